@@ -1,0 +1,1 @@
+//! Answers to load balancers and probes.

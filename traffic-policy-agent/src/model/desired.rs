@@ -1,0 +1,112 @@
+//! The desired state: what [`crate::model`] produces and the data plane consumes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::SocketAddr,
+    time::Duration,
+};
+
+/// Namespace and name of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A transport protocol that the packet path translates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// `externalTrafficPolicy` or `internalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Cluster,
+    Local,
+}
+
+/// One port of a Service, in one IP family: the unit that kube-proxy calls a service port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServicePortKey {
+    pub service: ServiceName,
+    /// `ports[].name`, empty for an unnamed port.
+    pub port: String,
+    pub protocol: Protocol,
+    pub ipv6: bool,
+}
+
+/// An address on which a Service port is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Frontend {
+    pub address: SocketAddr,
+    pub kind: FrontendKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendKind {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    ExternalIp,
+}
+
+/// An endpoint as chosen for a list. Ordered by its address, as a string, as kube-proxy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    pub address: SocketAddr,
+    /// Its `nodeName` is this node.
+    pub local: bool,
+}
+
+/// What the maps should hold for one Service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    pub frontends: BTreeSet<Frontend>,
+    pub external_policy: Policy,
+    pub internal_policy: Policy,
+    /// Endpoints for policy Cluster.
+    pub cluster: Vec<Endpoint>,
+    /// Endpoints for policy Local; empty if neither policy is Local.
+    pub local: Vec<Endpoint>,
+    /// Whether any endpoint, anywhere, can take new connections: without one new connections are rejected.
+    pub has_endpoints: bool,
+    /// Endpoints that existing flows may keep (serving, terminating or not).
+    pub serving: BTreeSet<SocketAddr>,
+    /// How long new external flows are still forwarded to other nodes after a change from Cluster to Local, where the
+    /// Service's annotation says so; otherwise the agent's `--drain` holds.
+    pub drain: Option<Duration>,
+    /// `loadBalancerSourceRanges` of this family; empty = every source. Holds for frontends of kind LoadBalancer only.
+    pub source_ranges: Vec<ipnet::IpNet>,
+    /// `sessionAffinity: ClientIP` with this time-out.
+    pub affinity: Option<Duration>,
+}
+
+/// A Service whose `healthCheckNodePort` this node answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub port: u16,
+    /// Distinct addresses of ready endpoints on this node, over all ports of the Service.
+    pub local_endpoints: usize,
+}
+
+/// All that the data plane and the health servers need to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    pub ports: BTreeMap<ServicePortKey, ServicePort>,
+    pub health: BTreeMap<ServiceName, HealthCheck>,
+    /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
+    /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
+    pub node_eligible: bool,
+    /// Things a person should know: two Services that claim one node port, an address that is none, an endpoint of the
+    /// wrong family. One complete sentence each, naming the object.
+    pub warnings: BTreeSet<String>,
+}

@@ -1,0 +1,1 @@
+//! Where Services, EndpointSlices and Nodes come from: the Kubernetes API or a folder of manifests.
