@@ -1,2 +1,11 @@
-//! What the packet path and its users share.
+//! What the packet path and its users share: map layouts, outcomes and the pure arithmetic on packets.
+//!
+//! Compiled for both sides, so there is one definition of each layout. Nothing here does input or output, and all of it
+//! is tested on the host.
 #![cfg_attr(target_arch = "bpf", no_std)]
+
+pub mod abi;
+pub mod checksum;
+pub mod hash;
+pub mod outcome;
+pub mod tcp;

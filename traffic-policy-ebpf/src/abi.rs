@@ -1,0 +1,499 @@
+//! Layouts of the maps.
+//!
+//! Words taken from packets stay as they lie in memory (network byte order, loaded natively): the packet path compares
+//! and stores them and never needs their numeric value. Each type is free of implicit padding where its bytes are
+//! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
+
+use core::mem::{align_of, size_of};
+
+/// Version of all layouts below.
+pub const ABI_VERSION: u32 = 1;
+
+/// An address as it lies in a packet.
+pub trait Address: Copy + PartialEq + Default + 'static {
+    /// Sum of its 16-bit words, not folded.
+    fn sum(self) -> u64;
+    /// Its first eight bytes and its last eight, zero filled: the form of [`HopKey`].
+    fn wide(self) -> [u64; 2];
+    /// Both halves mixed into one word.
+    fn mixed(self) -> u64;
+}
+
+/// An IPv4 address in memory order.
+pub type Address4 = u32;
+/// An IPv6 address in memory order.
+pub type Address6 = [u64; 2];
+
+impl Address for Address4 {
+    #[inline(always)]
+    fn sum(self) -> u64 {
+        (self & 0xffff) as u64 + (self >> 16) as u64
+    }
+    #[inline(always)]
+    fn wide(self) -> [u64; 2] {
+        [self as u64, 0]
+    }
+    #[inline(always)]
+    fn mixed(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Address for Address6 {
+    #[inline(always)]
+    fn sum(self) -> u64 {
+        let [a, b] = self;
+        (a & 0xffff_ffff) + (a >> 32) + (b & 0xffff_ffff) + (b >> 32)
+    }
+    #[inline(always)]
+    fn wide(self) -> [u64; 2] {
+        self
+    }
+    #[inline(always)]
+    fn mixed(self) -> u64 {
+        self[0] ^ self[1].rotate_left(29)
+    }
+}
+
+/// Source and destination port, two 16-bit words in memory order, as one load takes them from a packet.
+#[inline(always)]
+pub const fn ports(source: u16, destination: u16) -> u32 {
+    u32::from_ne_bytes({
+        let (s, d) = (source.to_ne_bytes(), destination.to_ne_bytes());
+        [s[0], s[1], d[0], d[1]]
+    })
+}
+
+/// Source port of a pair of ports, in memory order.
+#[inline(always)]
+pub const fn source_port(ports: u32) -> u16 {
+    let b = ports.to_ne_bytes();
+    u16::from_ne_bytes([b[0], b[1]])
+}
+
+/// Destination port of a pair of ports, in memory order.
+#[inline(always)]
+pub const fn destination_port(ports: u32) -> u16 {
+    let b = ports.to_ne_bytes();
+    u16::from_ne_bytes([b[2], b[3]])
+}
+
+pub const PROTOCOL_TCP: u32 = 6;
+pub const PROTOCOL_UDP: u32 = 17;
+
+/// Key of the flow tables: the packet's own addresses and ports.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Tuple<A> {
+    pub source: A,
+    pub destination: A,
+    /// See [`ports`].
+    pub ports: u32,
+    /// IP protocol number.
+    pub protocol: u32,
+}
+
+impl<A: Address> Tuple<A> {
+    /// The tuple of a packet in the opposite direction.
+    #[inline(always)]
+    #[must_use]
+    pub fn reversed(&self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            ports: self.ports.rotate_left(16),
+            protocol: self.protocol,
+        }
+    }
+}
+
+/// What becomes of a packet of a flow.
+pub mod kind {
+    /// Request half, endpoint on another node: both addresses rewritten, sent to the next hop.
+    pub const FORWARD: u8 = 1;
+    /// Reply half of [`FORWARD`].
+    pub const REPLY: u8 = 2;
+    /// Request half, endpoint on this node: destination rewritten, handed to the stack.
+    pub const DELIVER: u8 = 3;
+    /// Reply half of [`DELIVER`], seen at TC egress.
+    pub const REPLY_LOCAL: u8 = 4;
+}
+
+/// One half of a flow: all that an established packet needs.
+///
+/// IPv4: 48 bytes of the kernel's element + 16 of key + 64 = two cache lines.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Flow<A> {
+    /// Addresses and ports that the packet gets.
+    pub source: A,
+    pub destination: A,
+    pub ports: u32,
+    /// Difference of the one's complement sums of the addresses, and of the ports: [`crate::checksum`].
+    pub address_delta: u16,
+    pub port_delta: u16,
+    /// Index into `HOPS`, valid while `epoch` is the current route epoch.
+    pub hop: u16,
+    pub epoch: u16,
+    /// See [`kind`].
+    pub kind: u8,
+    /// See [`crate::tcp`].
+    pub state: u8,
+    pub reserved: u16,
+    /// Time of the last packet: low half of jiffies.
+    pub last: u32,
+    /// Index of the Service port.
+    pub service: u32,
+    pub packets: u64,
+    /// Bytes of IP packets.
+    pub bytes: u64,
+    /// Reply half of TCP: the acknowledgement number that confirms the endpoint's SYN-ACK, in memory order.
+    pub confirming_ack: u32,
+    /// Reply half: the device by which the request came, and the MAC address that sent it. Used only if there is no
+    /// route to the client.
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    pub reserved2: u16,
+}
+
+impl<A: Address> Flow<A> {
+    /// The tuple of the packets that this half's packets become.
+    #[inline(always)]
+    pub fn translated(&self, protocol: u32) -> Tuple<A> {
+        Tuple { source: self.source, destination: self.destination, ports: self.ports, protocol }
+    }
+}
+
+/// Key of the frontends.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct FrontendKey<A> {
+    pub address: A,
+    /// Memory order.
+    pub port: u16,
+    pub protocol: u16,
+    pub zero: u32,
+}
+
+/// A range of `SLOTS`, written as one aligned word.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Range {
+    pub base: u32,
+    pub len: u32,
+}
+
+/// Flags of a [`Frontend`].
+pub mod frontend {
+    /// The policy that holds for packets from outside is Local.
+    pub const LOCAL: u32 = 1;
+    /// Some endpoint, anywhere, takes new connections.
+    pub const HAS_ENDPOINTS: u32 = 2;
+    /// The address is one of this node's: packets without a flow may be the stack's.
+    pub const NODE_ADDRESS: u32 = 4;
+    /// Only sources in the Service's ranges are served.
+    pub const SOURCE_RANGES: u32 = 8;
+}
+
+/// An address on which a Service port is reached.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Frontend {
+    /// Index of the Service port.
+    pub service: u32,
+    /// See [`frontend`].
+    pub flags: u32,
+    /// Slots of the endpoints for policy Cluster, and for policy Local.
+    pub cluster: Range,
+    pub local: Range,
+    /// CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other nodes although the policy is
+    /// Local and no endpoint is here; 0 = not draining.
+    pub drain_until: u64,
+}
+
+/// An endpoint of this node by its `nodeName`: delivered here whatever the routes say.
+pub const SLOT_LOCAL: u16 = 1;
+
+/// An endpoint, by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Slot<A> {
+    pub address: A,
+    /// Memory order.
+    pub port: u16,
+    /// [`SLOT_LOCAL`].
+    pub flags: u16,
+    pub zero: u32,
+}
+
+/// The hop index that stands for "this node's stack delivers it".
+pub const HOP_LOCAL: u16 = 0xffff;
+
+/// How an endpoint is reached: found by the first new flow to a slot, used by the later ones.
+///
+/// Never seen half-written: a writer clears `word` first and writes it last; a reader reads it before and after.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SlotRoute<A> {
+    /// The address of this node that the kernel would use towards the endpoint.
+    pub source: A,
+    /// Route epoch in the upper half, hop index in the lower; 0 = not resolved.
+    pub word: u32,
+}
+
+/// A frame may be sent to this hop from XDP.
+pub const HOP_XDP: u32 = 1;
+
+/// A next hop. A hop keeps its device and gateway for life. Its destination MAC lies within one aligned word, so a
+/// reader on another CPU never sees half of one.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Hop {
+    /// Destination MAC, then the first two bytes of the source MAC.
+    pub macs: u64,
+    /// The other four bytes of the source MAC.
+    pub source_mac_tail: u32,
+    pub ifindex: u32,
+    /// Largest IP packet that fits, in bytes.
+    pub mtu: u32,
+    /// The hop epoch under which it was resolved.
+    pub epoch: u32,
+    /// Time of resolution: low half of jiffies.
+    pub resolved: u32,
+    /// [`HOP_XDP`].
+    pub flags: u32,
+}
+
+/// What makes a next hop: its device and the address that is resolved to a MAC.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct HopKey {
+    pub gateway: [u64; 2],
+    pub ifindex: u32,
+    /// 2 (AF_INET) or 10 (AF_INET6).
+    pub family: u16,
+    pub arena: u16,
+}
+
+/// Number of hops; half of them are in use at a time (see [`State::route`]).
+pub const HOPS: u32 = 16_384;
+/// Hops of one arena.
+pub const HOP_ARENA: u32 = HOPS / 2;
+
+/// An attached device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Device {
+    pub mac: [u8; 6],
+    pub zero: u16,
+    /// [`HOP_XDP`] if it takes frames from XDP.
+    pub flags: u32,
+    pub zero2: u32,
+    /// Its first global IPv4 address ([`Address4`]), then its first global IPv6 address. Used where the kernel's FIB
+    /// does not name the source.
+    pub addresses: [u64; 3],
+}
+
+/// Words that the agent writes and the packet path reads: one cache line and a half, not written per packet.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct State {
+    /// Route epoch in the lower half (never 0), hop arena (0 or 1) in the upper. Raised when a stored route may be wrong.
+    pub route: u32,
+    /// Raised when a stored MAC may be wrong.
+    pub hop_epoch: u32,
+    /// Jiffies after which a hop is resolved again.
+    pub hop_max_age: u32,
+    /// Number of ports in `POOL`.
+    pub pool_len: u32,
+    /// New flows are put in `PENDING` while this many in the main table are not confirmed.
+    pub unconfirmed_limit: [u32; 2],
+    /// Seed of the flow hash.
+    pub seed: u64,
+    /// [`Usage::snat_created`] at the start of the last sweep that found no flow with SNAT.
+    pub snat_swept: u64,
+    /// [`Usage::pending_created`] at the start of the last sweep that found `PENDING` empty.
+    pub pending_swept: u64,
+    /// Answers that one CPU may make per jiffy, on average.
+    pub answers_per_jiffy: u32,
+    pub zero: [u32; 3],
+}
+
+/// Words that the packet path writes for new flows, in cache lines of their own.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Flows with SNAT ever created.
+    pub snat_created: u64,
+    /// Flows ever put into `PENDING`.
+    pub pending_created: u64,
+    /// Flows in the main tables that are not confirmed: IPv4, IPv6.
+    pub unconfirmed: [u64; 2],
+    /// Hops handed out in each arena.
+    pub hops: [u64; 2],
+    pub zero: [u64; 2],
+}
+
+/// Words of one bit array over all ports.
+pub const PORT_WORDS: usize = 1024;
+
+/// "Is it ours at all?" Bit arrays, asked before any lookup. Ports in host order.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Filter {
+    /// Destination ports of frontends.
+    pub frontends: [u64; PORT_WORDS],
+    /// Ports used as source towards endpoints.
+    pub pool: [u64; PORT_WORDS],
+    /// Source ports of local endpoints.
+    pub endpoints: [u64; PORT_WORDS],
+    /// Hashes of ClusterIPs: [`crate::hash::address`].
+    pub cluster_ips: [u64; PORT_WORDS],
+}
+
+/// Key of `GONE`: an endpoint that takes no more new flows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct EndpointKey {
+    /// [`Address::wide`].
+    pub address: [u64; 2],
+    /// Memory order.
+    pub port: u16,
+    pub protocol: u16,
+    pub ipv6: u32,
+}
+
+/// What the sweep is told, and what it tells. One element, written by one sweep at a time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sweep {
+    /// 0: IPv4, 1: IPv6.
+    pub ipv6: u32,
+    /// Flows idle for longer go whatever their state; `u32::MAX` unless the table is nearly full. Jiffies.
+    pub pressure: u32,
+    /// Time-outs, jiffies: see [`crate::tcp::Timeouts`].
+    pub timeouts: crate::tcp::Timeouts,
+    /// 1: mark the flows of the endpoints in `GONE`.
+    pub mark_gone: u32,
+    /// Out: jiffies at the start, low half.
+    pub now: u32,
+    /// Out: halves in the table.
+    pub entries: u32,
+    /// Out: request halves with SNAT.
+    pub snat: u32,
+    pub unconfirmed: u32,
+    pub marked: u32,
+    pub deleted: u32,
+    /// Out: halves in `PENDING`.
+    pub pending: u32,
+    /// Out: flows by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
+    pub idle: [u32; 32],
+    /// Out: Usage words at the start.
+    pub zero: u32,
+    pub snat_created: u64,
+    pub pending_created: u64,
+}
+
+/// A token bucket of one CPU for answers that the program makes itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Bucket {
+    pub tokens: u32,
+    /// Low half of jiffies.
+    pub filled: u32,
+}
+
+/// Programs that take over from the entry program of a hook, in its array of programs: index = [`FAMILY`][jump::FAMILY]
+/// × (0: IPv4, 1: IPv6) + one of these.
+pub mod jump {
+    /// Flows to be made or looked at more closely.
+    pub const ATTEND: u32 = 0;
+    /// Answers to the sender.
+    pub const ANSWER: u32 = 1;
+    pub const FAMILY: u32 = 2;
+    pub const COUNT: u32 = 4;
+}
+
+/// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Scratch<A> {
+    pub request: Flow<A>,
+    pub reply: Flow<A>,
+    /// The kernel's `struct bpf_fib_lookup`.
+    pub fib: [u64; 8],
+    /// The kernel's `struct bpf_redir_neigh`: family, address.
+    pub neighbour: [u32; 5],
+    /// The outcome whose answer is due.
+    pub outcome: u32,
+    /// The way back to a client without a route.
+    pub way_back: Hop,
+    /// For an outcome that says "too long": what would have fitted, in bytes.
+    pub mtu: u32,
+    pub zero: u32,
+}
+
+/// Hooks, the upper part of an index into `COUNTERS`.
+pub mod hook {
+    pub const XDP: u32 = 0;
+    pub const INGRESS: u32 = 1;
+    pub const EGRESS: u32 = 2;
+    pub const COUNT: u32 = 3;
+}
+
+const _: () = {
+    assert!(size_of::<Tuple<Address4>>() == 16);
+    assert!(size_of::<Tuple<Address6>>() == 40);
+    // Two cache lines with the kernel's 48 bytes.
+    assert!(48 + size_of::<Tuple<Address4>>() + size_of::<Flow<Address4>>() == 128);
+    assert!(size_of::<Flow<Address6>>() == 88);
+    assert!(size_of::<FrontendKey<Address4>>() == 12);
+    assert!(size_of::<FrontendKey<Address6>>() == 24);
+    assert!(size_of::<Frontend>() == 32);
+    assert!(size_of::<Slot<Address4>>() == 12);
+    assert!(size_of::<Slot<Address6>>() == 24);
+    assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
+    assert!(size_of::<HopKey>() == 24);
+    assert!(size_of::<Device>() == 40);
+    assert!(size_of::<State>() == 64);
+    assert!(size_of::<Usage>() == 64);
+    assert!(size_of::<EndpointKey>() == 24);
+};
+
+#[cfg(all(feature = "user", not(target_arch = "bpf")))]
+mod pod {
+    use super::*;
+
+    // SAFETY: all are repr(C), made of integers, valid for any bytes, and 'static.
+    unsafe impl<A: Address> aya::Pod for Tuple<A> {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for Flow<A> {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Frontend {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for Slot<A> {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for SlotRoute<A> {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Hop {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for HopKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Device {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for State {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Usage {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Filter {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for EndpointKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Sweep {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Bucket {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for Scratch<A> {}
+}

@@ -1,0 +1,132 @@
+//! Every way a packet can leave the program.
+
+macro_rules! outcomes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal, $verdict:ident;)+) => {
+        /// Every way a packet can leave the program. Numbers are never reused: they index pinned counters.
+        #[must_use]
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Outcome { $($(#[$doc])* $name = $number,)+ }
+
+        impl Outcome {
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// The name used by metrics, tables and events.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)+ }
+            }
+
+            /// What the kernel is told.
+            #[inline(always)]
+            pub const fn verdict(self) -> Verdict {
+                match self { $(Self::$name => Verdict::$verdict,)+ }
+            }
+        }
+    };
+}
+
+/// What the kernel is told to do with the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Hand it to the stack.
+    Pass,
+    Drop,
+    /// Send it: back out of the device it came by, or redirected.
+    Send,
+}
+
+/// Number of counters of one hook; outcomes stay below.
+pub const OUTCOMES: u32 = 64;
+
+outcomes! {
+    /// Sent to an endpoint on another node, source rewritten.
+    Forwarded = 0, "forwarded", Send;
+    /// A reply from another node, sent to the client.
+    Replied = 1, "replied", Send;
+    /// Handed to the stack for an endpoint on this node; the client's address is kept.
+    Delivered = 2, "delivered", Pass;
+    /// A reply of an endpoint on this node, source rewritten on its way out.
+    RepliedLocal = 3, "replied-local", Pass;
+
+    /// No endpoint anywhere: port unreachable was sent to the client.
+    RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
+    /// The packet's time to live ended here: time exceeded was sent.
+    RejectedTtl = 9, "rejected-ttl", Send;
+    /// Longer than the way out, and not to be fragmented: fragmentation needed (packet too big) was sent.
+    RejectedTooLong = 10, "rejected-too-long", Send;
+    /// A segment without a flow to an address that is not this node's: RST was sent.
+    ResetNoFlow = 11, "reset-no-flow", Send;
+
+    /// Policy Local and no endpoint here.
+    DroppedNoLocalEndpoint = 16, "dropped-no-local-endpoint", Drop;
+    /// No free source port towards this endpoint.
+    DroppedNoPort = 17, "dropped-no-port", Drop;
+    /// The flow table is full.
+    DroppedTableFull = 18, "dropped-table-full", Drop;
+    /// No route to the endpoint or client.
+    DroppedNoRoute = 19, "dropped-no-route", Drop;
+    /// `net.ipv4.ip_forward` (or its IPv6 twin) is off for the device.
+    DroppedForwardingOff = 20, "dropped-forwarding-off", Drop;
+    /// Longer than the way out, may be fragmented, which this program does not do.
+    DroppedTooLong = 21, "dropped-too-long", Drop;
+    /// An answer of the program was due, but too many were sent this second.
+    DroppedRateLimited = 22, "dropped-rate-limited", Drop;
+    /// The kernel refused a change after the first write, or an answer could not be built.
+    DroppedFailed = 23, "dropped-failed", Drop;
+    /// The source is in none of the Service's `loadBalancerSourceRanges`.
+    DroppedSourceRange = 24, "dropped-source-range", Drop;
+
+    /// None of ours by the bit arrays.
+    Passed = 32, "passed", Pass;
+    /// Neither IPv4 nor IPv6 (VLAN-tagged frames too: they belong to the VLAN's own device).
+    PassedNotIp = 33, "passed-not-ip", Pass;
+    /// Shorter than its headers say, or not a valid header.
+    PassedMalformed = 34, "passed-malformed", Pass;
+    /// Neither TCP nor UDP.
+    PassedProtocol = 35, "passed-protocol", Pass;
+    /// A fragment: it has no ports, or the others have none.
+    PassedFragment = 36, "passed-fragment", Pass;
+    /// IPv6 extension headers before the transport header.
+    PassedExtension = 37, "passed-extension", Pass;
+    /// A bit was set, but there is neither a flow nor a frontend.
+    PassedNotService = 38, "passed-not-service", Pass;
+    /// A segment without a flow to an address of this node: the stack's, or a connection of an earlier proxy.
+    PassedNoFlow = 39, "passed-no-flow", Pass;
+    /// XDP cannot finish it (next hop not resolved, device cannot take frames from XDP, too long): TC does.
+    PassedToTc = 40, "passed-to-tc", Pass;
+    /// XDP has delivered it already.
+    PassedDelivered = 41, "passed-delivered", Pass;
+    /// A flow of the other direction, or a half whose other half is gone.
+    PassedStale = 42, "passed-stale", Pass;
+    /// The program that should have gone on is not in place.
+    PassedUnfinished = 43, "passed-unfinished", Pass;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_distinct() {
+        let numbers: BTreeSet<u32> = Outcome::ALL.iter().map(|o| *o as u32).collect();
+        let names: BTreeSet<&str> = Outcome::ALL.iter().map(|o| o.name()).collect();
+        assert_eq!(numbers.len(), Outcome::ALL.len());
+        assert_eq!(names.len(), Outcome::ALL.len());
+        assert!(numbers.iter().all(|n| *n < OUTCOMES));
+    }
+
+    #[test]
+    fn names_say_the_verdict() {
+        for outcome in Outcome::ALL {
+            let expected = match outcome.name().split('-').next().unwrap() {
+                "forwarded" | "rejected" | "reset" => Verdict::Send,
+                "replied" if *outcome == Outcome::Replied => Verdict::Send,
+                "dropped" => Verdict::Drop,
+                _ => Verdict::Pass,
+            };
+            assert_eq!(outcome.verdict(), expected, "{}", outcome.name());
+        }
+    }
+}

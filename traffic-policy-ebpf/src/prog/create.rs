@@ -1,0 +1,438 @@
+//! A new flow: from a frontend to a pair of halves in the table.
+
+use core::ptr;
+
+use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
+use traffic_policy_ebpf::{
+    abi::{
+        Address, Flow, Frontend, FrontendKey, HOP_LOCAL, Range, SLOT_LOCAL, Scratch, Slot, SlotRoute, Tuple,
+        destination_port, frontend, kind, ports, source_port,
+    },
+    checksum, hash,
+    outcome::Outcome,
+    tcp::{CONFIRMED, GONE, flag},
+};
+
+use super::{
+    context::Packet,
+    exit::Exit,
+    family::{Family, pending_in_use},
+    hop::{self, Route, Via},
+    maps::{ANY, EXISTS, NOEXIST, POOL, STATE, USAGE},
+    pair::table,
+    parse::Parsed,
+    wire::{fetch_add, load16, load32},
+};
+
+/// Source ports tried for one new flow.
+const TRIES: u32 = 24;
+
+/// A flow that exists now.
+pub struct Created<A> {
+    pub request: *mut Flow<A>,
+    /// The device to leave by, if the FIB was asked and its neighbour is not resolved.
+    pub unresolved: Option<u32>,
+}
+
+/// The frontend of a packet, if it is one of ours and may start a flow.
+#[inline(always)]
+fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+    let key = FrontendKey {
+        address: parsed.tuple.destination,
+        port: destination_port(parsed.tuple.ports),
+        protocol: parsed.tuple.protocol as u16,
+        zero: 0,
+    };
+    let Some(found) = F::frontends().lookup::<_, Frontend>(&key) else {
+        // The tuple of a packet that XDP has delivered is that of a reply, reversed.
+        if P::TC && exists::<F>(&parsed.tuple.reversed()) {
+            return Err(Outcome::PassedDelivered);
+        }
+        return Err(Outcome::PassedNotService);
+    };
+    let found = found.cast_const();
+    let flags = unsafe { (*found).flags };
+    let mut range = unsafe { (*found).cluster };
+    if flags & frontend::LOCAL != 0 && flags & frontend::HAS_ENDPOINTS != 0 {
+        let local = unsafe { (*found).local };
+        let until = unsafe { (*found).drain_until };
+        if local.len != 0 {
+            range = local;
+        } else if until == 0 || until <= unsafe { bpf_ktime_get_coarse_ns() } {
+            return Err(Outcome::DroppedNoLocalEndpoint);
+        }
+    }
+    if parsed.is_tcp() && !parsed.opens() {
+        // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
+        // goes on with a connection that an earlier proxy left in conntrack.
+        let flags_byte = parsed.tcp_flags();
+        if flags & frontend::NODE_ADDRESS != 0 || flags_byte & flag::RST != 0 || flags_byte & flag::ACK == 0 {
+            return Err(Outcome::PassedNoFlow);
+        }
+        return Err(Outcome::ResetNoFlow);
+    }
+    if range.len == 0 {
+        return Err(Outcome::RejectedNoEndpoint);
+    }
+    Ok((range, found))
+}
+
+/// Whether a half with this key exists.
+#[inline(always)]
+fn exists<F: Family>(key: &Tuple<F::Address>) -> bool {
+    F::flows().lookup::<_, Flow<F::Address>>(key).is_some()
+        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(key).is_some()
+}
+
+/// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
+#[inline(always)]
+fn route<P: Packet, F: Family>(
+    packet: P,
+    index: u32,
+    slot: &Slot<F::Address>,
+    now: u32,
+) -> Route<F::Address> {
+    if slot.flags & SLOT_LOCAL != 0 {
+        return Route::Local;
+    }
+    let stored = F::slot_routes().lookup::<u32, SlotRoute<F::Address>>(&index);
+    let epoch = hop::epoch();
+    if let Some(stored) = stored {
+        let word = unsafe { ptr::read_volatile(&raw const (*stored).word) };
+        let source = unsafe { (*stored).source };
+        let again = unsafe { ptr::read_volatile(&raw const (*stored).word) };
+        let hop = word as u16;
+        if word == again && (word >> 16) as u16 == epoch && epoch != 0 {
+            if hop == HOP_LOCAL {
+                return Route::Local;
+            }
+            if hop::fresh(epoch, hop, now) {
+                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source });
+            }
+        }
+    }
+    let route = hop::resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now);
+    if let Some(stored) = stored {
+        let (hop, source) = match &route {
+            Route::Local => (HOP_LOCAL, F::Address::default()),
+            Route::Via(via) if !via.attached => (HOP_LOCAL, F::Address::default()),
+            Route::Via(via) => (via.hop, via.source),
+            Route::Failed(_) => (0, F::Address::default()),
+        };
+        if hop != 0 {
+            unsafe {
+                ptr::write_volatile(&raw mut (*stored).word, 0);
+                (*stored).source = source;
+                ptr::write_volatile(&raw mut (*stored).word, (epoch as u32) << 16 | hop as u32);
+            }
+        }
+    }
+    route
+}
+
+/// Makes the flow of a packet that has none. `restart`: a half of the main table to be written over.
+#[inline(always)]
+pub fn create<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    restart: Option<*mut Flow<F::Address>>,
+    now: u32,
+) -> Result<Created<F::Address>, Exit> {
+    let (range, found) = range::<P, F>(parsed)?;
+    let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0)) else {
+        return Err(Outcome::DroppedFailed.into());
+    };
+    let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
+    let index = range.base + hash::pick(hash, range.len);
+    let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
+        return Err(Outcome::DroppedFailed.into());
+    };
+    let slot = unsafe { *slot };
+
+    let route = route::<P, F>(packet, index, &slot, now);
+    let (local, source, hop, epoch, unresolved) = match route {
+        Route::Failed(outcome) => return Err(outcome.into()),
+        Route::Local => (true, parsed.tuple.source, 0, 0, None),
+        Route::Via(via) if !via.attached => (true, parsed.tuple.source, 0, 0, None),
+        Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, None),
+        Route::Via(via) => {
+            if !P::TC {
+                return Err(Outcome::PassedToTc.into());
+            }
+            (false, via.source, 0, 0, Some(via.ifindex))
+        }
+    };
+    if !local && parsed.ttl <= 1 {
+        return Err(Outcome::RejectedTtl.into());
+    }
+
+    let pending = restart.is_none()
+        && unsafe { (*usage).unconfirmed[F::INDEX] >= (*state).unconfirmed_limit[F::INDEX] as u64 };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedFailed.into()) };
+    let halves = Halves {
+        scratch,
+        packet,
+        parsed,
+        slot,
+        source,
+        service: unsafe { (*found).service },
+        now,
+        local,
+        pending,
+    };
+    let claimed = halves.claim(hash, usage, unsafe { (*state).pool_len })?;
+    let request = halves.request(claimed.ports, hop, epoch);
+
+    match restart {
+        Some(half) => unsafe {
+            // Packets of the old conversation may be reading: no kind while it is being written. A mixture would carry
+            // a wrong checksum.
+            let was_confirmed = (*half).state & CONFIRMED != 0;
+            retire::<F>(half, parsed.tuple.protocol, &claimed.key);
+            ptr::write_volatile(&raw mut (*half).kind, 0);
+            let kind = (*request).kind;
+            (*request).kind = 0;
+            *half = *request;
+            ptr::write_volatile(&raw mut (*half).kind, kind);
+            if was_confirmed {
+                fetch_add(unconfirmed::<F>(usage), 1);
+            }
+            return Ok(Created { request: half, unresolved });
+        },
+        None => {
+            let flags = if pending { ANY } else { NOEXIST };
+            match table::<F>(pending).insert(&parsed.tuple, request.cast_const(), flags) {
+                0 if pending => {}
+                0 => {
+                    unsafe { fetch_add(unconfirmed::<F>(usage), 1) };
+                }
+                failed => {
+                    // Another CPU was first, or the table is full. Our reply half is nobody else's, unless the winner
+                    // made it too: for an endpoint on this node both have the same.
+                    let winner = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
+                    let shared = winner.is_some_and(|w| {
+                        unsafe { (*w).translated(parsed.tuple.protocol) }.reversed() == claimed.key
+                    });
+                    if !shared {
+                        table::<F>(pending).remove(&claimed.key);
+                    }
+                    if failed != EXISTS {
+                        return Err(Outcome::DroppedTableFull.into());
+                    }
+                }
+            }
+        }
+    }
+    // The entry as it lies in the table: ours, or that of the CPU that was first.
+    match table::<F>(pending).lookup(&parsed.tuple) {
+        Some(request) => Ok(Created { request, unresolved }),
+        None => Err(Outcome::DroppedTableFull.into()),
+    }
+}
+
+#[inline(always)]
+fn unconfirmed<F: Family>(usage: *mut traffic_policy_ebpf::abi::Usage) -> *mut u64 {
+    // SAFETY: fields of a map value.
+    unsafe { if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] } }
+}
+
+/// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
+#[inline(always)]
+unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
+    let key = unsafe { (*request).translated(protocol) }.reversed();
+    if key == *successor {
+        return;
+    }
+    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(&key) {
+        unsafe { (*old).state |= GONE };
+    }
+}
+
+/// A reply half that is ours, and the ports of the packets that the endpoint sees.
+struct Claim<A> {
+    key: Tuple<A>,
+    ports: u32,
+}
+
+/// All that both halves are made of.
+struct Halves<'a, P, F: Family> {
+    scratch: *mut Scratch<F::Address>,
+    packet: P,
+    parsed: &'a Parsed<F>,
+    slot: Slot<F::Address>,
+    /// Source towards the endpoint.
+    source: F::Address,
+    service: u32,
+    now: u32,
+    local: bool,
+    pending: bool,
+}
+
+impl<P: Packet, F: Family> Halves<'_, P, F> {
+    /// Claims the reply half: for an endpoint on this node with the client's own port if nobody has it, else with a
+    /// port of the pool.
+    #[inline(always)]
+    fn claim(
+        &self,
+        hash: u64,
+        usage: *mut traffic_policy_ebpf::abi::Usage,
+        pool_len: u32,
+    ) -> Result<Claim<F::Address>, Exit> {
+        if self.pending {
+            // Announced before there is anything to find.
+            unsafe { fetch_add(&raw mut (*usage).pending_created, 1) };
+        }
+        let reply = self.reply();
+        if self.local {
+            let own = source_port(self.parsed.tuple.ports);
+            let claim = self.key(own);
+            unsafe { (*reply).port_delta = self.reply_port_delta(claim.ports) };
+            match self.insert(&claim.key, reply) {
+                0 => return Ok(claim),
+                EXISTS => {
+                    if self.renew(&claim.key) {
+                        return Ok(claim);
+                    }
+                }
+                _ => return Err(Outcome::DroppedTableFull.into()),
+            }
+        } else {
+            unsafe { fetch_add(&raw mut (*usage).snat_created, 1) };
+        }
+        let Some(pool) = POOL.get_ptr(0) else { return Err(Outcome::DroppedFailed.into()) };
+        // A retry of the same packet starts elsewhere.
+        let mut at = hash::pick((hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9), pool_len);
+        for _ in 0..TRIES {
+            let port = unsafe { *pool.cast::<u16>().add((at & 0xffff) as usize) };
+            let claim = self.key(port.to_be());
+            unsafe { (*reply).port_delta = self.reply_port_delta(claim.ports) };
+            match self.insert(&claim.key, reply) {
+                0 => return Ok(claim),
+                EXISTS => {}
+                _ => return Err(Outcome::DroppedTableFull.into()),
+            }
+            at += 1;
+            if at >= pool_len {
+                at = 0;
+            }
+        }
+        Err(Outcome::DroppedNoPort.into())
+    }
+
+    #[inline(always)]
+    fn key(&self, port: u16) -> Claim<F::Address> {
+        let key = Tuple {
+            source: self.slot.address,
+            destination: self.source,
+            ports: ports(self.slot.port, port),
+            protocol: self.parsed.tuple.protocol,
+        };
+        Claim { key, ports: ports(port, self.slot.port) }
+    }
+
+    /// Inserts a reply half; a key that the other table has is taken, too.
+    #[inline(always)]
+    fn insert(&self, key: &Tuple<F::Address>, reply: *const Flow<F::Address>) -> i64 {
+        if pending_in_use() && table::<F>(!self.pending).lookup::<_, Flow<F::Address>>(key).is_some() {
+            return EXISTS;
+        }
+        table::<F>(self.pending).insert(key, reply, NOEXIST)
+    }
+
+    /// Takes over a reply half that already answers to this very request: left by a conversation that ended, or made
+    /// by another CPU just now.
+    #[inline(always)]
+    fn renew(&self, key: &Tuple<F::Address>) -> bool {
+        let Some(old) = table::<F>(self.pending).lookup::<_, Flow<F::Address>>(key) else { return false };
+        if unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed() {
+            return false;
+        }
+        unsafe {
+            (*old).state = 0;
+            (*old).last = self.now;
+        }
+        true
+    }
+
+    /// Sums of the addresses before and after the translation of a request.
+    #[inline(always)]
+    fn address_sums(&self) -> (u64, u64) {
+        let before = self.parsed.tuple.source.sum() + self.parsed.tuple.destination.sum();
+        (before, self.source.sum() + self.slot.address.sum())
+    }
+
+    #[inline(always)]
+    fn reply_port_delta(&self, ports: u32) -> u16 {
+        checksum::delta(checksum::port_sum(ports), checksum::port_sum(self.parsed.tuple.ports))
+    }
+
+    /// The reply half. Its hop is resolved by the first reply.
+    #[inline(always)]
+    fn reply(&self) -> *mut Flow<F::Address> {
+        let tuple = &self.parsed.tuple;
+        let data = self.packet.data();
+        let mut mac = [0u8; 6];
+        if data + 14 <= self.packet.end() {
+            let (head, tail) = unsafe { (load32::<6>(data).to_ne_bytes(), load16::<10>(data).to_ne_bytes()) };
+            mac = [head[0], head[1], head[2], head[3], tail[0], tail[1]];
+        }
+        let (before, after) = self.address_sums();
+        let reply = unsafe { &raw mut (*self.scratch).reply };
+        unsafe {
+            *reply = Flow {
+                source: tuple.destination,
+                destination: tuple.source,
+                ports: tuple.ports.rotate_left(16),
+                address_delta: checksum::delta(after, before),
+                // Known only when the source port is.
+                port_delta: 0,
+                hop: 0,
+                epoch: 0,
+                kind: if self.local { kind::REPLY_LOCAL } else { kind::REPLY },
+                state: 0,
+                reserved: 0,
+                last: self.now,
+                service: self.service,
+                packets: 0,
+                bytes: 0,
+                confirming_ack: 0,
+                ifindex: self.packet.ingress(),
+                mac,
+                reserved2: 0,
+            };
+        }
+        reply
+    }
+
+    #[inline(always)]
+    fn request(&self, new_ports: u32, hop: u16, epoch: u16) -> *mut Flow<F::Address> {
+        let (before, after) = self.address_sums();
+        let request = unsafe { &raw mut (*self.scratch).request };
+        unsafe {
+            *request = Flow {
+                source: self.source,
+                destination: self.slot.address,
+                ports: new_ports,
+                address_delta: checksum::delta(before, after),
+                port_delta: checksum::delta(
+                    checksum::port_sum(self.parsed.tuple.ports),
+                    checksum::port_sum(new_ports),
+                ),
+                hop,
+                epoch,
+                kind: if self.local { kind::DELIVER } else { kind::FORWARD },
+                state: 0,
+                reserved: 0,
+                last: self.now,
+                service: self.service,
+                packets: 0,
+                bytes: 0,
+                confirming_ack: 0,
+                ifindex: 0,
+                mac: [0; 6],
+                reserved2: 0,
+            };
+        }
+        request
+    }
+}

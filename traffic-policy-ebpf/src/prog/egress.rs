@@ -1,0 +1,69 @@
+//! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
+
+use traffic_policy_ebpf::{
+    abi::{Flow, kind, source_port},
+    outcome::Outcome,
+};
+
+use super::{
+    context::Packet,
+    exit::Exit,
+    family::{V4, V6},
+    hop,
+    ingress::{account, bit},
+    maps::FILTER,
+    pair::{self, Tracked},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    rewrite::{self, Rewrite},
+    wire::load16,
+};
+
+#[inline(always)]
+pub fn run<P: Packet>(packet: P) -> Exit {
+    let data = packet.data();
+    if data + parse::ETHERNET > packet.end() || packet.tagged() {
+        return Outcome::PassedNotIp.into();
+    }
+    let outcome = match unsafe { load16::<12>(data) } {
+        ETHERTYPE_IPV4 => family::<P, V4>(packet),
+        ETHERTYPE_IPV6 => family::<P, V6>(packet),
+        _ => Outcome::PassedNotIp,
+    };
+    outcome.into()
+}
+
+#[inline(always)]
+fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
+    let parsed = match F::headers(packet) {
+        Ok(parsed) => parsed,
+        Err(outcome) => return outcome,
+    };
+    let Some(filter) = FILTER.get_ptr(0) else { return Outcome::Passed };
+    let port = u16::from_be(source_port(parsed.tuple.ports));
+    if !unsafe { bit((&raw const (*filter).endpoints).cast(), port) } {
+        return Outcome::Passed;
+    }
+    if let Err(outcome) = parse::finish(packet, &parsed) {
+        return outcome;
+    }
+    let found = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
+    let pending = found.is_none();
+    let Some(mut half) = found.or_else(|| pair::in_pending::<F>(&parsed.tuple)) else {
+        return Outcome::PassedNotService;
+    };
+    if unsafe { (*half).kind } != kind::REPLY_LOCAL {
+        return Outcome::PassedStale;
+    }
+    if pending || !pair::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
+        match pair::track(&parsed, half, pending) {
+            Tracked::Keep(kept) => half = kept,
+            Tracked::Leave(outcome) => return outcome,
+            Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStale,
+        }
+    }
+    account(half, &parsed, hop::now());
+    if !rewrite::translate(packet, &parsed, half, false) {
+        return Outcome::DroppedFailed;
+    }
+    Outcome::RepliedLocal
+}

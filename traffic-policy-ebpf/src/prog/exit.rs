@@ -1,0 +1,55 @@
+//! How a packet leaves: an outcome, counted once, and what the kernel is told.
+
+use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome, Verdict};
+
+use super::{context::Packet, maps::COUNTERS};
+
+/// An outcome with what it needs to be carried out.
+#[must_use]
+#[derive(Clone, Copy)]
+pub struct Exit {
+    pub outcome: Outcome,
+    /// For outcomes that send: the verdict that does it.
+    pub action: i32,
+    /// For [`Outcome::RejectedTooLong`]: what would have fitted, in bytes.
+    pub mtu: u32,
+}
+
+impl From<Outcome> for Exit {
+    #[inline(always)]
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, action: 0, mtu: 0 }
+    }
+}
+
+impl Exit {
+    #[inline(always)]
+    pub fn sent(outcome: Outcome, action: i32) -> Self {
+        Self { outcome, action, mtu: 0 }
+    }
+
+    /// Whether the program itself answers the sender.
+    #[inline(always)]
+    pub fn answers(self) -> bool {
+        matches!(
+            self.outcome,
+            Outcome::RejectedNoEndpoint
+                | Outcome::RejectedTtl
+                | Outcome::RejectedTooLong
+                | Outcome::ResetNoFlow
+        )
+    }
+}
+
+/// Counts the outcome and translates it for the kernel.
+#[inline(always)]
+pub fn leave<P: Packet>(hook: u32, exit: Exit) -> i32 {
+    if let Some(counter) = COUNTERS.get_ptr_mut(hook * OUTCOMES + exit.outcome as u32) {
+        unsafe { *counter += 1 };
+    }
+    match exit.outcome.verdict() {
+        Verdict::Pass => P::PASS,
+        Verdict::Drop => P::DROP,
+        Verdict::Send => exit.action,
+    }
+}

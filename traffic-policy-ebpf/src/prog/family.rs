@@ -1,0 +1,108 @@
+//! IPv4 and IPv6 as types, so that the packet path is written once.
+
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
+
+use super::maps::{
+    self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SLOT_ROUTES4,
+    SLOT_ROUTES6, SLOTS4, SLOTS6, Table,
+};
+
+pub trait Family: 'static {
+    type Address: Address;
+    const V6: bool;
+    /// Index of per-family words.
+    const INDEX: usize;
+    /// Address family number.
+    const AF: u16;
+
+    fn flows() -> Table;
+    fn pending() -> Table;
+    fn frontends() -> Table;
+    fn slots() -> Table;
+    fn slot_routes() -> Table;
+    fn scratch() -> Option<*mut Scratch<Self::Address>>;
+    /// From the wide form of the FIB.
+    fn narrow(wide: [u64; 2]) -> Self::Address;
+}
+
+pub struct V4;
+pub struct V6;
+
+impl Family for V4 {
+    type Address = Address4;
+    const V6: bool = false;
+    const INDEX: usize = 0;
+    const AF: u16 = 2;
+
+    #[inline(always)]
+    fn flows() -> Table {
+        Table::of(&raw const FLOWS4)
+    }
+    #[inline(always)]
+    fn pending() -> Table {
+        Table::of(&raw const PENDING4)
+    }
+    #[inline(always)]
+    fn frontends() -> Table {
+        Table::of(&raw const FRONTENDS4)
+    }
+    #[inline(always)]
+    fn slots() -> Table {
+        Table::of(&raw const SLOTS4)
+    }
+    #[inline(always)]
+    fn slot_routes() -> Table {
+        Table::of(&raw const SLOT_ROUTES4)
+    }
+    #[inline(always)]
+    fn scratch() -> Option<*mut Scratch<Address4>> {
+        SCRATCH4.get_ptr_mut(0)
+    }
+    #[inline(always)]
+    fn narrow(wide: [u64; 2]) -> Address4 {
+        wide[0] as u32
+    }
+}
+
+impl Family for V6 {
+    type Address = Address6;
+    const V6: bool = true;
+    const INDEX: usize = 1;
+    const AF: u16 = 10;
+
+    #[inline(always)]
+    fn flows() -> Table {
+        Table::of(&raw const FLOWS6)
+    }
+    #[inline(always)]
+    fn pending() -> Table {
+        Table::of(&raw const PENDING6)
+    }
+    #[inline(always)]
+    fn frontends() -> Table {
+        Table::of(&raw const FRONTENDS6)
+    }
+    #[inline(always)]
+    fn slots() -> Table {
+        Table::of(&raw const SLOTS6)
+    }
+    #[inline(always)]
+    fn slot_routes() -> Table {
+        Table::of(&raw const SLOT_ROUTES6)
+    }
+    #[inline(always)]
+    fn scratch() -> Option<*mut Scratch<Address6>> {
+        SCRATCH6.get_ptr_mut(0)
+    }
+    #[inline(always)]
+    fn narrow(wide: [u64; 2]) -> Address6 {
+        wide
+    }
+}
+
+/// Whether `PENDING` may hold anything.
+#[inline(always)]
+pub fn pending_in_use() -> bool {
+    let (Some(state), Some(usage)) = (maps::STATE.get_ptr(0), maps::USAGE.get_ptr(0)) else { return false };
+    unsafe { (*usage).pending_created != (*state).pending_swept }
+}

@@ -1,0 +1,192 @@
+//! Next hops: found by the kernel's FIB, kept in `HOPS`, shared by all flows that leave the same way.
+
+use core::ptr;
+
+use aya_ebpf::{
+    Global,
+    bindings::bpf_fib_lookup as FibParameters,
+    cty::c_void,
+    helpers::{bpf_fib_lookup, bpf_jiffies64},
+};
+use traffic_policy_ebpf::{
+    abi::{Device, HOP_ARENA, HOP_XDP, HopKey},
+    outcome::Outcome,
+};
+
+use super::{
+    family::Family,
+    maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
+    wire::fetch_add,
+};
+
+/// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
+#[unsafe(no_mangle)]
+static FIB_SOURCE: Global<u32> = Global::new(0);
+
+/// Offsets in `struct bpf_fib_lookup`; the destination MAC follows the source MAC.
+const SOURCE: usize = 16;
+const DESTINATION: usize = 32;
+const SOURCE_MAC: usize = 52;
+
+const RET_SUCCESS: i64 = 0;
+const RET_NOT_FORWARDED: i64 = 4;
+const RET_FORWARDING_OFF: i64 = 5;
+const RET_NO_NEIGHBOUR: i64 = 7;
+
+/// What the FIB says about a destination.
+pub enum Route<A> {
+    /// The node itself.
+    Local,
+    /// Out by an attached device.
+    Via(Via<A>),
+    Failed(Outcome),
+}
+
+/// A way out.
+pub struct Via<A> {
+    /// Index into `HOPS`; 0 if all are in use or the neighbour is not resolved.
+    pub hop: u16,
+    /// The route epoch under which the FIB was asked.
+    pub epoch: u16,
+    pub ifindex: u32,
+    /// A program is attached to the device. Otherwise what it leads to is behind this node: a pod.
+    pub attached: bool,
+    /// The address of this node that the kernel would use.
+    pub source: A,
+}
+
+/// Low half of jiffies, the clock of flows and hops: free, where ktime costs 30 ns.
+#[inline(always)]
+pub fn now() -> u32 {
+    (unsafe { bpf_jiffies64() }) as u32
+}
+
+/// Whether a stored hop may be used without asking the FIB.
+#[inline(always)]
+pub fn fresh(epoch: u16, hop: u16, now: u32) -> bool {
+    let (Some(state), Some(hop)) = (STATE.get_ptr(0), HOPS.get_ptr(hop as u32)) else { return false };
+    unsafe {
+        epoch == (*state).route as u16
+            && (*hop).epoch == (*state).hop_epoch
+            && now.wrapping_sub((*hop).resolved) < (*state).hop_max_age
+    }
+}
+
+/// Current route epoch.
+#[inline(always)]
+pub fn epoch() -> u16 {
+    STATE.get_ptr(0).map_or(0, |state| unsafe { (*state).route as u16 })
+}
+
+/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`.
+#[inline(always)]
+pub fn resolve<F: Family>(
+    context: *mut c_void,
+    ingress: u32,
+    source: F::Address,
+    destination: F::Address,
+    now: u32,
+) -> Route<F::Address> {
+    let Some(state) = STATE.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
+    // Read once: the hop belongs to the arena and epoch that held when the FIB was asked.
+    let (route, hop_epoch) = unsafe { (ptr::read_volatile(&raw const (*state).route), (*state).hop_epoch) };
+
+    let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedFailed) };
+    let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
+    let base = fib.cast::<u8>();
+    unsafe {
+        (*scratch).fib = [0; 8];
+        (*fib).family = F::AF as u8;
+        (*fib).ifindex = ingress;
+        // With a length the answer holds the MTU of the route; 1 never exceeds it.
+        (*fib).__bindgen_anon_1.tot_len = 1;
+        base.add(SOURCE).cast::<F::Address>().write_unaligned(source);
+        base.add(DESTINATION).cast::<F::Address>().write_unaligned(destination);
+    }
+    let flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
+    let ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
+    match ret {
+        RET_SUCCESS | RET_NO_NEIGHBOUR => {}
+        RET_NOT_FORWARDED => return Route::Local,
+        RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingOff),
+        _ => return Route::Failed(Outcome::DroppedNoRoute),
+    }
+    let ifindex = unsafe { (*fib).ifindex };
+    let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex);
+    let wide = unsafe { base.add(DESTINATION).cast::<[u64; 2]>().read_unaligned() };
+    // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
+    let family = unsafe { (*fib).family } as u16;
+    let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
+    unsafe {
+        let [a, b] = gateway;
+        (*scratch).neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32];
+    }
+    let mut via = Via {
+        hop: 0,
+        epoch: route as u16,
+        ifindex,
+        attached: device.is_some(),
+        source: F::narrow(unsafe { base.add(SOURCE).cast::<[u64; 2]>().read_unaligned() }),
+    };
+    let flags = device.map_or(0, |device| unsafe { (*device).flags });
+    if FIB_SOURCE.load() == 0
+        && source == F::Address::default()
+        && let Some(device) = device
+    {
+        let addresses = unsafe { (*device).addresses };
+        via.source = F::narrow(if F::V6 { [addresses[1], addresses[2]] } else { [addresses[0], 0] });
+    }
+    if ret == RET_NO_NEIGHBOUR {
+        return Route::Via(via);
+    }
+    let key = HopKey { gateway, ifindex, family, arena: (route >> 16) as u16 };
+    let index = index(&key);
+    if let Some(hop) = HOPS.get_ptr_mut(index).filter(|_| index != 0) {
+        let macs = unsafe { base.add(SOURCE_MAC) };
+        unsafe {
+            let mtu = match (*fib).__bindgen_anon_1.mtu_result {
+                0 => 0xffff,
+                mtu => mtu as u32,
+            };
+            let source = macs.cast::<[u8; 6]>().read();
+            let to = macs.add(6).cast::<[u8; 6]>().read();
+            let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
+            let tail = u32::from_ne_bytes([source[2], source[3], source[4], source[5]]);
+            ptr::write_volatile(&raw mut (*hop).macs, word);
+            ptr::write_volatile(&raw mut (*hop).source_mac_tail, tail);
+            ptr::write_volatile(&raw mut (*hop).ifindex, ifindex);
+            ptr::write_volatile(&raw mut (*hop).mtu, mtu);
+            ptr::write_volatile(&raw mut (*hop).flags, flags & HOP_XDP);
+            ptr::write_volatile(&raw mut (*hop).resolved, now);
+            ptr::write_volatile(&raw mut (*hop).epoch, hop_epoch);
+        }
+        via.hop = index as u16;
+    }
+    Route::Via(via)
+}
+
+/// The index of a hop: its own if it has one, else the next free one of the arena; 0 if there is none.
+#[inline(always)]
+fn index(key: &HopKey) -> u32 {
+    let table = Table::of(&raw const HOP_INDEX);
+    if let Some(index) = table.lookup::<HopKey, u32>(key) {
+        return unsafe { *index };
+    }
+    let Some(usage) = USAGE.get_ptr_mut(0) else { return 0 };
+    let arena = (key.arena & 1) as u32;
+    let counter = unsafe { if arena == 0 { &raw mut (*usage).hops[0] } else { &raw mut (*usage).hops[1] } };
+    // Index 0 of the first arena stands for "none".
+    if unsafe { *counter } >= HOP_ARENA as u64 - 1 {
+        return 0;
+    }
+    let next = unsafe { fetch_add(counter, 1) };
+    if next >= HOP_ARENA as u64 - 1 {
+        return 0;
+    }
+    let index = arena * HOP_ARENA + next as u32 + 1;
+    if table.insert(key, &index, NOEXIST) == 0 {
+        return index;
+    }
+    // Another CPU was first.
+    table.lookup::<HopKey, u32>(key).map_or(0, |index| unsafe { *index })
+}

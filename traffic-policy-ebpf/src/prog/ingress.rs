@@ -1,0 +1,295 @@
+//! Packets from the wire, in XDP and in TC: requests to frontends, and replies of endpoints on other nodes.
+//!
+//! ```text
+//! bit arrays → parse → one flow lookup → translation as the entry says → verdict
+//!                          └ no flow, not quiet, or its hop is old: the program `attend`
+//! ```
+
+use traffic_policy_ebpf::{
+    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
+    hash,
+    outcome::Outcome,
+};
+
+use super::{
+    context::Packet,
+    create,
+    exit::{self, Exit},
+    family::{V4, V6},
+    hop::{self, Route},
+    maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
+    pair::{self, Tracked},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    rewrite::{self, Rewrite},
+    wire::{load16, load64},
+};
+
+/// The entry program: an established packet goes no further.
+#[inline(always)]
+pub fn run<P: Packet>(packet: P) -> i32 {
+    let data = packet.data();
+    let exit = if data + parse::ETHERNET > packet.end() || packet.tagged() {
+        Outcome::PassedNotIp.into()
+    } else {
+        match unsafe { load16::<12>(data) } {
+            ETHERTYPE_IPV4 => established::<P, V4>(packet),
+            ETHERTYPE_IPV6 => established::<P, V6>(packet),
+            _ => Outcome::PassedNotIp.into(),
+        }
+    };
+    exit::leave::<P>(P::HOOK, exit)
+}
+
+#[inline(always)]
+fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
+    let parsed = match F::headers(packet) {
+        Ok(parsed) => parsed,
+        Err(outcome) => return outcome.into(),
+    };
+    if !ours(&parsed) {
+        return Outcome::Passed.into();
+    }
+    if let Err(outcome) = parse::finish(packet, &parsed) {
+        return outcome.into();
+    }
+    let now = hop::now();
+    if let Some(half) = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple) {
+        let (kind, state, epoch, index) =
+            unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
+        if pair::quiet(state, parsed.tcp_flags()) {
+            let mut hop = core::ptr::null();
+            if kind <= kind::REPLY && hop::fresh(epoch, index, now) {
+                hop = HOPS.get_ptr(index as u32).unwrap_or(core::ptr::null());
+            }
+            if kind == kind::DELIVER || !hop.is_null() {
+                let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: None }, now);
+                return answered::<P, F>(packet, exit);
+            }
+        }
+    }
+    packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ATTEND);
+    Outcome::PassedUnfinished.into()
+}
+
+/// The program for everything that an established packet does not need: flows to be made, conversations that change
+/// their state, hops to be resolved.
+#[inline(always)]
+pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
+    let exit = match F::headers(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
+        Ok(parsed) => {
+            let now = hop::now();
+            match prepare(packet, &parsed, now) {
+                Ok(ready) => answered::<P, F>(packet, carry_out(packet, &parsed, &ready, now)),
+                Err(exit) => answered::<P, F>(packet, exit),
+            }
+        }
+        Err(outcome) => outcome.into(),
+    };
+    exit::leave::<P>(P::HOOK, exit)
+}
+
+/// Hands a packet whose sender is to be told to the program that does it.
+#[inline(always)]
+fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
+    if !exit.answers() {
+        return exit;
+    }
+    if let Some(scratch) = F::scratch() {
+        unsafe {
+            (*scratch).outcome = exit.outcome as u32;
+            (*scratch).mtu = exit.mtu;
+        }
+        packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ANSWER);
+    }
+    Outcome::PassedUnfinished.into()
+}
+
+/// Whether any bit says that the packet may be ours.
+#[inline(always)]
+fn ours<F: Rewrite>(parsed: &Parsed<F>) -> bool {
+    let (Some(filter), Some(state), Some(usage)) = (FILTER.get_ptr(0), STATE.get_ptr(0), USAGE.get_ptr(0))
+    else {
+        return false;
+    };
+    let port = u16::from_be(destination_port(parsed.tuple.ports));
+    let hash = hash::address(parsed.tuple.destination);
+    unsafe {
+        bit((&raw const (*filter).frontends).cast(), port)
+            || bit((&raw const (*filter).pool).cast(), port) && (*usage).snat_created != (*state).snat_swept
+            || bit((&raw const (*filter).cluster_ips).cast(), hash)
+    }
+}
+
+/// Bit `index` of a bit array of 65,536.
+#[inline(always)]
+pub unsafe fn bit(array: *const u64, index: u16) -> bool {
+    unsafe { *array.add((index >> 6) as usize) >> (index & 63) & 1 != 0 }
+}
+
+/// A half that can be carried out, and how.
+struct Ready<A> {
+    half: *mut Flow<A>,
+    /// Null for a half that the stack delivers, and where the neighbour is not resolved.
+    hop: *const Hop,
+    /// Out by this device, to a neighbour that is not resolved: TC lets the kernel do it.
+    unresolved: Option<u32>,
+}
+
+/// Finds or makes the half of a packet, notes what the packet says, and resolves the hop.
+#[inline(always)]
+fn prepare<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    now: u32,
+) -> Result<Ready<F::Address>, Exit> {
+    let found = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
+    let pending = found.is_none();
+    let found = found.or_else(|| pair::in_pending::<F>(&parsed.tuple));
+    let mut restart = None;
+    let mut kept = None;
+    if let Some(half) = found {
+        if unsafe { (*half).kind } == kind::REPLY_LOCAL {
+            return Err(Outcome::PassedStale.into());
+        }
+        match pair::track(parsed, half, pending) {
+            Tracked::Keep(half) => kept = Some(half),
+            Tracked::Restart(half) => restart = Some(half),
+            Tracked::Forget => {}
+            Tracked::Leave(outcome) => return Err(outcome.into()),
+        }
+    }
+    let half = match kept {
+        Some(half) => half,
+        None => {
+            let created = create::create(packet, parsed, restart, now)?;
+            if created.unresolved.is_some() {
+                return Ok(Ready {
+                    half: created.request,
+                    hop: core::ptr::null(),
+                    unresolved: created.unresolved,
+                });
+            }
+            created.request
+        }
+    };
+    let (kind, epoch, index) = unsafe { ((*half).kind, (*half).epoch, (*half).hop) };
+    if kind == kind::DELIVER {
+        return Ok(Ready { half, hop: core::ptr::null(), unresolved: None });
+    }
+    if hop::fresh(epoch, index, now)
+        && let Some(hop) = HOPS.get_ptr(index as u32)
+    {
+        return Ok(Ready { half, hop, unresolved: None });
+    }
+    let (source, destination) = unsafe { ((*half).source, (*half).destination) };
+    match hop::resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
+        Route::Via(via) if via.hop != 0 => {
+            let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
+            unsafe {
+                (*half).hop = via.hop;
+                (*half).epoch = via.epoch;
+            }
+            Ok(Ready { half, hop, unresolved: None })
+        }
+        Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
+        Route::Via(via) => Ok(Ready { half, hop: core::ptr::null(), unresolved: Some(via.ifindex) }),
+        Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
+            way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: None })
+        }
+        Route::Failed(outcome) => Err(outcome.into()),
+        Route::Local => Err(Outcome::DroppedNoRoute.into()),
+    }
+}
+
+/// Without a route to the client: back where the request came from.
+#[inline(always)]
+fn way_back<F: Rewrite>(half: *mut Flow<F::Address>) -> Result<*const Hop, Exit> {
+    let (ifindex, mac) = unsafe { ((*half).ifindex, (*half).mac) };
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
+        return Err(Outcome::DroppedNoRoute.into());
+    };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedFailed.into()) };
+    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).way_back) };
+    spare.macs = u64::from_ne_bytes([mac[0], mac[1], mac[2], mac[3], mac[4], mac[5], own[0], own[1]]);
+    spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
+    spare.ifindex = ifindex;
+    spare.mtu = 0xffff;
+    spare.flags = unsafe { (*device).flags } & HOP_XDP;
+    Ok(core::ptr::from_ref(spare))
+}
+
+/// Translates and sends. All checks precede the first write.
+#[inline(always)]
+fn carry_out<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    ready: &Ready<F::Address>,
+    now: u32,
+) -> Exit {
+    let half = ready.half;
+    let kind = unsafe { (*half).kind };
+    if kind == kind::DELIVER {
+        account(half, parsed, now);
+        if !rewrite::translate(packet, parsed, half, false) {
+            return Outcome::DroppedFailed.into();
+        }
+        return Outcome::Delivered.into();
+    }
+    let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };
+    if parsed.ttl <= 1 {
+        return Outcome::RejectedTtl.into();
+    }
+    if P::TC
+        && let Some(ifindex) = ready.unresolved
+    {
+        let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed.into() };
+        account(half, parsed, now);
+        if !rewrite::translate(packet, parsed, half, true) {
+            return Outcome::DroppedFailed.into();
+        }
+        return Exit::sent(outcome, packet.send_to(ifindex, unsafe { &raw mut (*scratch).neighbour }));
+    }
+    let hop = ready.hop;
+    if hop.is_null() {
+        return Outcome::DroppedNoRoute.into();
+    }
+    let (mtu, ifindex, flags) = unsafe { ((*hop).mtu, (*hop).ifindex, (*hop).flags) };
+    if parsed.wire_length(packet) > mtu {
+        if !P::TC {
+            return Outcome::PassedToTc.into();
+        }
+        if !F::V6 && !unfragmentable(parsed) {
+            return Outcome::DroppedTooLong.into();
+        }
+        return Exit { outcome: Outcome::RejectedTooLong, action: 0, mtu };
+    }
+    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
+        return Outcome::PassedToTc.into();
+    }
+    account(half, parsed, now);
+    unsafe { rewrite::macs(packet.data(), hop) };
+    if !rewrite::translate(packet, parsed, half, true) {
+        return Outcome::DroppedFailed.into();
+    }
+    Exit::sent(outcome, packet.send(ifindex))
+}
+
+/// The DF bit of IPv4.
+#[inline(always)]
+fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
+    unsafe { load64::<0>(parsed.ip) }.to_ne_bytes()[6] & 0x40 != 0
+}
+
+/// Counts a packet in its half.
+#[inline(always)]
+pub fn account<F: Rewrite>(half: *mut Flow<F::Address>, parsed: &Parsed<F>, now: u32) {
+    unsafe {
+        (*half).packets += 1;
+        (*half).bytes += parsed.length as u64;
+        if (*half).last != now {
+            (*half).last = now;
+        }
+    }
+}
+
+const _: () = assert!(kind::FORWARD <= kind::REPLY && kind::REPLY < kind::DELIVER);

@@ -1,0 +1,116 @@
+//! The maps. All are pinned by their names; sizes of the flow tables are set by the agent at load.
+
+use core::ptr;
+
+use aya_ebpf::{
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
+    cty::c_void,
+    helpers::{bpf_map_delete_elem, bpf_map_lookup_elem, bpf_map_update_elem},
+    macros::btf_map,
+};
+use traffic_policy_ebpf::{
+    abi::{
+        Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey,
+        HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, State, Sweep, Tuple, Usage, hook, jump,
+    },
+    outcome::OUTCOMES,
+};
+
+/// BPF_F_NO_PREALLOC: an element that is replaced keeps its bytes until no program reads them.
+const NO_PREALLOC: usize = 1;
+/// BPF_F_MMAPABLE: the agent writes by plain stores.
+const MMAPABLE: usize = 1024;
+
+#[btf_map]
+pub static FLOWS4: HashMap<Tuple<Address4>, Flow<Address4>, 262_144> = HashMap::new();
+#[btf_map]
+pub static FLOWS6: HashMap<Tuple<Address6>, Flow<Address6>, 65_536> = HashMap::new();
+#[btf_map]
+pub static PENDING4: LruHashMap<Tuple<Address4>, Flow<Address4>, 16_384> = LruHashMap::new();
+#[btf_map]
+pub static PENDING6: LruHashMap<Tuple<Address6>, Flow<Address6>, 16_384> = LruHashMap::new();
+#[btf_map]
+pub static FRONTENDS4: HashMap<FrontendKey<Address4>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+pub static FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+pub static SLOTS4: Array<Slot<Address4>, 262_144> = Array::new();
+#[btf_map]
+pub static SLOTS6: Array<Slot<Address6>, 262_144> = Array::new();
+#[btf_map]
+pub static SLOT_ROUTES4: Array<SlotRoute<Address4>, 262_144> = Array::new();
+#[btf_map]
+pub static SLOT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
+#[btf_map]
+pub static HOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
+#[btf_map]
+pub static HOP_INDEX: HashMap<HopKey, u32, { HOP_COUNT as usize }, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+pub static STATE: Array<State, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub static USAGE: Array<Usage, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub static FILTER: Array<Filter, 1, MMAPABLE> = Array::new();
+/// Ports that may be used as source towards endpoints, host order, the first `State::pool_len` are valid.
+#[btf_map]
+pub static POOL: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub static DEVICES: HashMap<u32, Device, 256, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+pub static GONE: HashMap<EndpointKey, u32, 65_536, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+pub static SWEEP: Array<Sweep, 1> = Array::new();
+#[btf_map]
+pub static COUNTERS: PerCpuArray<u64, { (OUTCOMES * hook::COUNT) as usize }> = PerCpuArray::new();
+#[btf_map]
+pub static BUCKETS: PerCpuArray<Bucket, 1> = PerCpuArray::new();
+
+#[btf_map]
+pub static SCRATCH4: PerCpuArray<Scratch<Address4>, 1> = PerCpuArray::new();
+#[btf_map]
+pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
+/// The other programs of the packet path. Pinned like all maps: the kernel empties an array of programs when its last
+/// user lets go of it.
+#[btf_map]
+pub static XDP_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+#[btf_map]
+pub static TC_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+
+pub const NOEXIST: u64 = 1;
+pub const ANY: u64 = 0;
+/// -EEXIST
+pub const EXISTS: i64 = -17;
+
+/// A hash map by its address, so that code generic over the family needs no generic map type.
+#[derive(Clone, Copy)]
+pub struct Table(*mut c_void);
+
+impl Table {
+    #[inline(always)]
+    pub fn of<M>(map: *const M) -> Self {
+        Self(map.cast_mut().cast())
+    }
+
+    #[inline(always)]
+    pub fn raw(self) -> *mut c_void {
+        self.0
+    }
+
+    /// The caller names the types that the map was declared with.
+    #[inline(always)]
+    pub fn lookup<K, V>(self, key: &K) -> Option<*mut V> {
+        let value = unsafe { bpf_map_lookup_elem(self.0, ptr::from_ref(key).cast()) }.cast::<V>();
+        if value.is_null() { None } else { Some(value) }
+    }
+
+    #[inline(always)]
+    pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i64 {
+        unsafe { bpf_map_update_elem(self.0, ptr::from_ref(key).cast(), value.cast(), flags) }
+    }
+
+    #[inline(always)]
+    pub fn remove<K>(self, key: &K) {
+        // A missing key is as good as a removed one.
+        unsafe { bpf_map_delete_elem(self.0, ptr::from_ref(key).cast()) };
+    }
+}

@@ -1,0 +1,99 @@
+//! The programs: `xdp_ingress`, `tc_ingress` and `tc_egress` for packets, with those that they jump to, `sweep` for old flows.
+
+mod answer;
+mod context;
+mod create;
+mod egress;
+mod exit;
+mod family;
+mod hop;
+mod ingress;
+mod maps;
+mod pair;
+mod parse;
+mod rewrite;
+mod sweep;
+mod wire;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, xdp_md},
+    macros::{classifier, raw_tracepoint, xdp},
+    programs::{RawTracePointContext, TcContext, XdpContext},
+};
+use context::{Tc, Xdp};
+use family::{V4, V6};
+use traffic_policy_ebpf::abi::hook;
+
+fn md(ctx: &XdpContext) -> Xdp {
+    Xdp { md: ctx.ctx as *mut xdp_md }
+}
+
+fn skb(ctx: &TcContext) -> Tc {
+    Tc { skb: ctx.skb.skb as *mut __sk_buff }
+}
+
+#[xdp]
+pub fn xdp_ingress(ctx: XdpContext) -> u32 {
+    ingress::run(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_attend4(ctx: XdpContext) -> u32 {
+    ingress::attend::<Xdp, V4>(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_attend6(ctx: XdpContext) -> u32 {
+    ingress::attend::<Xdp, V6>(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_answer4(ctx: XdpContext) -> u32 {
+    answer::run::<Xdp, V4>(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_answer6(ctx: XdpContext) -> u32 {
+    answer::run::<Xdp, V6>(md(&ctx)) as u32
+}
+
+#[classifier]
+pub fn tc_ingress(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    packet.pull();
+    ingress::run(packet)
+}
+
+#[classifier]
+pub fn tc_attend4(ctx: TcContext) -> i32 {
+    ingress::attend::<Tc, V4>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_attend6(ctx: TcContext) -> i32 {
+    ingress::attend::<Tc, V6>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_answer4(ctx: TcContext) -> i32 {
+    answer::run::<Tc, V4>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_answer6(ctx: TcContext) -> i32 {
+    answer::run::<Tc, V6>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_egress(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    packet.pull();
+    exit::leave::<Tc>(hook::EGRESS, egress::run(packet))
+}
+
+/// Run by the agent through BPF_PROG_TEST_RUN, never attached.
+#[raw_tracepoint(tracepoint = "sys_enter")]
+pub fn sweep(_: RawTracePointContext) -> i32 {
+    sweep::run();
+    0
+}

@@ -1,0 +1,185 @@
+//! The two halves of a flow, and what a packet changes in them.
+//!
+//! Either half names the other: a half's translated tuple, reversed, is the key of the other half.
+
+use traffic_policy_ebpf::{
+    abi::{Flow, Tuple, kind},
+    outcome::Outcome,
+    tcp::{self, ANSWERED, CONFIRMED, GONE, MARKED, flag},
+};
+
+use super::{
+    family::{Family, pending_in_use},
+    maps::{NOEXIST, Table, USAGE},
+    parse::Parsed,
+    wire::{fetch_add, load32},
+};
+
+/// What is to be done with a packet whose half was found.
+pub enum Tracked<A> {
+    /// Translate it as this half says.
+    Keep(*mut Flow<A>),
+    /// It opens a new conversation: choose again, in place of this half (of the main table).
+    Restart(*mut Flow<A>),
+    /// As if no half had been found.
+    Forget,
+    Leave(Outcome),
+}
+
+/// Whether the half is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
+#[inline(always)]
+pub fn quiet(state: u8, tcp_flags: u8) -> bool {
+    state == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
+}
+
+/// Finds a half that is not in the main table.
+#[inline(always)]
+pub fn in_pending<F: Family>(tuple: &Tuple<F::Address>) -> Option<*mut Flow<F::Address>> {
+    if !pending_in_use() {
+        return None;
+    }
+    F::pending().lookup(tuple)
+}
+
+/// Whether `other` is a half whose packets come back as packets of `tuple`.
+#[inline(always)]
+fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
+    (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
+}
+
+/// Notes what the packet says of its conversation.
+#[inline(always)]
+pub fn track<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    pending: bool,
+) -> Tracked<F::Address> {
+    let kind = unsafe { (*half).kind };
+    let table = if pending { F::pending() } else { F::flows() };
+    let key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
+    let other = table.lookup::<Tuple<F::Address>, Flow<F::Address>>(&key);
+    // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
+    // table a half left behind by a restart is marked as gone.
+    let other = other.filter(|other| names::<F>(*other, &parsed.tuple));
+    if unsafe { (*half).state } & MARKED != 0 {
+        unsafe { (*half).state &= !MARKED };
+    }
+    match kind {
+        kind::FORWARD | kind::DELIVER => request(parsed, half, other, pending),
+        kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, other.is_some(), pending),
+        // A half that is just being written.
+        _ => Tracked::Leave(Outcome::PassedStale),
+    }
+}
+
+#[inline(always)]
+fn request<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    reply: Option<*mut Flow<F::Address>>,
+    pending: bool,
+) -> Tracked<F::Address> {
+    let again = if pending { Tracked::Forget } else { Tracked::Restart(half) };
+    let Some(reply) = reply else {
+        // Its reply half is gone: nothing that this flow sends could come back.
+        return if !parsed.is_tcp() || parsed.opens() { again } else { Tracked::Forget };
+    };
+    let (state, reply_state) = unsafe { ((*half).state, (*reply).state) };
+    let mut confirmed = reply_state & ANSWERED != 0;
+    if parsed.is_tcp() {
+        let flags = parsed.tcp_flags();
+        if tcp::opens(flags) {
+            let over = state & GONE != 0 || tcp::closing(state, reply_state);
+            return if over { again } else { Tracked::Keep(half) };
+        }
+        let after = tcp::after(state, flags, parsed.payload());
+        if after != state {
+            unsafe { (*half).state = after };
+        }
+        // RFC 9293 section 3.10.7.4: the ACK of the SYN-ACK proves that the client is where it says.
+        confirmed = confirmed
+            && flags & (flag::ACK | flag::RST) == flag::ACK
+            && unsafe { load32::<8>(parsed.l4) == (*reply).confirming_ack };
+    } else if state & GONE != 0 {
+        return again;
+    }
+    if confirmed && state & CONFIRMED == 0 {
+        return confirm(parsed, half, reply, pending);
+    }
+    Tracked::Keep(half)
+}
+
+#[inline(always)]
+fn confirm<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    reply: *mut Flow<F::Address>,
+    pending: bool,
+) -> Tracked<F::Address> {
+    unsafe {
+        (*half).state |= CONFIRMED;
+        (*reply).state |= CONFIRMED;
+    }
+    if !pending {
+        if let Some(usage) = USAGE.get_ptr_mut(0) {
+            let word = if F::V6 {
+                unsafe { &raw mut (*usage).unconfirmed[1] }
+            } else {
+                unsafe { &raw mut (*usage).unconfirmed[0] }
+            };
+            unsafe { fetch_add(word, u64::MAX) };
+        }
+        return Tracked::Keep(half);
+    }
+    // It has earned a place that is never evicted. Reply half first, as for a new flow.
+    let key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
+    if F::flows().insert(&key, reply.cast_const(), NOEXIST) != 0 {
+        return Tracked::Keep(half);
+    }
+    if F::flows().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
+        F::flows().remove(&key);
+        return Tracked::Keep(half);
+    }
+    F::pending().remove(&parsed.tuple);
+    F::pending().remove(&key);
+    match F::flows().lookup(&parsed.tuple) {
+        Some(half) => Tracked::Keep(half),
+        None => Tracked::Leave(Outcome::DroppedTableFull),
+    }
+}
+
+#[inline(always)]
+fn reply<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    believed: bool,
+    pending: bool,
+) -> Tracked<F::Address> {
+    let state = unsafe { (*half).state };
+    if !believed && (pending || state & GONE != 0) {
+        return Tracked::Leave(Outcome::PassedStale);
+    }
+    let mut after = state;
+    if parsed.is_tcp() {
+        let flags = parsed.tcp_flags();
+        if flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN | flag::ACK {
+            let sequence = u32::from_be(unsafe { load32::<4>(parsed.l4) });
+            unsafe { (*half).confirming_ack = sequence.wrapping_add(1).to_be() };
+            after |= ANSWERED;
+        } else {
+            after = tcp::after(state, flags, parsed.payload());
+        }
+    } else {
+        after |= ANSWERED;
+    }
+    if after != state {
+        unsafe { (*half).state = after };
+    }
+    Tracked::Keep(half)
+}
+
+/// The table that holds a half of a new flow.
+#[inline(always)]
+pub fn table<F: Family>(pending: bool) -> Table {
+    if pending { F::pending() } else { F::flows() }
+}

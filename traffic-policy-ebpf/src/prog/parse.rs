@@ -1,0 +1,171 @@
+//! From bytes to a tuple, with every bounds check that later code relies on.
+
+use traffic_policy_ebpf::{
+    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},
+    outcome::Outcome,
+    tcp,
+};
+
+use super::{
+    context::Packet,
+    family::{Family, V4, V6},
+    wire::{load8, load16, load32, load64},
+};
+
+pub const ETHERNET: usize = 14;
+pub const ETHERTYPE_IPV4: u16 = 0x0800u16.to_be();
+pub const ETHERTYPE_IPV6: u16 = 0x86ddu16.to_be();
+
+/// More fragments, or an offset: RFC 791 section 3.1. Memory order.
+const FRAGMENT: u16 = 0x3fffu16.to_be();
+
+/// A TCP or UDP packet whose fixed headers can be read and written.
+#[derive(Clone, Copy)]
+pub struct Parsed<F: Family> {
+    pub tuple: Tuple<F::Address>,
+    /// First byte of the IP header.
+    pub ip: usize,
+    /// First byte of the transport header, and its distance from the start of the frame.
+    pub l4: usize,
+    pub l4_offset: u32,
+    /// Bytes of the IP packet, headers included.
+    pub length: u32,
+    /// TTL or hop limit.
+    pub ttl: u8,
+}
+
+impl<F: Family> Parsed<F> {
+    #[inline(always)]
+    pub fn is_tcp(&self) -> bool {
+        self.tuple.protocol == PROTOCOL_TCP
+    }
+
+    /// Flags byte of the TCP header; 0 for UDP.
+    #[inline(always)]
+    pub fn tcp_flags(&self) -> u8 {
+        if self.is_tcp() { unsafe { load8::<13>(self.l4) } } else { 0 }
+    }
+
+    /// Whether a TCP segment opens a connection.
+    #[inline(always)]
+    pub fn opens(&self) -> bool {
+        tcp::opens(self.tcp_flags())
+    }
+
+    /// Whether a TCP segment carries data.
+    #[inline(always)]
+    pub fn payload(&self) -> bool {
+        let header = (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4;
+        self.length > self.l4_offset - ETHERNET as u32 + header
+    }
+
+    /// Bytes of the longest IP packet that this becomes on the wire.
+    #[inline(always)]
+    pub fn wire_length<P: Packet>(&self, packet: P) -> u32 {
+        let segment = packet.segment();
+        if segment == 0 {
+            return self.length;
+        }
+        let header = if self.is_tcp() { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
+        self.l4_offset - ETHERNET as u32 + header + segment
+    }
+}
+
+/// A family whose packets can be parsed.
+pub trait Parse: Family + Sized {
+    /// Parses up to the ports; [`finish`] checks the rest of the transport header.
+    fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
+}
+
+impl Parse for V4 {
+    #[inline(always)]
+    fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
+        let (data, end) = (packet.data(), packet.end());
+        let ip = data + ETHERNET;
+        if ip + 20 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        unsafe {
+            let first = load8::<0>(ip) as usize;
+            let header = (first & 15) << 2;
+            if first >> 4 != 4 || header < 20 {
+                return Err(Outcome::PassedMalformed);
+            }
+            if load16::<6>(ip) & FRAGMENT != 0 {
+                return Err(Outcome::PassedFragment);
+            }
+            let protocol = load8::<9>(ip) as u32;
+            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+                return Err(Outcome::PassedProtocol);
+            }
+            let l4 = ip + header;
+            if l4 + 8 > end {
+                return Err(Outcome::PassedMalformed);
+            }
+            let tuple = Tuple {
+                source: load32::<12>(ip),
+                destination: load32::<16>(ip),
+                ports: load32::<0>(l4),
+                protocol,
+            };
+            let length = u16::from_be(load16::<2>(ip)) as u32;
+            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + header) as u32, length, ttl: load8::<8>(ip) })
+        }
+    }
+}
+
+impl Parse for V6 {
+    #[inline(always)]
+    fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
+        let (data, end) = (packet.data(), packet.end());
+        let ip = data + ETHERNET;
+        let l4 = ip + 40;
+        if l4 + 8 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        unsafe {
+            if load8::<0>(ip) >> 4 != 6 {
+                return Err(Outcome::PassedMalformed);
+            }
+            let protocol = load8::<6>(ip) as u32;
+            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+                return Err(match protocol {
+                    // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
+                    0 | 43 | 51 | 60 => Outcome::PassedExtension,
+                    44 => Outcome::PassedFragment,
+                    _ => Outcome::PassedProtocol,
+                });
+            }
+            let tuple = Tuple {
+                source: [load64::<8>(ip), load64::<16>(ip)],
+                destination: [load64::<24>(ip), load64::<32>(ip)],
+                ports: load32::<0>(l4),
+                protocol,
+            };
+            let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
+            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + 40) as u32, length, ttl: load8::<7>(ip) })
+        }
+    }
+}
+
+/// Checks what the bit arrays did not need: the whole TCP header, and that the lengths in the headers agree with the
+/// frame.
+#[inline(always)]
+pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
+    let transport = parsed.l4_offset - ETHERNET as u32;
+    if parsed.is_tcp() {
+        if parsed.l4 + 20 > packet.end() {
+            return Err(Outcome::PassedMalformed);
+        }
+        if unsafe { load8::<12>(parsed.l4) } >> 4 < 5 {
+            return Err(Outcome::PassedMalformed);
+        }
+    }
+    let least = transport + if parsed.is_tcp() { 20 } else { 8 };
+    // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
+    let jumbo = P::TC && packet.segment() != 0;
+    if !jumbo && (parsed.length < least || parsed.length > packet.length() - ETHERNET as u32) {
+        return Err(Outcome::PassedMalformed);
+    }
+    Ok(())
+}

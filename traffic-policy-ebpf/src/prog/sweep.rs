@@ -1,0 +1,204 @@
+//! Removes flows that are over, and marks those whose endpoint is gone.
+//!
+//! Two passes: a sweep marks a flow whose halves have both been idle for too long, the next one deletes it if it still
+//! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
+//! sends packets the slow way, which takes it off. The request half goes first: without it no packet uses the pair.
+
+use aya_ebpf::{cty::c_void, helpers::bpf_for_each_map_elem};
+use traffic_policy_ebpf::{
+    abi::{Address, EndpointKey, Flow, PROTOCOL_TCP, Sweep, Tuple, destination_port, kind, source_port},
+    tcp::{CONFIRMED, GONE, MARKED, RST},
+};
+
+use super::{
+    family::{Family, V4, V6},
+    hop,
+    maps::{GONE as GONE_ENDPOINTS, SWEEP, Table, USAGE},
+    wire::fetch_add,
+};
+
+/// Endpoint of a request half, for `GONE`.
+#[inline(always)]
+fn endpoint<F: Family>(request: &Flow<F::Address>, protocol: u32) -> EndpointKey {
+    EndpointKey {
+        address: request.destination.wide(),
+        port: destination_port(request.ports),
+        protocol: protocol as u16,
+        ipv6: F::V6 as u32,
+    }
+}
+
+#[inline(always)]
+fn idle(now: u32, last: u32) -> u32 {
+    let idle = now.wrapping_sub(last);
+    // A packet of this very moment is a tick ahead.
+    if idle > u32::MAX / 2 { 0 } else { idle }
+}
+
+pub fn run() {
+    let (Some(sweep), Some(usage)) = (SWEEP.get_ptr_mut(0), USAGE.get_ptr(0)) else { return };
+    unsafe {
+        (*sweep).now = hop::now();
+        (*sweep).snat_created = (*usage).snat_created;
+        (*sweep).pending_created = (*usage).pending_created;
+    }
+    let mut context = sweep;
+    if unsafe { (*sweep).ipv6 } == 0 {
+        each::<V4>(V4::flows(), half4 as *mut c_void, &mut context);
+        each::<V4>(V4::pending(), pending4 as *mut c_void, &mut context);
+    } else {
+        each::<V6>(V6::flows(), half6 as *mut c_void, &mut context);
+        each::<V6>(V6::pending(), pending6 as *mut c_void, &mut context);
+    }
+}
+
+#[inline(always)]
+fn each<F: Family>(table: Table, callback: *mut c_void, context: &mut *mut Sweep) {
+    unsafe { bpf_for_each_map_elem(table.raw(), callback, (&raw mut *context).cast(), 0) };
+}
+
+extern "C" fn half4(_: *mut c_void, key: *const Tuple<u32>, half: *mut Flow<u32>, _: *mut c_void) -> i64 {
+    one::<V4>(key, half)
+}
+
+extern "C" fn half6(
+    _: *mut c_void,
+    key: *const Tuple<[u64; 2]>,
+    half: *mut Flow<[u64; 2]>,
+    _: *mut c_void,
+) -> i64 {
+    one::<V6>(key, half)
+}
+
+extern "C" fn pending4(_: *mut c_void, key: *const Tuple<u32>, half: *mut Flow<u32>, _: *mut c_void) -> i64 {
+    unconfirmed::<V4>(key, half)
+}
+
+extern "C" fn pending6(
+    _: *mut c_void,
+    key: *const Tuple<[u64; 2]>,
+    half: *mut Flow<[u64; 2]>,
+    _: *mut c_void,
+) -> i64 {
+    unconfirmed::<V6>(key, half)
+}
+
+#[inline(always)]
+fn one<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) -> i64 {
+    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 1 };
+    let (tuple, flow) = unsafe { (*key, *half) };
+    unsafe { (*sweep).entries += 1 };
+    match flow.kind {
+        kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, half),
+        kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, half),
+        _ => {}
+    }
+    0
+}
+
+#[inline(always)]
+fn request<F: Family>(
+    sweep: *mut Sweep,
+    tuple: &Tuple<F::Address>,
+    flow: &Flow<F::Address>,
+    half: *mut Flow<F::Address>,
+) {
+    let (now, pressure, timeouts, mark_gone) =
+        unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark_gone) };
+    let reply_key = flow.translated(tuple.protocol).reversed();
+    let reply = F::flows().lookup::<_, Flow<F::Address>>(&reply_key);
+    let mut quiet_for = idle(now, flow.last);
+    let mut reply_state = RST;
+    if let Some(reply) = reply {
+        let since = idle(now, unsafe { (*reply).last });
+        quiet_for = if since < quiet_for { since } else { quiet_for };
+        reply_state = unsafe { (*reply).state };
+    }
+    unsafe {
+        if flow.kind == kind::FORWARD || source_port(tuple.ports) != source_port(flow.ports) {
+            (*sweep).snat += 1;
+        }
+        if flow.state & CONFIRMED == 0 {
+            (*sweep).unconfirmed += 1;
+        }
+        let magnitude = (u32::BITS - 1 - (quiet_for | 1).leading_zeros()) & 31;
+        (*sweep).idle[magnitude as usize] += 1;
+    }
+    if mark_gone != 0 {
+        let gone =
+            Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint::<F>(flow, tuple.protocol));
+        if gone.is_some() && flow.state & GONE == 0 {
+            unsafe { (*half).state |= GONE };
+        }
+    }
+    let limit = timeouts.of(tuple.protocol == PROTOCOL_TCP, flow.state, reply_state);
+    let limit = if pressure < limit { pressure } else { limit };
+    if quiet_for <= limit {
+        return;
+    }
+    if flow.state & MARKED == 0 {
+        unsafe {
+            (*half).state |= MARKED;
+            (*sweep).marked += 1;
+        }
+        return;
+    }
+    F::flows().remove(tuple);
+    if reply.is_some() {
+        F::flows().remove(&reply_key);
+    }
+    unsafe { (*sweep).deleted += 1 };
+    if flow.state & CONFIRMED == 0
+        && let Some(usage) = USAGE.get_ptr_mut(0)
+    {
+        let word = unsafe {
+            if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] }
+        };
+        unsafe { fetch_add(word, u64::MAX) };
+    }
+}
+
+/// A reply half lives as long as a request half names it.
+#[inline(always)]
+fn reply<F: Family>(
+    sweep: *mut Sweep,
+    tuple: &Tuple<F::Address>,
+    flow: &Flow<F::Address>,
+    half: *mut Flow<F::Address>,
+) {
+    let key = flow.translated(tuple.protocol).reversed();
+    let named = F::flows()
+        .lookup::<_, Flow<F::Address>>(&key)
+        .is_some_and(|request| unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple);
+    let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
+    if named || idle(now, flow.last) <= timeouts.unconfirmed {
+        return;
+    }
+    if flow.state & MARKED == 0 {
+        unsafe {
+            (*half).state |= MARKED;
+            (*sweep).marked += 1;
+        }
+    } else {
+        F::flows().remove(tuple);
+        unsafe { (*sweep).deleted += 1 };
+    }
+}
+
+/// Halves in `PENDING`: the kernel evicts them; the sweep only tells when none is left.
+#[inline(always)]
+fn unconfirmed<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) -> i64 {
+    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 1 };
+    let (tuple, last) = unsafe { (*key, (*half).last) };
+    unsafe {
+        if idle((*sweep).now, last) > (*sweep).timeouts.unconfirmed {
+            F::pending().remove(&tuple);
+        } else {
+            (*sweep).pending += 1;
+            if (*half).kind == kind::FORWARD {
+                (*sweep).snat += 1;
+            }
+        }
+    }
+    0
+}
