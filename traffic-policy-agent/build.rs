@@ -1,1 +1,30 @@
-fn main() {}
+//! Compiles the packet path for BPF and leaves the object in `OUT_DIR`, for `dataplane::object`.
+//!
+//! Without a BPF toolchain the library is built without the object, so that everything that loads no program can be built
+//! and tested; the agent itself then fails to build, with a sentence that says what to do.
+
+#[path = "build/toolchain.rs"]
+mod toolchain;
+
+use aya_build::{Package, Toolchain};
+
+fn main() -> anyhow::Result<()> {
+    println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
+    println!("cargo:rerun-if-env-changed=PATH");
+    println!("cargo:rustc-check-cfg=cfg(bpf_object)");
+    let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
+    // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
+    unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
+    let features: &[&str] = if std::env::var_os("CARGO_FEATURE_LOG").is_some() { &["log"] } else { &[] };
+    aya_build::build_ebpf(
+        [Package {
+            name: "traffic-policy-ebpf",
+            root_dir: concat!(env!("CARGO_MANIFEST_DIR"), "/../traffic-policy-ebpf"),
+            features,
+            ..Default::default()
+        }],
+        Toolchain::Custom(&found.name),
+    )?;
+    println!("cargo:rustc-cfg=bpf_object");
+    Ok(())
+}

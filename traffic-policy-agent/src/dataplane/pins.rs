@@ -1,0 +1,141 @@
+//! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or `--pin-dir`.
+
+use std::{
+    fs::{self, File},
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+use traffic_policy_ebpf::abi::ABI_VERSION;
+
+/// Where pins go without `--pin-dir`.
+pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
+
+/// The folder, held by this process alone.
+#[derive(Debug)]
+pub struct Pins {
+    root: PathBuf,
+    dir: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Pins {
+    /// Opens the folder of this layout version below `root`, and makes sure that no other agent uses it.
+    ///
+    /// # Errors
+    /// `root` is not on a bpffs, holds pins of another layout version, or is used by a running agent.
+    pub fn open(root: &Path) -> Result<Self> {
+        fs::create_dir_all(root).with_context(|| not_bpffs(root))?;
+        if statfs(root).with_context(|| format!("{} cannot be read", root.display()))?.filesystem_type() != BPF_FS_MAGIC {
+            bail!("{}", not_bpffs(root));
+        }
+        let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+            anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
+        })?;
+        let own = format!("v{ABI_VERSION}");
+        for entry in fs::read_dir(root).with_context(|| format!("{} cannot be read", root.display()))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if is_version(&name) && name != own {
+                bail!(
+                    "{} holds pins of layout {name}, this agent has {own}: run `traffic-policy-agent cleanup --pin-dir {}`, which detaches the other version and ends its flows, or use another --pin-dir",
+                    root.display(),
+                    root.display()
+                );
+            }
+        }
+        let dir = root.join(own);
+        for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS)] {
+            fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        }
+        Ok(Self { root: root.to_owned(), dir, _lock: lock })
+    }
+
+    pub fn maps(&self) -> PathBuf {
+        self.dir.join(MAPS)
+    }
+
+    pub fn links(&self) -> PathBuf {
+        self.dir.join(LINKS)
+    }
+
+    /// Removes every pin below the root, of any layout version: programs are detached, maps freed.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub fn remove(self) -> Result<()> {
+        remove_all(&self.root)
+    }
+}
+
+const MAPS: &str = "maps";
+const LINKS: &str = "links";
+
+/// Removes every pin below `root`, of any layout version; false if there was none.
+///
+/// # Errors
+/// Another agent is running, or what could not be removed.
+pub fn cleanup(root: &Path) -> Result<bool> {
+    if !root.exists() {
+        return Ok(false);
+    }
+    let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
+    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
+    remove_all(root)?;
+    Ok(true)
+}
+
+fn remove_all(root: &Path) -> Result<()> {
+    // Links first: nothing may run on maps that are half removed.
+    let mut rest = Vec::new();
+    for version in list(root)? {
+        if !version.file_name().is_some_and(|name| is_version(&name.to_string_lossy())) {
+            continue;
+        }
+        for link in list(&version.join(LINKS))? {
+            fs::remove_file(&link).with_context(|| format!("{} cannot be removed", link.display()))?;
+        }
+        rest.push(version);
+    }
+    for version in rest {
+        match fs::remove_dir_all(&version) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("{} cannot be removed", version.display())),
+        }
+    }
+    // It stays if it is a mount point, or holds what is not ours.
+    match fs::remove_dir(root) {
+        Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => {
+            Err(error).with_context(|| format!("{} cannot be removed", root.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a name is that of a folder of pins: `v` and a number.
+fn is_version(name: &str) -> bool {
+    name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == ErrorKind::NotFound || error.kind() == ErrorKind::NotADirectory => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("{} cannot be read", folder.display())),
+    }
+}
+
+fn not_bpffs(root: &Path) -> String {
+    format!(
+        "{} is not on a BPF file system: mount one (`mount -t bpf bpf /sys/fs/bpf`), or name a folder on one with --pin-dir",
+        root.display()
+    )
+}
+

@@ -1,0 +1,177 @@
+//! The maps by name and type, and conversions between addresses and map keys.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray},
+};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey, PROTOCOL_TCP,
+    PROTOCOL_UDP, Slot, State, Sweep, Tuple, Usage,
+};
+
+use super::words::Words;
+use crate::model::Protocol;
+
+/// The tables of one IP family.
+pub struct Family<A: Address> {
+    pub flows: HashMap<MapData, Tuple<A>, Flow<A>>,
+    pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
+    pub slots: Array<MapData, Slot<A>>,
+    pub slot_routes: MapData,
+}
+
+/// All maps that the agent reads or writes.
+pub struct Tables {
+    pub v4: Family<Address4>,
+    pub v6: Family<Address6>,
+    pub hops: Array<MapData, Hop>,
+    pub hop_index: HashMap<MapData, HopKey, u32>,
+    pub devices: HashMap<MapData, u32, Device>,
+    pub gone: HashMap<MapData, EndpointKey, u32>,
+    pub sweep: Array<MapData, Sweep>,
+    pub counters: PerCpuArray<MapData, u64>,
+    pub xdp_jumps: ProgramArray<MapData>,
+    pub tc_jumps: ProgramArray<MapData>,
+    pub state: Words<State>,
+    pub usage: Words<Usage>,
+    pub filter: Words<Filter>,
+    pub pool: Words<[u16; 65_536]>,
+}
+
+fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
+    object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
+}
+
+macro_rules! typed {
+    ($object:expr, $name:expr) => {
+        take($object, $name)?.try_into().with_context(|| format!("map {} has another type", $name))?
+    };
+}
+
+fn data(map: Map) -> Result<MapData> {
+    match map {
+        Map::Array(data) => Ok(data),
+        _ => anyhow::bail!("not an array"),
+    }
+}
+
+impl Tables {
+    /// Takes the maps out of a loaded object.
+    ///
+    /// # Errors
+    /// A map that is missing or of another type: a build that does not fit together.
+    pub fn take(object: &mut Ebpf) -> Result<Self> {
+        Ok(Self {
+            v4: Family {
+                flows: typed!(object, "FLOWS4"),
+                frontends: typed!(object, "FRONTENDS4"),
+                slots: typed!(object, "SLOTS4"),
+                slot_routes: data(take(object, "SLOT_ROUTES4")?)?,
+            },
+            v6: Family {
+                flows: typed!(object, "FLOWS6"),
+                frontends: typed!(object, "FRONTENDS6"),
+                slots: typed!(object, "SLOTS6"),
+                slot_routes: data(take(object, "SLOT_ROUTES6")?)?,
+            },
+            hops: typed!(object, "HOPS"),
+            hop_index: typed!(object, "HOP_INDEX"),
+            devices: typed!(object, "DEVICES"),
+            gone: typed!(object, "GONE"),
+            sweep: typed!(object, "SWEEP"),
+            counters: typed!(object, "COUNTERS"),
+            xdp_jumps: typed!(object, "XDP_JUMPS"),
+            tc_jumps: typed!(object, "TC_JUMPS"),
+            state: Words::new(take(object, "STATE")?)?,
+            usage: Words::new(take(object, "USAGE")?)?,
+            filter: Words::new(take(object, "FILTER")?)?,
+            pool: Words::new(take(object, "POOL")?)?,
+        })
+    }
+}
+
+/// An address of one family in the form of the maps.
+pub trait ToWire<A> {
+    fn to_wire(self) -> A;
+}
+
+impl ToWire<Address4> for Ipv4Addr {
+    fn to_wire(self) -> Address4 {
+        u32::from_ne_bytes(self.octets())
+    }
+}
+
+impl ToWire<Address6> for Ipv6Addr {
+    fn to_wire(self) -> Address6 {
+        let octets = self.octets();
+        let half = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&octets[at..at + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        [half(0), half(8)]
+    }
+}
+
+/// The reverse of [`ToWire`].
+pub trait FromWire: Address {
+    fn to_ip(self) -> IpAddr;
+}
+
+impl FromWire for Address4 {
+    fn to_ip(self) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::from(self.to_ne_bytes()))
+    }
+}
+
+impl FromWire for Address6 {
+    fn to_ip(self) -> IpAddr {
+        let mut octets = [0; 16];
+        octets[..8].copy_from_slice(&self[0].to_ne_bytes());
+        octets[8..].copy_from_slice(&self[1].to_ne_bytes());
+        IpAddr::V6(Ipv6Addr::from(octets))
+    }
+}
+
+/// IP protocol number.
+pub fn number(protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::Tcp => PROTOCOL_TCP,
+        Protocol::Udp => PROTOCOL_UDP,
+    }
+}
+
+/// The wide form of an address: [`Address::wide`].
+pub fn wide(address: IpAddr) -> [u64; 2] {
+    match address {
+        IpAddr::V4(address) => address.to_wire().wide(),
+        IpAddr::V6(address) => address.to_wire().wide(),
+    }
+}
+
+/// Key of `GONE`.
+pub fn endpoint_key(endpoint: SocketAddr, protocol: Protocol) -> EndpointKey {
+    EndpointKey {
+        address: wide(endpoint.ip()),
+        port: endpoint.port().to_be(),
+        protocol: number(protocol) as u16,
+        ipv6: u32::from(endpoint.is_ipv6()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_there_and_back() {
+        let v4: Ipv4Addr = "192.0.2.1".parse().unwrap();
+        assert_eq!(v4.to_wire().to_ip(), IpAddr::V4(v4));
+        assert_eq!(v4.to_wire().to_ne_bytes(), [192, 0, 2, 1]);
+        let v6: Ipv6Addr = "2001:db8::1:2".parse().unwrap();
+        assert_eq!(v6.to_wire().to_ip(), IpAddr::V6(v6));
+    }
+}

@@ -1,0 +1,77 @@
+//! Maps that the agent writes by plain stores: arrays mapped into its memory.
+
+use std::{
+    marker::PhantomData,
+    num::NonZeroUsize,
+    os::fd::AsFd,
+    ptr::{self, NonNull},
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{Map, MapData};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+/// The one element of an mmapable array.
+pub struct Words<T> {
+    address: NonNull<T>,
+    _map: MapData,
+    _type: PhantomData<T>,
+}
+
+// SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores of single words.
+unsafe impl<T> Send for Words<T> {}
+
+const PAGE: usize = 4096;
+
+impl<T> Words<T> {
+    /// Maps the element of `map`, whose value type is `T`.
+    ///
+    /// # Errors
+    /// The map is no mmapable array, or the kernel refuses.
+    pub fn new(map: Map) -> Result<Self> {
+        let Map::Array(map) = map else { anyhow::bail!("not an array") };
+        let length = NonZeroUsize::new(size_of::<T>().next_multiple_of(PAGE)).context("empty map value")?;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                map.fd().as_fd(),
+                0,
+            )
+        }
+        .context("mapping a map into memory failed")?;
+        Ok(Self { address: address.cast(), _map: map, _type: PhantomData })
+    }
+
+    /// A pointer to a word of the element, from a pointer to the element.
+    pub fn pointer(&self) -> *mut T {
+        self.address.as_ptr()
+    }
+
+    /// Loads one word.
+    pub fn load<W: Copy>(&self, word: impl FnOnce(*mut T) -> *mut W) -> W {
+        // SAFETY: callers name a field of the element, which is mapped as long as `self` lives.
+        unsafe { ptr::read_volatile(word(self.pointer())) }
+    }
+
+    /// Stores one word if it differs; whether it did.
+    pub fn store<W: Copy + PartialEq>(&mut self, word: impl Fn(*mut T) -> *mut W, value: W) -> bool {
+        if self.load(&word) == value {
+            return false;
+        }
+        // SAFETY: as above.
+        unsafe { ptr::write_volatile(word(self.pointer()), value) };
+        true
+    }
+}
+
+impl<T> Drop for Words<T> {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length, and no reference into it is kept.
+        let unmapped = unsafe { munmap(self.address.cast(), size_of::<T>().next_multiple_of(PAGE)) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
