@@ -8,6 +8,7 @@ pub mod address;
 mod choose;
 mod claims;
 mod desired;
+mod duration;
 mod index;
 pub mod object;
 mod reduce;
@@ -17,5 +18,6 @@ pub use desired::{
     Desired, Endpoint, Frontend, FrontendKind, HealthCheck, Policy, Protocol, ServiceName, ServicePort,
     ServicePortKey,
 };
+pub use duration::parse_duration;
 pub use index::{Changes, Index, Indexed, NodeInput};
 pub use render::render;
