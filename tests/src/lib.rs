@@ -1,1 +1,3 @@
 //! Builders for tests, demo and lab.
+
+pub mod script;

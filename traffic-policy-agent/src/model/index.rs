@@ -368,3 +368,6 @@ impl Indexed for Node {
         index.nodes.keys().map(|name| ServiceName { namespace: String::new(), name: name.clone() }).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::load::Objects;
+pub use self::load::Mistakes;
 use super::{Batch, Change, QUEUE, ServiceEvents, Source, Update, status::StatusWriter};
 use crate::model::object::Node;
 
@@ -51,6 +51,27 @@ impl Manifests {
         Source { updates, status, events: ServiceEvents::nowhere(), _tasks: tasks }
     }
 
+    /// Reads the folder once.
+    ///
+    /// # Errors
+    ///
+    /// If anything in it is broken; all mistakes are named.
+    pub fn read(&self) -> Result<Batch, Mistakes> {
+        let mut objects = load::load(&self.folder)?;
+        if !objects.nodes.iter().any(|node| node.name == self.node_name) {
+            objects.nodes.push(Node { name: self.node_name.clone(), ..Node::default() });
+        }
+        fn all<T>(objects: Vec<T>) -> Change<T> {
+            Change::Reset { objects, unreadable: Vec::new() }
+        }
+        Ok(Batch(vec![
+            Update::Node(all(objects.nodes)),
+            Update::Service(all(objects.services)),
+            Update::EndpointSlice(all(objects.slices)),
+            Update::Synced,
+        ]))
+    }
+
     async fn follow(self, sender: mpsc::Sender<Batch>, status: StatusWriter) {
         let mut notices = Notices::default();
         let mut seen = None;
@@ -69,16 +90,12 @@ impl Manifests {
             };
             // Without a notice only a folder that looks different is read again.
             if told || seen.as_ref() != Some(&look) {
-                let folder = self.folder.clone();
-                match spawn_blocking(move || load::load(&folder)).await {
-                    Ok(Ok(objects)) => {
+                let manifests = self.clone();
+                match spawn_blocking(move || manifests.read()).await {
+                    Ok(Ok(batch)) => {
                         status.well("manifests", "all manifests are readable again");
                         status.contact();
-                        let mut updates = self.updates(objects);
-                        if !synced {
-                            updates.push(Update::Synced);
-                        }
-                        if sender.send(Batch(updates)).await.is_err() {
+                        if sender.send(batch).await.is_err() {
                             return;
                         }
                         synced = true;
@@ -96,20 +113,6 @@ impl Manifests {
             }
             told = notices.wait().await;
         }
-    }
-
-    fn updates(&self, mut objects: Objects) -> Vec<Update> {
-        if !objects.nodes.iter().any(|node| node.name == self.node_name) {
-            objects.nodes.push(Node { name: self.node_name.clone(), ..Node::default() });
-        }
-        fn all<T>(objects: Vec<T>) -> Change<T> {
-            Change::Reset { objects, unreadable: Vec::new() }
-        }
-        vec![
-            Update::Node(all(objects.nodes)),
-            Update::Service(all(objects.services)),
-            Update::EndpointSlice(all(objects.slices)),
-        ]
     }
 }
 

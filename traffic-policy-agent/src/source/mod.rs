@@ -4,15 +4,15 @@
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
 
 mod convert;
-pub mod kubernetes;
-pub mod manifest;
+mod kubernetes;
+mod manifest;
 mod status;
 
 use tokio::{sync::mpsc, task::JoinSet};
 
 pub use self::{
-    kubernetes::{Kubernetes, ServiceEvent, ServiceEvents},
-    manifest::Manifests,
+    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT, ServiceEvent, ServiceEvents},
+    manifest::{Manifests, Mistakes},
     status::{Status, StatusReader},
 };
 use crate::model::{
@@ -34,7 +34,7 @@ pub enum Update {
     Service(Change<Service>),
     EndpointSlice(Change<EndpointSlice>),
     Node(Change<Node>),
-    /// Everything has been given once. Sent once, after the first lists of all kinds.
+    /// Everything has been given: what is known is whole.
     Synced,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Objects {
 /// What is wrong in a folder, one line for each mistake: file, document, field, what.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]
-pub(super) struct Mistakes(pub(super) Vec<String>);
+pub struct Mistakes(pub Vec<String>);
 
 /// The manifests in `folder`, in order of their names. Sub-folders and hidden files (those of editors, and the
 /// `..data` of a mounted ConfigMap) are none; symbolic links are followed.
