@@ -1,1 +1,4 @@
 //! Builders for tests, demo and lab.
+
+pub mod api_server;
+pub mod script;

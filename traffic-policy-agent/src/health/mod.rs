@@ -1,1 +1,15 @@
 //! Answers to load balancers and probes.
+//!
+//! They speak only of what has been written: the run loop tells [`ProxyHealth`] when a change is waiting and when it
+//! is in the maps, and updates [`ServiceHealth`] after each write, so that no load balancer sends before the node can
+//! forward.
+
+#![forbid(unsafe_code)]
+
+mod listener;
+mod proxy;
+mod service;
+
+pub use listener::{Served, serve_address};
+pub use proxy::{HealthzServer, ProxyHealth};
+pub use service::{ListenFailure, ServiceHealth};

@@ -27,6 +27,15 @@ pub enum Protocol {
     Udp,
 }
 
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
+}
+
 /// `externalTrafficPolicy` or `internalTrafficPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -94,7 +103,8 @@ pub struct ServicePort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,
-    /// Distinct addresses of ready endpoints on this node, over all ports of the Service.
+    /// Distinct addresses of ready endpoints on this node, over all ports of the Service, in the family that has more
+    /// of them (a dual-stack pod counts once).
     pub local_endpoints: usize,
 }
 

@@ -1,1 +1,110 @@
 //! Where Services, EndpointSlices and Nodes come from: the Kubernetes API or a folder of manifests.
+//!
+//! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`] and writes what follows.
+//! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
+
+mod convert;
+mod kubernetes;
+mod manifest;
+mod status;
+
+use tokio::{sync::mpsc, task::JoinSet};
+
+pub use self::{
+    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT, ServiceEvent, ServiceEvents},
+    manifest::{Manifests, Mistakes},
+    status::{Status, StatusReader},
+};
+use crate::model::{
+    Index, Indexed, ServiceName,
+    object::{EndpointSlice, Node, Service},
+};
+
+/// What happened to objects of one kind.
+#[derive(Debug)]
+pub enum Change<T> {
+    Apply(T),
+    Delete(ServiceName),
+    /// All objects of the kind, after a list. `unreadable` ones exist too, and stay as they were last understood.
+    Reset { objects: Vec<T>, unreadable: Vec<ServiceName> },
+}
+
+#[derive(Debug)]
+pub enum Update {
+    Service(Change<Service>),
+    EndpointSlice(Change<EndpointSlice>),
+    Node(Change<Node>),
+    /// Everything has been given: what is known is whole.
+    Synced,
+}
+
+/// Updates that belong together: all of them are applied before anything is written.
+#[derive(Debug)]
+pub struct Batch(pub Vec<Update>);
+
+impl Batch {
+    /// Puts the updates into the index. Returns whether anything changed that may have to be written.
+    pub fn apply(self, index: &mut Index) -> bool {
+        let mut changed = false;
+        for update in self.0 {
+            changed |= match update {
+                Update::Service(change) => change.apply(index),
+                Update::EndpointSlice(change) => change.apply(index),
+                Update::Node(change) => change.apply(index),
+                Update::Synced => {
+                    let first = !index.is_synced();
+                    index.set_synced();
+                    first
+                }
+            };
+        }
+        changed
+    }
+}
+
+impl<T: Indexed> Change<T> {
+    fn apply(self, index: &mut Index) -> bool {
+        match self {
+            Self::Apply(object) => index.apply(object),
+            Self::Delete(name) => index.delete::<T>(&name),
+            Self::Reset { objects, unreadable } => index.reset(objects, &unreadable),
+        }
+    }
+}
+
+/// A started source. Dropping it stops its tasks.
+#[derive(Debug)]
+pub struct Source {
+    updates: mpsc::Receiver<Batch>,
+    status: StatusReader,
+    events: ServiceEvents,
+    _tasks: JoinSet<()>,
+}
+
+/// Enough that a source need not wait for the run loop while that writes one change.
+const QUEUE: usize = 1024;
+
+impl Source {
+    /// Waits for the next batch. Cancel-safe. `None` when the source has stopped, which it does by itself only when
+    /// its tasks panicked.
+    pub async fn next(&mut self) -> Option<Batch> {
+        self.updates.recv().await
+    }
+
+    /// The next batch, if one is already there: lets the run loop take many changes with one write.
+    pub fn try_next(&mut self) -> Option<Batch> {
+        self.updates.try_recv().ok()
+    }
+
+    /// How the source fares, for `status` and for metrics. Cheap to clone.
+    #[must_use]
+    pub fn status(&self) -> StatusReader {
+        self.status.clone()
+    }
+
+    /// Where Events about Services can be posted; with manifests they are only logged by who posts them.
+    #[must_use]
+    pub fn events(&self) -> ServiceEvents {
+        self.events.clone()
+    }
+}

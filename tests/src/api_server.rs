@@ -1,0 +1,192 @@
+//! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
+//!
+//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices and Nodes, and takes Events. It
+//! can be slow, cut connections, forget its history (410 Gone), refuse tokens, and go away and return.
+
+mod http;
+mod store;
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+
+pub use self::store::Kind;
+use self::store::Store;
+
+/// A running server. All of it is forgotten when dropped.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    running: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Raised at each change of the state, so that watches and held lists look again.
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    store: Store,
+    /// Every request so far: method, path and query.
+    requests: Vec<String>,
+    /// Tokens that are let in; `None` = no token is asked for.
+    tokens: Option<BTreeSet<String>>,
+    /// Kinds whose lists wait.
+    held: BTreeSet<Kind>,
+    /// Raised to cut all watches.
+    cuts: u64,
+    posted_events: Vec<Value>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state());
+        self.changed.send_modify(|changes| *changes += 1);
+        result
+    }
+}
+
+impl ApiServer {
+    /// Starts an empty server on a free port of the loopback address.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free port.
+    pub async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: watch::channel(0).0 });
+        let running = Some(tokio::spawn(http::serve(listener, Arc::clone(&shared))));
+        Ok(Self { shared, address, running })
+    }
+
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Adds or replaces the objects of a YAML text with one or more documents.
+    ///
+    /// # Errors
+    ///
+    /// If the text is not YAML, or holds something that is not stored.
+    pub fn apply(&self, yaml: &str) -> Result<()> {
+        for object in documents(yaml)? {
+            let kind = object["kind"].as_str().and_then(Kind::of).context("unknown kind")?;
+            self.shared.change(|state| state.store.apply(kind, object));
+        }
+        Ok(())
+    }
+
+    /// Removes an object, if it is there; a Node has the empty namespace.
+    pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
+        self.shared.change(|state| state.store.delete(kind, namespace, name));
+    }
+
+    /// Sends a bookmark to all watches.
+    pub fn bookmark(&self) {
+        self.shared.change(|state| state.store.bookmark());
+    }
+
+    /// Forgets all history: who wants to go on from an earlier version is told 410 Gone.
+    pub fn compact(&self) {
+        self.shared.change(|state| state.store.compact());
+    }
+
+    /// Breaks all watches off in mid-stream, as a dying connection does.
+    pub fn cut_watches(&self) {
+        self.shared.change(|state| state.cuts += 1);
+    }
+
+    /// Lets lists of a kind wait until [`Self::release_lists`].
+    pub fn hold_lists(&self, kind: Kind) {
+        self.shared.change(|state| state.held.insert(kind));
+    }
+
+    /// Answers the lists that wait.
+    pub fn release_lists(&self) {
+        self.shared.change(|state| state.held.clear());
+    }
+
+    /// From now on only these tokens are let in.
+    pub fn require_tokens(&self, tokens: &[&str]) {
+        let tokens = tokens.iter().map(|token| (*token).to_owned()).collect();
+        self.shared.change(|state| state.tokens = Some(tokens));
+    }
+
+    /// Goes away: connections break, new ones are refused. The objects stay.
+    pub async fn stop(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.abort();
+            let _ = running.await;
+        }
+    }
+
+    /// Returns on the same address.
+    ///
+    /// # Errors
+    ///
+    /// If the port has been taken meanwhile.
+    pub async fn restart(&mut self) -> io::Result<()> {
+        self.stop().await;
+        let listener = TcpListener::bind(self.address).await?;
+        self.running = Some(tokio::spawn(http::serve(listener, Arc::clone(&self.shared))));
+        Ok(())
+    }
+
+    /// The Events that clients posted.
+    #[must_use]
+    pub fn posted_events(&self) -> Vec<Value> {
+        self.shared.state().posted_events.clone()
+    }
+
+    /// How many requests so far contain `text` in their path or query.
+    #[must_use]
+    pub fn requests_with(&self, text: &str) -> usize {
+        self.shared.state().requests.iter().filter(|request| request.contains(text)).count()
+    }
+
+    /// How many first pages of lists of a kind were asked for so far.
+    #[must_use]
+    pub fn lists_of(&self, kind: Kind) -> usize {
+        let state = self.shared.state();
+        let is_list = |request: &&String| {
+            request.contains(&format!("/{}?", kind.plural()))
+                && !request.contains("watch=")
+                && !request.contains("continue=")
+        };
+        state.requests.iter().filter(is_list).count()
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        if let Some(running) = &self.running {
+            running.abort();
+        }
+    }
+}
+
+fn documents(yaml: &str) -> Result<Vec<Value>> {
+    use serde::Deserialize;
+
+    serde_yaml_ng::Deserializer::from_str(yaml)
+        .map(|document| Ok(Value::deserialize(document)?))
+        .filter(|object| !matches!(object, Ok(Value::Null)))
+        .collect()
+}

@@ -1,0 +1,216 @@
+//! The protocol: paths, queries, pages and streams.
+
+use std::{collections::HashMap, convert::Infallible, io, sync::Arc};
+
+use futures::{Stream, StreamExt, stream};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Frame, Incoming},
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, task::JoinSet};
+
+use super::{
+    Shared,
+    store::{Gone, Kind, Selection},
+};
+
+type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// Serves until it is aborted; its connections break with it.
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        connections.spawn(async move {
+            let service = service_fn(|request| {
+                let shared = Arc::clone(&shared);
+                async { Ok::<_, Infallible>(answer(shared, request).await) }
+            });
+            // A client that breaks off is no fault of the server.
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+    let path = request.uri().path().to_owned();
+    let query = parse_query(request.uri().query().unwrap_or_default());
+    shared.state().requests.push(format!("{} {path}?{}", request.method(), request.uri().query().unwrap_or_default()));
+    if !authorized(&shared, &request) {
+        return failure(StatusCode::UNAUTHORIZED, "Unauthorized");
+    }
+    let mut parts: Vec<&str> = path.split('/').collect();
+    let last = parts.pop().unwrap_or_default();
+    if request.method() == Method::POST && last == "events" {
+        let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let Ok(event) = serde_json::from_slice::<Value>(&body) else {
+            return failure(StatusCode::BAD_REQUEST, "not JSON");
+        };
+        shared.state().posted_events.push(event.clone());
+        return json_answer(StatusCode::CREATED, &event);
+    }
+    let Some(kind) = Kind::of_plural(last) else { return failure(StatusCode::NOT_FOUND, "not found") };
+    let namespace = match parts.as_slice() {
+        [.., "namespaces", namespace] => Some((*namespace).to_owned()),
+        _ => None,
+    };
+    let selection = selection(namespace, &query);
+    if query.get("watch").is_some_and(|watch| watch == "true" || watch == "1") {
+        return watch(shared, kind, selection, &query);
+    }
+    list(shared, kind, &selection, &query).await
+}
+
+fn authorized(shared: &Shared, request: &Request<Incoming>) -> bool {
+    let state = shared.state();
+    let Some(tokens) = &state.tokens else { return true };
+    let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    header.and_then(|value| value.strip_prefix("Bearer ")).is_some_and(|token| tokens.contains(token))
+}
+
+async fn list(
+    shared: Arc<Shared>,
+    kind: Kind,
+    selection: &Selection,
+    query: &HashMap<String, String>,
+) -> Response<Body> {
+    let mut changed = shared.changed.subscribe();
+    while shared.state().held.contains(&kind) {
+        if changed.changed().await.is_err() {
+            return failure(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+        }
+    }
+    let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
+    let start = number("continue").unwrap_or(0);
+    let limit = number("limit").filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let state = shared.state();
+    let (items, more) = state.store.page(kind, selection, start, limit);
+    let mut metadata = json!({"resourceVersion": state.store.version().to_string()});
+    if more {
+        metadata["continue"] = (start + limit).to_string().into();
+    }
+    json_answer(
+        StatusCode::OK,
+        &json!({
+            "kind": format!("{}List", kind.name()),
+            "apiVersion": kind.api_version(),
+            "metadata": metadata,
+            "items": items,
+        }),
+    )
+}
+
+fn watch(
+    shared: Arc<Shared>,
+    kind: Kind,
+    selection: Selection,
+    query: &HashMap<String, String>,
+) -> Response<Body> {
+    let after = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
+    let frames = lines(shared, kind, selection, after).map(|line| line.map(Frame::data));
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The watch events as lines, for ever; an error where the watch is cut.
+fn lines(
+    shared: Arc<Shared>,
+    kind: Kind,
+    selection: Selection,
+    after: u64,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    let changed = shared.changed.subscribe();
+    let cuts = shared.state().cuts;
+    stream::unfold(Some((shared, changed, after)), move |position| {
+        let selection = selection.clone();
+        async move {
+            let (shared, mut changed, after) = position?;
+            loop {
+                if shared.state().cuts != cuts {
+                    return Some((Err(io::Error::other("cut")), None));
+                }
+                let events = shared.state().store.events(kind, &selection, after);
+                match events {
+                    Err(Gone) => {
+                        let error = json!({"type": "ERROR", "object": status(StatusCode::GONE, "too old")});
+                        return Some((Ok(line(&error)), None));
+                    }
+                    Ok((events, version)) if version > after => {
+                        let text: Vec<Bytes> = events.iter().map(line).collect();
+                        return Some((Ok(text.concat().into()), Some((shared, changed, version))));
+                    }
+                    Ok(_) => changed.changed().await.ok()?,
+                }
+            }
+        }
+    })
+}
+
+fn line(value: &Value) -> Bytes {
+    format!("{value}\n").into()
+}
+
+fn selection(namespace: Option<String>, query: &HashMap<String, String>) -> Selection {
+    let labels = query.get("labelSelector").map(String::as_str).unwrap_or_default();
+    let fields = query.get("fieldSelector").map(String::as_str).unwrap_or_default();
+    Selection {
+        namespace,
+        name: fields.strip_prefix("metadata.name=").map(str::to_owned),
+        without: labels.split(',').filter_map(|label| label.strip_prefix('!')).map(str::to_owned).collect(),
+    }
+}
+
+fn parse_query(query: &str) -> HashMap<String, String> {
+    query
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(key, value)| (percent_decode(key), percent_decode(value)))
+        .collect()
+}
+
+fn percent_decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let hex: String = rest.by_ref().take(2).map(char::from).collect();
+                u8::from_str_radix(&hex, 16).unwrap_or(b'?')
+            }
+            other => other,
+        });
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn status(code: StatusCode, message: &str) -> Value {
+    json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": code.canonical_reason().unwrap_or_default(),
+        "code": code.as_u16(),
+    })
+}
+
+fn failure(code: StatusCode, message: &str) -> Response<Body> {
+    json_answer(code, &status(code, message))
+}
+
+fn json_answer(code: StatusCode, value: &Value) -> Response<Body> {
+    let body = Full::new(Bytes::from(value.to_string())).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,171 @@
+//! The objects, and the history that watches read.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    Node,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+
+    pub(super) fn of(kind: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.name() == kind)
+    }
+
+    pub(super) fn of_plural(plural: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.plural() == plural)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+        }
+    }
+
+    pub(super) fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::Node => "nodes",
+        }
+    }
+
+    pub(super) fn api_version(self) -> &'static str {
+        match self {
+            Self::Service | Self::Node => "v1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+        }
+    }
+}
+
+type Key = (Kind, String, String);
+
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    version: u64,
+    objects: BTreeMap<Key, Value>,
+    history: Vec<Entry>,
+    /// Nobody can go on from before this version.
+    compacted: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    version: u64,
+    /// `None` for a bookmark.
+    change: Option<(Kind, Option<Value>, Option<Value>)>,
+}
+
+/// Which objects a request is about.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selection {
+    pub(super) namespace: Option<String>,
+    /// `metadata.name` of a field selector.
+    pub(super) name: Option<String>,
+    /// Labels that must not be there, as in `!key`.
+    pub(super) without: Vec<String>,
+}
+
+impl Selection {
+    fn takes(&self, object: &Value) -> bool {
+        let metadata = &object["metadata"];
+        let is = |wanted: &Option<String>, field: &str| {
+            wanted.as_ref().is_none_or(|wanted| metadata[field].as_str() == Some(wanted))
+        };
+        is(&self.namespace, "namespace")
+            && is(&self.name, "name")
+            && !self.without.iter().any(|label| metadata["labels"].get(label).is_some())
+    }
+}
+
+/// The history before the asked-for version is gone.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+impl Store {
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn apply(&mut self, kind: Kind, mut object: Value) {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        if kind != Kind::Node && object["metadata"]["namespace"].is_null() {
+            object["metadata"]["namespace"] = "default".into();
+        }
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let key = (kind, text("namespace"), text("name"));
+        object["metadata"]["uid"] = format!("uid-of-{}", key.2).into();
+        let old = self.objects.insert(key, object.clone());
+        self.history.push(Entry { version: self.version, change: Some((kind, old, Some(object))) });
+    }
+
+    pub(super) fn delete(&mut self, kind: Kind, namespace: &str, name: &str) {
+        let Some(old) = self.objects.remove(&(kind, namespace.to_owned(), name.to_owned())) else { return };
+        self.version += 1;
+        self.history.push(Entry { version: self.version, change: Some((kind, Some(old), None)) });
+    }
+
+    pub(super) fn bookmark(&mut self) {
+        self.version += 1;
+        self.history.push(Entry { version: self.version, change: None });
+    }
+
+    pub(super) fn compact(&mut self) {
+        self.compacted = self.version;
+        self.history.clear();
+    }
+
+    /// The objects from the `start`th on, at most `limit`, and whether there are more.
+    pub(super) fn page(&self, kind: Kind, selection: &Selection, start: usize, limit: usize) -> (Vec<Value>, bool) {
+        let objects = self.objects.iter().filter(|((of, ..), object)| *of == kind && selection.takes(object));
+        let mut page: Vec<_> = objects.skip(start).take(limit.saturating_add(1)).map(|(_, o)| o.clone()).collect();
+        let more = page.len() > limit;
+        page.truncate(limit);
+        (page, more)
+    }
+
+    /// The watch events after a version, as they are for who sees only the selection, and the version they end at.
+    pub(super) fn events(&self, kind: Kind, selection: &Selection, after: u64) -> Result<(Vec<Value>, u64), Gone> {
+        if after < self.compacted {
+            return Err(Gone);
+        }
+        let events = self.history.iter().filter(|entry| entry.version > after).filter_map(|entry| {
+            let Some((of, old, new)) = &entry.change else { return Some(bookmark(kind, entry.version)) };
+            if *of != kind {
+                return None;
+            }
+            let old = old.as_ref().filter(|object| selection.takes(object));
+            let new = new.as_ref().filter(|object| selection.takes(object));
+            let (event_type, object) = match (old, new) {
+                (None, None) => return None,
+                (None, Some(new)) => ("ADDED", new),
+                (Some(_), Some(new)) => ("MODIFIED", new),
+                (Some(old), None) => ("DELETED", old),
+            };
+            let mut object = object.clone();
+            object["metadata"]["resourceVersion"] = entry.version.to_string().into();
+            Some(json!({"type": event_type, "object": object}))
+        });
+        Ok((events.collect(), self.version))
+    }
+}
+
+fn bookmark(kind: Kind, version: u64) -> Value {
+    json!({
+        "type": "BOOKMARK",
+        "object": {
+            "kind": kind.name(),
+            "apiVersion": kind.api_version(),
+            "metadata": {"resourceVersion": version.to_string()},
+        },
+    })
+}

@@ -1,0 +1,260 @@
+//! `/healthz` and `/livez`: whether this node's proxy keeps up, and whether load balancers should use the node.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use hyper::{Request, StatusCode, body::Incoming};
+use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+
+use super::listener::{Answer, Served, json, not_found};
+
+/// A change that has been waiting this long is late.
+const LATE: Duration = Duration::from_secs(60);
+
+/// How the run loop fares. Cheap to clone; all clones are one.
+///
+/// Before the first [`synced`](Self::synced) the proxy is alive but not healthy: a load balancer must not send yet.
+/// Without a waiting change it stays healthy for ever, also while the API is away.
+#[derive(Clone, Debug)]
+pub struct ProxyHealth(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    late: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Since when the oldest waiting change waits.
+    queued: Option<Instant>,
+    /// When the maps were last known to hold what is desired.
+    updated: Option<Timestamp>,
+    node_eligible: bool,
+    families: Vec<&'static str>,
+}
+
+impl ProxyHealth {
+    /// `ipv4` and `ipv6` say which families are proxied; `/healthz` names them.
+    #[must_use]
+    pub fn new(ipv4: bool, ipv6: bool) -> Self {
+        Self::with_late(ipv4, ipv6, LATE)
+    }
+
+    fn with_late(ipv4: bool, ipv6: bool, late: Duration) -> Self {
+        let families = [(ipv4, "IPv4"), (ipv6, "IPv6")];
+        let families = families.into_iter().filter(|(wanted, _)| *wanted).map(|(_, name)| name).collect();
+        Self(Arc::new(Shared { late, state: Mutex::new(State { families, ..State::default() }) }))
+    }
+
+    /// A change has come that may have to be written. Not called before the source has given everything: waiting for
+    /// the API is not being late.
+    pub fn queued(&self) {
+        self.state().queued.get_or_insert_with(Instant::now);
+    }
+
+    /// The maps hold all that was queued.
+    pub fn synced(&self) {
+        let mut state = self.state();
+        state.queued = None;
+        state.updated = Some(Timestamp::now());
+    }
+
+    /// Writing failed and will be tried again: from now on, if not already, a change is waiting.
+    pub fn failed(&self) {
+        self.queued();
+    }
+
+    /// Whether the Node object lets load balancers send here. `false` until said otherwise.
+    pub fn set_node_eligible(&self, eligible: bool) {
+        self.state().node_eligible = eligible;
+    }
+
+    /// The maps have been written once, and no change is late.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        let state = self.state();
+        state.updated.is_some() && !self.is_late(&state)
+    }
+
+    fn is_late(&self, state: &State) -> bool {
+        state.queued.is_some_and(|since| since.elapsed() >= self.0.late)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked left single fields, each valid by itself.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn healthz(&self) -> Answer {
+        let state = self.state();
+        let healthy = state.updated.is_some() && !self.is_late(&state);
+        self.answer(&state, healthy, healthy && state.node_eligible, Some(state.node_eligible))
+    }
+
+    fn livez(&self) -> Answer {
+        let state = self.state();
+        let alive = !self.is_late(&state);
+        self.answer(&state, alive, alive, None)
+    }
+
+    fn answer(&self, state: &State, healthy: bool, ok: bool, node_eligible: Option<bool>) -> Answer {
+        let now = Timestamp::now();
+        let updated = state.updated.map(|time| time.to_string());
+        let updated = updated.as_deref().unwrap_or(GO_ZERO_TIME);
+        let now = now.to_string();
+        let body = Body {
+            // Probers that look at the age of this must see it young as long as all is well.
+            last_updated: if ok { &now } else { updated },
+            current_time: &now,
+            node_eligible,
+            healthy,
+            status: state.updated.map(|_| {
+                let family = Family { last_updated: updated, healthy };
+                state.families.iter().map(|name| (*name, family)).collect()
+            }),
+        };
+        let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        // Strings, flags and maps with text keys: there is nothing that cannot be written as JSON.
+        json(status, serde_json::to_string(&body).unwrap_or_default())
+    }
+}
+
+/// Never. What kube-proxy prints before its first update.
+const GO_ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    last_updated: &'a str,
+    current_time: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    healthy: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<BTreeMap<&'static str, Family<'a>>>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Family<'a> {
+    last_updated: &'a str,
+    healthy: bool,
+}
+
+/// The server of `/healthz` and `/livez`, ordinarily on port 10256.
+#[derive(Debug)]
+pub struct HealthzServer(Served);
+
+impl HealthzServer {
+    /// Starts to answer; the unspecified IPv4 address stands for both families.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on.
+    pub fn start(address: SocketAddr, health: ProxyHealth) -> io::Result<Self> {
+        Served::start(address, move |request: &Request<Incoming>| match request.uri().path() {
+            "/healthz" => health.healthz(),
+            "/livez" => health.livez(),
+            _ => not_found(request.method()),
+        })
+        .map(Self)
+    }
+
+    /// The address listened on, with the port that was chosen if 0 was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.0.address()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use serde_json::Value;
+
+    use super::{
+        super::listener::tests::{get, localhost},
+        *,
+    };
+
+    struct Probe {
+        server: HealthzServer,
+    }
+
+    impl Probe {
+        fn new(health: &ProxyHealth) -> Self {
+            let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+            Self { server: HealthzServer::start(any, health.clone()).unwrap() }
+        }
+
+        async fn ask(&self, path: &str) -> (u16, Value) {
+            let answer = get(localhost(self.server.address().port()), path).await;
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(head.contains("Content-Type: application/json\r\n"), "{head}");
+            assert!(head.contains("X-Content-Type-Options: nosniff\r\n"), "{head}");
+            (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
+        }
+
+        async fn statuses(&self) -> (u16, u16) {
+            (self.ask("/healthz").await.0, self.ask("/livez").await.0)
+        }
+    }
+
+    #[tokio::test]
+    async fn from_start_to_late_and_back() {
+        let health = ProxyHealth::with_late(true, true, Duration::from_millis(50));
+        let probe = Probe::new(&health);
+        health.set_node_eligible(true);
+        assert_eq!(probe.statuses().await, (503, 200), "starting");
+        assert!(!health.is_healthy());
+
+        health.synced();
+        assert_eq!(probe.statuses().await, (200, 200), "synced");
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        assert_eq!(probe.statuses().await, (200, 200), "nothing waits");
+
+        health.queued();
+        assert!(health.is_healthy(), "not late yet");
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        health.failed();
+        assert_eq!(probe.statuses().await, (503, 503), "late: the oldest change counts, not the last try");
+        assert!(!health.is_healthy());
+
+        health.synced();
+        assert_eq!(probe.statuses().await, (200, 200), "synced again");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_leaves_is_alive_and_says_so() {
+        let health = ProxyHealth::new(true, false);
+        let probe = Probe::new(&health);
+        health.synced();
+        let (status, body) = probe.ask("/healthz").await;
+        assert_eq!(status, 503);
+        assert_eq!(body["nodeEligible"], false);
+        assert_eq!(body["healthy"], true, "this is about the proxy alone");
+        assert_ne!(body["lastUpdated"], body["currentTime"]);
+        assert_eq!(body["lastUpdated"], body["status"]["IPv4"]["lastUpdated"]);
+        assert!(body["status"].get("IPv6").is_none());
+        let (status, body) = probe.ask("/livez").await;
+        assert_eq!(status, 200);
+        assert!(body.get("nodeEligible").is_none());
+        assert_eq!(body["lastUpdated"], body["currentTime"]);
+    }
+
+    #[tokio::test]
+    async fn other_paths_are_unknown() {
+        let probe = Probe::new(&ProxyHealth::new(true, true));
+        let answer = get(localhost(probe.server.address().port()), "/").await;
+        assert!(answer.starts_with("HTTP/1.1 404 Not Found\r\n"), "{answer}");
+        assert!(answer.ends_with("404 page not found\n"), "{answer}");
+    }
+}

@@ -1,0 +1,260 @@
+//! `healthCheckNodePort`: for each LoadBalancer Service with policy Local, whether this node has endpoints of it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use hyper::{StatusCode, header::HeaderValue};
+use tracing::{info, warn};
+
+use super::{
+    ProxyHealth,
+    listener::{Answer, Served, json},
+};
+use crate::model::{HealthCheck, ServiceName};
+
+/// A port that cannot be listened on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenFailure {
+    pub service: ServiceName,
+    pub port: u16,
+    pub error: String,
+}
+
+impl ListenFailure {
+    /// The reason of the Event that kube-proxy posts in this case.
+    pub const REASON: &str = "FailedToStartServiceHealthcheck";
+    pub const ACTION: &str = "Listen";
+
+    /// One sentence, for logs and Events.
+    #[must_use]
+    pub fn message(&self, node_name: &str) -> String {
+        let Self { service, port, error } = self;
+        format!("node {node_name} failed to start healthcheck \"{service}\" on port {port}: {error}")
+    }
+}
+
+/// The listeners of all health-check node ports.
+#[derive(Debug)]
+pub struct ServiceHealth {
+    node_name: String,
+    proxy: ProxyHealth,
+    counts: Arc<Counts>,
+    open: BTreeMap<ServiceName, Served>,
+    failed: BTreeMap<ServiceName, ListenFailure>,
+}
+
+/// Local endpoints by Service, as the answers read them. A Service that is not here is going away.
+#[derive(Debug, Default)]
+struct Counts(Mutex<HashMap<ServiceName, usize>>);
+
+impl Counts {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServiceName, usize>> {
+        // Each entry is valid by itself, whatever a panic interrupted.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ServiceHealth {
+    #[must_use]
+    pub fn new(node_name: String, proxy: ProxyHealth) -> Self {
+        Self { node_name, proxy, counts: Arc::default(), open: BTreeMap::new(), failed: BTreeMap::new() }
+    }
+
+    /// Opens, closes and moves ports so that `checks` are answered. Called after the maps are written, so that no
+    /// answer says 200 before they hold what it promises.
+    ///
+    /// Returns the ports that cannot be listened on and could, or were not wanted, at the last call: each failure is
+    /// logged and returned once, and tried again at each call.
+    pub async fn update(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) -> Vec<ListenFailure> {
+        *self.counts.lock() =
+            checks.iter().map(|(name, check)| (name.clone(), check.local_endpoints)).collect();
+
+        // Closed before others are opened: a port may move from one Service to another.
+        let unwanted: Vec<_> = self
+            .open
+            .iter()
+            .filter(|(name, served)| checks.get(name).is_none_or(|check| check.port != served.address().port()))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let unwanted: Vec<_> = unwanted.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
+        for (name, served) in unwanted {
+            info!(service = %name, port = served.address().port(), "closing health check port");
+            served.close().await;
+        }
+        self.failed.retain(|name, failure| checks.get(name).is_some_and(|check| check.port == failure.port));
+
+        let mut news = Vec::new();
+        for (name, check) in checks {
+            if !self.open.contains_key(name) {
+                self.open(name, check.port, &mut news);
+            }
+        }
+        news
+    }
+
+    /// Whether a port cannot be listened on at present: then [`Self::update`] should be called again in a while.
+    #[must_use]
+    pub fn has_failures(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    fn open(&mut self, name: &ServiceName, port: u16, news: &mut Vec<ListenFailure>) {
+        match self.listen(name, port) {
+            Ok(served) => {
+                info!(service = %name, port, "opened health check port");
+                self.open.insert(name.clone(), served);
+                self.failed.remove(name);
+            }
+            Err(error) => {
+                let failure = ListenFailure { service: name.clone(), port, error: error.to_string() };
+                if self.failed.get(name) != Some(&failure) {
+                    warn!("{}", failure.message(&self.node_name));
+                    news.push(failure.clone());
+                    self.failed.insert(name.clone(), failure);
+                }
+            }
+        }
+    }
+
+    fn listen(&self, name: &ServiceName, port: u16) -> io::Result<Served> {
+        let (name, counts, proxy) = (name.clone(), Arc::clone(&self.counts), self.proxy.clone());
+        Served::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), move |_| {
+            let count = counts.lock().get(&name).copied();
+            answer(&name, count.unwrap_or(0), proxy.is_healthy())
+        })
+    }
+}
+
+/// Byte for byte what kube-proxy answers.
+fn answer(name: &ServiceName, count: usize, healthy: bool) -> Answer {
+    let ServiceName { namespace, name } = name;
+    let body = format!(
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace:?},\n\t\t\"name\": {name:?}\n\t}},\n\
+         \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
+    );
+    let ok = count != 0 && healthy;
+    let mut answer = json(if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body);
+    answer.headers_mut().insert("x-load-balancing-endpoint-weight", HeaderValue::from(count));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::{
+        super::listener::tests::{get, localhost},
+        *,
+    };
+
+    fn name(name: &str) -> ServiceName {
+        ServiceName { namespace: "ns".to_owned(), name: name.to_owned() }
+    }
+
+    fn checks(checks: &[(&str, u16, usize)]) -> BTreeMap<ServiceName, HealthCheck> {
+        checks
+            .iter()
+            .map(|&(service, port, local_endpoints)| (name(service), HealthCheck { port, local_endpoints }))
+            .collect()
+    }
+
+    fn server() -> (ServiceHealth, ProxyHealth) {
+        let proxy = ProxyHealth::new(true, true);
+        (ServiceHealth::new("here".to_owned(), proxy.clone()), proxy)
+    }
+
+    /// Ports that were free a moment ago.
+    async fn free_ports<const N: usize>() -> [u16; N] {
+        let mut listeners = Vec::new();
+        for _ in 0..N {
+            listeners.push(TcpListener::bind("0.0.0.0:0").await.unwrap());
+        }
+        std::array::from_fn(|i| listeners[i].local_addr().unwrap().port())
+    }
+
+    async fn refused(port: u16) -> bool {
+        tokio::net::TcpStream::connect(localhost(port)).await.is_err()
+    }
+
+    #[tokio::test]
+    async fn answers_as_kube_proxy_does() {
+        let (mut health, proxy) = server();
+        let [port] = free_ports().await;
+        for (count, healthy, status) in [
+            (1, false, "503 Service Unavailable"),
+            (0, true, "503 Service Unavailable"),
+            (1, true, "200 OK"),
+            (18, true, "200 OK"),
+        ] {
+            if healthy {
+                proxy.synced();
+            }
+            assert!(health.update(&checks(&[("svc", port, count)])).await.is_empty());
+            let answer = get(localhost(port), "/any/path").await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+            for header in ["Content-Type: application/json", "X-Content-Type-Options: nosniff"] {
+                assert!(answer.contains(&format!("{header}\r\n")), "{answer}");
+            }
+            assert!(answer.contains(&format!("X-Load-Balancing-Endpoint-Weight: {count}\r\n")), "{answer}");
+            let body = format!(
+                "\r\n\r\n{{\n\t\"service\": {{\n\t\t\"namespace\": \"ns\",\n\t\t\"name\": \"svc\"\n\t}},\n\
+                 \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
+            );
+            assert!(answer.ends_with(&body), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ports_follow_the_services() {
+        let (mut health, proxy) = server();
+        proxy.synced();
+        let [a, b] = free_ports().await;
+        assert!(health.update(&checks(&[("one", a, 1), ("two", b, 2)])).await.is_empty());
+        // They swap their ports, in one update.
+        assert!(health.update(&checks(&[("one", b, 1), ("two", a, 2)])).await.is_empty());
+        assert!(get(localhost(a), "/").await.contains("\"name\": \"two\""));
+        assert!(get(localhost(b), "/").await.contains("\"name\": \"one\""));
+        assert!(health.update(&checks(&[("one", b, 1)])).await.is_empty());
+        assert!(refused(a).await);
+        assert!(health.update(&BTreeMap::new()).await.is_empty());
+        assert!(refused(b).await);
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_told_once_and_tried_again() {
+        let (mut health, _) = server();
+        let taken = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let [free] = free_ports().await;
+        let wanted = checks(&[("svc", port, 1), ("other", free, 1)]);
+        let failures = health.update(&wanted).await;
+        assert_eq!(failures.len(), 1);
+        assert_eq!((&failures[0].service, failures[0].port), (&name("svc"), port));
+        let message = failures[0].message("here");
+        assert!(message.starts_with("node here failed to start healthcheck \"ns/svc\" on port "), "{message}");
+        assert!(!refused(free).await, "other Services are not touched");
+
+        assert!(health.update(&wanted).await.is_empty());
+        assert!(health.has_failures());
+        drop(taken);
+        assert!(health.update(&wanted).await.is_empty());
+        assert!(!health.has_failures());
+        assert!(!refused(port).await);
+    }
+
+    /// A connection that was there before the Service went away asks after it.
+    #[tokio::test]
+    async fn a_request_that_races_with_deletion_gets_503() {
+        let (mut health, proxy) = server();
+        proxy.synced();
+        let [port] = free_ports().await;
+        health.update(&checks(&[("svc", port, 1)])).await;
+        health.counts.lock().clear();
+        let answer = get(localhost(port), "/").await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Two Services may name one address, port and protocol. Only one can have it.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+};
+
+use super::{Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey};
+
+/// An address as the packet path knows it.
+type Slot = (SocketAddr, Protocol);
+
+/// Ordered by right: the older Service first, then by name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    created: i64,
+    key: ServicePortKey,
+    kind: FrontendKind,
+}
+
+/// All frontends that Services name, with those who name them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Claims(HashMap<Slot, Vec<Claim>>);
+
+impl Claims {
+    /// Adds a Service's claim; the other Services that claim the same are put into `touched`.
+    pub(super) fn add(
+        &mut self,
+        created: Option<i64>,
+        key: &ServicePortKey,
+        frontend: Frontend,
+        touched: &mut BTreeSet<ServiceName>,
+    ) {
+        let claim = Claim { created: created.unwrap_or(i64::MAX), key: key.clone(), kind: frontend.kind };
+        let claims = self.0.entry((frontend.address, key.protocol)).or_default();
+        touched.extend(claims.iter().map(|other| other.key.service.clone()));
+        let at = claims.partition_point(|other| *other < claim);
+        claims.insert(at, claim);
+    }
+
+    /// Takes a Service port's claim away; the other Services that claim the same are put into `touched`.
+    pub(super) fn remove(
+        &mut self,
+        key: &ServicePortKey,
+        frontend: Frontend,
+        touched: &mut BTreeSet<ServiceName>,
+    ) {
+        let slot = (frontend.address, key.protocol);
+        let Some(claims) = self.0.get_mut(&slot) else { return };
+        claims.retain(|claim| claim.key != *key);
+        touched.extend(claims.iter().map(|other| other.key.service.clone()));
+        if claims.is_empty() {
+            self.0.remove(&slot);
+        }
+    }
+
+    /// The Service port that has this frontend instead of `key`; `None` if `key` has it.
+    pub(super) fn lost_to(&self, key: &ServicePortKey, frontend: Frontend) -> Option<&ServicePortKey> {
+        let holder = &self.0.get(&(frontend.address, key.protocol))?.first()?.key;
+        (holder != key).then_some(holder)
+    }
+}

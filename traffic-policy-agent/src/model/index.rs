@@ -1,0 +1,373 @@
+//! The objects, and the desired state that follows from them, recomputed only where something changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    Desired, Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey,
+    claims::Claims,
+    object::{EndpointSlice, Node, Service},
+    reduce::{self, Context, Wanted},
+};
+
+/// What the model must know of the node it runs on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInput {
+    /// The name of this node's Node object, which endpoints give as `nodeName`.
+    pub node_name: String,
+    /// On which addresses node ports are reached.
+    pub node_port_addresses: Vec<IpAddr>,
+    /// Whether this node does IPv4.
+    pub ipv4: bool,
+    /// Whether this node does IPv6.
+    pub ipv6: bool,
+}
+
+/// What a call of [`Index::update`] changed in the desired state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Service ports that were added, changed or removed.
+    pub ports: BTreeSet<ServicePortKey>,
+    pub health: bool,
+    pub node_eligible: bool,
+    pub warnings: bool,
+}
+
+impl Changes {
+    /// Nothing is to be done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Every Service, EndpointSlice and Node that a source told of.
+///
+/// Objects go in by `apply`, `delete` and `reset`, which say whether anything changed in the fields that matter.
+/// [`Index::update`] then brings the desired state up to date; its cost is that of the Services that changed.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    services: BTreeMap<ServiceName, Service>,
+    slices: BTreeMap<ServiceName, EndpointSlice>,
+    slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
+    nodes: BTreeMap<String, Node>,
+    synced: bool,
+
+    dirty: BTreeSet<ServiceName>,
+    context: Context,
+    wanted: BTreeMap<ServiceName, Wanted>,
+    claims: Claims,
+    warnings: BTreeMap<ServiceName, BTreeSet<String>>,
+    node_warning: Option<String>,
+    desired: Desired,
+}
+
+/// One kind of object within an [`Index`].
+pub trait Indexed: Sized {
+    /// Adds or replaces an object. Returns whether anything that matters changed.
+    fn apply(self, index: &mut Index) -> bool;
+    /// Removes an object. Returns whether it was there.
+    fn delete(name: &ServiceName, index: &mut Index) -> bool;
+    /// Namespace (empty if it has none) and name.
+    fn name(&self) -> ServiceName;
+    /// The names of all objects of this kind.
+    fn names(index: &Index) -> Vec<ServiceName>;
+}
+
+impl Index {
+    /// Adds or replaces an object. Returns whether anything that matters changed.
+    pub fn apply<T: Indexed>(&mut self, object: T) -> bool {
+        object.apply(self)
+    }
+
+    /// Removes an object; a Node has the empty namespace. Returns whether it was there.
+    pub fn delete<T: Indexed>(&mut self, name: &ServiceName) -> bool {
+        T::delete(name, self)
+    }
+
+    /// Replaces all objects of one kind: those not given are removed, except the `unreadable` ones, which exist but
+    /// cannot be understood and stay as they were last. Returns whether anything that matters changed.
+    pub fn reset<T: Indexed>(&mut self, objects: Vec<T>, unreadable: &[ServiceName]) -> bool {
+        let mut keep: BTreeSet<_> = objects.iter().map(T::name).collect();
+        keep.extend(unreadable.iter().cloned());
+        let mut changed = false;
+        for name in T::names(self) {
+            if !keep.contains(&name) {
+                changed |= T::delete(&name, self);
+            }
+        }
+        for object in objects {
+            changed |= object.apply(self);
+        }
+        changed
+    }
+
+    /// Says that the source has given all objects once: from now on the desired state may be written.
+    pub fn set_synced(&mut self) {
+        self.synced = true;
+    }
+
+    /// Whether the desired state is whole. Before, it must not be written: half-known it would cut traffic.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// The addresses of a Node object, at most one of each family: what node-port addresses `primary` means.
+    #[must_use]
+    pub fn node_addresses(&self, node_name: &str) -> &[IpAddr] {
+        self.nodes.get(node_name).map_or(&[], |node| &node.addresses)
+    }
+
+    /// The desired state as of the last [`Index::update`].
+    #[must_use]
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// Brings the desired state up to date and says what changed in it since the last call.
+    pub fn update(&mut self, input: &NodeInput) -> Changes {
+        let mut changes = Changes::default();
+        self.update_node(input, &mut changes);
+
+        // Whoever shares a frontend with a changed Service gains or loses it.
+        let mut settle = BTreeSet::new();
+        for name in std::mem::take(&mut self.dirty) {
+            let wanted = self.services.get(&name).map(|service| {
+                let slices = self.slices_of.get(&name).into_iter().flatten().filter_map(|s| self.slices.get(s));
+                reduce::wanted(service, slices, &self.context)
+            });
+            self.replace(name, wanted, &mut settle);
+        }
+        for name in settle {
+            self.settle(&name, &mut changes);
+        }
+        changes
+    }
+
+    fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) {
+        let node = self.nodes.get(&input.node_name);
+        let context = Context {
+            input: input.clone(),
+            zone: node.and_then(|node| node.zone.clone()),
+            primary: node.map(|node| node.addresses.clone()).unwrap_or_default(),
+        };
+        let eligible = node.is_some_and(|node| !node.leaving);
+        let warning = node.is_none().then(|| {
+            format!(
+                "There is no Node {:?}: no endpoint counts as local unless this is the name that endpoints carry, \
+                 and /healthz says 503 (see --node-name).",
+                input.node_name
+            )
+        });
+        if self.context != context {
+            self.context = context;
+            self.dirty.extend(self.services.keys().cloned());
+        }
+        if self.desired.node_eligible != eligible {
+            self.desired.node_eligible = eligible;
+            changes.node_eligible = true;
+        }
+        if self.node_warning != warning {
+            changes.warnings = true;
+            if let Some(old) = self.node_warning.take() {
+                self.desired.warnings.remove(&old);
+            }
+            self.desired.warnings.extend(warning.clone());
+            self.node_warning = warning;
+        }
+    }
+
+    /// Takes note of what one Service wants, and of whom that touches.
+    fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
+        let created = self.services.get(&name).and_then(|service| service.created);
+        if let Some(old) = self.wanted.remove(&name) {
+            for (key, port) in &old.ports {
+                for frontend in &port.frontends {
+                    self.claims.remove(key, *frontend, settle);
+                }
+            }
+        }
+        if let Some(wanted) = wanted {
+            for (key, port) in &wanted.ports {
+                for frontend in &port.frontends {
+                    self.claims.add(created, key, *frontend, settle);
+                }
+            }
+            self.wanted.insert(name.clone(), wanted);
+        }
+        settle.insert(name);
+    }
+
+    /// Puts one Service into the desired state: what it wants, less the frontends that others have.
+    fn settle(&mut self, name: &ServiceName, changes: &mut Changes) {
+        let nothing = Wanted::default();
+        let wanted = self.wanted.get(name).unwrap_or(&nothing);
+        let mut warnings = wanted.warnings.clone();
+
+        let mut gone: BTreeSet<_> = self
+            .desired
+            .ports
+            .range(first_key(name)..)
+            .map(|(key, _)| key.clone())
+            .take_while(|key| key.service == *name)
+            .collect();
+        for (key, port) in &wanted.ports {
+            let mut port = port.clone();
+            port.frontends.retain(|frontend| match self.claims.lost_to(key, *frontend) {
+                None => true,
+                Some(holder) => {
+                    warnings.insert(conflict(key, *frontend, holder));
+                    false
+                }
+            });
+            gone.remove(key);
+            if self.desired.ports.get(key) != Some(&port) {
+                self.desired.ports.insert(key.clone(), port);
+                changes.ports.insert(key.clone());
+            }
+        }
+        for key in gone {
+            self.desired.ports.remove(&key);
+            changes.ports.insert(key);
+        }
+
+        if self.desired.health.get(name) != wanted.health.as_ref() {
+            changes.health = true;
+            match &wanted.health {
+                Some(health) => self.desired.health.insert(name.clone(), health.clone()),
+                None => self.desired.health.remove(name),
+            };
+        }
+
+        let old = self.warnings.remove(name).unwrap_or_default();
+        if old != warnings {
+            changes.warnings = true;
+            for warning in &old {
+                self.desired.warnings.remove(warning);
+            }
+            self.desired.warnings.extend(warnings.iter().cloned());
+        }
+        if !warnings.is_empty() {
+            self.warnings.insert(name.clone(), warnings);
+        }
+    }
+}
+
+/// Not after any key of this Service.
+fn first_key(name: &ServiceName) -> ServicePortKey {
+    ServicePortKey {
+        service: name.clone(),
+        port: String::new(),
+        protocol: Protocol::Tcp,
+        ipv6: false,
+    }
+}
+
+fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -> String {
+    let protocol = key.protocol;
+    let what = match frontend.kind {
+        FrontendKind::NodePort => format!("node port {}/{protocol}", frontend.address.port()),
+        FrontendKind::ClusterIp => format!("cluster IP {}/{protocol}", frontend.address),
+        FrontendKind::LoadBalancer => format!("load balancer address {}/{protocol}", frontend.address),
+        FrontendKind::ExternalIp => format!("external IP {}/{protocol}", frontend.address),
+    };
+    format!(
+        "Service {} does not get {what} for its port {:?}: Service {} has it.",
+        key.service, key.port, holder.service
+    )
+}
+
+impl Indexed for Service {
+    fn apply(self, index: &mut Index) -> bool {
+        if index.services.get(&self.name) == Some(&self) {
+            return false;
+        }
+        index.dirty.insert(self.name.clone());
+        index.services.insert(self.name.clone(), self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        let found = index.services.remove(name).is_some();
+        if found {
+            index.dirty.insert(name.clone());
+        }
+        found
+    }
+
+    fn name(&self) -> ServiceName {
+        self.name.clone()
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.services.keys().cloned().collect()
+    }
+}
+
+impl Indexed for EndpointSlice {
+    fn apply(self, index: &mut Index) -> bool {
+        let name = self.name.clone();
+        let service = self.service_name();
+        match index.slices.get(&name) {
+            Some(old) if *old == self => return false,
+            // The label may name another Service now.
+            Some(old) if old.service != self.service => {
+                Self::delete(&name, index);
+            }
+            _ => {}
+        }
+        index.dirty.insert(service.clone());
+        index.slices_of.entry(service).or_default().insert(name.clone());
+        index.slices.insert(name, self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        let Some(old) = index.slices.remove(name) else { return false };
+        let service = old.service_name();
+        if let Some(slices) = index.slices_of.get_mut(&service) {
+            slices.remove(name);
+            if slices.is_empty() {
+                index.slices_of.remove(&service);
+            }
+        }
+        index.dirty.insert(service);
+        true
+    }
+
+    fn name(&self) -> ServiceName {
+        self.name.clone()
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.slices.keys().cloned().collect()
+    }
+}
+
+impl Indexed for Node {
+    fn apply(self, index: &mut Index) -> bool {
+        if index.nodes.get(&self.name) == Some(&self) {
+            return false;
+        }
+        index.nodes.insert(self.name.clone(), self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        index.nodes.remove(&name.name).is_some()
+    }
+
+    fn name(&self) -> ServiceName {
+        ServiceName { namespace: String::new(), name: self.name.clone() }
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.nodes.keys().map(|name| ServiceName { namespace: String::new(), name: name.clone() }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

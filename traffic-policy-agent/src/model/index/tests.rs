@@ -1,0 +1,233 @@
+use std::net::Ipv4Addr;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{
+    Policy,
+    object::{Port, ServiceType, SliceEndpoint, SlicePort},
+    render,
+};
+
+fn name(namespace: &str, name: &str) -> ServiceName {
+    ServiceName { namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy: Policy) -> Service {
+    Service {
+        name: name("ns", &format!("s{i}")),
+        created,
+        service_type: ServiceType::LoadBalancer,
+        cluster_ips: vec![Ipv4Addr::new(10, 96, 0, i).into()],
+        external_ips: Vec::new(),
+        load_balancer_ips: vec![Ipv4Addr::new(192, 0, 2, vip).into()],
+        ports: vec![Port { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80, node_port }],
+        external_policy,
+        internal_policy: Policy::Cluster,
+        source_ranges: Vec::new(),
+        affinity: None,
+        health_check_node_port: 32_000,
+        drain: None,
+        problems: Vec::new(),
+    }
+}
+
+fn slice(i: u8, of: u8, endpoints: Vec<(u8, bool, bool)>) -> EndpointSlice {
+    EndpointSlice {
+        name: name("ns", &format!("slice{i}")),
+        service: format!("s{of}"),
+        ipv6: false,
+        ports: vec![SlicePort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints: endpoints
+            .into_iter()
+            .map(|(last, here, ready)| SliceEndpoint {
+                address: Ipv4Addr::new(10, 1, 0, last).into(),
+                node_name: here.then(|| "here".into()),
+                ready,
+                serving: ready,
+                terminating: !ready,
+                for_zones: Vec::new(),
+                for_nodes: Vec::new(),
+            })
+            .collect(),
+        problems: Vec::new(),
+    }
+}
+
+fn node(zone: Option<u8>, leaving: bool) -> Node {
+    Node {
+        name: "here".to_owned(),
+        addresses: vec![Ipv4Addr::new(192, 0, 2, 100).into()],
+        zone: zone.map(|zone| format!("zone-{zone}")),
+        leaving,
+    }
+}
+
+fn input(addresses: u8) -> NodeInput {
+    NodeInput {
+        node_name: "here".to_owned(),
+        node_port_addresses: (0..addresses).map(|i| Ipv4Addr::new(192, 0, 2, 100 + i).into()).collect(),
+        ipv4: true,
+        ipv6: false,
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Service(Service),
+    DeleteService(u8),
+    ResetServices(Vec<Service>),
+    Slice(EndpointSlice),
+    DeleteSlice(u8),
+    Node(Node),
+    DeleteNode,
+    Input(u8),
+    Update,
+}
+
+fn any_service() -> impl Strategy<Value = Service> {
+    let policy = prop_oneof![Just(Policy::Cluster), Just(Policy::Local)];
+    (0u8..4, prop::option::of(0i64..3), 30_000u16..30_002, 1u8..3, policy)
+        .prop_map(|(i, created, node_port, vip, policy)| service(i, created, node_port, vip, policy))
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let endpoints = prop::collection::vec((0u8..4, any::<bool>(), any::<bool>()), 0..4);
+    prop_oneof![
+        3 => any_service().prop_map(Op::Service),
+        1 => (0u8..4).prop_map(Op::DeleteService),
+        1 => prop::collection::vec(any_service(), 0..3).prop_map(Op::ResetServices),
+        3 => (0u8..4, 0u8..4, endpoints).prop_map(|(i, of, endpoints)| Op::Slice(slice(i, of, endpoints))),
+        1 => (0u8..4).prop_map(Op::DeleteSlice),
+        1 => (prop::option::of(0u8..2), any::<bool>()).prop_map(|(zone, leaving)| Op::Node(node(zone, leaving))),
+        1 => Just(Op::DeleteNode),
+        1 => (0u8..3).prop_map(Op::Input),
+        4 => Just(Op::Update),
+    ]
+}
+
+/// The same objects in a new index.
+fn from_scratch(index: &Index) -> Index {
+    let mut fresh = Index::default();
+    for service in index.services.values().rev() {
+        fresh.apply(service.clone());
+    }
+    for slice in index.slices.values().rev() {
+        fresh.apply(slice.clone());
+    }
+    for node in index.nodes.values() {
+        fresh.apply(node.clone());
+    }
+    fresh
+}
+
+fn port_changes(before: &Desired, after: &Desired) -> BTreeSet<ServicePortKey> {
+    let keys = before.ports.keys().chain(after.ports.keys());
+    keys.filter(|key| before.ports.get(key) != after.ports.get(key)).cloned().collect()
+}
+
+proptest! {
+    /// However the index got there, the result is that of its objects alone; and it says exactly what it changed.
+    #[test]
+    fn incremental_is_from_scratch(ops in prop::collection::vec(op(), 1..40)) {
+        let mut index = Index::default();
+        let mut now = input(1);
+        let mut told_unchanged = true;
+        let _ = index.update(&now);
+        for op in ops.into_iter().chain([Op::Update]) {
+            told_unchanged &= !match op {
+                Op::Service(service) => index.apply(service),
+                Op::DeleteService(i) => index.delete::<Service>(&name("ns", &format!("s{i}"))),
+                Op::ResetServices(services) => index.reset(services, &[]),
+                Op::Slice(slice) => index.apply(slice),
+                Op::DeleteSlice(i) => index.delete::<EndpointSlice>(&name("ns", &format!("slice{i}"))),
+                Op::Node(node) => index.apply(node),
+                Op::DeleteNode => index.delete::<Node>(&name("", "here")),
+                Op::Input(addresses) => {
+                    let before = std::mem::replace(&mut now, input(addresses));
+                    before != now
+                }
+                Op::Update => {
+                    let before = index.desired().clone();
+                    let changes = index.update(&now);
+                    let after = index.desired();
+                    prop_assert!(!told_unchanged || changes.is_empty());
+                    prop_assert_eq!(&changes.ports, &port_changes(&before, after));
+                    prop_assert_eq!(changes.health, before.health != after.health);
+                    prop_assert_eq!(changes.node_eligible, before.node_eligible != after.node_eligible);
+                    prop_assert_eq!(changes.warnings, before.warnings != after.warnings);
+                    let mut fresh = from_scratch(&index);
+                    let _ = fresh.update(&now);
+                    prop_assert_eq!(render(after), render(fresh.desired()));
+                    prop_assert_eq!(after, fresh.desired());
+                    told_unchanged = true;
+                    false
+                }
+            };
+        }
+    }
+
+    /// The packet path has one place for each address, port and protocol.
+    #[test]
+    fn each_frontend_has_one_service(services in prop::collection::vec(any_service(), 0..6)) {
+        let mut index = Index::default();
+        for service in services {
+            index.apply(service);
+        }
+        let _ = index.update(&input(2));
+        let mut seen = BTreeSet::new();
+        for (key, port) in &index.desired().ports {
+            for frontend in &port.frontends {
+                prop_assert!(seen.insert((frontend.address, key.protocol)), "{frontend:?} twice");
+            }
+        }
+        // None is lost either: each address that a Service names belongs to somebody.
+        for service in index.services.values() {
+            for ip in service.cluster_ips.iter().chain(&service.load_balancer_ips) {
+                prop_assert!(seen.iter().any(|(address, _)| address.ip() == *ip));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_object_that_is_unreadable_after_a_relist_stays() {
+    let mut index = Index::default();
+    index.apply(service(1, None, 30_000, 1, Policy::Local));
+    index.apply(service(2, None, 30_001, 2, Policy::Local));
+    assert!(!index.reset(vec![service(1, None, 30_000, 1, Policy::Local)], &[name("ns", "s2")]));
+    assert!(index.reset(vec![service(1, None, 30_000, 1, Policy::Local)], &[]));
+    let _ = index.update(&input(1));
+    assert_eq!(index.desired().ports.len(), 1);
+}
+
+/// The cost of a change is that of its Service, not of the cluster: one change among ten thousand Services may not
+/// take as long as a good part of them all.
+#[test]
+fn one_change_among_ten_thousand_services_is_cheap() {
+    let mut index = Index::default();
+    for i in 0..10_000u16 {
+        let [high, low] = i.to_be_bytes();
+        let mut service = service(0, Some(0), 0, 1, Policy::Cluster);
+        service.name = name("ns", &format!("service-{i}"));
+        service.cluster_ips = vec![Ipv4Addr::new(10, 100, high, low).into()];
+        service.load_balancer_ips.clear();
+        let mut slice = slice(0, 0, (0..10).map(|last| (last, last == 0, true)).collect());
+        slice.name = name("ns", &format!("slice-{i}"));
+        slice.service = format!("service-{i}");
+        index.apply(service);
+        index.apply(slice);
+    }
+    let started = std::time::Instant::now();
+    assert_eq!(index.update(&input(1)).ports.len(), 10_000);
+    let all = started.elapsed();
+
+    let mut changed = slice(0, 0, vec![(1, true, true)]);
+    changed.name = name("ns", "slice-77");
+    changed.service = "service-77".to_owned();
+    let started = std::time::Instant::now();
+    assert!(index.apply(changed));
+    assert_eq!(index.update(&input(1)).ports.len(), 1);
+    let one = started.elapsed();
+    assert!(one * 100 < all, "one change took {one:?}, all Services {all:?}");
+}

@@ -1,0 +1,104 @@
+//! What the model reads of Kubernetes objects: a few fields, checked and parsed, so that thousands of them are cheap to
+//! keep and two versions of one object compare equal unless something changed that matters here.
+
+use std::{net::IpAddr, time::Duration};
+
+use ipnet::IpNet;
+
+use super::{Policy, Protocol, ServiceName};
+
+/// `spec.type` of a Service that is proxied (never `ExternalName`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceType {
+    #[default]
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub name: ServiceName,
+    /// `metadata.creationTimestamp` in seconds since 1970; `None` counts as newer than any other.
+    pub created: Option<i64>,
+    pub service_type: ServiceType,
+    /// `spec.clusterIPs`. An IP family without one is not proxied at all.
+    pub cluster_ips: Vec<IpAddr>,
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip`, less those whose `ipMode` is `Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    pub ports: Vec<Port>,
+    pub external_policy: Policy,
+    pub internal_policy: Policy,
+    /// `spec.loadBalancerSourceRanges`; empty = every source.
+    pub source_ranges: Vec<IpNet>,
+    /// `sessionAffinity: ClientIP` with this time-out.
+    pub affinity: Option<Duration>,
+    /// 0 = none.
+    pub health_check_node_port: u16,
+    pub drain: Option<Duration>,
+    /// What was left out of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Empty for an unnamed port.
+    pub name: String,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// 0 = none.
+    pub node_port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    pub name: ServiceName,
+    /// The Service that the label `kubernetes.io/service-name` names, in the slice's namespace.
+    pub service: String,
+    /// `addressType` is `IPv6`; otherwise `IPv4`.
+    pub ipv6: bool,
+    pub ports: Vec<SlicePort>,
+    pub endpoints: Vec<SliceEndpoint>,
+    /// What was left out of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}
+
+impl EndpointSlice {
+    pub(super) fn service_name(&self) -> ServiceName {
+        ServiceName { namespace: self.name.namespace.clone(), name: self.service.clone() }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Empty for an unnamed port.
+    pub name: String,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+/// One endpoint of a slice, of the slice's family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    pub address: IpAddr,
+    pub node_name: Option<Box<str>>,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    /// `hints.forZones[].name`
+    pub for_zones: Vec<Box<str>>,
+    /// `hints.forNodes[].name`
+    pub for_nodes: Vec<Box<str>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    /// The first address of each family, internal before external ones.
+    pub addresses: Vec<IpAddr>,
+    /// The label `topology.kubernetes.io/zone`.
+    pub zone: Option<String>,
+    /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
+    pub leaving: bool,
+}

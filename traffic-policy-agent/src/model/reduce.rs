@@ -1,0 +1,167 @@
+//! One Service and its slices to what the maps should hold for it, as if no other Service existed.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+
+use super::{
+    Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
+    choose::{Candidates, Place},
+    index::NodeInput,
+    object::{EndpointSlice, Port, Service, ServiceType},
+};
+
+/// All that the result depends on beside the Service and its slices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Context {
+    pub(super) input: NodeInput,
+    pub(super) zone: Option<String>,
+    /// The Node's own addresses.
+    pub(super) primary: Vec<IpAddr>,
+}
+
+impl Context {
+    fn place(&self) -> Place<'_> {
+        Place { node_name: &self.input.node_name, zone: self.zone.as_deref() }
+    }
+}
+
+/// What one Service wants. Its frontends may be claimed by another Service too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) ports: Vec<(ServicePortKey, ServicePort)>,
+    pub(super) health: Option<HealthCheck>,
+    pub(super) warnings: BTreeSet<String>,
+}
+
+pub(super) fn wanted<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+    context: &Context,
+) -> Wanted {
+    let mut wanted = Wanted::default();
+    wanted.warnings.extend(service.problems.iter().cloned());
+    wanted.warnings.extend(slices.clone().flat_map(|slice| slice.problems.iter().cloned()));
+
+    let mut local_endpoints = 0;
+    for ipv6 in [false, true] {
+        if !(if ipv6 { context.input.ipv6 } else { context.input.ipv4 }) {
+            continue;
+        }
+        if !service.cluster_ips.iter().any(|ip| ip.is_ipv6() == ipv6) {
+            continue;
+        }
+        let mut ready_here = BTreeSet::new();
+        for port in &service.ports {
+            let candidates = candidates(port, ipv6, slices.clone(), context.place());
+            ready_here.extend(candidates.ready_local().map(|address| address.ip()));
+            let key = ServicePortKey {
+                service: service.name.clone(),
+                port: port.name.clone(),
+                protocol: port.protocol,
+                ipv6,
+            };
+            wanted.ports.push((key, service_port(service, port, ipv6, &candidates, context)));
+        }
+        // A dual-stack pod is one endpoint with two addresses, so families are not added up.
+        local_endpoints = local_endpoints.max(ready_here.len());
+    }
+    if service.service_type == ServiceType::LoadBalancer
+        && service.external_policy == Policy::Local
+        && service.health_check_node_port != 0
+    {
+        wanted.health = Some(HealthCheck { port: service.health_check_node_port, local_endpoints });
+    }
+    wanted
+}
+
+/// Ports are matched by name and protocol, never by number: slices of one Service may give different numbers.
+fn candidates<'a>(
+    port: &Port,
+    ipv6: bool,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    place: Place<'_>,
+) -> Candidates<'a> {
+    let mut candidates = Candidates::default();
+    for slice in slices.filter(|slice| slice.ipv6 == ipv6) {
+        let matches = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
+        for slice_port in matches {
+            for endpoint in &slice.endpoints {
+                candidates.add(SocketAddr::new(endpoint.address, slice_port.port), endpoint, place);
+            }
+        }
+    }
+    candidates
+}
+
+fn service_port(
+    service: &Service,
+    port: &Port,
+    ipv6: bool,
+    candidates: &Candidates<'_>,
+    context: &Context,
+) -> ServicePort {
+    let frontends = frontends(service, port, ipv6, context);
+    let externally_reached =
+        port.node_port != 0 || frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp);
+    // A ClusterIP Service is reached from outside by its external IPs only.
+    let policy_counts = service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty();
+    let external_policy = if policy_counts { service.external_policy } else { Policy::Cluster };
+
+    let cluster_used = service.internal_policy == Policy::Cluster || externally_reached;
+    let local_used = service.internal_policy == Policy::Local
+        || (external_policy == Policy::Local && externally_reached);
+    ServicePort {
+        external_policy,
+        internal_policy: service.internal_policy,
+        cluster: if cluster_used { candidates.cluster(context.place()) } else { Vec::new() },
+        local: if local_used { candidates.local() } else { Vec::new() },
+        has_endpoints: candidates.any_usable(),
+        serving: candidates.serving(),
+        drain: service.drain,
+        source_ranges: source_ranges(service, ipv6, context),
+        affinity: service.affinity,
+        frontends,
+    }
+}
+
+/// One frontend for each address: where an address is given twice, the kind that restricts more stands, so that
+/// naming a load balancer's address as external IP too does not open it to every source.
+fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> BTreeSet<Frontend> {
+    let node_ports: &[IpAddr] =
+        if port.node_port == 0 { &[] } else { &context.input.node_port_addresses };
+    let mut seen = BTreeSet::new();
+    let mut frontends = BTreeSet::new();
+    for (kind, addresses, number) in [
+        (FrontendKind::LoadBalancer, service.load_balancer_ips.as_slice(), port.port),
+        (FrontendKind::ClusterIp, &service.cluster_ips, port.port),
+        (FrontendKind::ExternalIp, &service.external_ips, port.port),
+        (FrontendKind::NodePort, node_ports, port.node_port),
+    ] {
+        for ip in addresses.iter().filter(|ip| ip.is_ipv6() == ipv6) {
+            let address = SocketAddr::new(*ip, number);
+            if seen.insert(address) {
+                frontends.insert(Frontend { address, kind });
+            }
+        }
+    }
+    frontends
+}
+
+/// Where the ranges let this node in, they also let in its load balancer addresses as sources: with the address bound
+/// on the node, that is what the node's own connections come from.
+fn source_ranges(service: &Service, ipv6: bool, context: &Context) -> Vec<IpNet> {
+    let family = |ip: &IpAddr| ip.is_ipv6() == ipv6;
+    let mut ranges: Vec<_> =
+        service.source_ranges.iter().filter(|range| family(&range.addr())).copied().collect();
+    let node_allowed = context.primary.iter().any(|ip| ranges.iter().any(|range| range.contains(ip)));
+    if node_allowed {
+        ranges.extend(service.load_balancer_ips.iter().filter(|ip| family(ip)).map(|ip| IpNet::from(*ip)));
+    }
+    ranges.sort();
+    ranges.dedup();
+    ranges
+}

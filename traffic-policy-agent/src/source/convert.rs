@@ -1,0 +1,328 @@
+//! API objects to the model's objects, the same for the Kubernetes API and for manifests.
+//!
+//! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
+//! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use ipnet::IpNet;
+use k8s_openapi::{
+    api::{
+        core::v1::{self as core},
+        discovery::v1 as discovery,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use crate::model::{
+    Policy, Protocol, ServiceName,
+    address::{parse_cidr, parse_ip, unusable},
+    object, parse_duration,
+};
+
+/// Services and EndpointSlices with these labels belong to no proxy, or to another one.
+pub(super) const LABEL_SELECTOR: &str =
+    "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
+const FOREIGN_LABELS: [&str; 2] = ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
+const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// A field that holds what it must not.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {message}")]
+pub(super) struct FieldError {
+    pub(super) path: String,
+    pub(super) message: String,
+}
+
+impl FieldError {
+    fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), message: message.into() }
+    }
+}
+
+/// `default` where a manifest names no namespace.
+pub(super) fn name(metadata: &ObjectMeta) -> Result<ServiceName, FieldError> {
+    let name = metadata.name.clone().filter(|name| !name.is_empty());
+    Ok(ServiceName {
+        namespace: metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()),
+        name: name.ok_or_else(|| FieldError::new("metadata.name", "missing"))?,
+    })
+}
+
+fn is_foreign(metadata: &ObjectMeta) -> bool {
+    let labels = metadata.labels.as_ref();
+    FOREIGN_LABELS.iter().any(|label| labels.is_some_and(|labels| labels.contains_key(*label)))
+}
+
+/// `None` if the Service is not for this proxy: headless, `ExternalName`, or labelled for another proxy.
+pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>, FieldError> {
+    let name = name(&service.metadata)?;
+    let empty = core::ServiceSpec::default();
+    let spec = service.spec.as_ref().unwrap_or(&empty);
+    let service_type = match spec.type_.as_deref() {
+        None | Some("ClusterIP") => object::ServiceType::ClusterIp,
+        Some("NodePort") => object::ServiceType::NodePort,
+        Some("LoadBalancer") => object::ServiceType::LoadBalancer,
+        Some("ExternalName") => return Ok(None),
+        Some(other) => return Err(unknown("spec.type", other, "ClusterIP, NodePort, LoadBalancer or ExternalName")),
+    };
+    if is_foreign(&service.metadata) || spec.cluster_ip.as_deref() == Some("None") {
+        return Ok(None);
+    }
+
+    let mut problems = Problems { object: format!("Service {name}"), sentences: Vec::new() };
+    let cluster_ips = match &spec.cluster_ips {
+        Some(ips) if !ips.is_empty() => problems.addresses("spec.clusterIPs", ips),
+        _ => problems.addresses("spec.clusterIP", spec.cluster_ip.as_slice()),
+    };
+    if cluster_ips.is_empty() {
+        problems.tell("spec.clusterIP", "is empty, so this Service is not proxied; without an API server, choose one");
+    }
+    let external_ips = problems.addresses("spec.externalIPs", spec.external_ips.as_deref().unwrap_or_default());
+    let ingress: Vec<_> = service
+        .status
+        .iter()
+        .filter_map(|status| status.load_balancer.as_ref()?.ingress.as_ref())
+        .flatten()
+        // With ipMode Proxy the load balancer ends the connection itself and comes to the node port.
+        .filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"))
+        .filter_map(|ingress| ingress.ip.clone())
+        .collect();
+    let drain = service.metadata.annotations.as_ref().and_then(|annotations| {
+        let text = annotations.get(DRAIN_ANNOTATION)?;
+        let drain = parse_duration(text);
+        if drain.is_none() {
+            problems.tell(&format!("metadata.annotations[{DRAIN_ANNOTATION}]"), &format!(
+                "{text:?} is not a duration such as 30s, 1m or 0, and is ignored"
+            ));
+        }
+        drain
+    });
+
+    Ok(Some(object::Service {
+        created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+        service_type,
+        cluster_ips,
+        external_ips,
+        load_balancer_ips: problems.addresses("status.loadBalancer.ingress", &ingress),
+        ports: ports(spec, &mut problems)?,
+        external_policy: policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref())?,
+        internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref())?,
+        source_ranges: source_ranges(spec, &mut problems),
+        affinity: affinity(spec)?,
+        health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
+        drain,
+        problems: problems.sentences,
+        name,
+    }))
+}
+
+fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object::Port>, FieldError> {
+    let mut ports = Vec::new();
+    for (i, port) in spec.ports.iter().flatten().enumerate() {
+        let number = optional_port(&format!("spec.ports[{i}].port"), Some(port.port))?;
+        if number == 0 {
+            return Err(FieldError::new(format!("spec.ports[{i}].port"), "0 is not a port"));
+        }
+        let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
+        let field = format!("spec.ports[{i}].protocol");
+        let Some(protocol) = protocol(&field, port.protocol.as_deref())? else {
+            problems.tell(&field, "SCTP is not translated, the port is left alone");
+            continue;
+        };
+        ports.push(object::Port { name: port.name.clone().unwrap_or_default(), protocol, port: number, node_port });
+    }
+    Ok(ports)
+}
+
+fn affinity(spec: &core::ServiceSpec) -> Result<Option<Duration>, FieldError> {
+    match spec.session_affinity.as_deref() {
+        None | Some("None" | "") => Ok(None),
+        Some("ClientIP") => {
+            let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+            let seconds = config.and_then(|config| config.timeout_seconds).unwrap_or(10_800);
+            match u64::try_from(seconds) {
+                Ok(seconds @ 1..=86_400) => Ok(Some(Duration::from_secs(seconds))),
+                _ => Err(FieldError::new(
+                    "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+                    format!("{seconds} is not within 1 to 86400"),
+                )),
+            }
+        }
+        Some(other) => Err(unknown("spec.sessionAffinity", other, "None or ClientIP")),
+    }
+}
+
+/// A list whose every entry is unreadable must not mean "every source": it lets no source in.
+fn source_ranges(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<IpNet> {
+    const NO_SOURCE: [&str; 2] = ["255.255.255.255/32", "::/128"];
+    let texts = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
+    let mut ranges = Vec::new();
+    for (i, text) in texts.iter().enumerate() {
+        match parse_cidr(text) {
+            Some(range) => ranges.push(range),
+            None => problems.tell(
+                &format!("spec.loadBalancerSourceRanges[{i}]"),
+                &format!("{text:?} is not a CIDR and lets no source in"),
+            ),
+        }
+    }
+    if ranges.is_empty() && !texts.is_empty() {
+        ranges.extend(NO_SOURCE.iter().filter_map(|text| text.parse::<IpNet>().ok()));
+    }
+    ranges
+}
+
+/// `None` if the slice is not for this proxy: headless, without a Service, of names instead of addresses.
+pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Option<object::EndpointSlice>, FieldError> {
+    let name = name(&slice.metadata)?;
+    let labels = slice.metadata.labels.as_ref();
+    let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)).filter(|name| !name.is_empty());
+    let ipv6 = match slice.address_type.as_str() {
+        "IPv4" => false,
+        "IPv6" => true,
+        "FQDN" => return Ok(None),
+        other => return Err(unknown("addressType", other, "IPv4, IPv6 or FQDN")),
+    };
+    let Some(service) = service.filter(|_| !is_foreign(&slice.metadata)) else { return Ok(None) };
+
+    let mut problems = Problems { object: format!("EndpointSlice {name}"), sentences: Vec::new() };
+    let mut ports = Vec::new();
+    for (i, port) in slice.ports.iter().flatten().enumerate() {
+        let number = optional_port(&format!("ports[{i}].port"), port.port)?;
+        let protocol = protocol(&format!("ports[{i}].protocol"), port.protocol.as_deref())?;
+        // Without a number the slice means "all ports", which no proxy can translate. SCTP is told with the Service.
+        if let (1.., Some(protocol)) = (number, protocol) {
+            ports.push(object::SlicePort { name: port.name.clone().unwrap_or_default(), protocol, port: number });
+        }
+    }
+    let endpoints = slice
+        .endpoints
+        .iter()
+        .enumerate()
+        .filter_map(|(i, endpoint)| {
+            let field = format!("endpoints[{i}].addresses[0]");
+            let text = endpoint.addresses.first()?;
+            let address = problems.address(&field, text)?;
+            if address.is_ipv6() != ipv6 {
+                problems.tell(&field, &format!("{text:?} is not of the slice's addressType {}", slice.address_type));
+                return None;
+            }
+            Some(slice_endpoint(address, endpoint))
+        })
+        .collect();
+    Ok(Some(object::EndpointSlice {
+        service: service.clone(),
+        ipv6,
+        ports,
+        endpoints,
+        problems: problems.sentences,
+        name,
+    }))
+}
+
+fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::SliceEndpoint {
+    let conditions = endpoint.conditions.as_ref();
+    let hints = endpoint.hints.as_ref();
+    let for_zones = hints.and_then(|hints| hints.for_zones.as_ref()).into_iter().flatten();
+    let for_nodes = hints.and_then(|hints| hints.for_nodes.as_ref()).into_iter().flatten();
+    object::SliceEndpoint {
+        address,
+        node_name: endpoint.node_name.as_deref().map(Into::into),
+        ready: conditions.and_then(|conditions| conditions.ready).unwrap_or(true),
+        serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(true),
+        terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
+        for_zones: for_zones.map(|zone| zone.name.as_str().into()).collect(),
+        for_nodes: for_nodes.map(|node| node.name.as_str().into()).collect(),
+    }
+}
+
+pub(super) fn node(node: &core::Node) -> Result<object::Node, FieldError> {
+    let labels = node.metadata.labels.as_ref();
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let of_type = |wanted: &'static str| {
+        listed.iter().filter(move |address| address.type_ == wanted).filter_map(|address| parse_ip(&address.address))
+    };
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
+        if !addresses.iter().any(|chosen| chosen.is_ipv6() == ip.is_ipv6()) {
+            addresses.push(ip);
+        }
+    }
+    Ok(object::Node {
+        name: name(&node.metadata)?.name,
+        addresses,
+        zone: labels.and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
+        leaving: node.metadata.deletion_timestamp.is_some()
+            || taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
+    })
+}
+
+fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
+    match text {
+        None | Some("Cluster" | "") => Ok(Policy::Cluster),
+        Some("Local") => Ok(Policy::Local),
+        Some(other) => Err(unknown(field, other, "Cluster or Local")),
+    }
+}
+
+/// `None` for SCTP.
+fn protocol(field: &str, text: Option<&str>) -> Result<Option<Protocol>, FieldError> {
+    match text {
+        None | Some("TCP" | "") => Ok(Some(Protocol::Tcp)),
+        Some("UDP") => Ok(Some(Protocol::Udp)),
+        Some("SCTP") => Ok(None),
+        Some(other) => Err(unknown(field, other, "TCP, UDP or SCTP")),
+    }
+}
+
+/// 0 if there is none.
+fn optional_port(field: &str, number: Option<i32>) -> Result<u16, FieldError> {
+    let number = number.unwrap_or(0);
+    u16::try_from(number).map_err(|_| FieldError::new(field, format!("{number} is not a port")))
+}
+
+fn unknown(field: &str, value: &str, expected: impl fmt::Display) -> FieldError {
+    FieldError::new(field, format!("unknown value {value:?}, expected {expected}"))
+}
+
+/// What is left out of one object.
+struct Problems {
+    object: String,
+    sentences: Vec<String>,
+}
+
+impl Problems {
+    fn tell(&mut self, field: &str, what: &str) {
+        self.sentences.push(format!("{}: {field} {what}.", self.object));
+    }
+
+    fn address(&mut self, field: &str, text: &str) -> Option<IpAddr> {
+        let Some(ip) = parse_ip(text) else {
+            self.tell(field, &format!("{text:?} is not an IP address, and is left out"));
+            return None;
+        };
+        if let Some(reason) = unusable(ip) {
+            self.tell(field, &format!("{text:?} is {reason}, and is left out"));
+            return None;
+        }
+        Some(ip)
+    }
+
+    /// The usable addresses, without duplicates, in order.
+    fn addresses(&mut self, field: &str, texts: &[String]) -> Vec<IpAddr> {
+        let mut addresses = Vec::new();
+        for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
+            if let Some(ip) = self.address(&format!("{field}[{i}]"), text)
+                && !addresses.contains(&ip)
+            {
+                addresses.push(ip);
+            }
+        }
+        addresses
+    }
+}

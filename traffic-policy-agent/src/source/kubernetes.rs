@@ -1,0 +1,78 @@
+//! The Kubernetes API: watches of Services, EndpointSlices and the own Node.
+//!
+//! Needs no more than the built-in role `system:node-proxier` gives: list and watch these, create Events.
+
+mod access;
+mod events;
+mod observe;
+mod watch;
+
+use std::sync::{Arc, atomic::AtomicUsize};
+
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
+use kube::{Api, runtime::watcher};
+use tokio::{sync::mpsc, task::JoinSet};
+
+pub use self::{
+    access::{Access, AccessError, SERVICE_ACCOUNT},
+    events::{ServiceEvent, ServiceEvents},
+};
+use super::{QUEUE, Source, Update, convert, status::StatusWriter};
+
+/// Follows the Kubernetes API.
+#[derive(Clone, Debug)]
+pub struct Kubernetes {
+    pub access: Access,
+    pub node_name: String,
+}
+
+impl Kubernetes {
+    /// Starts the watches. An API that does not answer is waited for, with one exception.
+    ///
+    /// # Errors
+    ///
+    /// If the credentials cannot be read; and in a cluster without an explicit address, if the API's cluster IP does
+    /// not answer within 5 seconds: it may be this very agent that must make it answer.
+    pub async fn start(self) -> Result<Source, AccessError> {
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let (writer, status) = StatusWriter::new();
+        let client = self.access.client(&writer).await?;
+        let mut tasks = JoinSet::new();
+
+        let lists = Arc::new(AtomicUsize::new(3));
+        let sink = watch::Sink { sender, status: writer, lists };
+        let labelled = watcher::Config::default().labels(convert::LABEL_SELECTOR);
+        tasks.spawn(watch::run(
+            Api::all(client.clone()),
+            labelled.clone(),
+            watch::Kind { plural: "Services", convert: |s: &Service| convert::service(s), update: Update::Service },
+            sink.clone(),
+        ));
+        tasks.spawn(watch::run(
+            Api::all(client.clone()),
+            labelled,
+            watch::Kind {
+                plural: "EndpointSlices",
+                convert: |s: &EndpointSlice| convert::endpoint_slice(s),
+                update: Update::EndpointSlice,
+            },
+            sink.clone(),
+        ));
+        tasks.spawn(watch::run(
+            Api::all(client.clone()),
+            watcher::Config::default().fields(&format!("metadata.name={}", self.node_name)),
+            watch::Kind {
+                plural: "Nodes",
+                convert: |node: &Node| convert::node(node).map(Some),
+                update: Update::Node,
+            },
+            sink,
+        ));
+        let (events, poster) = events::channel(client, self.node_name);
+        tasks.spawn(poster);
+        Ok(Source { updates, status, events, _tasks: tasks })
+    }
+}

@@ -1,0 +1,217 @@
+//! One kind of object, listed and watched for ever.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Debug,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use futures::StreamExt;
+use kube::{
+    Api, Resource,
+    core::DeserializeGuard,
+    runtime::{WatchStreamExt, watcher},
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use super::observe::{API_SERVER, chain};
+use crate::{
+    model::ServiceName,
+    source::{Batch, Change, Update, convert::FieldError, status::StatusWriter},
+};
+
+/// What is watched, and what becomes of it.
+pub(super) struct Kind<K, T> {
+    pub(super) plural: &'static str,
+    pub(super) convert: fn(&K) -> Result<Option<T>, FieldError>,
+    pub(super) update: fn(Change<T>) -> Update,
+}
+
+/// Where the watches of one source put what they see.
+#[derive(Clone)]
+pub(super) struct Sink {
+    pub(super) sender: mpsc::Sender<Batch>,
+    pub(super) status: StatusWriter,
+    /// How many first lists are still to come.
+    pub(super) lists: Arc<AtomicUsize>,
+}
+
+/// The run loop is gone: there is nobody to watch for.
+struct Stopped;
+
+impl Sink {
+    async fn send(&self, update: Update) -> Result<(), Stopped> {
+        self.sender.send(Batch(vec![update])).await.map_err(|_| Stopped)
+    }
+
+    /// Called behind the first list of each kind.
+    async fn listed(&self) -> Result<(), Stopped> {
+        if self.lists.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.send(Update::Synced).await?;
+            self.status.synced();
+        }
+        Ok(())
+    }
+}
+
+/// Runs until the run loop goes away.
+pub(super) async fn run<K, T>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    kind: Kind<K, T>,
+    sink: Sink,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    T: Send + 'static,
+{
+    let mut watch = Watch {
+        kind,
+        sink,
+        list: Vec::new(),
+        unreadable: BTreeSet::new(),
+        unreadable_before: BTreeSet::new(),
+        listed: false,
+    };
+    let mut stream = pin!(watcher(api, config).default_backoff());
+    while let Some(event) = stream.next().await {
+        let done = match event {
+            Ok(event) => watch.event(event).await,
+            Err(error) => {
+                watch.error(&error);
+                Ok(())
+            }
+        };
+        if matches!(done, Err(Stopped)) {
+            return;
+        }
+    }
+}
+
+struct Watch<K, T> {
+    kind: Kind<K, T>,
+    sink: Sink,
+    /// The objects of a list that is under way. A list counts only as a whole: it also says what is gone.
+    list: Vec<T>,
+    /// Objects that exist but could not be understood.
+    unreadable: BTreeSet<ServiceName>,
+    /// The same, before the list that is under way.
+    unreadable_before: BTreeSet<ServiceName>,
+    listed: bool,
+}
+
+impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
+    async fn event(&mut self, event: watcher::Event<DeserializeGuard<K>>) -> Result<(), Stopped> {
+        match event {
+            watcher::Event::Init => {
+                self.list.clear();
+                self.unreadable_before.append(&mut self.unreadable);
+            }
+            watcher::Event::InitApply(object) => {
+                if let Ok(Some(converted)) = self.read(&object) {
+                    self.list.push(converted);
+                }
+            }
+            watcher::Event::InitDone => {
+                for name in std::mem::take(&mut self.unreadable_before) {
+                    if !self.unreadable.contains(&name) {
+                        self.readable(&name);
+                    }
+                }
+                let objects = std::mem::take(&mut self.list);
+                let unreadable = self.unreadable.iter().cloned().collect();
+                self.send(Change::Reset { objects, unreadable }).await?;
+                if !std::mem::replace(&mut self.listed, true) {
+                    self.sink.listed().await?;
+                }
+            }
+            watcher::Event::Apply(object) => match self.read(&object) {
+                Ok(Some(converted)) => self.send(Change::Apply(converted)).await?,
+                Ok(None) => self.send(Change::Delete(full_name(&object))).await?,
+                Err(Unreadable) => {}
+            },
+            watcher::Event::Delete(object) => {
+                let name = full_name(&object);
+                self.readable(&name);
+                self.send(Change::Delete(name)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, change: Change<T>) -> Result<(), Stopped> {
+        self.sink.send((self.kind.update)(change)).await
+    }
+
+    /// `Ok(None)` if the object is not for this proxy.
+    fn read(&mut self, object: &DeserializeGuard<K>) -> Result<Option<T>, Unreadable> {
+        let name = full_name(object);
+        let converted = match &object.0 {
+            Ok(object) => (self.kind.convert)(object).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match converted {
+            Ok(converted) => {
+                self.readable(&name);
+                Ok(converted)
+            }
+            Err(error) => {
+                let subject = self.subject(&name);
+                self.sink.status.mistake(&subject, format!("not understood, it stays as it was: {error}"));
+                self.unreadable.insert(name);
+                Err(Unreadable)
+            }
+        }
+    }
+
+    fn readable(&mut self, name: &ServiceName) {
+        self.unreadable.remove(name);
+        self.sink.status.well(&self.subject(name), "understood again, or gone");
+    }
+
+    fn subject(&self, name: &ServiceName) -> String {
+        format!("{} {name}", self.kind.plural)
+    }
+
+    /// The watcher tries again by itself.
+    fn error(&self, error: &watcher::Error) {
+        match error {
+            // The resource version has grown too old: a relist follows, as the API wants it.
+            watcher::Error::WatchError(status) if status.code == 410 => {
+                debug!(kind = self.kind.plural, "relisting: {}", status.message);
+            }
+            watcher::Error::InitialListFailed(kube::Error::Api(status))
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+                let text = format!("the API server refuses: {} ({})", status.message, status.code);
+                self.sink.status.trouble(self.kind.plural, text);
+            }
+            watcher::Error::WatchError(status) => {
+                let text = format!("the watch failed: {} ({})", status.message, status.code);
+                self.sink.status.trouble(self.kind.plural, text);
+            }
+            watcher::Error::InitialListFailed(kube::Error::SerdeError(_))
+            | watcher::Error::WatchFailed(kube::Error::SerdeError(_))
+            | watcher::Error::NoResourceVersion => {
+                self.sink.status.trouble(self.kind.plural, chain(error));
+            }
+            _ => self.sink.status.trouble(API_SERVER, chain(error)),
+        }
+    }
+}
+
+/// The object has been reported and keeps its last known form.
+struct Unreadable;
+
+/// Objects of the cluster (Nodes) have the empty namespace.
+fn full_name<K: Resource>(object: &K) -> ServiceName {
+    let metadata = object.meta();
+    ServiceName {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
+}

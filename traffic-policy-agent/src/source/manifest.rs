@@ -1,0 +1,338 @@
+//! A folder of manifests instead of an API server.
+
+mod load;
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use notify::{EventKind, RecursiveMode, Watcher, event::AccessKind};
+use tokio::{
+    sync::mpsc,
+    task::{JoinSet, spawn_blocking},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::debug;
+
+pub use self::load::Mistakes;
+use super::{Batch, Change, QUEUE, ServiceEvents, Source, Update, status::StatusWriter};
+use crate::model::object::Node;
+
+/// Changes come in groups (a copy of many files, an editor that renames): they are read when it has been quiet this
+/// long.
+const QUIET: Duration = Duration::from_millis(50);
+/// But no later than this after the first.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How often the folder is looked at without a notice: file systems without notices exist, and links that lead out of
+/// the folder.
+const POLL: Duration = Duration::from_secs(3);
+
+/// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices and Nodes, as `kubectl` would take
+/// them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
+#[derive(Clone, Debug)]
+pub struct Manifests {
+    pub folder: PathBuf,
+    /// If the folder has no such Node, one without addresses is assumed: here nobody else could say that it is known.
+    pub node_name: String,
+}
+
+impl Manifests {
+    /// Starts to read and follow the folder. A folder that is missing or broken is reported in the status and in the
+    /// log, and waited for.
+    #[must_use]
+    pub fn start(self) -> Source {
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let (writer, status) = StatusWriter::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.follow(sender, writer));
+        Source { updates, status, events: ServiceEvents::nowhere(), _tasks: tasks }
+    }
+
+    /// Reads the folder once.
+    ///
+    /// # Errors
+    ///
+    /// If anything in it is broken; all mistakes are named.
+    pub fn read(&self) -> Result<Batch, Mistakes> {
+        let mut objects = load::load(&self.folder)?;
+        if !objects.nodes.iter().any(|node| node.name == self.node_name) {
+            objects.nodes.push(Node { name: self.node_name.clone(), ..Node::default() });
+        }
+        fn all<T>(objects: Vec<T>) -> Change<T> {
+            Change::Reset { objects, unreadable: Vec::new() }
+        }
+        Ok(Batch(vec![
+            Update::Node(all(objects.nodes)),
+            Update::Service(all(objects.services)),
+            Update::EndpointSlice(all(objects.slices)),
+            Update::Synced,
+        ]))
+    }
+
+    async fn follow(self, sender: mpsc::Sender<Batch>, status: StatusWriter) {
+        let mut notices = Notices::default();
+        let mut seen = None;
+        let mut synced = false;
+        let mut told = true;
+        loop {
+            notices.renew(&self.folder, &status);
+            let folder = self.folder.clone();
+            let looked = spawn_blocking(move || Look::at(&folder)).await;
+            let look = match looked {
+                Ok(look) => look,
+                Err(error) => {
+                    status.mistake("manifests", format!("the folder could not be read: {error}"));
+                    Look::default()
+                }
+            };
+            // Without a notice only a folder that looks different is read again.
+            if told || seen.as_ref() != Some(&look) {
+                let manifests = self.clone();
+                match spawn_blocking(move || manifests.read()).await {
+                    Ok(Ok(batch)) => {
+                        status.well("manifests", "all manifests are readable again");
+                        status.contact();
+                        if sender.send(batch).await.is_err() {
+                            return;
+                        }
+                        synced = true;
+                        status.synced();
+                    }
+                    Ok(Err(mistakes)) => {
+                        let keeps = if synced { "the last good state stays" } else { "waiting, nothing is written" };
+                        status.mistake("manifests", format!("{mistakes} ({keeps})"));
+                    }
+                    Err(error) => status.mistake("manifests", format!("reading failed: {error}")),
+                }
+                seen = Some(look);
+            } else if synced {
+                status.contact();
+            }
+            told = notices.wait().await;
+        }
+    }
+}
+
+/// What the files look like without reading them.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Look(Vec<(PathBuf, Option<[i64; 5]>)>);
+
+impl Look {
+    fn at(folder: &Path) -> Self {
+        let files = load::files(folder).unwrap_or_default();
+        Self(
+            files
+                .into_iter()
+                .map(|file| {
+                    let facts = fs::metadata(&file).ok().map(|data| {
+                        let (device, inode) = (data.dev().cast_signed(), data.ino().cast_signed());
+                        [device, inode, data.size().cast_signed(), data.mtime(), data.mtime_nsec()]
+                    });
+                    (file, facts)
+                })
+                .collect(),
+        )
+    }
+}
+
+/// The kernel's notices of changes in the folder.
+#[derive(Default)]
+struct Notices {
+    watched: Option<Watched>,
+}
+
+struct Watched {
+    /// Device and inode: a folder that was replaced by another needs a new watch.
+    folder: (u64, u64),
+    receiver: mpsc::Receiver<()>,
+    _watcher: notify::RecommendedWatcher,
+}
+
+impl Notices {
+    fn renew(&mut self, folder: &Path, status: &StatusWriter) {
+        let Ok(data) = fs::metadata(folder) else {
+            self.watched = None;
+            return;
+        };
+        let identity = (data.dev(), data.ino());
+        if self.watched.as_ref().is_some_and(|watched| watched.folder == identity) {
+            return;
+        }
+        match Watched::new(folder, identity) {
+            Ok(watched) => {
+                status.well("notices", "changes of the folder are announced again");
+                self.watched = Some(watched);
+            }
+            Err(error) => status.trouble(
+                "notices",
+                format!("changes are not announced ({error}); looking every {} s instead", POLL.as_secs()),
+            ),
+        }
+    }
+
+    /// Waits until it is time to look again. Returns whether something was announced.
+    async fn wait(&mut self) -> bool {
+        let Some(watched) = &mut self.watched else {
+            sleep(POLL).await;
+            return false;
+        };
+        if !matches!(timeout(POLL, watched.receiver.recv()).await, Ok(Some(()))) {
+            return false;
+        }
+        let patience = sleep_until(Instant::now() + PATIENCE);
+        tokio::pin!(patience);
+        loop {
+            tokio::select! {
+                () = &mut patience => return true,
+                () = sleep(QUIET) => return true,
+                _ = watched.receiver.recv() => {}
+            }
+        }
+    }
+}
+
+impl Watched {
+    fn new(folder: &Path, identity: (u64, u64)) -> io::Result<Self> {
+        let (sender, receiver) = mpsc::channel(1);
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // Reading the files opens and closes them; that must not be a reason to read them again.
+            let reading = matches!(&event, Ok(event) if matches!(event.kind, EventKind::Access(kind)
+                if !matches!(kind, AccessKind::Close(notify::event::AccessMode::Write))));
+            if !reading {
+                debug!(?event, "notice");
+                // Full means that a notice is waiting already.
+                let _ = sender.try_send(());
+            }
+        })
+        .map_err(io::Error::other)?;
+        watcher.watch(folder, RecursiveMode::NonRecursive).map_err(io::Error::other)?;
+        Ok(Self { folder: identity, receiver, _watcher: watcher })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::model::{Index, NodeInput};
+
+    fn service(name: &str, ip: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+             spec: {{clusterIP: {ip}, ports: [{{port: 80}}]}}\n"
+        )
+    }
+
+    struct Followed {
+        folder: tempfile::TempDir,
+        source: Source,
+        index: Index,
+    }
+
+    impl Followed {
+        fn start(folder: tempfile::TempDir) -> Self {
+            let source = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() }.start();
+            Self { folder, source, index: Index::default() }
+        }
+
+        async fn expect(&mut self, services: &[&str]) {
+            let wanted: Vec<_> = services.iter().map(|name| format!("default/{name}")).collect();
+            let input = NodeInput { node_name: "here".to_owned(), ipv4: true, ..NodeInput::default() };
+            let waiting = async {
+                loop {
+                    let _ = self.index.update(&input);
+                    let found: Vec<_> =
+                        self.index.desired().ports.keys().map(|key| key.service.to_string()).collect();
+                    if found == wanted && self.index.is_synced() {
+                        return;
+                    }
+                    self.source.next().await.unwrap().apply(&mut self.index);
+                }
+            };
+            timeout(POLL * 3, waiting).await.expect("the folder's state arrives");
+        }
+    }
+
+    #[tokio::test]
+    async fn changes_are_followed_and_a_broken_file_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
+        let mut followed = Followed::start(folder);
+        followed.expect(&["a"]).await;
+
+        // As editors save: a temporary file, renamed over the old one.
+        fs::write(path.join(".b.yaml.tmp"), service("b", "10.96.0.2")).unwrap();
+        fs::rename(path.join(".b.yaml.tmp"), path.join("b.yaml")).unwrap();
+        followed.expect(&["a", "b"]).await;
+
+        // A broken file keeps even the deletion of another one from counting.
+        fs::write(path.join("b.yaml"), "kind: [").unwrap();
+        fs::remove_file(path.join("a.yaml")).unwrap();
+        let mut status = followed.source.status();
+        let broken = status.wait_for(|status| status.troubles.contains_key("manifests")).await.unwrap();
+        assert!(broken.troubles["manifests"].contains("b.yaml, document 1"), "{broken:?}");
+        assert!(broken.troubles["manifests"].contains("last good state stays"), "{broken:?}");
+        assert!(followed.source.try_next().is_none());
+
+        fs::write(path.join("b.yaml"), service("b", "10.96.0.2")).unwrap();
+        followed.expect(&["b"]).await;
+        assert!(status.get().troubles.is_empty());
+        drop(followed.folder);
+    }
+
+    #[tokio::test]
+    async fn a_broken_start_is_told_and_nothing_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yaml"), "kind: [").unwrap();
+        let mut followed = Followed::start(folder);
+        let mut status = followed.source.status();
+        let broken = status.wait_for(|status| !status.troubles.is_empty()).await.unwrap();
+        assert!(broken.troubles["manifests"].contains("nothing is written"), "{broken:?}");
+        assert!(!broken.synced);
+        assert!(followed.source.try_next().is_none());
+        fs::write(followed.folder.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
+        followed.expect(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_config_map_is_swapped_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        for (version, name) in [("..1", "a"), ("..2", "b")] {
+            fs::create_dir(path.join(version)).unwrap();
+            fs::write(path.join(version).join("s.yaml"), service(name, "10.96.0.1")).unwrap();
+        }
+        symlink("..1", path.join("..data")).unwrap();
+        symlink("..data/s.yaml", path.join("s.yaml")).unwrap();
+        let mut followed = Followed::start(folder);
+        followed.expect(&["a"]).await;
+        symlink("..2", path.join("..data_tmp")).unwrap();
+        fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
+        followed.expect(&["b"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_folder_may_come_later_and_be_replaced() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("manifests");
+        let source = Manifests { folder: path.clone(), node_name: "here".to_owned() }.start();
+        let mut followed = Followed { folder: parent, source, index: Index::default() };
+        let mut status = followed.source.status();
+        status.wait_for(|status| !status.troubles.is_empty()).await.unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
+        followed.expect(&["a"]).await;
+
+        let other = followed.folder.path().join("other");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("b.yaml"), service("b", "10.96.0.1")).unwrap();
+        fs::rename(&path, followed.folder.path().join("old")).unwrap();
+        fs::rename(&other, &path).unwrap();
+        followed.expect(&["b"]).await;
+    }
+}

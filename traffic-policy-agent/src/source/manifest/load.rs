@@ -1,0 +1,245 @@
+//! One look at a folder of manifests: all of it is understood, or every mistake is named.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_yaml_ng::Value;
+use tracing::debug;
+
+use crate::{
+    model::object,
+    source::convert::{self, FieldError},
+};
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Objects {
+    pub(super) services: Vec<object::Service>,
+    pub(super) slices: Vec<object::EndpointSlice>,
+    pub(super) nodes: Vec<object::Node>,
+}
+
+/// What is wrong in a folder, one line for each mistake: file, document, field, what.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("; "))]
+pub struct Mistakes(pub Vec<String>);
+
+/// The manifests in `folder`, in order of their names. Sub-folders and hidden files (those of editors, and the
+/// `..data` of a mounted ConfigMap) are none; symbolic links are followed.
+pub(super) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if !hidden && matches!(extension, Some("yaml" | "yml" | "json")) && !path.is_dir() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+pub(super) fn load(folder: &Path) -> Result<Objects, Mistakes> {
+    let files = files(folder).map_err(|error| Mistakes(vec![format!("{}: {error}", folder.display())]))?;
+    let mut loader = Loader::default();
+    for file in files {
+        let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+        match fs::read_to_string(&file) {
+            Ok(text) => loader.file(&name, &text),
+            // Gone since the folder was listed: the change is announced, the next look sees the rest.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !file.is_symlink() => {}
+            Err(error) => loader.mistakes.push(format!("{name}: {error}")),
+        }
+    }
+    if loader.mistakes.is_empty() { Ok(loader.objects) } else { Err(Mistakes(loader.mistakes)) }
+}
+
+#[derive(Default)]
+struct Loader {
+    objects: Objects,
+    mistakes: Vec<String>,
+    /// Where each object was found, by kind and name.
+    found: BTreeMap<String, String>,
+}
+
+impl Loader {
+    fn file(&mut self, name: &str, text: &str) {
+        for (i, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+            let place = format!("{name}, document {}", i + 1);
+            match Value::deserialize(document) {
+                Ok(Value::Null) => {}
+                Ok(value) => self.document(&place, "", value),
+                Err(error) => {
+                    self.mistakes.push(format!("{place}: {error}"));
+                    // The parser cannot go on behind a syntax error.
+                    return;
+                }
+            }
+        }
+    }
+
+    /// `prefix` is the path of the object within the document: empty, or such as `items[2].`.
+    fn document(&mut self, place: &str, prefix: &str, value: Value) {
+        let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (api_version, kind) = (text("apiVersion"), text("kind"));
+        let list_of = kind.strip_suffix("List").filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node"));
+        if let Some(item_kind) = list_of {
+            self.list(place, prefix, &value, &api_version, item_kind);
+            return;
+        }
+        let result = match (api_version.as_str(), kind.as_str()) {
+            ("v1", "Service") => self.object(place, &kind, value, |objects, service: &Service| {
+                objects.services.extend(convert::service(service)?);
+                convert::name(&service.metadata)
+            }),
+            ("discovery.k8s.io/v1", "EndpointSlice") => {
+                self.object(place, &kind, value, |objects, slice: &EndpointSlice| {
+                    objects.slices.extend(convert::endpoint_slice(slice)?);
+                    convert::name(&slice.metadata)
+                })
+            }
+            ("v1", "Node") => self.object(place, &kind, value, |objects, node: &Node| {
+                objects.nodes.push(convert::node(node)?);
+                convert::name(&node.metadata)
+            }),
+            (old, "EndpointSlice") if old.is_empty() || old.starts_with("discovery.k8s.io/") => {
+                Err(mistake("apiVersion", &format!("{old:?} is not read, write discovery.k8s.io/v1")))
+            }
+            ("", "Service" | "Node") => Err(mistake("apiVersion", "missing, write v1")),
+            (_, "") => Err(mistake("kind", "missing")),
+            _ => {
+                debug!("{place}: {kind} of {api_version} is not read");
+                Ok(())
+            }
+        };
+        if let Err(FieldError { path, message }) = result {
+            self.mistakes.push(format!("{place}: {prefix}{path}: {message}"));
+        }
+    }
+
+    fn list(&mut self, place: &str, prefix: &str, list: &Value, api_version: &str, item_kind: &str) {
+        let Some(items) = list.get("items").and_then(Value::as_sequence) else {
+            self.mistakes.push(format!("{place}: {prefix}items: missing, or not a list"));
+            return;
+        };
+        for (i, item) in items.iter().enumerate() {
+            let mut item = item.clone();
+            // Items of a typed list may leave out what the list says.
+            if let Value::Mapping(fields) = &mut item
+                && !item_kind.is_empty()
+            {
+                fields.entry("kind".into()).or_insert_with(|| item_kind.into());
+                fields.entry("apiVersion".into()).or_insert_with(|| api_version.into());
+            }
+            self.document(place, &format!("{prefix}items[{i}]."), item);
+        }
+    }
+
+    fn object<T: DeserializeOwned>(
+        &mut self,
+        place: &str,
+        kind: &str,
+        value: Value,
+        add: impl FnOnce(&mut Objects, &T) -> Result<crate::model::ServiceName, FieldError>,
+    ) -> Result<(), FieldError> {
+        let object: T = serde_path_to_error::deserialize(value).map_err(|error| {
+            let path = error.path().to_string();
+            mistake(&path, &error.into_inner().to_string())
+        })?;
+        let name = add(&mut self.objects, &object)?;
+        let name = if kind == "Node" { format!("Node {}", name.name) } else { format!("{kind} {name}") };
+        match self.found.insert(name.clone(), place.to_owned()) {
+            Some(first) => Err(mistake("metadata.name", &format!("{name} is also in {first}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn mistake(path: &str, message: &str) -> FieldError {
+    FieldError { path: path.to_owned(), message: message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load_text(text: &str) -> Result<Objects, Mistakes> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yaml"), text).unwrap();
+        load(folder.path())
+    }
+
+    fn mistake_in(text: &str) -> String {
+        load_text(text).unwrap_err().to_string()
+    }
+
+    const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n\
+                       spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n";
+
+    #[test]
+    fn several_documents_and_lists() {
+        let list = "---\n---\nkind: List\napiVersion: v1\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n}}\n\
+                    ---\nkind: ServiceList\napiVersion: v1\nitems:\n- metadata: {name: db, namespace: x}\n  spec: {clusterIP: 10.96.0.2}\n\
+                    ---\nkind: Service\napiVersion: serving.knative.dev/v1\nmetadata: {name: other}\n";
+        let objects = load_text(&format!("{WEB}{list}")).unwrap();
+        let names: Vec<_> = objects.services.iter().map(|service| service.name.to_string()).collect();
+        assert_eq!(names, ["default/web", "x/db"]);
+        assert_eq!(objects.nodes.len(), 1);
+    }
+
+    #[test]
+    fn json_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let json = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"clusterIP":"10.96.0.1"}}"#;
+        fs::write(folder.path().join("a.json"), json).unwrap();
+        fs::write(folder.path().join(".a.json.swp.yaml"), "{").unwrap();
+        fs::write(folder.path().join("notes.txt"), "{").unwrap();
+        assert_eq!(load(folder.path()).unwrap().services.len(), 1);
+    }
+
+    #[test]
+    fn a_mistake_is_named_with_document_and_field() {
+        let text = format!("{WEB}---\n{}", WEB.replace("80", "eighty").replace("web", "db"));
+        let message = mistake_in(&text);
+        assert!(message.starts_with("a.yaml, document 2: spec.ports[0].port: "), "{message}");
+
+        let text = WEB.replace("spec: {", "spec: {externalTrafficPolicy: local, ");
+        assert_eq!(
+            mistake_in(&text),
+            "a.yaml, document 1: spec.externalTrafficPolicy: unknown value \"local\", expected Cluster or Local"
+        );
+        let text = WEB.replace("80", "70000");
+        assert_eq!(mistake_in(&text), "a.yaml, document 1: spec.ports[0].port: 70000 is not a port");
+        let text = WEB.replace("{name: web}", "{}");
+        assert_eq!(mistake_in(&text), "a.yaml, document 1: metadata.name: missing");
+    }
+
+    #[test]
+    fn a_syntax_error_is_named_with_its_line() {
+        let message = mistake_in(&format!("{WEB}---\nkind: [\n"));
+        assert!(message.starts_with("a.yaml, document 2: "), "{message}");
+        assert!(message.contains("line"), "{message}");
+    }
+
+    #[test]
+    fn an_object_given_twice_is_a_mistake() {
+        assert_eq!(
+            mistake_in(&format!("{WEB}---\n{WEB}")),
+            "a.yaml, document 2: metadata.name: Service default/web is also in a.yaml, document 1"
+        );
+    }
+
+    #[test]
+    fn all_mistakes_are_told() {
+        let text = format!("{}---\n{}", WEB.replace("80", "0"), WEB.replace("80", "-1").replace("web", "db"));
+        assert_eq!(load_text(&text).unwrap_err().0.len(), 2);
+    }
+}

@@ -1,0 +1,90 @@
+//! How a source fares. Trouble is logged when it begins and when it ends, not at each attempt between.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+/// How a source fares at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// All objects have been given once.
+    pub synced: bool,
+    /// When the source last had an answer: a response of the API, a good look at the folder.
+    pub last_contact: Option<SystemTime>,
+    /// What is wrong now, by subject ("the API", "Services", a file).
+    pub troubles: BTreeMap<String, String>,
+}
+
+/// Reads the [`Status`] of a source.
+#[derive(Clone, Debug)]
+pub struct StatusReader(watch::Receiver<Status>);
+
+impl StatusReader {
+    #[must_use]
+    pub fn get(&self) -> Status {
+        self.0.borrow().clone()
+    }
+
+    /// Waits until the status satisfies `condition`, and returns it. `None` if the source stopped before.
+    pub async fn wait_for(&mut self, condition: impl FnMut(&Status) -> bool) -> Option<Status> {
+        self.0.wait_for(condition).await.ok().map(|status| status.clone())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct StatusWriter(Arc<watch::Sender<Status>>);
+
+impl StatusWriter {
+    pub(super) fn new() -> (Self, StatusReader) {
+        let (sender, receiver) = watch::channel(Status::default());
+        (Self(Arc::new(sender)), StatusReader(receiver))
+    }
+
+    pub(super) fn synced(&self) {
+        self.0.send_if_modified(|status| !std::mem::replace(&mut status.synced, true));
+    }
+
+    pub(super) fn contact(&self) {
+        self.0.send_modify(|status| status.last_contact = Some(SystemTime::now()));
+    }
+
+    /// Something is wrong with `subject`. Logged if it is news.
+    pub(super) fn trouble(&self, subject: &str, what: impl Into<String>) {
+        let what = what.into();
+        self.0.send_if_modified(|status| {
+            let old = status.troubles.insert(subject.to_owned(), what.clone());
+            if old.as_ref() == Some(&what) {
+                return false;
+            }
+            // A retry may fail in another way (refused, then timed out): that is the same trouble.
+            if old.is_none() {
+                warn!(subject, "{what}");
+            }
+            true
+        });
+    }
+
+    /// Like [`Self::trouble`], but logged each time the text differs: for what a person mends step by step.
+    pub(super) fn mistake(&self, subject: &str, what: impl Into<String>) {
+        let what = what.into();
+        let news = self.0.borrow().troubles.get(subject) != Some(&what);
+        if news {
+            warn!(subject, "{what}");
+            self.0.send_modify(|status| {
+                status.troubles.insert(subject.to_owned(), what);
+            });
+        }
+    }
+
+    /// All is well with `subject`. Logged if something was wrong.
+    pub(super) fn well(&self, subject: &str, message: &str) {
+        self.0.send_if_modified(|status| {
+            let ended = status.troubles.remove(subject).is_some();
+            if ended {
+                info!(subject, "{message}");
+            }
+            ended
+        });
+    }
+}
