@@ -3,22 +3,22 @@
 use std::{env, path::Path, process::Command};
 
 /// Names another toolchain than the ones looked for: anything that `rustup run` takes.
-pub const VARIABLE: &str = "TRAFFIC_POLICY_BPF_TOOLCHAIN";
+pub(crate) const VARIABLE: &str = "TRAFFIC_POLICY_BPF_TOOLCHAIN";
 
 /// Debian and Ubuntu install their compiler and its sources here.
 const DISTRIBUTION: &str = "/usr";
 
 /// A compiler with the sources of `core`, which is compiled for BPF.
 #[derive(Clone, Debug)]
-pub struct Toolchain {
+pub(crate) struct Toolchain {
     /// For `rustup run`: a name, or the root of an installation.
-    pub name: String,
+    pub(crate) name: String,
     /// Major version of its LLVM; bpf-linker must have the same.
-    pub llvm: u32,
+    pub(crate) llvm: u32,
 }
 
 /// The first usable toolchain: the one that [`VARIABLE`] names, rustup's nightly, the distribution's.
-pub fn find() -> Option<Toolchain> {
+pub(crate) fn find() -> Option<Toolchain> {
     let named = env::var(VARIABLE).ok();
     let candidates = match &named {
         Some(named) => vec![named.as_str()],
@@ -53,6 +53,6 @@ pub fn find() -> Option<Toolchain> {
 }
 
 /// Whether bpf-linker can be called.
-pub fn linker_found() -> bool {
+pub(crate) fn linker_found() -> bool {
     Command::new("bpf-linker").arg("--version").output().is_ok_and(|output| output.status.success())
 }

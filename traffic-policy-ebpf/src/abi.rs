@@ -239,6 +239,7 @@ pub struct SlotRoute<A> {
     pub source: A,
     /// Route epoch in the upper half, hop index in the lower; 0 = not resolved.
     pub word: u32,
+    pub zero: u32,
 }
 
 /// A frame may be sent to this hop from XDP.

@@ -9,7 +9,7 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey, PROTOCOL_TCP,
-    PROTOCOL_UDP, Slot, State, Sweep, Tuple, Usage,
+    PROTOCOL_UDP, Slot, SlotRoute, State, Sweep, Tuple, Usage,
 };
 
 use super::words::Words;
@@ -20,7 +20,9 @@ pub struct Family<A: Address> {
     pub flows: HashMap<MapData, Tuple<A>, Flow<A>>,
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     pub slots: Array<MapData, Slot<A>>,
-    pub slot_routes: MapData,
+    pub slot_routes: Array<MapData, SlotRoute<A>>,
+    /// Halves that fit into `flows`.
+    pub size: u32,
 }
 
 /// All maps that the agent reads or writes.
@@ -45,17 +47,15 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
     object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
 }
 
+fn size(object: &Ebpf, name: &str) -> Result<u32> {
+    let Some(Map::HashMap(data)) = object.map(name) else { anyhow::bail!("the packet path has no hash {name}") };
+    Ok(data.info().with_context(|| format!("the size of {name} cannot be read"))?.max_entries())
+}
+
 macro_rules! typed {
     ($object:expr, $name:expr) => {
         take($object, $name)?.try_into().with_context(|| format!("map {} has another type", $name))?
     };
-}
-
-fn data(map: Map) -> Result<MapData> {
-    match map {
-        Map::Array(data) => Ok(data),
-        _ => anyhow::bail!("not an array"),
-    }
 }
 
 impl Tables {
@@ -64,18 +64,21 @@ impl Tables {
     /// # Errors
     /// A map that is missing or of another type: a build that does not fit together.
     pub fn take(object: &mut Ebpf) -> Result<Self> {
+        let sizes = [size(object, "FLOWS4")?, size(object, "FLOWS6")?];
         Ok(Self {
             v4: Family {
                 flows: typed!(object, "FLOWS4"),
                 frontends: typed!(object, "FRONTENDS4"),
                 slots: typed!(object, "SLOTS4"),
-                slot_routes: data(take(object, "SLOT_ROUTES4")?)?,
+                slot_routes: typed!(object, "SLOT_ROUTES4"),
+                size: sizes[0],
             },
             v6: Family {
                 flows: typed!(object, "FLOWS6"),
                 frontends: typed!(object, "FRONTENDS6"),
                 slots: typed!(object, "SLOTS6"),
-                slot_routes: data(take(object, "SLOT_ROUTES6")?)?,
+                slot_routes: typed!(object, "SLOT_ROUTES6"),
+                size: sizes[1],
             },
             hops: typed!(object, "HOPS"),
             hop_index: typed!(object, "HOP_INDEX"),

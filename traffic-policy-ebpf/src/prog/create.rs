@@ -30,8 +30,8 @@ const TRIES: u32 = 24;
 /// A flow that exists now.
 pub struct Created<A> {
     pub request: *mut Flow<A>,
-    /// The device to leave by, if the FIB was asked and its neighbour is not resolved.
-    pub unresolved: Option<u32>,
+    /// Not 0: the device to leave by; the FIB was asked, and its neighbour is not resolved.
+    pub unresolved: u32,
 }
 
 /// The frontend of a packet, if it is one of ours and may start a flow.
@@ -152,14 +152,14 @@ pub fn create<P: Packet, F: Family>(
     let route = route::<P, F>(packet, index, &slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => return Err(outcome.into()),
-        Route::Local => (true, parsed.tuple.source, 0, 0, None),
-        Route::Via(via) if !via.attached => (true, parsed.tuple.source, 0, 0, None),
-        Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, None),
+        Route::Local => (true, parsed.tuple.source, 0, 0, 0),
+        Route::Via(via) if !via.attached => (true, parsed.tuple.source, 0, 0, 0),
+        Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
         Route::Via(via) => {
             if !P::TC {
                 return Err(Outcome::PassedToTc.into());
             }
-            (false, via.source, 0, 0, Some(via.ifindex))
+            (false, via.source, 0, 0, via.ifindex)
         }
     };
     if !local && parsed.ttl <= 1 {

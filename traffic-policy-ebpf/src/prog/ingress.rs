@@ -62,7 +62,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
                 hop = HOPS.get_ptr(index as u32).unwrap_or(core::ptr::null());
             }
             if kind == kind::DELIVER || !hop.is_null() {
-                let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: None }, now);
+                let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
                 return answered::<P, F>(packet, exit);
             }
         }
@@ -131,8 +131,9 @@ struct Ready<A> {
     half: *mut Flow<A>,
     /// Null for a half that the stack delivers, and where the neighbour is not resolved.
     hop: *const Hop,
-    /// Out by this device, to a neighbour that is not resolved: TC lets the kernel do it.
-    unresolved: Option<u32>,
+    /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
+    /// `Option` leaves a register that the verifier has never seen written.
+    unresolved: u32,
 }
 
 /// Finds or makes the half of a packet, notes what the packet says, and resolves the hop.
@@ -162,7 +163,7 @@ fn prepare<P: Packet, F: Rewrite>(
         Some(half) => half,
         None => {
             let created = create::create(packet, parsed, restart, now)?;
-            if created.unresolved.is_some() {
+            if created.unresolved != 0 {
                 return Ok(Ready {
                     half: created.request,
                     hop: core::ptr::null(),
@@ -174,12 +175,12 @@ fn prepare<P: Packet, F: Rewrite>(
     };
     let (kind, epoch, index) = unsafe { ((*half).kind, (*half).epoch, (*half).hop) };
     if kind == kind::DELIVER {
-        return Ok(Ready { half, hop: core::ptr::null(), unresolved: None });
+        return Ok(Ready { half, hop: core::ptr::null(), unresolved: 0 });
     }
     if hop::fresh(epoch, index, now)
         && let Some(hop) = HOPS.get_ptr(index as u32)
     {
-        return Ok(Ready { half, hop, unresolved: None });
+        return Ok(Ready { half, hop, unresolved: 0 });
     }
     let (source, destination) = unsafe { ((*half).source, (*half).destination) };
     match hop::resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
@@ -189,12 +190,12 @@ fn prepare<P: Packet, F: Rewrite>(
                 (*half).hop = via.hop;
                 (*half).epoch = via.epoch;
             }
-            Ok(Ready { half, hop, unresolved: None })
+            Ok(Ready { half, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
-        Route::Via(via) => Ok(Ready { half, hop: core::ptr::null(), unresolved: Some(via.ifindex) }),
+        Route::Via(via) => Ok(Ready { half, hop: core::ptr::null(), unresolved: via.ifindex }),
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
-            way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: None })
+            way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: 0 })
         }
         Route::Failed(outcome) => Err(outcome.into()),
         Route::Local => Err(Outcome::DroppedNoRoute.into()),
@@ -239,15 +240,13 @@ fn carry_out<P: Packet, F: Rewrite>(
     if parsed.ttl <= 1 {
         return Outcome::RejectedTtl.into();
     }
-    if P::TC
-        && let Some(ifindex) = ready.unresolved
-    {
+    if P::TC && ready.unresolved != 0 {
         let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed.into() };
         account(half, parsed, now);
         if !rewrite::translate(packet, parsed, half, true) {
             return Outcome::DroppedFailed.into();
         }
-        return Exit::sent(outcome, packet.send_to(ifindex, unsafe { &raw mut (*scratch).neighbour }));
+        return Exit::sent(outcome, packet.send_to(ready.unresolved, unsafe { &raw mut (*scratch).neighbour }));
     }
     let hop = ready.hop;
     if hop.is_null() {
@@ -267,7 +266,7 @@ fn carry_out<P: Packet, F: Rewrite>(
         return Outcome::PassedToTc.into();
     }
     account(half, parsed, now);
-    unsafe { rewrite::macs(packet.data(), hop) };
+    unsafe { rewrite::macs(parsed.ip - parse::ETHERNET, hop) };
     if !rewrite::translate(packet, parsed, half, true) {
         return Outcome::DroppedFailed.into();
     }

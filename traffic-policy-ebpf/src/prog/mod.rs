@@ -97,3 +97,9 @@ pub fn sweep(_: RawTracePointContext) -> i32 {
     sweep::run();
     0
 }
+
+/// Tells the time in jiffies; run by the agent as [`sweep`] is.
+#[raw_tracepoint(tracepoint = "sys_enter")]
+pub fn clock(_: RawTracePointContext) -> i32 {
+    hop::now() as i32
+}

@@ -1,5 +1,6 @@
 //! From bytes to a tuple, with every bounds check that later code relies on.
 
+use network_types::eth::{EthHdr, EtherType};
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},
     outcome::Outcome,
@@ -12,9 +13,10 @@ use super::{
     wire::{load8, load16, load32, load64},
 };
 
-pub const ETHERNET: usize = 14;
-pub const ETHERTYPE_IPV4: u16 = 0x0800u16.to_be();
-pub const ETHERTYPE_IPV6: u16 = 0x86ddu16.to_be();
+pub const ETHERNET: usize = EthHdr::LEN;
+/// Memory order, as loaded.
+pub const ETHERTYPE_IPV4: u16 = EtherType::Ipv4 as u16;
+pub const ETHERTYPE_IPV6: u16 = EtherType::Ipv6 as u16;
 
 /// More fragments, or an offset: RFC 791 section 3.1. Memory order.
 const FRAGMENT: u16 = 0x3fffu16.to_be();

@@ -1,0 +1,156 @@
+//! The bit arrays: which packets are looked at at all.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use traffic_policy_ebpf::{
+    abi::{Filter, PORT_WORDS},
+    hash,
+};
+
+use super::{
+    plan::Op,
+    tables::ToWire,
+    words::Words,
+};
+
+/// One bit array.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bits(Box<[u64; PORT_WORDS]>);
+
+impl Default for Bits {
+    fn default() -> Self {
+        Self(Box::new([0; PORT_WORDS]))
+    }
+}
+
+impl Bits {
+    pub fn set(&mut self, index: u16) {
+        self.0[usize::from(index >> 6)] |= 1 << (index & 63);
+    }
+
+    pub fn contains(&self, index: u16) -> bool {
+        self.0[usize::from(index >> 6)] >> (index & 63) & 1 == 1
+    }
+}
+
+impl FromIterator<u16> for Bits {
+    fn from_iter<I: IntoIterator<Item = u16>>(indices: I) -> Self {
+        let mut bits = Self::default();
+        for index in indices {
+            bits.set(index);
+        }
+        bits
+    }
+}
+
+/// The arrays in the kernel's hands, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Array {
+    Frontends,
+    Pool,
+    Endpoints,
+    ClusterIps,
+}
+
+fn word(filter: *mut Filter, array: Array, index: usize) -> *mut u64 {
+    // SAFETY: fields of the mapped element; `index` is below PORT_WORDS in all callers.
+    unsafe {
+        let first = match array {
+            Array::Frontends => (&raw mut (*filter).frontends).cast::<u64>(),
+            Array::Pool => (&raw mut (*filter).pool).cast::<u64>(),
+            Array::Endpoints => (&raw mut (*filter).endpoints).cast::<u64>(),
+            Array::ClusterIps => (&raw mut (*filter).cluster_ips).cast::<u64>(),
+        };
+        first.add(index)
+    }
+}
+
+/// Sets bits; returns the number of words written. A bit is set before anything is written that needs it.
+pub fn add(filter: &mut Words<Filter>, array: Array, bits: &Bits) -> usize {
+    (0..PORT_WORDS)
+        .filter(|index| {
+            let held = filter.load(|f| word(f, array, *index));
+            filter.store(|f| word(f, array, *index), held | bits.0[*index])
+        })
+        .count()
+}
+
+/// Makes an array equal to `bits`; returns the number of words written.
+pub fn replace(filter: &mut Words<Filter>, array: Array, bits: &Bits) -> usize {
+    (0..PORT_WORDS).filter(|index| filter.store(|f| word(f, array, *index), bits.0[*index])).count()
+}
+
+/// What an array holds.
+pub fn read(filter: &Words<Filter>, array: Array) -> Bits {
+    let mut bits = Bits::default();
+    for (index, held) in bits.0.iter_mut().enumerate() {
+        *held = filter.load(|f| word(f, array, index));
+    }
+    bits
+}
+
+/// Bits that frontends and endpoints need.
+#[derive(Default)]
+pub struct Needed {
+    pub frontends: Bits,
+    pub endpoints: Bits,
+    pub cluster_ips: Bits,
+}
+
+impl Needed {
+    /// Of a frontend. ClusterIPs go by their address: their ports (80, 443) are everybody's.
+    pub fn frontend(&mut self, address: SocketAddr, service_addresses: &BTreeSet<IpAddr>) {
+        if service_addresses.contains(&address.ip()) {
+            self.cluster_ips.set(match address.ip() {
+                IpAddr::V4(address) => hash::address(address.to_wire()),
+                IpAddr::V6(address) => hash::address(address.to_wire()),
+            });
+        } else {
+            self.frontends.set(address.port());
+        }
+    }
+
+    pub fn endpoint(&mut self, address: SocketAddr) {
+        self.endpoints.set(address.port());
+    }
+
+    /// What the writes of a plan need.
+    pub fn of(ops: &[Op], service_addresses: &BTreeSet<IpAddr>) -> Self {
+        let mut needed = Self::default();
+        for op in ops {
+            match op {
+                Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
+                Op::Put(id, _) => needed.frontend(id.address, service_addresses),
+                Op::Delete(_) => {}
+            }
+        }
+        needed
+    }
+
+    /// Adds them; returns the number of words written.
+    pub fn add_to(&self, filter: &mut Words<Filter>) -> usize {
+        add(filter, Array::Frontends, &self.frontends)
+            + add(filter, Array::Endpoints, &self.endpoints)
+            + add(filter, Array::ClusterIps, &self.cluster_ips)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cluster_ips_go_by_address_others_by_port() {
+        let mut needed = Needed::default();
+        let service: BTreeSet<IpAddr> = ["10.96.0.1".parse().unwrap()].into();
+        needed.frontend("10.96.0.1:443".parse().unwrap(), &service);
+        assert!(!needed.frontends.contains(443));
+        assert_eq!(needed.cluster_ips.0.iter().map(|w| w.count_ones()).sum::<u32>(), 1);
+        needed.frontend("192.0.2.1:30080".parse().unwrap(), &service);
+        assert!(needed.frontends.contains(30080));
+        assert!(!needed.frontends.contains(30081));
+    }
+}

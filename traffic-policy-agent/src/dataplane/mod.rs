@@ -1,0 +1,477 @@
+//! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
+
+mod attach;
+mod filter;
+mod hops;
+mod kernel;
+mod object;
+mod pins;
+mod plan;
+mod pool;
+mod ranges;
+mod store;
+mod sweep;
+mod tables;
+mod words;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    programs::{ProgramFd, SchedClassifier, Xdp},
+};
+use traffic_policy_ebpf::{
+    abi::{Device, HOP_XDP, State, hook, jump},
+    outcome::{OUTCOMES, Outcome},
+    tcp::Timeouts,
+};
+
+pub use self::{
+    attach::{Attached, Mode},
+    hops::{Changed, NextHop},
+    kernel::{Kernel, check_privileges},
+    object::{Sizes, load, map_names},
+    pins::{DEFAULT as DEFAULT_PINS, cleanup},
+    plan::FrontendId,
+    pool::{PortRanges, Wanted as Pool},
+    tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
+};
+use self::{
+    filter::{Array, Bits, Needed},
+    pins::Pins,
+    plan::{Context, Planner},
+    sweep::Sweeper,
+};
+use crate::model::{Desired, FrontendKind, ServicePortKey};
+
+/// Idle times after which flows may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleTimes {
+    pub established: Duration,
+    pub finished: Duration,
+    pub reset: Duration,
+    pub unconfirmed: Duration,
+    pub udp: Duration,
+    pub udp_answered: Duration,
+}
+
+impl Default for IdleTimes {
+    fn default() -> Self {
+        Self {
+            established: Duration::from_secs(24 * 3600),
+            finished: Duration::from_secs(120),
+            reset: Duration::from_secs(10),
+            unconfirmed: Duration::from_secs(60),
+            udp: Duration::from_secs(30),
+            udp_answered: Duration::from_secs(120),
+        }
+    }
+}
+
+/// How the data plane is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Folder on a bpffs; `None`: nothing outlives this process (tests).
+    pub pins: Option<PathBuf>,
+    pub sizes: Sizes,
+    pub idle: IdleTimes,
+    pub pool: Pool,
+    pub drain: Duration,
+    pub mode: Mode,
+}
+
+/// A device to attach to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    pub name: String,
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    /// It stands for a real wire: packets on it carry finished checksums.
+    pub wire: bool,
+    /// Its global addresses, in the kernel's order.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What a sync did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Map elements written or deleted; 0 if the maps held everything already.
+    pub elements: usize,
+    /// Service ports for which there was no room.
+    pub no_room: Vec<ServicePortKey>,
+}
+
+/// Service ports, and slots of each family: as the maps are declared.
+const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
+/// A hop is resolved again after this time, whatever the agent noticed.
+const HOP_MAX_AGE: Duration = Duration::from_secs(60);
+/// Answers (ICMP errors, RST) that each CPU may make in a second.
+const ANSWERS_PER_SECOND: u32 = 1000;
+/// Unconfirmed flows may hold this share of the main table.
+const UNCONFIRMED_SHARE: u32 = 16;
+
+/// The loaded packet path.
+pub struct Dataplane {
+    object: Ebpf,
+    tables: Tables,
+    planner: Planner,
+    sweeper: Sweeper,
+    hops: hops::Arena,
+    attached: BTreeMap<u32, (Interface, Attached)>,
+    config: Config,
+    kernel: Kernel,
+    pins: Option<Pins>,
+}
+
+impl Dataplane {
+    /// Loads the packet path, or takes over what an earlier agent left. Nothing is written that is right already.
+    ///
+    /// # Errors
+    /// Missing privileges, an unfit kernel, no bpffs, a second agent, pins of another version, too few ports.
+    pub fn open(config: Config) -> Result<Self> {
+        check_privileges()?;
+        let kernel = Kernel::running()?;
+        let ports = config.pool.ports()?;
+        let pins = config.pins.as_deref().map(Pins::open).transpose()?;
+        let maps = pins.as_ref().map(Pins::maps);
+        let mut object = load(config.sizes, maps.as_deref(), &kernel)?;
+        load_programs(&mut object)?;
+        let mut tables = Tables::take(&mut object)?;
+        jumps(&object, &mut tables)?;
+        let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;
+        let flows = [tables.v4.size, tables.v6.size];
+        let sweeper = Sweeper::new(jiffies(&config.idle, hz), flows);
+        let planner = Planner::new(store::read(&tables)?, PLAN_SIZES);
+        let mut dataplane = Self {
+            object,
+            tables,
+            planner,
+            sweeper,
+            hops: hops::Arena::default(),
+            attached: BTreeMap::new(),
+            config,
+            kernel,
+            pins,
+        };
+        dataplane.set_up_state(hz, flows)?;
+        dataplane.set_pool(ports);
+        Ok(dataplane)
+    }
+
+    fn set_up_state(&mut self, hz: u32, flows: [u32; 2]) -> Result<()> {
+        let state = &mut self.tables.state;
+        let field = |pick: fn(*mut State) -> *mut u32| pick;
+        // SAFETY (all below): fields of the mapped element.
+        if state.load(|s| unsafe { &raw mut (*s).seed }) == 0 {
+            let mut seed = [0; 8];
+            std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
+                .context("/dev/urandom cannot be read")?;
+            // SAFETY: as above.
+            state.store(|s| unsafe { &raw mut (*s).seed }, u64::from_ne_bytes(seed) | 1);
+        }
+        // SAFETY: as above.
+        let words: [(fn(*mut State) -> *mut u32, u32); 4] = unsafe {
+            [
+                (field(|s| &raw mut (*s).hop_max_age), HOP_MAX_AGE.as_secs() as u32 * hz),
+                (field(|s| &raw mut (*s).answers_per_jiffy), (ANSWERS_PER_SECOND / hz).max(1)),
+                (field(|s| (&raw mut (*s).unconfirmed_limit).cast()), flows[0] / UNCONFIRMED_SHARE),
+                (field(|s| (&raw mut (*s).unconfirmed_limit).cast::<u32>().add(1)), flows[1] / UNCONFIRMED_SHARE),
+            ]
+        };
+        for (word, value) in words {
+            state.store(word, value);
+        }
+        // SAFETY: as above.
+        if state.load(|s| unsafe { &raw mut (*s).route }) & 0xffff == 0 {
+            self.hops.raise(&mut self.tables, Changed::Routes)?;
+        }
+        Ok(())
+    }
+
+    /// Uses `free` as source ports, unless the ports in use will do.
+    fn set_pool(&mut self, free: Vec<u16>) {
+        // SAFETY (all below): fields and elements of mapped values, below their length.
+        let len = self.tables.state.load(|s| unsafe { &raw mut (*s).pool_len }) as usize;
+        let pool = &mut self.tables.pool;
+        let held: Vec<u16> =
+            // SAFETY: as above.
+            (0..len.min(65_536)).map(|i| pool.load(|p| unsafe { p.cast::<u16>().add(i) })).collect();
+        let Some(ports) = pool::choose(&held, free) else { return };
+        // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
+        filter::add(&mut self.tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+        for (i, port) in ports.iter().enumerate() {
+            // SAFETY: as above.
+            pool.store(|p| unsafe { p.cast::<u16>().add(i) }, *port);
+        }
+        // SAFETY: as above.
+        self.tables.state.store(|s| unsafe { &raw mut (*s).pool_len }, ports.len() as u32);
+        tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
+    }
+
+    /// Leaves out source ports that sockets of this node hold by now.
+    ///
+    /// # Errors
+    /// Too few are left; the ports in use stay.
+    pub fn refresh_pool(&mut self) -> Result<()> {
+        let ports = self.config.pool.ports()?;
+        self.set_pool(ports);
+        Ok(())
+    }
+
+    /// Makes the maps equal to what is desired, touching only what `changed` names (everything, the first time).
+    ///
+    /// # Errors
+    /// The first write that failed; the others were done. The next call compares with the maps anew.
+    pub fn sync(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Written> {
+        let context =
+            Context { addresses, drain: self.config.drain, monotonic: kernel::monotonic()?, now: Instant::now() };
+        let plan = self.planner.plan(desired, changed, &context);
+        let cluster_ips = desired
+            .ports
+            .values()
+            .flat_map(|port| &port.frontends)
+            .filter(|frontend| frontend.kind == FrontendKind::ClusterIp)
+            .map(|frontend| frontend.address.ip())
+            .collect();
+        let mut elements = Needed::of(&plan.ops, &cluster_ips).add_to(&mut self.tables.filter);
+        let mut failed = None;
+        for op in &plan.ops {
+            match store::write(&mut self.tables, op) {
+                Ok(written) => elements += written,
+                Err(error) => {
+                    tracing::warn!("{error:#}");
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if !plan.gone.is_empty() {
+            self.mark_gone(&plan.gone)?;
+        }
+        if let Some(error) = failed {
+            self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
+            return Err(error);
+        }
+        Ok(Written { elements, no_room: plan.no_room })
+    }
+
+    /// Marks the flows of endpoints that take no more new flows.
+    fn mark_gone(&mut self, gone: &BTreeSet<(std::net::SocketAddr, crate::model::Protocol)>) -> Result<()> {
+        for (endpoint, protocol) in gone {
+            self.tables.gone.insert(endpoint_key(*endpoint, *protocol), 1, 0).context("naming a gone endpoint failed")?;
+        }
+        let swept = self.sweeper.run(&self.object, &mut self.tables, true);
+        for (endpoint, protocol) in gone {
+            self.tables.gone.remove(&endpoint_key(*endpoint, *protocol)).context("forgetting a gone endpoint failed")?;
+        }
+        swept.map(|_| ())
+    }
+
+    /// Removes flows that are over; moves to fresh hops when they run out.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn sweep(&mut self) -> Result<()> {
+        let found = self.sweeper.run(&self.object, &mut self.tables, false)?;
+        tracing::trace!(?found, "swept");
+        self.hops.renew(&mut self.tables)
+    }
+
+    /// Attaches the programs to a device.
+    ///
+    /// # Errors
+    /// See [`Mode`]; the device keeps what it had.
+    pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        let links = self.links(&interface.name, interface.ifindex);
+        // Announced before the first packet can come, so that nobody takes it for a pod's device.
+        self.describe(interface, false)?;
+        let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel)?;
+        self.describe(interface, attached == Attached::XdpDriver)?;
+        self.attached.insert(interface.ifindex, (interface.clone(), attached));
+        Ok(attached)
+    }
+
+    /// Writes what the packet path must know of a device.
+    fn describe(&mut self, interface: &Interface, xdp: bool) -> Result<()> {
+        let mut device = Device {
+            mac: interface.mac,
+            zero: 0,
+            flags: if xdp { HOP_XDP } else { 0 },
+            zero2: 0,
+            addresses: [0; 3],
+        };
+        for address in interface.addresses.iter().rev() {
+            match address {
+                IpAddr::V4(_) => device.addresses[0] = wide(*address)[0],
+                IpAddr::V6(_) => [device.addresses[1], device.addresses[2]] = wide(*address),
+            }
+        }
+        let held = self.tables.devices.get(&interface.ifindex, 0).ok();
+        if held.is_some_and(|held| held == device || !xdp && Device { flags: 0, ..held } == device) {
+            return Ok(());
+        }
+        self.tables.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
+    }
+
+    /// Forgets a device: it is gone, or not wanted any more.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn detach(&mut self, ifindex: u32) -> Result<()> {
+        if let Some((interface, _)) = self.attached.remove(&ifindex) {
+            self.links(&interface.name, ifindex).detach()?;
+        }
+        // It may never have been described.
+        let _ = self.tables.devices.remove(&ifindex);
+        Ok(())
+    }
+
+    /// Forgets devices that an earlier agent attached to and that are not attached to now.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn forget_others(&mut self) -> Result<()> {
+        let present: Vec<u32> = self.attached.keys().copied().collect();
+        if let Some(pins) = &self.pins {
+            attach::retain(&pins.links(), &present)?;
+        }
+        let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
+        for ifindex in described {
+            if !present.contains(&ifindex) {
+                self.tables.devices.remove(&ifindex).context("forgetting a device failed")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Devices with the way each is attached.
+    pub fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+        self.attached.values().map(|(interface, attached)| (interface, *attached))
+    }
+
+    /// Says that stored routes or neighbours may be wrong.
+    ///
+    /// # Errors
+    /// The maps cannot be written.
+    pub fn raise(&mut self, changed: Changed) -> Result<()> {
+        self.hops.raise(&mut self.tables, changed)
+    }
+
+    /// Next hops that packets take now.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn next_hops(&self) -> Result<Vec<NextHop>> {
+        self.hops.list(&self.tables)
+    }
+
+    /// Packets by hook and outcome, all CPUs together; only those that are not 0.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn counters(&self) -> Result<Vec<(&'static str, Outcome, u64)>> {
+        let hooks = [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress")];
+        let mut counters = Vec::new();
+        for (number, name) in hooks {
+            for outcome in Outcome::ALL {
+                let values = self.tables.counters.get(&(number * OUTCOMES + *outcome as u32), 0)?;
+                let sum = values.iter().sum();
+                if sum > 0 {
+                    counters.push((name, *outcome, sum));
+                }
+            }
+        }
+        Ok(counters)
+    }
+
+    /// Frontends in the maps.
+    pub fn frontends(&self) -> &BTreeMap<FrontendId, traffic_policy_ebpf::abi::Frontend> {
+        self.planner.frontends()
+    }
+
+    fn links(&self, name: &str, ifindex: u32) -> attach::Links {
+        let folder = self.pins.as_ref().map_or_else(|| Path::new("/nonexistent").to_owned(), Pins::links);
+        attach::Links::new(&folder, name, ifindex)
+    }
+}
+
+/// Programs of the XDP hook, and of TC, that others jump to, by their index.
+const XDP_JUMPS: [(u32, &str); 4] = [
+    (jump::ATTEND, "xdp_attend4"),
+    (jump::ANSWER, "xdp_answer4"),
+    (jump::FAMILY + jump::ATTEND, "xdp_attend6"),
+    (jump::FAMILY + jump::ANSWER, "xdp_answer6"),
+];
+const TC_JUMPS: [(u32, &str); 4] = [
+    (jump::ATTEND, "tc_attend4"),
+    (jump::ANSWER, "tc_answer4"),
+    (jump::FAMILY + jump::ATTEND, "tc_attend6"),
+    (jump::FAMILY + jump::ANSWER, "tc_answer6"),
+];
+
+/// Verifies and loads every program of the object.
+///
+/// # Errors
+/// The verifier's word, for a kernel that understands less than ours.
+pub fn load_programs(object: &mut Ebpf) -> Result<()> {
+    for (name, program) in object.programs_mut() {
+        let loaded = match program {
+            aya::programs::Program::Xdp(program) => program.load(),
+            aya::programs::Program::SchedClassifier(program) => program.load(),
+            aya::programs::Program::RawTracePoint(program) => program.load(),
+            _ => continue,
+        };
+        loaded.with_context(|| format!("this kernel refuses the program {name}"))?;
+    }
+    Ok(())
+}
+
+/// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together
+/// because their layout version is the same.
+///
+/// # Errors
+/// A program that is missing or not loaded.
+pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
+    for (index, name) in XDP_JUMPS {
+        tables.xdp_jumps.set(index, &fd(object, name)?, 0).with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    for (index, name) in TC_JUMPS {
+        tables.tc_jumps.set(index, &fd(object, name)?, 0).with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    Ok(())
+}
+
+fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
+    let program = object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
+    let xdp: Result<&Xdp, _> = program.try_into();
+    let fd = match xdp {
+        Ok(program) => program.fd()?.try_clone()?,
+        Err(_) => {
+            let program: &SchedClassifier = program.try_into()?;
+            program.fd()?.try_clone()?
+        }
+    };
+    Ok(fd)
+}
+
+fn jiffies(idle: &IdleTimes, hz: u32) -> Timeouts {
+    let jiffies = |time: Duration| u32::try_from(time.as_millis() * u128::from(hz) / 1000).unwrap_or(u32::MAX / 2);
+    Timeouts {
+        established: jiffies(idle.established),
+        finished: jiffies(idle.finished),
+        reset: jiffies(idle.reset),
+        unconfirmed: jiffies(idle.unconfirmed),
+        udp: jiffies(idle.udp),
+        udp_answered: jiffies(idle.udp_answered),
+    }
+}

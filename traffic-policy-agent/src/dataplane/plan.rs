@@ -1,0 +1,531 @@
+//! The difference between what the maps hold and what they should hold. Pure: it says what to write, and in which order.
+//!
+//! Order makes each step safe: slots of a fresh range, then the frontends that point to them (each one atomic
+//! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
+//! Service, and an agent that takes the maps over writes nothing where nothing changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use traffic_policy_ebpf::abi::{Frontend, Range, frontend};
+
+use super::ranges::Ranges;
+use crate::model::{Desired, Endpoint, FrontendKind, Policy, Protocol, ServicePort, ServicePortKey};
+
+/// A frontend as a key of its map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrontendId {
+    pub address: SocketAddr,
+    pub protocol: Protocol,
+}
+
+/// One write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Writes endpoints into a range that nobody reads yet.
+    Slots { ipv6: bool, base: u32, endpoints: Vec<Endpoint> },
+    Put(FrontendId, Frontend),
+    Delete(FrontendId),
+}
+
+/// What the maps of both families hold.
+#[derive(Debug, Default)]
+pub struct Held {
+    pub frontends: BTreeMap<FrontendId, Frontend>,
+    /// Endpoints of each range in use, by family and base.
+    pub slots: HashMap<(bool, u32), Vec<Endpoint>>,
+}
+
+/// Numbers that the plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub slots: u32,
+    pub services: u32,
+}
+
+/// What has been written, and what is free.
+#[derive(Debug)]
+pub struct Planner {
+    held: Held,
+    ports: BTreeMap<ServicePortKey, Applied>,
+    ranges: [Ranges; 2],
+    indices: Ranges,
+    /// How many Service ports name a serving endpoint.
+    serving: HashMap<(SocketAddr, Protocol), u32>,
+    /// Endpoints in the maps as they were found, until the first plan has compared them.
+    found: HashSet<(SocketAddr, Protocol)>,
+    first: bool,
+    /// Indices of `ports`.
+    used: HashSet<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Applied {
+    port: ServicePort,
+    index: u32,
+    cluster: Range,
+    local: Range,
+}
+
+/// What is to be done for one change of the desired state.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+    /// Endpoints that take no more new flows.
+    pub gone: BTreeSet<(SocketAddr, Protocol)>,
+    /// Service ports for which the maps have no room.
+    pub no_room: Vec<ServicePortKey>,
+}
+
+/// What the plan must know besides the desired state.
+#[derive(Clone, Debug)]
+pub struct Context<'a> {
+    /// All addresses of this node.
+    pub addresses: &'a BTreeSet<IpAddr>,
+    /// Drain of Services without an annotation of their own.
+    pub drain: Duration,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub monotonic: u64,
+    pub now: Instant,
+}
+
+impl Planner {
+    /// Starts from what the maps hold.
+    pub fn new(held: Held, sizes: Sizes) -> Self {
+        let taken = |ipv6: bool| {
+            held.frontends
+                .iter()
+                .filter(move |(id, _)| id.address.is_ipv6() == ipv6)
+                .flat_map(|(_, frontend)| [frontend.cluster, frontend.local])
+        };
+        let ranges = [Ranges::new(sizes.slots, taken(false)), Ranges::new(sizes.slots, taken(true))];
+        let indices = held.frontends.values().map(|frontend| Range { base: frontend.service, len: 1 });
+        let indices = Ranges::new(sizes.services, indices);
+        let mut found = HashSet::new();
+        for (id, frontend) in &held.frontends {
+            for range in [frontend.cluster, frontend.local] {
+                let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base));
+                found.extend(endpoints.into_iter().flatten().map(|endpoint| (endpoint.address, id.protocol)));
+            }
+        }
+        Self { held, ports: BTreeMap::new(), ranges, indices, serving: HashMap::new(), found, first: true, used: HashSet::new() }
+    }
+
+    /// Plans for the Service ports that changed; the first plan is for all of them, and for what is left over from
+    /// an earlier agent.
+    pub fn plan(&mut self, desired: &Desired, changed: &BTreeSet<ServicePortKey>, context: &Context<'_>) -> Plan {
+        let mut plan = Plan::default();
+        let mut before = HashSet::new();
+        let keys: Vec<&ServicePortKey> =
+            if self.first { desired.ports.keys().collect() } else { changed.iter().collect() };
+        // Addresses that a changed Service gives up, unless another takes them over in the same plan.
+        let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
+        for key in &keys {
+            if let Some(applied) = self.ports.get(key) {
+                given_up.extend(ids(key, &applied.port));
+                before.extend(applied.port.serving.iter().map(|endpoint| (*endpoint, key.protocol)));
+            }
+        }
+        if self.first {
+            given_up.extend(self.held.frontends.keys().copied());
+            before.extend(self.found.drain());
+        }
+        for key in &keys {
+            match desired.ports.get(key) {
+                Some(port) => {
+                    for id in ids(key, port) {
+                        given_up.remove(&id);
+                    }
+                    self.apply(key, port, context, &mut plan);
+                }
+                None => self.withdraw(key, context.now),
+            }
+        }
+        for id in given_up {
+            if let Some(frontend) = self.held.frontends.remove(&id) {
+                plan.ops.push(Op::Delete(id));
+                if self.first {
+                    self.release_found(id, &frontend, context.now);
+                }
+            }
+        }
+        self.first = false;
+        plan.gone = before.into_iter().filter(|endpoint| !self.serving.contains_key(endpoint)).collect();
+        plan
+    }
+
+    /// Frontends as they are after the last plan.
+    pub fn frontends(&self) -> &BTreeMap<FrontendId, Frontend> {
+        &self.held.frontends
+    }
+
+    /// Which Service port an index stands for.
+    pub fn key_of(&self, index: u32) -> Option<&ServicePortKey> {
+        self.ports.iter().find(|(_, applied)| applied.index == index).map(|(key, _)| key)
+    }
+
+    fn apply(&mut self, key: &ServicePortKey, port: &ServicePort, context: &Context<'_>, plan: &mut Plan) {
+        let old = self.ports.remove(key);
+        self.count(key, old.as_ref().map(|old| &old.port), Some(port));
+        let adopted = old.as_ref().map(|old| (old.index, old.cluster, old.local)).or_else(|| self.adopt(key, port));
+        let now = context.now;
+        let index = adopted
+            .map(|(index, ..)| index)
+            .or_else(|| self.indices.take(1, now).map(|range| range.base));
+        let side = usize::from(key.ipv6);
+        let (old_cluster, old_local) = adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
+        let cluster = self.list(key.ipv6, old_cluster, &port.cluster, now, plan);
+        let local = self.list(key.ipv6, old_local, &port.local, now, plan);
+        let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
+            // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
+            plan.no_room.push(key.clone());
+            self.count(key, Some(port), old.as_ref().map(|old| &old.port));
+            for (range, old) in [(cluster, old_cluster), (local, old_local)] {
+                if let Some(range) = range.filter(|range| *range != old) {
+                    self.held.slots.remove(&(key.ipv6, range.base));
+                    self.ranges[side].release(range, now);
+                }
+            }
+            if let Some(old) = old {
+                self.ports.insert(key.clone(), old);
+            }
+            return;
+        };
+        for id_and_kind in &port.frontends {
+            let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
+            let held = self.held.frontends.get(&id).copied();
+            let flags = flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            let drain_until = drain_until(port, id_and_kind.kind, flags, local.len, held, context);
+            let wanted = Frontend { service: index, flags, cluster, local, drain_until };
+            if held != Some(wanted) {
+                plan.ops.push(Op::Put(id, wanted));
+                self.held.frontends.insert(id, wanted);
+            }
+        }
+        for (old, new) in [(old_cluster, cluster), (old_local, local)] {
+            if old != new {
+                self.held.slots.remove(&(key.ipv6, old.base));
+                self.ranges[side].release(old, now);
+            }
+        }
+        self.used.insert(index);
+        self.ports.insert(key.clone(), Applied { port: port.clone(), index, cluster, local });
+    }
+
+    /// The range that holds `endpoints`: the old one if it does, else a fresh one.
+    fn list(
+        &mut self,
+        ipv6: bool,
+        old: Range,
+        endpoints: &[Endpoint],
+        now: Instant,
+        plan: &mut Plan,
+    ) -> Option<Range> {
+        if old.len as usize == endpoints.len()
+            && (endpoints.is_empty() || self.held.slots.get(&(ipv6, old.base)).is_some_and(|held| held == endpoints))
+        {
+            return Some(old);
+        }
+        let range = self.ranges[usize::from(ipv6)].take(u32::try_from(endpoints.len()).ok()?, now)?;
+        if range.len > 0 {
+            plan.ops.push(Op::Slots { ipv6, base: range.base, endpoints: endpoints.to_vec() });
+            self.held.slots.insert((ipv6, range.base), endpoints.to_vec());
+        }
+        Some(range)
+    }
+
+    /// Index and ranges of an earlier agent for this Service port, by its frontends.
+    fn adopt(&self, key: &ServicePortKey, port: &ServicePort) -> Option<(u32, Range, Range)> {
+        if !self.first {
+            return None;
+        }
+        ids(key, port)
+            .filter_map(|id| self.held.frontends.get(&id))
+            .find(|frontend| !self.used.contains(&frontend.service))
+            .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
+    }
+
+    fn withdraw(&mut self, key: &ServicePortKey, now: Instant) {
+        let Some(old) = self.ports.remove(key) else { return };
+        self.count(key, Some(&old.port), None);
+        self.used.remove(&old.index);
+        self.indices.release(Range { base: old.index, len: 1 }, now);
+        for range in [old.cluster, old.local] {
+            self.held.slots.remove(&(key.ipv6, range.base));
+            self.ranges[usize::from(key.ipv6)].release(range, now);
+        }
+    }
+
+    /// Frees what an earlier agent's frontend used, unless it was adopted.
+    fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
+        let ipv6 = id.address.is_ipv6();
+        if self.used.contains(&frontend.service)
+            || self.held.frontends.values().any(|other| other.service == frontend.service)
+        {
+            return;
+        }
+        self.indices.release(Range { base: frontend.service, len: 1 }, now);
+        for range in [frontend.cluster, frontend.local] {
+            if self.held.slots.remove(&(ipv6, range.base)).is_some() {
+                self.ranges[usize::from(ipv6)].release(range, now);
+            }
+        }
+    }
+
+    fn count(&mut self, key: &ServicePortKey, old: Option<&ServicePort>, new: Option<&ServicePort>) {
+        for endpoint in new.into_iter().flat_map(|port| &port.serving) {
+            *self.serving.entry((*endpoint, key.protocol)).or_default() += 1;
+        }
+        for endpoint in old.into_iter().flat_map(|port| &port.serving) {
+            if let Some(count) = self.serving.get_mut(&(*endpoint, key.protocol)) {
+                *count -= 1;
+                if *count == 0 {
+                    self.serving.remove(&(*endpoint, key.protocol));
+                }
+            }
+        }
+    }
+}
+
+fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {
+    let protocol = key.protocol;
+    port.frontends.iter().map(move |frontend| FrontendId { address: frontend.address, protocol })
+}
+
+fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
+    let policy = if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy };
+    let mut flags = 0;
+    if policy == Policy::Local {
+        flags |= frontend::LOCAL;
+    }
+    if port.has_endpoints {
+        flags |= frontend::HAS_ENDPOINTS;
+    }
+    if node_address {
+        flags |= frontend::NODE_ADDRESS;
+    }
+    flags
+}
+
+/// Until when new flows are still forwarded from this node: set when the policy turns from Cluster to Local on a node
+/// without an endpoint, kept while it stays so, and never set because the last local endpoint left (Local must not show
+/// a node's address).
+fn drain_until(
+    port: &ServicePort,
+    kind: FrontendKind,
+    flags: u32,
+    local: u32,
+    held: Option<Frontend>,
+    context: &Context<'_>,
+) -> u64 {
+    if kind == FrontendKind::ClusterIp || flags & frontend::LOCAL == 0 || local > 0 {
+        return 0;
+    }
+    let Some(held) = held else { return 0 };
+    if held.flags & frontend::LOCAL != 0 {
+        return held.drain_until;
+    }
+    let drain = port.drain.unwrap_or(context.drain);
+    if drain.is_zero() {
+        return 0;
+    }
+    context.monotonic + drain.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ServiceName;
+
+    const SIZES: Sizes = Sizes { slots: 100, services: 10 };
+
+    fn key(name: &str) -> ServicePortKey {
+        let service = ServiceName { namespace: "default".into(), name: name.into() };
+        ServicePortKey { service, port: String::new(), protocol: Protocol::Tcp, ipv6: false }
+    }
+
+    fn endpoint(text: &str, local: bool) -> Endpoint {
+        Endpoint { address: text.parse().unwrap(), local }
+    }
+
+    fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
+        let local = endpoints.iter().filter(|e| e.local && policy == Policy::Local).copied().collect();
+        ServicePort {
+            frontends: [crate::model::Frontend { address: address.parse().unwrap(), kind: FrontendKind::NodePort }].into(),
+            external_policy: policy,
+            internal_policy: Policy::Cluster,
+            cluster: endpoints.to_vec(),
+            local,
+            has_endpoints: !endpoints.is_empty(),
+            serving: endpoints.iter().map(|e| e.address).collect(),
+            drain: None,
+            source_ranges: vec![],
+            affinity: None,
+        }
+    }
+
+    struct Node {
+        planner: Planner,
+        desired: Desired,
+        addresses: BTreeSet<IpAddr>,
+        now: Instant,
+        monotonic: u64,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            Self {
+                planner: Planner::new(Held::default(), SIZES),
+                desired: Desired::default(),
+                addresses: ["192.0.2.1".parse().unwrap()].into(),
+                now: Instant::now(),
+                monotonic: 1_000,
+            }
+        }
+
+        fn set(&mut self, name: &str, port: Option<ServicePort>) -> Plan {
+            match port {
+                Some(port) => self.desired.ports.insert(key(name), port),
+                None => self.desired.ports.remove(&key(name)),
+            };
+            self.plan(&[key(name)])
+        }
+
+        fn plan(&mut self, changed: &[ServicePortKey]) -> Plan {
+            let context = Context {
+                addresses: &self.addresses,
+                drain: Duration::from_secs(30),
+                monotonic: self.monotonic,
+                now: self.now,
+            };
+            self.planner.plan(&self.desired, &changed.iter().cloned().collect(), &context)
+        }
+
+        /// Another agent takes over what this one has written.
+        fn restart(&mut self) {
+            let held = Held {
+                frontends: self.planner.held.frontends.clone(),
+                slots: self.planner.held.slots.clone(),
+            };
+            self.planner = Planner::new(held, SIZES);
+        }
+
+        fn frontend(&self, address: &str) -> Frontend {
+            self.planner.held.frontends[&FrontendId { address: address.parse().unwrap(), protocol: Protocol::Tcp }]
+        }
+    }
+
+    const A: &str = "192.0.2.1:30080";
+    const B: &str = "192.0.2.1:30081";
+
+    #[test]
+    fn slots_before_frontends_and_nothing_twice() {
+        let mut node = Node::new();
+        let plan = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
+        assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..)]), "{plan:?}");
+        assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS);
+        assert_eq!(node.plan(&[key("a")]).ops, []);
+        // Another Service does not touch the first.
+        let plan = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.2:80", false)])));
+        assert_eq!(plan.ops.len(), 2);
+        assert_ne!(node.frontend(A).cluster, node.frontend(B).cluster);
+        assert_ne!(node.frontend(A).service, node.frontend(B).service);
+    }
+
+    #[test]
+    fn takeover_without_a_change_writes_nothing() {
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Local, &[endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)])));
+        let _ = node.set("b", Some(port(B, Policy::Cluster, &[])));
+        node.restart();
+        let plan = node.plan(&[]);
+        assert_eq!(plan.ops, []);
+        assert_eq!(plan.gone, BTreeSet::new());
+    }
+
+    #[test]
+    fn takeover_finds_what_changed_meanwhile() {
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)])));
+        let _ = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.3:80", false)])));
+        let index = node.frontend(A).service;
+        node.restart();
+        node.desired.ports.remove(&key("b"));
+        node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]));
+        let plan = node.plan(&[]);
+        assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_)]), "{plan:?}");
+        assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
+        let gone: Vec<_> = plan.gone.iter().map(|(address, _)| address.to_string()).collect();
+        assert_eq!(gone, ["10.0.0.1:80", "10.0.0.3:80"]);
+    }
+
+    #[test]
+    fn drains_only_when_the_policy_turns_local() {
+        let remote = [endpoint("10.0.1.1:80", false)];
+        let both = [endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)];
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+        let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+        let until = 1_000 + 30_000_000_000;
+        assert_eq!(node.frontend(A).drain_until, until);
+        node.monotonic += 5_000_000_000;
+        let _ = node.set("a", Some(port(A, Policy::Local, &[remote[0], endpoint("10.0.2.1:80", false)])));
+        assert_eq!(node.frontend(A).drain_until, until, "another change neither prolongs nor ends it");
+        node.restart();
+        assert_eq!(node.plan(&[]).ops, [], "a takeover keeps a running drain");
+        let _ = node.set("a", Some(port(A, Policy::Local, &both)));
+        assert_eq!(node.frontend(A).drain_until, 0);
+        let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+        assert_eq!(node.frontend(A).drain_until, 0, "the last local endpoint left: no drain");
+        let _ = node.set("b", Some(port(B, Policy::Local, &remote)));
+        assert_eq!(node.frontend(B).drain_until, 0, "a new Service does not drain");
+    }
+
+    #[test]
+    fn annotation_overrides_the_drain() {
+        let remote = [endpoint("10.0.1.1:80", false)];
+        for (drain, until) in [(Duration::ZERO, 0), (Duration::from_secs(2), 2_000_001_000)] {
+            let mut node = Node::new();
+            let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+            let _ = node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
+            assert_eq!(node.frontend(A).drain_until, until);
+        }
+    }
+
+    #[test]
+    fn an_endpoint_of_two_services_is_gone_when_both_lose_it() {
+        let one = [endpoint("10.0.1.1:80", false)];
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &one)));
+        let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
+        assert!(node.set("a", None).gone.is_empty());
+        assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).gone.len(), 1);
+    }
+
+    #[test]
+    fn a_frontend_that_moves_is_replaced_not_deleted() {
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
+        let moved = node.desired.ports.remove(&key("a")).unwrap();
+        node.desired.ports.insert(key("b"), moved);
+        let plan = node.plan(&[key("a"), key("b")]);
+        assert!(plan.ops.iter().all(|op| !matches!(op, Op::Delete(_))), "{plan:?}");
+    }
+
+    #[test]
+    fn without_room_the_old_endpoints_stay() {
+        let mut node = Node::new();
+        let many: Vec<_> = (0..60).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &many)));
+        let before = node.frontend(A);
+        let more: Vec<_> = (0..70).map(|i| endpoint(&format!("10.0.1.{i}:80"), false)).collect();
+        let plan = node.set("a", Some(port(A, Policy::Cluster, &more)));
+        assert_eq!(plan.no_room, [key("a")]);
+        assert_eq!(node.frontend(A), before);
+        // A smaller one fits, and so does another Service.
+        assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).no_room.is_empty());
+    }
+}

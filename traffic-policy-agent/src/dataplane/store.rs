@@ -1,0 +1,126 @@
+//! Reads the frontends and their endpoints from the maps, and writes what the plan says.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use aya::maps::{Array, HashMap, MapData};
+use traffic_policy_ebpf::abi::{
+    Address, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL, Slot, SlotRoute,
+};
+
+use super::{
+    plan::{FrontendId, Held, Op},
+    tables::{Family, FromWire, Tables, ToWire, number},
+};
+use crate::model::{Endpoint, Protocol};
+
+/// What the maps hold now.
+///
+/// # Errors
+/// A map that cannot be read.
+pub fn read(tables: &Tables) -> Result<Held> {
+    let mut held = Held::default();
+    read_family(&tables.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
+    read_family(&tables.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
+    Ok(held)
+}
+
+fn read_family<A: Address + FromWire>(family: &Family<A>, ipv6: bool, held: &mut Held) -> Result<()> {
+    for entry in family.frontends.iter() {
+        let (key, frontend) = entry?;
+        let protocol = match u32::from(key.protocol) {
+            PROTOCOL_TCP => Protocol::Tcp,
+            PROTOCOL_UDP => Protocol::Udp,
+            other => anyhow::bail!("a frontend of protocol {other}"),
+        };
+        let address = SocketAddr::new(key.address.to_ip(), u16::from_be(key.port));
+        held.frontends.insert(FrontendId { address, protocol }, frontend);
+        for range in [frontend.cluster, frontend.local] {
+            if range.len == 0 || held.slots.contains_key(&(ipv6, range.base)) {
+                continue;
+            }
+            let endpoints = (range.base..range.base + range.len)
+                .map(|index| {
+                    let slot = family.slots.get(&index, 0)?;
+                    Ok(Endpoint {
+                        address: SocketAddr::new(slot.address.to_ip(), u16::from_be(slot.port)),
+                        local: slot.flags & SLOT_LOCAL != 0,
+                    })
+                })
+                .collect::<Result<_>>()?;
+            held.slots.insert((ipv6, range.base), endpoints);
+        }
+    }
+    Ok(())
+}
+
+/// Carries out one step; returns the number of map elements written.
+///
+/// # Errors
+/// The kernel refuses: the map is full.
+pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
+    match op {
+        Op::Slots { base, endpoints, .. } => {
+            for (index, endpoint) in (*base..).zip(endpoints) {
+                let flags = if endpoint.local { SLOT_LOCAL } else { 0 };
+                let port = endpoint.address.port().to_be();
+                match endpoint.address {
+                    SocketAddr::V4(address) => {
+                        let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
+                        put_slot(&mut tables.v4.slots, &mut tables.v4.slot_routes, index, slot)?;
+                    }
+                    SocketAddr::V6(address) => {
+                        let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
+                        put_slot(&mut tables.v6.slots, &mut tables.v6.slot_routes, index, slot)?;
+                    }
+                }
+            }
+            Ok(endpoints.len())
+        }
+        Op::Put(id, frontend) => {
+            match id.address {
+                SocketAddr::V4(address) => {
+                    put(&mut tables.v4.frontends, address.ip().to_wire(), *id, Some(*frontend))?;
+                }
+                SocketAddr::V6(address) => {
+                    put(&mut tables.v6.frontends, address.ip().to_wire(), *id, Some(*frontend))?;
+                }
+            }
+            Ok(1)
+        }
+        Op::Delete(id) => {
+            match id.address {
+                SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), *id, None)?,
+                SocketAddr::V6(address) => put(&mut tables.v6.frontends, address.ip().to_wire(), *id, None)?,
+            }
+            Ok(1)
+        }
+    }
+}
+
+fn put_slot<A: Address>(
+    slots: &mut Array<MapData, Slot<A>>,
+    routes: &mut Array<MapData, SlotRoute<A>>,
+    index: u32,
+    slot: Slot<A>,
+) -> Result<()> {
+    // The route of the endpoint that had this slot before must not be taken for the new one's.
+    routes.set(index, SlotRoute::default(), 0).context("clearing the route of a slot failed")?;
+    slots.set(index, slot, 0).context("writing an endpoint failed")
+}
+
+fn put<A: Address>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, Frontend>,
+    address: A,
+    id: FrontendId,
+    frontend: Option<Frontend>,
+) -> Result<()> {
+    let key =
+        FrontendKey { address, port: id.address.port().to_be(), protocol: number(id.protocol) as u16, zero: 0 };
+    match frontend {
+        Some(frontend) => frontends
+            .insert(key, frontend, 0)
+            .with_context(|| format!("writing frontend {} failed (is the map full?)", id.address)),
+        None => frontends.remove(&key).with_context(|| format!("deleting frontend {} failed", id.address)),
+    }
+}
