@@ -96,7 +96,7 @@ impl LabBuilder {
         self
     }
 
-    /// A lab that stays until it is removed by its name.
+    /// A lab with a name of its own, which [`persistent::keep`] can leave up.
     pub fn persistent(mut self, name: &str) -> Self {
         self.persistent = Some(name.to_owned());
         self
@@ -111,7 +111,7 @@ impl LabBuilder {
             Some(name) => persistent::id(name)?,
             None => unused_id(),
         };
-        let folder = Folder::create(&id, self.persistent.is_some())?;
+        let folder = Folder::create(&id)?;
         let make = |role: &str| self.namespace(&format!("{id}-{role}"));
 
         let router = make("router")?;
@@ -147,8 +147,7 @@ impl LabBuilder {
         Ok(lab)
     }
 
-    /// Whether the lab outlives its [`Lab`] value.
-    pub(super) fn client_addresses(&self) -> Addresses {
+    fn client_addresses(&self) -> Addresses {
         if self.client_on_switch { plan::client_on_switch() } else { plan::client(0) }
     }
 

@@ -15,19 +15,27 @@ const LABS: &str = "/run/traffic-policy-lab";
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    keep: bool,
+    kept: bool,
 }
 
 impl Folder {
-    pub(super) fn create(lab: &str, keep: bool) -> Result<Self> {
-        let folder = Self { path: Path::new(LABS).join(lab), keep };
+    pub(super) fn create(lab: &str) -> Result<Self> {
+        let path = path(lab);
+        fs::create_dir_all(LABS).with_context(|| format!("creating {LABS}"))?;
+        fs::create_dir(&path).with_context(|| format!("{} cannot be made; is the lab up already?", path.display()))?;
+        let folder = Self { path, kept: false };
         for path in [folder.bpffs(), folder.manifests(), folder.logs()] {
-            fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
+            fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
         }
         let bpffs = folder.bpffs();
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("mounting a bpffs at {}", bpffs.display()))?;
         Ok(folder)
+    }
+
+    /// Leaves it in place.
+    pub(super) fn keep(&mut self) {
+        self.kept = true;
     }
 
     pub(super) fn bpffs(&self) -> PathBuf {
@@ -45,7 +53,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        if !self.keep
+        if !self.kept
             && let Err(error) = remove(&self.path)
         {
             eprintln!("{error:#}");

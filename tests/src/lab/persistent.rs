@@ -43,11 +43,12 @@ pub fn namespace(name: &str, role: &str) -> Result<Namespace> {
 }
 
 /// Leaves a lab to its name, with the processes that were started in it.
-pub fn keep(lab: Lab, processes: &[u32]) -> Result<()> {
+pub fn keep(mut lab: Lab, processes: &[u32]) -> Result<()> {
     let folder = folder::path(&lab.id);
     let processes = processes.iter().map(|pid| format!("{pid}\n")).collect::<String>();
     fs::write(folder.join(PROCESSES), processes)?;
     fs::write(folder.join(DRAWING), lab.to_string())?;
+    lab.folder.keep();
     let pods = lab.nodes.into_iter().flat_map(|node| {
         node.netns.keep();
         node.pods
