@@ -74,7 +74,12 @@ impl Agent {
             let dead = !self.is_running();
             if dead || start.elapsed() > limit {
                 let state = if dead { "ended" } else { "is not ready" };
-                bail!("the agent of {} {state} after {:?}: {answer}\n{}", self.how.node, start.elapsed(), self.log());
+                bail!(
+                    "the agent of {} {state} after {:?}: {answer}\n{}",
+                    self.how.node,
+                    start.elapsed(),
+                    self.log()
+                );
             }
             sleep(Duration::from_millis(20));
         }

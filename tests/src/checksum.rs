@@ -45,7 +45,8 @@ pub fn verify(frame: &[u8], unfinished: bool) -> Checksum {
         }
         Some(NetSlice::Ipv6(ip)) => {
             let header = ip.header();
-            let addresses = Sum16BitWords::new().add_16bytes(header.source()).add_16bytes(header.destination());
+            let addresses =
+                Sum16BitWords::new().add_16bytes(header.source()).add_16bytes(header.destination());
             transport(addresses, ip.payload(), unfinished)
         }
         Some(NetSlice::Arp(_)) | None => Checksum::NotChecked,

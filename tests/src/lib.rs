@@ -10,3 +10,4 @@ pub mod object;
 pub mod offload;
 pub mod ping;
 pub mod traffic;
+pub mod xdp;

@@ -1,19 +1,19 @@
 //! The part of rtnetlink that a lab needs: devices, addresses, routes and neighbours of one namespace.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, RawFd};
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
-use netlink_packet_route::link::{InfoBridge, InfoData, InfoVeth, LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{InfoBridge, InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp};
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
 use netlink_packet_route::route::RouteMessage;
 use nix::net::if_::if_nametoindex;
 use rtnetlink::{
-    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder, new_connection,
+    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
+    new_connection,
 };
-
-use std::os::fd::AsRawFd;
 
 use crate::netns::Namespace;
 
@@ -54,7 +54,8 @@ impl Netlink {
         peer: &VethEnd<'_>,
         peer_namespace: &Namespace,
     ) -> Result<()> {
-        let there = peer.message(LinkMessageBuilder::<LinkUnspec>::new()).setns_by_fd(peer_namespace.as_raw_fd());
+        let there =
+            peer.message(LinkMessageBuilder::<LinkUnspec>::new()).setns_by_fd(peer_namespace.as_raw_fd());
         let mut here = end.message(LinkMessageBuilder::<LinkVeth>::new(end.name, peer.name)).up();
         if let Some(bridge) = bridge {
             here = here.controller(index(bridge)?);
@@ -102,6 +103,13 @@ impl Netlink {
         self.0.link().del(index(device)?).execute().await.with_context(|| format!("deleting {device}"))
     }
 
+    /// Puts an XDP program on a device in native mode, or takes it away if there is none (-1).
+    pub async fn attach_xdp(&self, device: &str, program: RawFd) -> Result<()> {
+        const NATIVE: u32 = 1 << 2;
+        let xdp = LinkAttribute::Xdp(vec![LinkXdp::Fd(program), LinkXdp::Flags(NATIVE)]);
+        self.change(device, |link| link.append_extra_attribute(xdp)).await
+    }
+
     pub async fn mac(&self, device: &str) -> Result<Mac> {
         let mut links = self.0.link().get().match_index(index(device)?).execute();
         let link = links.try_next().await?.with_context(|| format!("{device} is gone"))?;
@@ -126,13 +134,17 @@ impl Netlink {
     /// Adds or replaces a route to `destination`/`prefix` via a gateway.
     pub async fn route(&self, destination: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
         let message = route(destination, prefix, gateway)?.build();
-        self.replace_route(message).await.with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
+        self.replace_route(message)
+            .await
+            .with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
     }
 
     /// As [`Self::route`], for a gateway that no address of `device` covers.
     pub async fn route_on_link(&self, to: IpAddr, prefix: u8, gateway: IpAddr, device: &str) -> Result<()> {
         let route = route(to, prefix, gateway)?.output_interface(index(device)?).onlink().build();
-        self.replace_route(route).await.with_context(|| format!("route to {to}/{prefix} via {gateway} on {device}"))
+        self.replace_route(route)
+            .await
+            .with_context(|| format!("route to {to}/{prefix} via {gateway} on {device}"))
     }
 
     pub async fn delete_route(&self, destination: IpAddr, prefix: u8) -> Result<()> {
@@ -150,14 +162,19 @@ impl Netlink {
     /// Tells a vxlan device which host has a MAC address.
     pub async fn forward_mac(&self, device: &str, mac: Mac, host: IpAddr) -> Result<()> {
         let request = self.0.neighbours().add_bridge(index(device)?, &mac).flags(NeighbourFlags::Own);
-        request.destination(host).execute().await.with_context(|| format!("forwarding entry for {host} on {device}"))
+        request
+            .destination(host)
+            .execute()
+            .await
+            .with_context(|| format!("forwarding entry for {host} on {device}"))
     }
 
     /// Forgets all learned neighbours of the namespace; permanent ones stay.
     pub async fn flush_neighbours(&self) -> Result<()> {
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         for neighbour in neighbours {
-            let learned = !matches!(neighbour.header.state, NeighbourState::Permanent | NeighbourState::Noarp);
+            let learned =
+                !matches!(neighbour.header.state, NeighbourState::Permanent | NeighbourState::Noarp);
             if learned {
                 // One that vanished meanwhile is just as well.
                 self.0.neighbours().del(neighbour).execute().await.ok();
@@ -174,9 +191,8 @@ impl Netlink {
         };
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         let attributes = neighbours.into_iter().map(|neighbour| neighbour.attributes);
-        let mut ours = attributes.filter(|attributes| {
-            attributes.contains(&NeighbourAttribute::Destination(wanted.clone()))
-        });
+        let mut ours = attributes
+            .filter(|attributes| attributes.contains(&NeighbourAttribute::Destination(wanted.clone())));
         let mac = ours.next().into_iter().flatten().find_map(|attribute| match attribute {
             NeighbourAttribute::LinkLayerAddress(mac) => Mac::try_from(mac.as_slice()).ok(),
             _ => None,

@@ -200,7 +200,8 @@ fn share_names_directory() -> Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock();
     fs::create_dir_all(NAMES)?;
-    let share = || mount(None::<&str>, NAMES, None::<&str>, MsFlags::MS_SHARED | MsFlags::MS_REC, None::<&str>);
+    let share =
+        || mount(None::<&str>, NAMES, None::<&str>, MsFlags::MS_SHARED | MsFlags::MS_REC, None::<&str>);
     if share() == Err(Errno::EINVAL) {
         let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
         mount(Some(NAMES), NAMES, None::<&str>, bind, None::<&str>)?;

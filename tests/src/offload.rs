@@ -34,18 +34,14 @@ struct EthtoolValue {
 impl Namespace {
     /// Checksum offload both ways and segmentation offload.
     pub fn set_offloads(&self, device: &str, on: bool) -> Result<()> {
-        let features = [
-            Feature::RxChecksum,
-            Feature::TxChecksum,
-            Feature::TcpSegmentation,
-            Feature::Segmentation,
-        ];
+        let features =
+            [Feature::RxChecksum, Feature::TxChecksum, Feature::TcpSegmentation, Feature::Segmentation];
         self.run(|| features.iter().try_for_each(|feature| set(device, *feature, on)))
             .with_context(|| format!("offloads of {} {device}", self.name()))
     }
 
-    /// GRO, which on a veth also starts NAPI: frames that the *other* end transmits from XDP (XDP_TX, redirect) arrive only
-    /// then, unless this end has an XDP program of its own.
+    /// GRO, which on a veth also makes its receive ring: frames that the *other* end sends by an XDP redirect arrive only
+    /// then, or with an XDP program at this end (XDP_TX needs the latter, see [`crate::xdp`]).
     pub fn set_gro(&self, device: &str, on: bool) -> Result<()> {
         self.run(|| set(device, Feature::ReceiveAggregation, on))
             .with_context(|| format!("GRO of {} {device}", self.name()))

@@ -117,7 +117,10 @@ fn run(verb: Verb) -> Result<()> {
 
 fn up(options: &Up) -> Result<()> {
     let Up { name, port, .. } = options;
-    ensure!(!persistent::exists(name)?, "lab {name} is up already; `cargo xtask lab down --name {name}` removes it");
+    ensure!(
+        !persistent::exists(name)?,
+        "lab {name} is up already; `cargo xtask lab down --name {name}` removes it"
+    );
     let mut builder = Lab::builder().nodes(options.nodes).pods_per_node(options.pods).persistent(name);
     if options.overlay {
         builder = builder.overlay();
@@ -144,7 +147,10 @@ fn serve(lab: &Lab, pod: &Pod, port: u16) -> Result<u32> {
 fn explain(lab: &Lab, name: &str, port: u16) {
     let option = if name == "main" { String::new() } else { format!(" --name {name}") };
     let node = lab.node(1);
-    println!("\nEvery pod serves HTTP and UDP on port {port}. Node objects are in {}.", lab.manifests().display());
+    println!(
+        "\nEvery pod serves HTTP and UDP on port {port}. Node objects are in {}.",
+        lab.manifests().display()
+    );
     println!("Try:");
     if let Some(pod) = node.pods.first() {
         let url = format!("http://{}:{port}/", pod.addresses.v4);
@@ -164,7 +170,8 @@ fn explain(lab: &Lab, name: &str, port: u16) {
 fn exec(name: &str, machine: &str, command: &[String]) -> Result<()> {
     let namespace = persistent::namespace(name, machine)?;
     let shell = env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
-    let (program, arguments) = command.split_first().map_or((&shell, &[][..]), |(program, rest)| (program, rest));
+    let (program, arguments) =
+        command.split_first().map_or((&shell, &[][..]), |(program, rest)| (program, rest));
     let mut command = Command::new(program);
     command.args(arguments);
     Err(namespace.exec(command)).with_context(|| format!("running {program} on {machine}"))

@@ -8,6 +8,7 @@ use super::plan::{self, Addresses, Family};
 use super::{Endpoint, Folder, Lab, Node, Pod, folder, overlay, persistent};
 use crate::netlink::{Netlink, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
+use crate::xdp::Always;
 
 const MTU: u32 = 1500;
 
@@ -84,7 +85,8 @@ impl LabBuilder {
     }
 
     /// Checksum and segmentation offload on both ends of every link between client, router and nodes. Off by default, as
-    /// XDP needs it; a veth's own default is on, which is what TC meets in practice.
+    /// XDP needs it (then the router's ports also let XDP_TX arrive); a veth's own default is on, which is what TC meets
+    /// in practice.
     pub fn wire_offloads(mut self, on: bool) -> Self {
         self.wire_offloads = on;
         self
@@ -212,7 +214,8 @@ impl LabBuilder {
         let addresses = plan::node(0, number);
         forward(&netns)?;
         if self.strict_rp_filter {
-            netns.sysctls(&[("net.ipv4.conf.all.rp_filter", "1"), ("net.ipv4.conf.default.rp_filter", "1")])?;
+            netns
+                .sysctls(&[("net.ipv4.conf.all.rp_filter", "1"), ("net.ipv4.conf.default.rp_filter", "1")])?;
         }
         self.uplink(&netns, "eth0", &name, router, &addresses)?;
         let second_uplink = match second {
@@ -245,7 +248,13 @@ impl LabBuilder {
         let peer = VethEnd { name: device, mac: Some(addresses.mac()), mtu: None };
         router.netlink(async |net| net.veth(&end, Some("br0"), &peer, node).await)?;
         node.netlink(async |net| add_addresses(&net, device, addresses).await)?;
-        self.prepare_wire((router, port), (node, device))
+        self.prepare_wire((router, port), (node, device))?;
+        if self.wire_offloads {
+            return Ok(());
+        }
+        // So that the port receives what an XDP program on the node sends back; with it, the node could not keep its
+        // segmentation offload.
+        router.attach_xdp(port, Always::Pass)
     }
 
     fn pod(&self, node_number: u8, index: u8, netns: Owned, node: &Node) -> Result<Pod> {
@@ -265,12 +274,15 @@ impl LabBuilder {
         Ok(Pod { name: format!("pod-{node_number}-{index}"), node: node.name.clone(), addresses, netns })
     }
 
-    fn prepare_wire(&self, (router, port): (&Namespace, &str), (host, device): (&Namespace, &str)) -> Result<()> {
+    fn prepare_wire(
+        &self,
+        (router, port): (&Namespace, &str),
+        (host, device): (&Namespace, &str),
+    ) -> Result<()> {
         if !self.wire_offloads {
             router.set_offloads(port, false)?;
             host.set_offloads(device, false)?;
         }
-        // So that the port receives what an XDP program on the other end transmits.
         router.set_gro(port, true)
     }
 

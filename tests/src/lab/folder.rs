@@ -22,7 +22,8 @@ impl Folder {
     pub(super) fn create(lab: &str) -> Result<Self> {
         let path = path(lab);
         fs::create_dir_all(LABS).with_context(|| format!("creating {LABS}"))?;
-        fs::create_dir(&path).with_context(|| format!("{} cannot be made; is the lab up already?", path.display()))?;
+        fs::create_dir(&path)
+            .with_context(|| format!("{} cannot be made; is the lab up already?", path.display()))?;
         let folder = Self { path, kept: false };
         for path in [folder.bpffs(), folder.manifests(), folder.logs()] {
             fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;

@@ -17,7 +17,8 @@ const PROCESSES: &str = "processes";
 /// What all namespaces of a lab of that name begin with.
 pub(super) fn id(name: &str) -> Result<String> {
     // A dash would let the names of two labs begin alike.
-    let plain = !name.is_empty() && name.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit());
+    let plain =
+        !name.is_empty() && name.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit());
     ensure!(plain, "a lab's name is made of lower-case letters and digits, {name:?} is not");
     Ok(format!("{PREFIX}{name}"))
 }

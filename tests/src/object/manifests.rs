@@ -77,8 +77,7 @@ impl Manifests {
 
 fn node(node: &Node) -> Value {
     let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": node.address(family)}));
-    let networks =
-        Family::BOTH.map(|family| format!("{}/{}", node.pod_network.of(family), family.prefix()));
+    let networks = Family::BOTH.map(|family| format!("{}/{}", node.pod_network.of(family), family.prefix()));
     let mut addresses = addresses.to_vec();
     addresses.push(json!({"type": "Hostname", "address": node.name}));
     json!({

@@ -79,9 +79,10 @@ pub(super) fn object(service: &Service, family: Family, backends: &[Backend]) ->
         Family::V4 => ("v4", "IPv4"),
         Family::V6 => ("v6", "IPv6"),
     };
-    let ports = service.ports.iter().map(|port| {
-        json!({"name": port.name, "protocol": port.protocol, "port": port.target})
-    });
+    let ports = service
+        .ports
+        .iter()
+        .map(|port| json!({"name": port.name, "protocol": port.protocol, "port": port.target}));
     json!({
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

@@ -21,7 +21,8 @@ impl Answer {
     /// One line of JSON, without its end.
     pub fn to_line(&self) -> String {
         let Self { pod, node, client, retransmitted, said } = self;
-        json!({"pod": pod, "node": node, "client": client, "retransmitted": retransmitted, "said": said}).to_string()
+        json!({"pod": pod, "node": node, "client": client, "retransmitted": retransmitted, "said": said})
+            .to_string()
     }
 
     pub fn parse(line: &str) -> Result<Self> {

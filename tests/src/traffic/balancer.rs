@@ -125,7 +125,8 @@ impl Chooser {
     pub fn choose(&self, number: u64) -> Option<SocketAddr> {
         let state = lock(&self.0);
         let pairs = state.targets.iter().zip(&state.healthy);
-        let healthy: Vec<_> = pairs.filter(|(_, healthy)| **healthy).map(|(target, _)| target.traffic).collect();
+        let healthy: Vec<_> =
+            pairs.filter(|(_, healthy)| **healthy).map(|(target, _)| target.traffic).collect();
         let index = number.checked_rem(healthy.len() as u64)?;
         healthy.get(usize::try_from(index).ok()?).copied()
     }
@@ -146,7 +147,8 @@ async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
         let was = state.healthy[index];
         let is = success || (was && failures < timing.failures);
         if was != is {
-            let answer = response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
+            let answer =
+                response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
             state.healthy[index] = is;
             let change = Change { at: state.start.elapsed(), node: node.clone(), healthy: is, answer };
             state.changes.push(change);

@@ -110,7 +110,10 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ok, failed, slow, slowest, by_pod, .. } = self;
-        write!(f, "{ok} connections ok, {failed} failed, {slow} slower than {SLOW:?}, slowest {slowest:?}, ")?;
+        write!(
+            f,
+            "{ok} connections ok, {failed} failed, {slow} slower than {SLOW:?}, slowest {slowest:?}, "
+        )?;
         write!(f, "answered by {by_pod:?}")?;
         let mut failures = self.failures.iter().take(3);
         failures.try_for_each(|Failure { at, target, reason }| write!(f, "; {target} at {at:?}: {reason}"))

@@ -76,7 +76,10 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sent, at_server, back, lost_there, lost_back, doubled_there, doubled_back, .. } = self;
-        write!(f, "{sent} datagrams sent, {at_server} at the server ({lost_there} lost, {doubled_there} doubled), ")?;
+        write!(
+            f,
+            "{sent} datagrams sent, {at_server} at the server ({lost_there} lost, {doubled_there} doubled), "
+        )?;
         write!(f, "{back} back ({lost_back} lost, {doubled_back} doubled), silent for at most ")?;
         write!(f, "{:?}, answered by {:?}, errors {:?}", self.longest_silence, self.by_pod, self.errors)
     }
@@ -84,7 +87,8 @@ impl fmt::Display for Report {
 
 /// Receive buffers that hold a second of a meter's traffic: a busy machine must not look like a lossy network.
 pub(super) fn enlarge_buffers(socket: &Socket) -> Result<()> {
-    nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::RcvBufForce, &(16 << 20)).context("SO_RCVBUFFORCE")
+    nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::RcvBufForce, &(16 << 20))
+        .context("SO_RCVBUFFORCE")
 }
 
 #[derive(Debug, Default)]
@@ -121,7 +125,8 @@ async fn meter(sockets: Vec<Socket>, per_second: u32, ledger: &Ledger, stop: Sto
     ensure!(there.len().max(back.len()) <= sent, "an answer to a datagram that was never sent");
     there.resize(sent, 0);
     back.resize(sent, 0);
-    let times = |counts: &[u8], wanted: fn(u8) -> bool| counts.iter().filter(|count| wanted(**count)).count() as u64;
+    let times =
+        |counts: &[u8], wanted: fn(u8) -> bool| counts.iter().filter(|count| wanted(**count)).count() as u64;
     let (at_server, returned) = (times(&there, |count| count > 0), times(&back, |count| count > 0));
     let lost_back = there.iter().zip(&back).filter(|(there, back)| **there > 0 && **back == 0).count() as u64;
     Ok(Report {
@@ -138,7 +143,13 @@ async fn meter(sockets: Vec<Socket>, per_second: u32, ledger: &Ledger, stop: Sto
     })
 }
 
-async fn send(sockets: &[Arc<UdpSocket>], meter: u64, per_second: u32, seen: &Mutex<Seen>, stop: &Stop) -> usize {
+async fn send(
+    sockets: &[Arc<UdpSocket>],
+    meter: u64,
+    per_second: u32,
+    seen: &Mutex<Seen>,
+    stop: &Stop,
+) -> usize {
     let start = Instant::now();
     let mut tick = interval(Duration::from_millis(1));
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);

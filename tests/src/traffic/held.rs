@@ -37,7 +37,12 @@ pub struct Report {
 
 impl HeldConnections {
     /// Opens `connections` to the targets in turn and lets each ask once per `pause`. All are open when this returns.
-    pub fn start(namespace: &Namespace, targets: &[SocketAddr], connections: usize, pause: Duration) -> Result<Self> {
+    pub fn start(
+        namespace: &Namespace,
+        targets: &[SocketAddr],
+        connections: usize,
+        pause: Duration,
+    ) -> Result<Self> {
         ensure!(!targets.is_empty(), "no target");
         let targets: Vec<_> = targets.iter().copied().cycle().take(connections).collect();
         let (ready, opened) = std::sync::mpsc::channel();
@@ -93,7 +98,8 @@ impl fmt::Display for Report {
 }
 
 async fn open(target: SocketAddr) -> Result<BufReader<TcpStream>> {
-    let stream = timeout(PATIENCE, TcpStream::connect(target)).await.with_context(|| format!("opening {target}"))?;
+    let stream =
+        timeout(PATIENCE, TcpStream::connect(target)).await.with_context(|| format!("opening {target}"))?;
     let stream = stream.with_context(|| format!("opening {target}"))?;
     stream.set_nodelay(true)?;
     Ok(BufReader::new(stream))

@@ -26,7 +26,9 @@ pub struct Transfer {
 /// Sends `bytes` (a multiple of 8) to a server from `namespace` and receives as many, at the same time. Fails if one byte
 /// differs on either side.
 pub fn transfer(namespace: &Namespace, server: SocketAddr, bytes: u64) -> Result<Transfer> {
-    namespace.block_on(async || run(server, bytes).await).with_context(|| format!("{bytes} bytes with {server}"))
+    namespace
+        .block_on(async || run(server, bytes).await)
+        .with_context(|| format!("{bytes} bytes with {server}"))
 }
 
 async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
@@ -76,7 +78,9 @@ async fn receive(reader: &mut (impl AsyncRead + Unpin), bytes: u64) -> Result<u6
     while left > 0 {
         let wanted = left.min(CHUNK);
         reader.read_exact(&mut chunk[..wanted]).await.context("the stream ended early")?;
-        chunk[..wanted].chunks_exact(8).for_each(|word| hash.add(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
+        chunk[..wanted]
+            .chunks_exact(8)
+            .for_each(|word| hash.add(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
         left -= wanted;
     }
     Ok(hash.0)

@@ -56,7 +56,8 @@ fn a_good_path_loses_nothing() {
 fn datagrams_lost_or_doubled_are_counted() {
     let run = |faults| {
         let (lab, ledger, _server) = lab_with(faults);
-        let meter = Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 3, 2000, &ledger).unwrap();
+        let meter =
+            Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 3, 2000, &ledger).unwrap();
         sleep(Duration::from_millis(500));
         let report = meter.finish().unwrap();
         assert!(report.sent > 100 && !report.is_clean(), "{report}");
@@ -148,7 +149,8 @@ fn a_balancer_believes_the_health_port() {
     assert!(balancer.wait_for(&["node-1", "node-2"], Duration::from_secs(3)), "{:?}", balancer.changes());
 
     let choose = chooser.clone();
-    let report = NewConnections::start_bounded(lab.client().netns(), 500, 50, move |n| choose.choose(n)).wait();
+    let report =
+        NewConnections::start_bounded(lab.client().netns(), 500, 50, move |n| choose.choose(n)).wait();
     assert_eq!(report.ok, 50, "{report}");
     assert_eq!(report.by_target.values().collect::<Vec<_>>(), [&25, &25]);
 
@@ -158,6 +160,7 @@ fn a_balancer_believes_the_health_port() {
     assert!(balancer.checks() >= checks + 3, "out before the third failure");
     let last = balancer.changes().pop().unwrap();
     assert!(!last.healthy && last.node == "node-1" && last.answer.contains("refused"), "{last:?}");
-    let report = NewConnections::start_bounded(lab.client().netns(), 500, 20, move |n| chooser.choose(n)).wait();
+    let report =
+        NewConnections::start_bounded(lab.client().netns(), 500, 20, move |n| chooser.choose(n)).wait();
     assert!(report.is_clean() && report.by_target.len() == 1, "{report}");
 }

@@ -36,10 +36,18 @@ fn client_reaches_nodes_but_not_pods() {
         for family in Family::BOTH {
             let answer = ask_from(lab.client().netns(), SocketAddr::new(node.address(family), PORT), SOON);
             let answer = answer.unwrap_or_else(|error| panic!("{variant}: {error:#}"));
-            assert_eq!((answer.pod.as_str(), answer.client.ip()), ("host", lab.client().address(family)), "{variant}");
+            assert_eq!(
+                (answer.pod.as_str(), answer.client.ip()),
+                ("host", lab.client().address(family)),
+                "{variant}"
+            );
             let pod = SocketAddr::new(node.pod(1).address(family), PORT);
             for namespace in [lab.client().netns(), lab.router()] {
-                assert!(ask_from(namespace, pod, NEVER).is_err(), "{variant}: {} has a way to pods", namespace.name());
+                assert!(
+                    ask_from(namespace, pod, NEVER).is_err(),
+                    "{variant}: {} has a way to pods",
+                    namespace.name()
+                );
             }
         }
     }
@@ -71,7 +79,8 @@ fn overlay_packets_are_encapsulated() {
     lab.node(1).pod(1).netns().ping(lab.node(2).pod(1).address(Family::V6), SOON).unwrap();
     let frames = capture.finish_valid().unwrap();
     // Outer IPv4 and UDP, to VXLAN's port.
-    let is_vxlan = |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == 8472_u16.to_be_bytes();
+    let is_vxlan =
+        |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == 8472_u16.to_be_bytes();
     assert!(frames.iter().filter(|frame| is_vxlan(&frame.bytes)).count() >= 2, "{} frames", frames.len());
 }
 
@@ -135,7 +144,8 @@ fn a_gateway_with_another_mac_announces_it() {
     let lab = Lab::builder().nodes(1).build().unwrap();
     let node = lab.node(1);
     let gateways: [IpAddr; 2] = ["172.18.0.1".parse().unwrap(), "fd00:172:18::1".parse().unwrap()];
-    let known = |namespace: &Namespace, gateway| namespace.netlink(async |net| net.neighbour_mac(gateway).await);
+    let known =
+        |namespace: &Namespace, gateway| namespace.netlink(async |net| net.neighbour_mac(gateway).await);
     for gateway in gateways {
         node.netns().ping(gateway, SOON).unwrap();
     }

@@ -111,7 +111,10 @@ fn a_lab_of_people_stays_until_it_is_taken_down() {
     assert!(Lab::builder().nodes(1).persistent(&name).build().is_err(), "made twice");
     assert!(persistent::list().contains(&name));
     assert!(persistent::drawing(&name).unwrap().contains("pod-1-1"));
-    persistent::namespace(&name, "pod-1-1").unwrap().ping("10.244.1.1".parse().unwrap(), Duration::from_secs(1)).unwrap();
+    persistent::namespace(&name, "pod-1-1")
+        .unwrap()
+        .ping("10.244.1.1".parse().unwrap(), Duration::from_secs(1))
+        .unwrap();
     persistent::down(&name).unwrap();
     assert_eq!(remains(&id), Vec::<String>::new());
     // It is this process's child, so what is left of it is a zombie at most.
