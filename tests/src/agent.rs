@@ -20,6 +20,7 @@ const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 /// How an agent is to be started. Each method adds one flag.
 #[derive(Clone, Debug)]
 pub struct AgentBuilder {
+    program: Option<PathBuf>,
     attach: String,
     devices: Vec<String>,
     source: (&'static str, PathBuf),
@@ -42,6 +43,7 @@ impl Agent {
     /// By default `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
     pub fn builder(lab: &Lab, node: &Node) -> AgentBuilder {
         AgentBuilder {
+            program: None,
             attach: "tc".to_owned(),
             devices: vec!["eth0".to_owned()],
             source: ("--manifests", lab.manifests()),
@@ -128,7 +130,7 @@ impl Agent {
 
     /// Runs another command of the agent on the same node: `status`, `flows`, `explain …`.
     pub fn command(&self, arguments: &[&str]) -> Result<Output> {
-        let mut command = Command::new(program()?);
+        let mut command = self.how.command()?;
         command.args(arguments).env("TRAFFIC_POLICY_PIN_DIR", &self.how.pin_dir);
         self.how.netns.output(command)
     }
@@ -144,6 +146,12 @@ impl Agent {
 }
 
 impl AgentBuilder {
+    /// Another binary than [`program`]'s.
+    pub fn program(mut self, path: &Path) -> Self {
+        self.program = Some(path.to_owned());
+        self
+    }
+
     /// `auto`, `xdp`, `xdp-generic` or `tc`.
     pub fn attach(mut self, mode: &str) -> Self {
         self.attach = mode.to_owned();
@@ -202,10 +210,14 @@ impl AgentBuilder {
         words
     }
 
+    fn command(&self) -> Result<Command> {
+        Ok(Command::new(self.program.clone().map_or_else(program, Ok)?))
+    }
+
     fn spawn(&self) -> Result<Process> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log);
         let log: File = log.with_context(|| format!("opening {}", self.log.display()))?;
-        let mut command = Command::new(program()?);
+        let mut command = self.command()?;
         command.args(self.command_line()).envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.netns.spawn(command)

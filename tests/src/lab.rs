@@ -34,14 +34,14 @@ pub struct Lab {
     router: Owned,
     /// The other way to the client, for the nodes that have two uplinks.
     second_router: Option<Owned>,
-    client: Endpoint,
-    overlay: bool,
+    client: Client,
+    plan: LabBuilder,
     folder: Folder,
 }
 
-/// A machine with one address of each family.
+/// Whoever uses the cluster from outside; its device is `eth0`.
 #[derive(Debug)]
-pub struct Endpoint {
+pub struct Client {
     pub addresses: Addresses,
     netns: Owned,
 }
@@ -81,7 +81,7 @@ impl Lab {
         &self.id
     }
 
-    pub fn client(&self) -> &Endpoint {
+    pub fn client(&self) -> &Client {
         &self.client
     }
 
@@ -133,7 +133,7 @@ impl Lab {
     }
 }
 
-impl Endpoint {
+impl Client {
     pub fn netns(&self) -> &Namespace {
         &self.netns
     }

@@ -11,7 +11,7 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 use netlink_packet_route::route::RouteMessage;
 use nix::net::if_::if_nametoindex;
 use rtnetlink::{
-    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
+    Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
     new_connection,
 };
 
@@ -80,6 +80,13 @@ impl Netlink {
         let vxlan = LinkVxlan::new(name, 1).dev(index(device)?).local(local).port(8472).learning(false);
         let vxlan = vxlan.address(mac.to_vec()).mtu(mtu).up();
         self.add(vxlan.build()).await.with_context(|| format!("making the vxlan device {name}"))
+    }
+
+    /// Makes a device that leads nowhere.
+    pub async fn dummy(&self, name: &str) -> Result<()> {
+        self.add(LinkDummy::new(name).up().build())
+            .await
+            .with_context(|| format!("making the dummy device {name}"))
     }
 
     pub async fn up(&self, device: &str) -> Result<()> {

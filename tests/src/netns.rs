@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::{ops, thread};
 
 use anyhow::{Context, Result, ensure};
@@ -197,9 +197,10 @@ pub(crate) fn runtime() -> Runtime {
 /// Makes the directory a shared mount, as `ip netns add` would: should `ip` do it later, it would mount the directory over
 /// itself, and names bound before that could be unmounted only in the upper copy.
 fn share_names_directory() -> Result<()> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock();
     fs::create_dir_all(NAMES)?;
+    // Two labs that start together must not mount it twice. The lock goes with the file.
+    let directory = File::open(NAMES)?;
+    directory.lock()?;
     let share =
         || mount(None::<&str>, NAMES, None::<&str>, MsFlags::MS_SHARED | MsFlags::MS_REC, None::<&str>);
     if share() == Err(Errno::EINVAL) {

@@ -10,8 +10,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::Namespace;
 
+/// One request may fall into the moment in which a neighbour is asked for or a link comes up.
+const AGAIN: Duration = Duration::from_millis(500);
+
 impl Namespace {
-    /// Sends one echo request and waits for its reply.
+    /// Sends an echo request, again each half second, and waits for the first reply.
     pub fn ping(&self, address: IpAddr, limit: Duration) -> Result<Duration> {
         self.run(|| ping(address, limit)).with_context(|| format!("ping from {} to {address}", self.name()))
     }
@@ -30,11 +33,15 @@ fn ping(address: IpAddr, limit: Duration) -> Result<Duration> {
     let checksum = Sum16BitWords::new().add_slice(&request).ones_complement();
     request[2..4].copy_from_slice(&checksum.to_ne_bytes());
     let start = Instant::now();
-    socket.send(&request)?;
+    let mut sent = 0;
     let mut buffer = [0; 2048];
     loop {
-        let left = limit.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
-        socket.set_read_timeout(Some(left.context("no reply")?))?;
+        let left = limit.checked_sub(start.elapsed()).filter(|left| !left.is_zero()).context("no reply")?;
+        if start.elapsed() >= AGAIN * sent {
+            socket.send(&request)?;
+            sent += 1;
+        }
+        socket.set_read_timeout(Some(left.min(AGAIN)))?;
         let length = match socket.read(&mut buffer) {
             Ok(length) => length,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,

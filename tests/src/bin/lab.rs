@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
+use traffic_policy_tests::agent::{self, Agent};
 use traffic_policy_tests::lab::{Lab, Pod, persistent};
 use traffic_policy_tests::object::Manifests;
 use traffic_policy_tests::traffic::server::{self, Identity};
@@ -34,7 +35,7 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Send one ICMP echo request from a machine (not every system has a ping command)
+    /// Ask by ICMP echo whether a machine reaches an address (not every system has a ping command)
     Ping {
         /// Which lab
         #[arg(long, default_value = "main")]
@@ -158,12 +159,9 @@ fn explain(lab: &Lab, name: &str, port: u16) {
         println!("  cargo xtask lab exec{option} client -- curl -sm1 {url}  # the client does not");
     }
     println!("  cargo xtask lab ping{option} client {}", node.addresses.v6);
-    println!(
-        "  cargo xtask lab exec{option} node-1 -- traffic-policy-agent run --node-name node-1 --device eth0 --cgroup none \
-         --manifests {} --pin-dir {}",
-        lab.manifests().display(),
-        lab.bpffs().join("node-1").display(),
-    );
+    let agent = agent::program().unwrap_or_else(|_| "traffic-policy-agent".into());
+    let command = Agent::builder(lab, node).command_line().join(" ");
+    println!("  cargo xtask lab exec{option} node-1 -- {} {command}", agent.display());
     println!("  cargo xtask lab down{option}");
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, ensure};
 
 use super::plan::{self, Addresses, Family};
-use super::{Endpoint, Folder, Lab, Node, Pod, folder, overlay, persistent};
+use super::{Client, Folder, Lab, Node, Pod, folder, overlay, persistent};
 use crate::netlink::{Netlink, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
 use crate::xdp::Always;
@@ -118,7 +118,7 @@ impl LabBuilder {
 
         let router = make("router")?;
         self.switch(&router, 0)?;
-        let client = Endpoint { netns: make("client")?, addresses: self.client_addresses() };
+        let client = Client { netns: make("client")?, addresses: self.client_addresses() };
         self.connect_client(&router, &client, 0)?;
         let second_router = if self.two_uplinks {
             let second = make("router-2")?;
@@ -140,12 +140,8 @@ impl LabBuilder {
             }
             nodes.push(node);
         }
-        let lab = Lab { id, nodes, router, second_router, client, overlay: self.overlay, folder };
-        if self.overlay {
-            overlay::connect(&lab.nodes)?;
-        } else {
-            route_pods_through_nodes(&lab.nodes)?;
-        }
+        let lab = Lab { id, nodes, router, second_router, client, plan: self, folder };
+        lab.nodes.iter().try_for_each(|node| lab.connect_pods_of(node))?;
         Ok(lab)
     }
 
@@ -177,7 +173,7 @@ impl LabBuilder {
         })
     }
 
-    fn connect_client(&self, router: &Namespace, client: &Endpoint, uplink: u8) -> Result<()> {
+    fn connect_client(&self, router: &Namespace, client: &Client, uplink: u8) -> Result<()> {
         let device = format!("eth{uplink}");
         let addresses = if uplink == 0 { client.addresses } else { plan::client(uplink) };
         let gateway = plan::client_gateway(uplink);
@@ -291,17 +287,32 @@ impl LabBuilder {
     }
 }
 
-fn route_pods_through_nodes(nodes: &[Node]) -> Result<()> {
-    for here in nodes {
-        let others = || nodes.iter().filter(|there| there.name != here.name);
+impl Lab {
+    pub(super) fn is_overlay(&self) -> bool {
+        self.plan.overlay
+    }
+
+    /// Gives a node the ways to the other nodes' pods.
+    fn connect_pods_of(&self, here: &Node) -> Result<()> {
+        if self.plan.overlay {
+            return overlay::connect(here, &self.nodes);
+        }
         here.netns.netlink(async |net| {
-            for there in others() {
+            for there in self.nodes.iter().filter(|there| there.name != here.name) {
                 add_routes(&net, &there.pod_network, &there.addresses).await?;
             }
             Ok(())
-        })?;
+        })
     }
-    Ok(())
+
+    /// Gives back what [`Lab::remove_uplink`] took: a new device with the old name, addresses and routes.
+    pub fn restore_uplink(&self, node: &Node) -> Result<()> {
+        self.plan.uplink(&node.netns, "eth0", &node.name, &self.router, &node.addresses)?;
+        if node.second_uplink.is_none() {
+            node.netns.netlink(async |net| default_route(&net, &plan::gateway(0)).await)?;
+        }
+        self.connect_pods_of(node)
+    }
 }
 
 fn forward(namespace: &Namespace) -> Result<()> {

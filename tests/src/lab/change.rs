@@ -50,6 +50,16 @@ impl Lab {
         node.netns.netlink(async |net| net.delete("eth0").await)
     }
 
+    /// Pulls a node's cable, as if it were gone without a word: its device stays, but nothing comes or goes.
+    pub fn cut(&self, node: &Node) -> Result<()> {
+        self.router.netlink(async |net| net.down(&node.name).await)
+    }
+
+    /// Puts the cable back. The kernel may take a second to notice (linkwatch).
+    pub fn mend(&self, node: &Node) -> Result<()> {
+        self.router.netlink(async |net| net.up(&node.name).await)
+    }
+
     /// Lets every machine forget its learned neighbours.
     pub fn flush_neighbours(&self) -> Result<()> {
         for (_, namespace) in self.namespaces() {

@@ -30,7 +30,7 @@ impl Lab {
         if let Some(second) = node.second_uplink {
             writeln!(f, "  {below}     │  eth1 {second}  (default route)")?;
         }
-        let way = if self.overlay { "cni0, flannel.1" } else { "cni0" };
+        let way = if self.is_overlay() { "cni0, flannel.1" } else { "cni0" };
         let (v4, v6) = (node.pod_network.v4, node.pod_network.v6);
         writeln!(f, "  {below}     │  {way}  {v4}/{}, {v6}/{}", plan::PREFIX_V4, plan::PREFIX_V6)?;
         for (index, pod) in node.pods.iter().enumerate() {

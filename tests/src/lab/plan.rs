@@ -105,11 +105,6 @@ pub const fn pod_gateway(node: u8) -> Addresses {
     pod_network(node, 1)
 }
 
-/// The overlay device's address: the first of the node's pod network, as flannel does it.
-pub const fn overlay(node: u8) -> Addresses {
-    pod_network(node, 0)
-}
-
 const fn node_network(uplink: u8, host: u8) -> Addresses {
     let network = if uplink == 0 { 0x18 } else { 0x19 };
     Addresses::new([172, 18 + uplink, 0, host], [0xfd00, 0x172, network, 0, 0, 0, 0, decimal(host)])

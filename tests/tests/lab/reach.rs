@@ -8,7 +8,7 @@ use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
 use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::traffic::connections::ask_from;
 use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::{Faults, Ledger, Server};
+use traffic_policy_tests::traffic::{Faults, Ledger, Outcome, Probe, Server};
 
 const PORT: u16 = 8080;
 const SOON: Duration = Duration::from_secs(3);
@@ -167,4 +167,45 @@ fn an_uplink_can_vanish() {
     lab.remove_uplink(lab.node(1)).unwrap();
     assert!(lab.client().netns().ping(lab.node(1).address(Family::V4), NEVER).is_err());
     lab.client().netns().ping(lab.node(2).address(Family::V4), SOON).unwrap();
+}
+
+#[test]
+fn an_uplink_can_return() {
+    for builder in [Lab::builder(), Lab::builder().overlay()] {
+        let lab = builder.nodes(2).build().unwrap();
+        let (node, pod) = (lab.node(1), lab.node(1).pod(1));
+        lab.remove_uplink(node).unwrap();
+        lab.restore_uplink(node).unwrap();
+        for family in Family::BOTH {
+            lab.client().netns().ping(node.address(family), SOON).unwrap();
+            pod.netns().ping(lab.node(2).pod(1).address(family), SOON).unwrap();
+        }
+    }
+}
+
+#[test]
+fn answer_refusal_and_silence_differ() {
+    let lab = Lab::builder().nodes(1).build().unwrap();
+    let node = lab.node(1);
+    let on_node = Identity { pod: "host".to_owned(), node: node.name.clone() };
+    let server =
+        Server::start_in(node.netns(), PORT, on_node, Faults::default(), &Ledger::default()).unwrap();
+    let from = lab.client().netns();
+    let targets = Family::BOTH.map(|family| SocketAddr::new(node.address(family), PORT));
+    let probes = || targets.iter().flat_map(|target| [Probe::tcp(*target), Probe::udp(*target)]);
+    for probe in probes() {
+        let answer = probe.source_port(4321).from(from).unwrap().answer().unwrap();
+        assert_eq!((answer.node.as_str(), answer.client.port()), ("node-1", 4321));
+    }
+    drop(server);
+    for probe in probes() {
+        let outcome = probe.from(from).unwrap();
+        assert!(outcome.is_refused_at_once(), "{outcome:?}");
+    }
+    lab.cut(node).unwrap();
+    for probe in probes() {
+        assert_eq!(probe.from(from).unwrap(), Outcome::Silent);
+    }
+    lab.mend(node).unwrap();
+    from.ping(node.address(Family::V4), SOON).unwrap();
 }
