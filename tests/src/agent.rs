@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
 use crate::lab::{Lab, Node};
-use crate::netns::{Namespace, Process};
+use crate::netns::{Namespace, Process, is_running};
 use crate::traffic::http::{self, Response};
 
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
@@ -92,10 +92,7 @@ impl Agent {
     }
 
     pub fn is_running(&self) -> bool {
-        let pid = self.process.as_ref().map(|process| process.id().to_string());
-        let stat = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok());
-        // A zombie is not running.
-        stat.is_some_and(|stat| !stat.rsplit(") ").next().unwrap_or_default().starts_with('Z'))
+        self.pid().is_some_and(is_running)
     }
 
     pub fn pid(&self) -> Option<u32> {

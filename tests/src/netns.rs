@@ -20,7 +20,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use tokio::runtime::Runtime;
 
-pub use self::process::Process;
+pub use self::process::{Process, is_running};
 pub use self::running::{Running, Stop};
 
 /// Where `ip netns` looks for names, so that people can use it on a lab.

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Lab, folder};
-use crate::netns::Namespace;
+use crate::netns::{Namespace, is_running};
 
 const PREFIX: &str = "tp-lab-";
 const DRAWING: &str = "drawing.txt";
@@ -79,7 +81,7 @@ pub fn down(name: &str) -> Result<()> {
     for pid in recorded_processes(&folder) {
         // The number may be another process by now; ours are in one of the lab's namespaces.
         if inside.iter().any(|namespace| is_inside(pid, namespace)) {
-            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+            end(pid)?;
         }
     }
     for namespace in &namespaces {
@@ -88,12 +90,22 @@ pub fn down(name: &str) -> Result<()> {
     folder::remove(&folder)
 }
 
-fn recorded_processes(folder: &Path) -> Vec<i32> {
+fn end(pid: u32) -> Result<()> {
+    kill(Pid::from_raw(pid.try_into()?), Signal::SIGKILL).ok();
+    let start = Instant::now();
+    while is_running(pid) {
+        ensure!(start.elapsed() < Duration::from_secs(5), "process {pid} does not end");
+        sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn recorded_processes(folder: &Path) -> Vec<u32> {
     let recorded = fs::read_to_string(folder.join(PROCESSES)).unwrap_or_default();
     recorded.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-fn is_inside(pid: i32, namespace: &Namespace) -> bool {
+fn is_inside(pid: u32, namespace: &Namespace) -> bool {
     use std::os::unix::fs::MetadataExt;
     let theirs = fs::metadata(PathBuf::from(format!("/proc/{pid}/ns/net")));
     let ours = fs::metadata(namespace.path());

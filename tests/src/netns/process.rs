@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
-use std::{io, thread};
+use std::{fs, io, thread};
 
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
@@ -91,6 +91,13 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill().ok();
     }
+}
+
+/// Whether a process is there and not only waiting to be reaped.
+pub fn is_running(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    // The state follows the name, which may itself contain anything.
+    stat.is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or_default().starts_with('Z'))
 }
 
 fn read_all(pipe: Option<impl io::Read>) -> io::Result<Vec<u8>> {
