@@ -6,10 +6,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
-use netlink_packet_route::link::{InfoBridge, InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp};
+use netlink_packet_route::link::{
+    InfoBridge, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, State,
+};
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
 use netlink_packet_route::route::RouteMessage;
-use nix::net::if_::if_nametoindex;
+use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
     Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
     new_connection,
@@ -80,6 +82,38 @@ impl Netlink {
         let vxlan = LinkVxlan::new(name, 1).dev(index(device)?).local(local).port(8472).learning(false);
         let vxlan = vxlan.address(mac.to_vec()).mtu(mtu).up();
         self.add(vxlan.build()).await.with_context(|| format!("making the vxlan device {name}"))
+    }
+
+    /// The name of a veth, or of a bridge with ports, that is switched on but does not forward yet. Asking for each device
+    /// alone makes the kernel notice a new carrier now, which it may otherwise do a second later (linkwatch).
+    pub async fn unsettled(&self) -> Result<Option<String>> {
+        let mut waiting = Vec::new();
+        let mut bridges_with_ports = Vec::new();
+        for device in &if_nameindex()? {
+            let Some(link) = self.0.link().get().match_index(device.index()).execute().try_next().await?
+            else {
+                continue;
+            };
+            let is_kind = |wanted: InfoKind| {
+                let wanted = LinkInfo::Kind(wanted);
+                let mut attributes = link.attributes.iter();
+                attributes
+                    .any(|found| matches!(found, LinkAttribute::LinkInfo(info) if info.contains(&wanted)))
+            };
+            let (is_veth, is_bridge) = (is_kind(InfoKind::Veth), is_kind(InfoKind::Bridge));
+            let is_on = link.header.flags.contains(LinkFlags::Up);
+            let forwards = link.attributes.contains(&LinkAttribute::OperState(State::Up));
+            if is_on && !forwards && (is_veth || is_bridge) {
+                waiting.push((device.index(), is_veth, device.name().to_string_lossy().into_owned()));
+            }
+            bridges_with_ports.extend(link.attributes.iter().filter_map(|attribute| match attribute {
+                LinkAttribute::Controller(bridge) => Some(*bridge),
+                _ => None,
+            }));
+        }
+        let mut waiting = waiting.into_iter();
+        let waits = waiting.find(|(index, is_veth, _)| *is_veth || bridges_with_ports.contains(index));
+        Ok(waits.map(|(_, _, name)| name))
     }
 
     /// Makes a device that leads nowhere.

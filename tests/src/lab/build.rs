@@ -142,6 +142,7 @@ impl LabBuilder {
         }
         let lab = Lab { id, nodes, router, second_router, client, plan: self, folder };
         lab.nodes.iter().try_for_each(|node| lab.connect_pods_of(node))?;
+        Lab::settle(&lab.namespaces())?;
         Ok(lab)
     }
 
@@ -311,7 +312,8 @@ impl Lab {
         if node.second_uplink.is_none() {
             node.netns.netlink(async |net| default_route(&net, &plan::gateway(0)).await)?;
         }
-        self.connect_pods_of(node)
+        self.connect_pods_of(node)?;
+        Self::settle(&[("router", &self.router), (&node.name, &node.netns)])
     }
 }
 

@@ -1,11 +1,14 @@
 //! What can happen to a lab while it runs.
 
 use std::net::IpAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::{Lab, Node, plan};
 use crate::netlink::Mac;
+use crate::netns::Namespace;
 
 impl Lab {
     /// Sends packets for a virtual address to a node, as a load balancer's announcement would. The client's own device on
@@ -55,9 +58,23 @@ impl Lab {
         self.router.netlink(async |net| net.down(&node.name).await)
     }
 
-    /// Puts the cable back. The kernel may take a second to notice (linkwatch).
+    /// Puts the cable back.
     pub fn mend(&self, node: &Node) -> Result<()> {
-        self.router.netlink(async |net| net.up(&node.name).await)
+        self.router.netlink(async |net| net.up(&node.name).await)?;
+        Self::settle(&[("router", &self.router), (&node.name, &node.netns)])
+    }
+
+    /// Waits until every link forwards: a datagram sent before would be lost, and an ARP request sent again a second later.
+    pub(super) fn settle(namespaces: &[(&str, &Namespace)]) -> Result<()> {
+        let start = Instant::now();
+        for (_, namespace) in namespaces {
+            while let Some(device) = namespace.netlink(async |net| net.unsettled().await)? {
+                let late = start.elapsed() > Duration::from_secs(5);
+                ensure!(!late, "{device} of {} does not come up", namespace.name());
+                sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(())
     }
 
     /// Lets every machine forget its learned neighbours.
