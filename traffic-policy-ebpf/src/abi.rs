@@ -431,6 +431,27 @@ pub struct Scratch<A> {
     pub way_back: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
+    pub claim: Claim,
+    /// The key of `reply`.
+    pub key: Tuple<A>,
+}
+
+/// The search for a free source port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Claim {
+    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`].
+    pub client_ports: u32,
+    pub ports: u32,
+    /// Endpoint's port, memory order.
+    pub endpoint_port: u16,
+    /// 1: in `PENDING`.
+    pub pending: u16,
+    /// Next place in `POOL`, and how many there are.
+    pub at: u32,
+    pub pool_len: u32,
+    /// What the last insertion said: 0, or a negative error number.
+    pub result: i32,
     pub zero: u32,
 }
 

@@ -2,11 +2,11 @@
 
 use core::ptr;
 
-use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
+use aya_ebpf::helpers::{bpf_ktime_get_coarse_ns, bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Flow, Frontend, FrontendKey, HOP_LOCAL, Range, SLOT_LOCAL, Scratch, Slot, SlotRoute, Tuple,
-        destination_port, frontend, kind, ports, source_port,
+        Address, Claim, Flow, Frontend, FrontendKey, HOP_LOCAL, Range, SLOT_LOCAL, Scratch, Slot, SlotRoute,
+        Tuple, Usage, destination_port, frontend, kind, ports, source_port,
     },
     checksum, hash,
     outcome::Outcome,
@@ -25,7 +25,7 @@ use super::{
 };
 
 /// Source ports tried for one new flow.
-const TRIES: u32 = 24;
+const TRIES: u32 = 32;
 
 /// A flow that exists now.
 pub struct Created<A> {
@@ -180,15 +180,16 @@ pub fn create<P: Packet, F: Family>(
         local,
         pending,
     };
-    let claimed = halves.claim(hash, usage, unsafe { (*state).pool_len })?;
-    let request = halves.request(claimed.ports, hop, epoch);
+    halves.claim(hash, usage, unsafe { (*state).pool_len })?;
+    let key = unsafe { &(*scratch).key };
+    let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 
     match restart {
         Some(half) => unsafe {
             // Packets of the old conversation may be reading: no kind while it is being written. A mixture would carry
             // a wrong checksum.
             let was_confirmed = (*half).state & CONFIRMED != 0;
-            retire::<F>(half, parsed.tuple.protocol, &claimed.key);
+            retire::<F>(half, parsed.tuple.protocol, key);
             ptr::write_volatile(&raw mut (*half).kind, 0);
             let kind = (*request).kind;
             (*request).kind = 0;
@@ -211,10 +212,10 @@ pub fn create<P: Packet, F: Family>(
                     // made it too: for an endpoint on this node both have the same.
                     let winner = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
                     let shared = winner.is_some_and(|w| {
-                        unsafe { (*w).translated(parsed.tuple.protocol) }.reversed() == claimed.key
+                        unsafe { (*w).translated(parsed.tuple.protocol) }.reversed() == *key
                     });
                     if !shared {
-                        table::<F>(pending).remove(&claimed.key);
+                        table::<F>(pending).remove(key);
                     }
                     if failed != EXISTS {
                         return Err(Outcome::DroppedTableFull.into());
@@ -231,7 +232,7 @@ pub fn create<P: Packet, F: Family>(
 }
 
 #[inline(always)]
-fn unconfirmed<F: Family>(usage: *mut traffic_policy_ebpf::abi::Usage) -> *mut u64 {
+fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
     // SAFETY: fields of a map value.
     unsafe { if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] } }
 }
@@ -246,12 +247,6 @@ unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, succe
     if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(&key) {
         unsafe { (*old).state |= GONE };
     }
-}
-
-/// A reply half that is ours, and the ports of the packets that the endpoint sees.
-struct Claim<A> {
-    key: Tuple<A>,
-    ports: u32,
 }
 
 /// All that both halves are made of.
@@ -270,79 +265,61 @@ struct Halves<'a, P, F: Family> {
 
 impl<P: Packet, F: Family> Halves<'_, P, F> {
     /// Claims the reply half: for an endpoint on this node with the client's own port if nobody has it, else with a
-    /// port of the pool.
+    /// port of the pool. Leaves its key and ports in `Scratch`.
     #[inline(always)]
-    fn claim(
-        &self,
-        hash: u64,
-        usage: *mut traffic_policy_ebpf::abi::Usage,
-        pool_len: u32,
-    ) -> Result<Claim<F::Address>, Exit> {
+    fn claim(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Exit> {
         if self.pending {
             // Announced before there is anything to find.
             unsafe { fetch_add(&raw mut (*usage).pending_created, 1) };
         }
-        let reply = self.reply();
+        self.reply();
+        // A retry of the same packet starts elsewhere.
+        let at = hash::pick((hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9), pool_len);
+        let scratch = self.scratch;
+        unsafe {
+            (*scratch).claim = Claim {
+                client_ports: self.parsed.tuple.ports,
+                ports: 0,
+                endpoint_port: self.slot.port,
+                pending: self.pending as u16,
+                at,
+                pool_len,
+                result: 0,
+                zero: 0,
+            };
+            (*scratch).key = Tuple {
+                source: self.slot.address,
+                destination: self.source,
+                ports: 0,
+                protocol: self.parsed.tuple.protocol,
+            };
+        }
         if self.local {
-            let own = source_port(self.parsed.tuple.ports);
-            let claim = self.key(own);
-            unsafe { (*reply).port_delta = self.reply_port_delta(claim.ports) };
-            match self.insert(&claim.key, reply) {
-                0 => return Ok(claim),
-                EXISTS => {
-                    if self.renew(&claim.key) {
-                        return Ok(claim);
-                    }
-                }
-                _ => return Err(Outcome::DroppedTableFull.into()),
+            let result = attempt::<F>(scratch, source_port(self.parsed.tuple.ports));
+            if result == 0 || result == EXISTS && self.renew() {
+                return Ok(());
             }
-        } else {
+            if result != EXISTS {
+                return Err(Outcome::DroppedTableFull.into());
+            }
+        }
+        if !self.local {
             unsafe { fetch_add(&raw mut (*usage).snat_created, 1) };
         }
-        let Some(pool) = POOL.get_ptr(0) else { return Err(Outcome::DroppedFailed.into()) };
-        // A retry of the same packet starts elsewhere.
-        let mut at = hash::pick((hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9), pool_len);
-        for _ in 0..TRIES {
-            let port = unsafe { *pool.cast::<u16>().add((at & 0xffff) as usize) };
-            let claim = self.key(port.to_be());
-            unsafe { (*reply).port_delta = self.reply_port_delta(claim.ports) };
-            match self.insert(&claim.key, reply) {
-                0 => return Ok(claim),
-                EXISTS => {}
-                _ => return Err(Outcome::DroppedTableFull.into()),
-            }
-            at += 1;
-            if at >= pool_len {
-                at = 0;
-            }
+        // As a callback the verifier sees one turn only.
+        unsafe { bpf_loop(TRIES, F::next_port(), ptr::null_mut(), 0) };
+        match unsafe { (*scratch).claim.result } as i64 {
+            0 => Ok(()),
+            EXISTS => Err(Outcome::DroppedNoPort.into()),
+            _ => Err(Outcome::DroppedTableFull.into()),
         }
-        Err(Outcome::DroppedNoPort.into())
-    }
-
-    #[inline(always)]
-    fn key(&self, port: u16) -> Claim<F::Address> {
-        let key = Tuple {
-            source: self.slot.address,
-            destination: self.source,
-            ports: ports(self.slot.port, port),
-            protocol: self.parsed.tuple.protocol,
-        };
-        Claim { key, ports: ports(port, self.slot.port) }
-    }
-
-    /// Inserts a reply half; a key that the other table has is taken, too.
-    #[inline(always)]
-    fn insert(&self, key: &Tuple<F::Address>, reply: *const Flow<F::Address>) -> i64 {
-        if pending_in_use() && table::<F>(!self.pending).lookup::<_, Flow<F::Address>>(key).is_some() {
-            return EXISTS;
-        }
-        table::<F>(self.pending).insert(key, reply, NOEXIST)
     }
 
     /// Takes over a reply half that already answers to this very request: left by a conversation that ended, or made
     /// by another CPU just now.
     #[inline(always)]
-    fn renew(&self, key: &Tuple<F::Address>) -> bool {
+    fn renew(&self) -> bool {
+        let key = unsafe { &(*self.scratch).key };
         let Some(old) = table::<F>(self.pending).lookup::<_, Flow<F::Address>>(key) else { return false };
         if unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed() {
             return false;
@@ -361,14 +338,9 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         (before, self.source.sum() + self.slot.address.sum())
     }
 
-    #[inline(always)]
-    fn reply_port_delta(&self, ports: u32) -> u16 {
-        checksum::delta(checksum::port_sum(ports), checksum::port_sum(self.parsed.tuple.ports))
-    }
-
     /// The reply half. Its hop is resolved by the first reply.
     #[inline(always)]
-    fn reply(&self) -> *mut Flow<F::Address> {
+    fn reply(&self) {
         let tuple = &self.parsed.tuple;
         let data = self.packet.data();
         let mut mac = [0u8; 6];
@@ -401,7 +373,6 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
                 reserved2: 0,
             };
         }
-        reply
     }
 
     #[inline(always)]
@@ -435,4 +406,36 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         }
         request
     }
+}
+
+/// Tries to insert the reply half with this source port (memory order); a key that the other table has is taken, too.
+#[inline(always)]
+fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
+    unsafe {
+        let claim = &mut (*scratch).claim;
+        claim.ports = ports(port, claim.endpoint_port);
+        (*scratch).key.ports = ports(claim.endpoint_port, port);
+        (*scratch).reply.port_delta =
+            checksum::delta(checksum::port_sum(claim.ports), checksum::port_sum(claim.client_ports));
+        let (key, reply, pending) = (&(*scratch).key, &raw const (*scratch).reply, claim.pending != 0);
+        if pending_in_use() && table::<F>(!pending).lookup::<_, Flow<F::Address>>(key).is_some() {
+            return EXISTS;
+        }
+        table::<F>(pending).insert(key, reply, NOEXIST)
+    }
+}
+
+/// One turn of the search: 0 to go on, 1 to stop.
+#[inline(always)]
+pub fn next_port<F: Family>() -> i64 {
+    let (Some(scratch), Some(pool)) = (F::scratch(), POOL.get_ptr(0)) else { return 1 };
+    let claim = unsafe { &mut (*scratch).claim };
+    let port = unsafe { *pool.cast::<u16>().add((claim.at & 0xffff) as usize) };
+    claim.at += 1;
+    if claim.at >= claim.pool_len {
+        claim.at = 0;
+    }
+    let result = attempt::<F>(scratch, port.to_be());
+    unsafe { (*scratch).claim.result = result as i32 };
+    (result != EXISTS) as i64
 }

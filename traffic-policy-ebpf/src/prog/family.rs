@@ -1,10 +1,14 @@
 //! IPv4 and IPv6 as types, so that the packet path is written once.
 
+use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
 
-use super::maps::{
-    self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SLOT_ROUTES4,
-    SLOT_ROUTES6, SLOTS4, SLOTS6, Table,
+use super::{
+    create,
+    maps::{
+        self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SLOT_ROUTES4,
+        SLOT_ROUTES6, SLOTS4, SLOTS6, Table,
+    },
 };
 
 pub trait Family: 'static {
@@ -21,6 +25,8 @@ pub trait Family: 'static {
     fn slots() -> Table;
     fn slot_routes() -> Table;
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
+    /// [`create::next_port`] of this family, as `bpf_loop` calls it.
+    fn next_port() -> *mut c_void;
     /// From the wide form of the FIB.
     fn narrow(wide: [u64; 2]) -> Self::Address;
 }
@@ -59,6 +65,10 @@ impl Family for V4 {
         SCRATCH4.get_ptr_mut(0)
     }
     #[inline(always)]
+    fn next_port() -> *mut c_void {
+        next_port4 as *mut c_void
+    }
+    #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address4 {
         wide[0] as u32
     }
@@ -95,6 +105,10 @@ impl Family for V6 {
         SCRATCH6.get_ptr_mut(0)
     }
     #[inline(always)]
+    fn next_port() -> *mut c_void {
+        next_port6 as *mut c_void
+    }
+    #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address6 {
         wide
     }
@@ -105,4 +119,12 @@ impl Family for V6 {
 pub fn pending_in_use() -> bool {
     let (Some(state), Some(usage)) = (maps::STATE.get_ptr(0), maps::USAGE.get_ptr(0)) else { return false };
     unsafe { (*usage).pending_created != (*state).pending_swept }
+}
+
+extern "C" fn next_port4(_: u64, _: *mut c_void) -> i64 {
+    create::next_port::<V4>()
+}
+
+extern "C" fn next_port6(_: u64, _: *mut c_void) -> i64 {
+    create::next_port::<V6>()
 }

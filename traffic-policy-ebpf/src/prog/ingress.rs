@@ -246,7 +246,10 @@ fn carry_out<P: Packet, F: Rewrite>(
         if !rewrite::translate(packet, parsed, half, true) {
             return Outcome::DroppedFailed.into();
         }
-        return Exit::sent(outcome, packet.send_to(ready.unresolved, unsafe { &raw mut (*scratch).neighbour }));
+        return Exit::sent(
+            outcome,
+            packet.send_to(ready.unresolved, unsafe { &raw mut (*scratch).neighbour }),
+        );
     }
     let hop = ready.hop;
     if hop.is_null() {

@@ -68,7 +68,10 @@ impl<F: Family> Parsed<F> {
         if segment == 0 {
             return self.length;
         }
-        let header = if self.is_tcp() { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
+        // `finish` has made sure, but the verifier does not connect the two.
+        let readable = self.l4 + 20 <= packet.end();
+        let tcp = readable && self.is_tcp();
+        let header = if tcp { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
         self.l4_offset - ETHERNET as u32 + header + segment
     }
 }

@@ -1,0 +1,245 @@
+//! The agent on a node of a lab, started as a user would start it.
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
+
+use crate::lab::{Lab, Node};
+use crate::netns::{Namespace, Process, is_running};
+use crate::traffic::http::{self, Response};
+
+const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
+
+/// How an agent is to be started. Each method adds one flag.
+#[derive(Clone, Debug)]
+pub struct AgentBuilder {
+    program: Option<PathBuf>,
+    attach: String,
+    devices: Vec<String>,
+    source: (&'static str, PathBuf),
+    pin_dir: PathBuf,
+    extra: Vec<String>,
+    environment: Vec<(String, String)>,
+    log: PathBuf,
+    node: String,
+    netns: Namespace,
+}
+
+/// A running agent, killed when dropped; what it pinned stays in the lab's bpffs, as on a real node.
+#[derive(Debug)]
+pub struct Agent {
+    how: AgentBuilder,
+    process: Option<Process>,
+}
+
+impl Agent {
+    /// By default `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
+    pub fn builder(lab: &Lab, node: &Node) -> AgentBuilder {
+        AgentBuilder {
+            program: None,
+            attach: "tc".to_owned(),
+            devices: vec!["eth0".to_owned()],
+            source: ("--manifests", lab.manifests()),
+            pin_dir: lab.bpffs().join(&node.name),
+            extra: Vec::new(),
+            environment: Vec::new(),
+            log: lab.logs().join(format!("{}.log", node.name)),
+            node: node.name.clone(),
+            netns: node.netns().clone(),
+        }
+    }
+
+    /// One agent on each node, all ready.
+    pub fn start_all(lab: &Lab, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<Vec<Self>> {
+        let start = |node| adapt(Self::builder(lab, node)).start();
+        let agents: Vec<_> = lab.nodes().iter().map(start).collect::<Result<_>>()?;
+        agents.iter().try_for_each(|agent| agent.wait_ready(Duration::from_secs(20)))?;
+        Ok(agents)
+    }
+
+    /// Waits until /healthz says 200.
+    pub fn wait_ready(&self, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let answer = match self.healthz() {
+                Ok(response) if response.status == 200 => return Ok(()),
+                Ok(response) => format!("status {}", response.status),
+                Err(error) => format!("{error:#}"),
+            };
+            let dead = !self.is_running();
+            if dead || start.elapsed() > limit {
+                let state = if dead { "ended" } else { "is not ready" };
+                bail!(
+                    "the agent of {} {state} after {:?}: {answer}\n{}",
+                    self.how.node,
+                    start.elapsed(),
+                    self.log()
+                );
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn healthz(&self) -> Result<Response> {
+        http::get_from(&self.how.netns, HEALTHZ, "/healthz")
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.pid().is_some_and(is_running)
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("no agent is running")?;
+        process.kill().map(drop)
+    }
+
+    /// SIGTERM, and waits until it has ended.
+    pub fn stop(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("no agent is running")?;
+        process.signal(Signal::SIGTERM)?;
+        let start = Instant::now();
+        while process.try_wait()?.is_none() {
+            let late = start.elapsed() > Duration::from_secs(10);
+            ensure!(!late, "the agent of {} did not end on SIGTERM\n{}", self.how.node, self.log());
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Starts it again after [`Self::kill`] or [`Self::stop`], in the same way.
+    pub fn start_again(&mut self) -> Result<()> {
+        ensure!(self.process.is_none(), "the agent of {} is still running", self.how.node);
+        self.process = Some(self.how.spawn()?);
+        Ok(())
+    }
+
+    /// Runs another command of the agent on the same node: `status`, `flows`, `explain …`.
+    pub fn command(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = self.how.command()?;
+        command.args(arguments).env("TRAFFIC_POLICY_PIN_DIR", &self.how.pin_dir);
+        self.how.netns.output(command)
+    }
+
+    /// All that it has printed so far, also before a restart.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.how.log).unwrap_or_default()
+    }
+
+    pub fn pin_dir(&self) -> &Path {
+        &self.how.pin_dir
+    }
+}
+
+impl AgentBuilder {
+    /// Another binary than [`program`]'s.
+    pub fn program(mut self, path: &Path) -> Self {
+        self.program = Some(path.to_owned());
+        self
+    }
+
+    /// `auto`, `xdp`, `xdp-generic` or `tc`.
+    pub fn attach(mut self, mode: &str) -> Self {
+        self.attach = mode.to_owned();
+        self
+    }
+
+    pub fn devices(mut self, devices: &[&str]) -> Self {
+        self.devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        self
+    }
+
+    pub fn manifests(mut self, folder: &Path) -> Self {
+        self.source = ("--manifests", folder.to_owned());
+        self
+    }
+
+    /// Follows an API server instead of a folder.
+    pub fn kubeconfig(mut self, file: &Path) -> Self {
+        self.source = ("--kubeconfig", file.to_owned());
+        self
+    }
+
+    pub fn pin_dir(mut self, folder: &Path) -> Self {
+        self.pin_dir = folder.to_owned();
+        self
+    }
+
+    /// Any further flags.
+    pub fn flags(mut self, flags: &[&str]) -> Self {
+        self.extra.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self
+    }
+
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts it, without waiting until it is ready.
+    pub fn start(self) -> Result<Agent> {
+        let process = self.spawn()?;
+        Ok(Agent { how: self, process: Some(process) })
+    }
+
+    /// The command line, as a user would type it.
+    pub fn command_line(&self) -> Vec<String> {
+        let mut words: Vec<String> = ["run", "--node-name", &self.node].map(str::to_owned).to_vec();
+        for device in &self.devices {
+            words.extend(["--device".to_owned(), device.clone()]);
+        }
+        let (flag, path) = &self.source;
+        words.extend([(*flag).to_owned(), path.display().to_string()]);
+        words.extend(["--pin-dir".to_owned(), self.pin_dir.display().to_string()]);
+        words.extend(["--cgroup", "none", "--attach", &self.attach].map(str::to_owned));
+        words.extend(self.extra.iter().cloned());
+        words
+    }
+
+    fn command(&self) -> Result<Command> {
+        Ok(Command::new(self.program.clone().map_or_else(program, Ok)?))
+    }
+
+    fn spawn(&self) -> Result<Process> {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log);
+        let log: File = log.with_context(|| format!("opening {}", self.log.display()))?;
+        let mut command = self.command()?;
+        command.args(self.command_line()).envs(self.environment.iter().cloned());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.netns.spawn(command)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // The log goes away with the lab, and a failed test is not understood without it.
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(40)..];
+            eprintln!("--- the agent of {} said:\n{}\n---", self.how.node, tail.join("\n"));
+        }
+    }
+}
+
+/// The agent's binary: `TRAFFIC_POLICY_AGENT`, or the one beside this test in the target folder.
+pub fn program() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("TRAFFIC_POLICY_AGENT") {
+        return Ok(path.into());
+    }
+    let own = env::current_exe()?;
+    let found = own.ancestors().skip(1).take(2).map(|folder| folder.join("traffic-policy-agent"));
+    let found = found.into_iter().find(|path| path.is_file());
+    found.context("no traffic-policy-agent: build it (`cargo build -p traffic-policy-agent`) or set TRAFFIC_POLICY_AGENT")
+}

@@ -1,0 +1,169 @@
+//! A cluster's network as code: nodes with pods behind them, a router that is also their switch, and a client.
+//!
+//! ```text
+//!   client ── router ──┬── node-1 ── cni0 ──┬── pod-1-1
+//!                      │                    └── pod-1-2
+//!                      ├── node-2 ── cni0 ───── …
+//!                      └── node-3 ── cni0 ───── …
+//! ```
+//!
+//! Nodes reach each other's pods through the owning node (plain routes, or a VXLAN overlay). The client and the router
+//! know the nodes' network only, so a pod is reached from outside through a node or not at all.
+
+mod build;
+mod change;
+mod drawing;
+mod folder;
+mod overlay;
+pub mod persistent;
+pub mod plan;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+pub use self::build::LabBuilder;
+use self::folder::Folder;
+pub use self::plan::{Addresses, Family};
+use crate::netns::{Namespace, Owned};
+
+/// A running lab. Dropping it removes everything it made.
+#[derive(Debug)]
+pub struct Lab {
+    id: String,
+    nodes: Vec<Node>,
+    router: Owned,
+    /// The other way to the client, for the nodes that have two uplinks.
+    second_router: Option<Owned>,
+    client: Client,
+    plan: LabBuilder,
+    folder: Folder,
+}
+
+/// Whoever uses the cluster from outside; its device is `eth0`.
+#[derive(Debug)]
+pub struct Client {
+    pub addresses: Addresses,
+    netns: Owned,
+}
+
+/// A Kubernetes node: `eth0` leads to the switch, `cni0` to its pods.
+#[derive(Debug)]
+pub struct Node {
+    /// The name of the Kubernetes Node object.
+    pub name: String,
+    /// The InternalIPs.
+    pub addresses: Addresses,
+    /// The addresses of `eth1`, if the node has a second uplink.
+    pub second_uplink: Option<Addresses>,
+    /// The network of its pods, an IPv4 /24 and an IPv6 /64.
+    pub pod_network: Addresses,
+    pub pods: Vec<Pod>,
+    netns: Owned,
+}
+
+/// A pod; its device is `eth0`, the host's end of it is `veth<index>` on the node's `cni0`.
+#[derive(Debug)]
+pub struct Pod {
+    pub name: String,
+    /// The name of its node.
+    pub node: String,
+    pub addresses: Addresses,
+    netns: Owned,
+}
+
+impl Lab {
+    pub fn builder() -> LabBuilder {
+        LabBuilder::default()
+    }
+
+    /// The common beginning of the names of all its namespaces.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub fn router(&self) -> &Namespace {
+        &self.router
+    }
+
+    pub fn second_router(&self) -> Option<&Namespace> {
+        self.second_router.as_deref()
+    }
+
+    /// Nodes count from 1, as in their names.
+    pub fn node(&self, number: usize) -> &Node {
+        &self.nodes[number - 1]
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.nodes.iter().flat_map(|node| &node.pods)
+    }
+
+    /// Every namespace with its role: `client`, `router`, `node-1`, `pod-1-1` …
+    pub fn namespaces(&self) -> Vec<(&str, &Namespace)> {
+        let mut all: Vec<(&str, &Namespace)> = vec![("client", &self.client.netns), ("router", &self.router)];
+        all.extend(self.second_router().map(|router| ("router-2", router)));
+        for node in &self.nodes {
+            all.push((&node.name, &node.netns));
+            all.extend(node.pods.iter().map(|pod| (pod.name.as_str(), pod.netns())));
+        }
+        all
+    }
+
+    /// A bpffs of this lab alone; give each agent a folder in it as `--pin-dir`.
+    pub fn bpffs(&self) -> PathBuf {
+        self.folder.bpffs()
+    }
+
+    /// A folder for manifests.
+    pub fn manifests(&self) -> PathBuf {
+        self.folder.manifests()
+    }
+
+    /// A folder for logs.
+    pub fn logs(&self) -> PathBuf {
+        self.folder.logs()
+    }
+}
+
+impl Client {
+    pub fn netns(&self) -> &Namespace {
+        &self.netns
+    }
+
+    pub fn address(&self, family: Family) -> IpAddr {
+        self.addresses.of(family)
+    }
+}
+
+impl Node {
+    pub fn netns(&self) -> &Namespace {
+        &self.netns
+    }
+
+    pub fn address(&self, family: Family) -> IpAddr {
+        self.addresses.of(family)
+    }
+
+    /// Pods count from 1, as in their names.
+    pub fn pod(&self, number: usize) -> &Pod {
+        &self.pods[number - 1]
+    }
+}
+
+impl Pod {
+    pub fn netns(&self) -> &Namespace {
+        &self.netns
+    }
+
+    pub fn address(&self, family: Family) -> IpAddr {
+        self.addresses.of(family)
+    }
+}

@@ -1,0 +1,354 @@
+//! Making a lab: namespaces, devices, addresses and routes, in the order that needs no waiting.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, ensure};
+
+use super::plan::{self, Addresses, Family};
+use super::{Client, Folder, Lab, Node, Pod, folder, overlay, persistent};
+use crate::netlink::{Netlink, VethEnd};
+use crate::netns::{Namespace, Owned, ensure_root};
+use crate::xdp::Always;
+
+const MTU: u32 = 1500;
+
+/// What a lab is to look like; see [`Lab::builder`].
+#[derive(Clone, Debug)]
+pub struct LabBuilder {
+    pods: Vec<u8>,
+    overlay: bool,
+    two_uplinks: bool,
+    client_on_switch: bool,
+    strict_rp_filter: bool,
+    wire_offloads: bool,
+    pod_offloads: bool,
+    persistent: Option<String>,
+}
+
+impl Default for LabBuilder {
+    fn default() -> Self {
+        Self {
+            pods: vec![1; 3],
+            overlay: false,
+            two_uplinks: false,
+            client_on_switch: false,
+            strict_rp_filter: false,
+            wire_offloads: false,
+            pod_offloads: true,
+            persistent: None,
+        }
+    }
+}
+
+impl LabBuilder {
+    /// The number of nodes, each with one pod; 3 by default.
+    pub fn nodes(mut self, nodes: u8) -> Self {
+        self.pods = vec![self.pods.first().copied().unwrap_or(1); nodes.into()];
+        self
+    }
+
+    /// The number of pods on each node.
+    pub fn pods_per_node(mut self, pods: u8) -> Self {
+        self.pods.fill(pods);
+        self
+    }
+
+    /// As many nodes as there are numbers, each with that many pods.
+    pub fn pods(mut self, pods: &[u8]) -> Self {
+        self.pods = pods.to_vec();
+        self
+    }
+
+    /// Pod traffic between nodes goes through a VXLAN device `flannel.1` instead of plain routes.
+    pub fn overlay(mut self) -> Self {
+        self.overlay = true;
+        self
+    }
+
+    /// node-1 gets a second uplink `eth1` to a second router, and its default route leads there: requests to its eth0
+    /// address come in by one device and their replies leave by the other.
+    pub fn two_uplinks(mut self) -> Self {
+        self.two_uplinks = true;
+        self
+    }
+
+    /// The client is a neighbour of the nodes instead of living behind the router.
+    pub fn client_on_switch(mut self) -> Self {
+        self.client_on_switch = true;
+        self
+    }
+
+    /// Nodes drop packets that do not come from where the route to their source leads.
+    pub fn strict_rp_filter(mut self) -> Self {
+        self.strict_rp_filter = true;
+        self
+    }
+
+    /// Checksum and segmentation offload on both ends of every link between client, router and nodes. Off by default, as
+    /// XDP needs it (then the router's ports also let XDP_TX arrive); a veth's own default is on, which is what TC meets
+    /// in practice.
+    pub fn wire_offloads(mut self, on: bool) -> Self {
+        self.wire_offloads = on;
+        self
+    }
+
+    /// The same for the links between nodes and pods; on by default.
+    pub fn pod_offloads(mut self, on: bool) -> Self {
+        self.pod_offloads = on;
+        self
+    }
+
+    /// A lab with a name of its own, which [`persistent::keep`] can leave up.
+    pub fn persistent(mut self, name: &str) -> Self {
+        self.persistent = Some(name.to_owned());
+        self
+    }
+
+    pub fn build(self) -> Result<Lab> {
+        ensure_root()?;
+        ensure!(!(self.two_uplinks && self.client_on_switch), "a client on the switch has no second router");
+        ensure!(self.pods.len() <= 90, "the address plan has room for 90 nodes");
+        folder::remove_leftovers().context("removing what dead labs left")?;
+        let id = match &self.persistent {
+            Some(name) => persistent::id(name)?,
+            None => unused_id(),
+        };
+        let folder = Folder::create(&id)?;
+        let make = |role: &str| self.namespace(&format!("{id}-{role}"));
+
+        let router = make("router")?;
+        self.switch(&router, 0)?;
+        let client = Client { netns: make("client")?, addresses: self.client_addresses() };
+        self.connect_client(&router, &client, 0)?;
+        let second_router = if self.two_uplinks {
+            let second = make("router-2")?;
+            self.switch(&second, 1)?;
+            self.connect_client(&second, &client, 1)?;
+            Some(second)
+        } else {
+            None
+        };
+
+        let mut nodes = Vec::new();
+        for (number, pods) in (1..).zip(self.pods.iter().copied()) {
+            let second = second_router.as_deref().filter(|_| number == 1);
+            let netns = make(&format!("node-{number}"))?;
+            let mut node = self.node(number, netns, &router, second)?;
+            for index in 1..=pods {
+                let netns = make(&format!("pod-{number}-{index}"))?;
+                node.pods.push(self.pod(number, index, netns, &node)?);
+            }
+            nodes.push(node);
+        }
+        let lab = Lab { id, nodes, router, second_router, client, plan: self, folder };
+        lab.nodes.iter().try_for_each(|node| lab.connect_pods_of(node))?;
+        Lab::settle(&lab.namespaces())?;
+        Ok(lab)
+    }
+
+    fn client_addresses(&self) -> Addresses {
+        if self.client_on_switch { plan::client_on_switch() } else { plan::client(0) }
+    }
+
+    fn namespace(&self, name: &str) -> Result<Owned> {
+        let namespace = Namespace::create(name)?;
+        // Before any device exists, so that each starts with these. Addresses are usable at once, routes are ours alone.
+        namespace.sysctls(&[
+            ("net.ipv6.conf.default.accept_dad", "0"),
+            ("net.ipv6.conf.default.accept_ra", "0"),
+            ("net.ipv6.conf.default.router_solicitations", "0"),
+            ("net.ipv4.conf.all.rp_filter", "0"),
+            ("net.ipv4.conf.default.rp_filter", "0"),
+        ])?;
+        namespace.netlink(async |net| net.up("lo").await)?;
+        Ok(namespace)
+    }
+
+    /// A router with a bridge `br0` that all its nodes are plugged into.
+    fn switch(&self, router: &Namespace, uplink: u8) -> Result<()> {
+        forward(router)?;
+        let gateway = plan::gateway(uplink);
+        router.netlink(async |net| {
+            net.bridge("br0", gateway.mac(), MTU).await?;
+            add_addresses(&net, "br0", &gateway).await
+        })
+    }
+
+    fn connect_client(&self, router: &Namespace, client: &Client, uplink: u8) -> Result<()> {
+        let device = format!("eth{uplink}");
+        let addresses = if uplink == 0 { client.addresses } else { plan::client(uplink) };
+        let gateway = plan::client_gateway(uplink);
+        let here = VethEnd { name: "client", mac: Some(gateway.mac()), mtu: None };
+        let there = VethEnd { name: &device, mac: Some(addresses.mac()), mtu: None };
+        if self.client_on_switch {
+            let port = VethEnd { mac: None, ..here };
+            router.netlink(async |net| net.veth(&port, Some("br0"), &there, &client.netns).await)?;
+        } else {
+            router.netlink(async |net| {
+                net.veth(&here, None, &there, &client.netns).await?;
+                add_addresses(&net, "client", &gateway).await?;
+                if uplink > 0 {
+                    // Replies to the client's address on the first uplink may come back this way.
+                    let first = client.addresses;
+                    add_routes(&net, &first.network(), &addresses).await?;
+                }
+                Ok(())
+            })?;
+        }
+        client.netns.netlink(async |net| {
+            add_addresses(&net, &device, &addresses).await?;
+            match uplink {
+                0 if self.client_on_switch => Ok(()),
+                0 => default_route(&net, &gateway).await,
+                _ => add_routes(&net, &plan::gateway(uplink).network(), &gateway).await,
+            }
+        })?;
+        self.prepare_wire((router, "client"), (&client.netns, &device))
+    }
+
+    fn node(&self, number: u8, netns: Owned, router: &Namespace, second: Option<&Namespace>) -> Result<Node> {
+        let name = format!("node-{number}");
+        let addresses = plan::node(0, number);
+        forward(&netns)?;
+        if self.strict_rp_filter {
+            netns
+                .sysctls(&[("net.ipv4.conf.all.rp_filter", "1"), ("net.ipv4.conf.default.rp_filter", "1")])?;
+        }
+        self.uplink(&netns, "eth0", &name, router, &addresses)?;
+        let second_uplink = match second {
+            Some(router) => {
+                let addresses = plan::node(1, number);
+                self.uplink(&netns, "eth1", &name, router, &addresses)?;
+                Some(addresses)
+            }
+            None => None,
+        };
+        let pods_gateway = plan::pod_gateway(number);
+        netns.netlink(async |net| {
+            default_route(&net, &plan::gateway(u8::from(second.is_some()))).await?;
+            net.bridge("cni0", pods_gateway.mac(), self.pod_mtu()).await?;
+            add_addresses(&net, "cni0", &pods_gateway).await
+        })?;
+        let pod_network = pods_gateway.network();
+        Ok(Node { name, addresses, second_uplink, pod_network, pods: Vec::new(), netns })
+    }
+
+    fn uplink(
+        &self,
+        node: &Namespace,
+        device: &str,
+        port: &str,
+        router: &Namespace,
+        addresses: &Addresses,
+    ) -> Result<()> {
+        let end = VethEnd { name: port, mac: None, mtu: None };
+        let peer = VethEnd { name: device, mac: Some(addresses.mac()), mtu: None };
+        router.netlink(async |net| net.veth(&end, Some("br0"), &peer, node).await)?;
+        node.netlink(async |net| add_addresses(&net, device, addresses).await)?;
+        self.prepare_wire((router, port), (node, device))?;
+        if self.wire_offloads {
+            return Ok(());
+        }
+        // So that the port receives what an XDP program on the node sends back; with it, the node could not keep its
+        // segmentation offload.
+        router.attach_xdp(port, Always::Pass)
+    }
+
+    fn pod(&self, node_number: u8, index: u8, netns: Owned, node: &Node) -> Result<Pod> {
+        let addresses = plan::pod(node_number, index);
+        let veth = format!("veth{index}");
+        let end = VethEnd { name: &veth, mac: None, mtu: Some(self.pod_mtu()) };
+        let peer = VethEnd { name: "eth0", mac: Some(addresses.mac()), mtu: Some(self.pod_mtu()) };
+        node.netns.netlink(async |net| net.veth(&end, Some("cni0"), &peer, &netns).await)?;
+        netns.netlink(async |net| {
+            add_addresses(&net, "eth0", &addresses).await?;
+            default_route(&net, &plan::pod_gateway(node_number)).await
+        })?;
+        if !self.pod_offloads {
+            node.netns.set_offloads(&veth, false)?;
+            netns.set_offloads("eth0", false)?;
+        }
+        Ok(Pod { name: format!("pod-{node_number}-{index}"), node: node.name.clone(), addresses, netns })
+    }
+
+    fn prepare_wire(
+        &self,
+        (router, port): (&Namespace, &str),
+        (host, device): (&Namespace, &str),
+    ) -> Result<()> {
+        if !self.wire_offloads {
+            router.set_offloads(port, false)?;
+            host.set_offloads(device, false)?;
+        }
+        router.set_gro(port, true)
+    }
+
+    fn pod_mtu(&self) -> u32 {
+        if self.overlay { overlay::MTU } else { MTU }
+    }
+}
+
+impl Lab {
+    pub(super) fn is_overlay(&self) -> bool {
+        self.plan.overlay
+    }
+
+    /// Gives a node the ways to the other nodes' pods.
+    fn connect_pods_of(&self, here: &Node) -> Result<()> {
+        if self.plan.overlay {
+            return overlay::connect(here, &self.nodes);
+        }
+        here.netns.netlink(async |net| {
+            for there in self.nodes.iter().filter(|there| there.name != here.name) {
+                add_routes(&net, &there.pod_network, &there.addresses).await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Gives back what [`Lab::remove_uplink`] took: a new device with the old name, addresses and routes.
+    pub fn restore_uplink(&self, node: &Node) -> Result<()> {
+        self.plan.uplink(&node.netns, "eth0", &node.name, &self.router, &node.addresses)?;
+        if node.second_uplink.is_none() {
+            node.netns.netlink(async |net| default_route(&net, &plan::gateway(0)).await)?;
+        }
+        self.connect_pods_of(node)?;
+        Self::settle(&[("router", &self.router), (&node.name, &node.netns)])
+    }
+}
+
+fn forward(namespace: &Namespace) -> Result<()> {
+    namespace.sysctls(&[
+        ("net.ipv4.ip_forward", "1"),
+        ("net.ipv6.conf.default.forwarding", "1"),
+        ("net.ipv6.conf.all.forwarding", "1"),
+    ])
+}
+
+async fn add_addresses(net: &Netlink, device: &str, addresses: &Addresses) -> Result<()> {
+    for family in Family::BOTH {
+        net.address(device, addresses.of(family), family.prefix()).await?;
+    }
+    Ok(())
+}
+
+async fn add_routes(net: &Netlink, network: &Addresses, gateway: &Addresses) -> Result<()> {
+    for family in Family::BOTH {
+        net.route(network.of(family), family.prefix(), gateway.of(family)).await?;
+    }
+    Ok(())
+}
+
+async fn default_route(net: &Netlink, gateway: &Addresses) -> Result<()> {
+    let everywhere = Addresses::new([0; 4], [0; 8]);
+    for family in Family::BOTH {
+        net.route(everywhere.of(family), 0, gateway.of(family)).await?;
+    }
+    Ok(())
+}
+
+/// Names the process, so that its leftovers are known once it is dead.
+fn unused_id() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("tp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}

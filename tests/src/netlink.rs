@@ -1,0 +1,282 @@
+//! The part of rtnetlink that a lab needs: devices, addresses, routes and neighbours of one namespace.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, RawFd};
+
+use anyhow::{Context, Result};
+use futures::TryStreamExt;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
+use netlink_packet_route::link::{
+    InfoBridge, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, State,
+};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
+use netlink_packet_route::route::RouteMessage;
+use nix::net::if_::{if_nameindex, if_nametoindex};
+use rtnetlink::{
+    Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
+    new_connection,
+};
+
+use crate::netns::Namespace;
+
+pub type Mac = [u8; 6];
+
+/// One end of a veth pair to be made.
+#[derive(Clone, Debug, Default)]
+pub struct VethEnd<'a> {
+    pub name: &'a str,
+    /// A random one if `None`.
+    pub mac: Option<Mac>,
+    pub mtu: Option<u32>,
+}
+
+/// Requests to the kernel about the namespace that it was made in.
+#[derive(Clone, Debug)]
+pub struct Netlink(Handle);
+
+impl Namespace {
+    /// Runs `work` inside with a netlink connection of this namespace.
+    pub fn netlink<T: Send>(&self, work: impl AsyncFnOnce(Netlink) -> Result<T> + Send) -> Result<T> {
+        self.block_on(async || {
+            let (connection, handle, _) = new_connection()?;
+            tokio::spawn(connection);
+            work(Netlink(handle)).await
+        })
+        .with_context(|| format!("configuring {}", self.name()))
+    }
+}
+
+impl Netlink {
+    /// Makes a veth pair, both ends up: one end here (a port of `bridge` if given), the other at once in the peer's
+    /// namespace, so that nothing ever shows up in a third one.
+    pub async fn veth(
+        &self,
+        end: &VethEnd<'_>,
+        bridge: Option<&str>,
+        peer: &VethEnd<'_>,
+        peer_namespace: &Namespace,
+    ) -> Result<()> {
+        let there =
+            peer.message(LinkMessageBuilder::<LinkUnspec>::new()).setns_by_fd(peer_namespace.as_raw_fd());
+        let mut here = end.message(LinkMessageBuilder::<LinkVeth>::new(end.name, peer.name)).up();
+        if let Some(bridge) = bridge {
+            here = here.controller(index(bridge)?);
+        }
+        let here = here.set_info_data(InfoData::Veth(InfoVeth::Peer(there.build())));
+        let what = || format!("making the veth pair {} – {} {}", end.name, peer_namespace.name(), peer.name);
+        self.add(here.build()).await.with_context(what)?;
+        // The kernel makes the peer first, and a veth without its other end cannot be up.
+        peer_namespace.netlink(async |net| net.up(peer.name).await)
+    }
+
+    /// Makes a bridge that forwards at once and floods what it does not know.
+    pub async fn bridge(&self, name: &str, mac: Mac, mtu: u32) -> Result<()> {
+        // Without a querier on the net, snooping would only delay neighbour discovery.
+        let bridge = LinkBridge::new(name).append_info_data(InfoBridge::MulticastSnooping(false));
+        let bridge = bridge.append_info_data(InfoBridge::ForwardDelay(0)).address(mac.to_vec()).mtu(mtu);
+        self.add(bridge.build()).await.with_context(|| format!("making the bridge {name}"))
+    }
+
+    /// Makes a VXLAN device with VNI 1 on flannel's port that learns nothing by itself.
+    pub async fn vxlan(&self, name: &str, mac: Mac, local: Ipv4Addr, device: &str, mtu: u32) -> Result<()> {
+        let vxlan = LinkVxlan::new(name, 1).dev(index(device)?).local(local).port(8472).learning(false);
+        let vxlan = vxlan.address(mac.to_vec()).mtu(mtu).up();
+        self.add(vxlan.build()).await.with_context(|| format!("making the vxlan device {name}"))
+    }
+
+    /// The name of a veth, or of a bridge with ports, that is switched on but does not forward yet. Asking for each device
+    /// alone makes the kernel notice a new carrier now, which it may otherwise do a second later (linkwatch).
+    pub async fn unsettled(&self) -> Result<Option<String>> {
+        let mut waiting = Vec::new();
+        let mut bridges_with_ports = Vec::new();
+        for device in &if_nameindex()? {
+            let Some(link) = self.0.link().get().match_index(device.index()).execute().try_next().await?
+            else {
+                continue;
+            };
+            let is_kind = |wanted: InfoKind| {
+                let wanted = LinkInfo::Kind(wanted);
+                let mut attributes = link.attributes.iter();
+                attributes
+                    .any(|found| matches!(found, LinkAttribute::LinkInfo(info) if info.contains(&wanted)))
+            };
+            let (is_veth, is_bridge) = (is_kind(InfoKind::Veth), is_kind(InfoKind::Bridge));
+            let is_on = link.header.flags.contains(LinkFlags::Up);
+            let forwards = link.attributes.contains(&LinkAttribute::OperState(State::Up));
+            if is_on && !forwards && (is_veth || is_bridge) {
+                waiting.push((device.index(), is_veth, device.name().to_string_lossy().into_owned()));
+            }
+            bridges_with_ports.extend(link.attributes.iter().filter_map(|attribute| match attribute {
+                LinkAttribute::Controller(bridge) => Some(*bridge),
+                _ => None,
+            }));
+        }
+        let mut waiting = waiting.into_iter();
+        let waits = waiting.find(|(index, is_veth, _)| *is_veth || bridges_with_ports.contains(index));
+        Ok(waits.map(|(_, _, name)| name))
+    }
+
+    /// Makes a device that leads nowhere.
+    pub async fn dummy(&self, name: &str) -> Result<()> {
+        self.add(LinkDummy::new(name).up().build())
+            .await
+            .with_context(|| format!("making the dummy device {name}"))
+    }
+
+    pub async fn up(&self, device: &str) -> Result<()> {
+        self.change(device, LinkMessageBuilder::up).await
+    }
+
+    pub async fn down(&self, device: &str) -> Result<()> {
+        self.change(device, LinkMessageBuilder::down).await
+    }
+
+    pub async fn set_mac(&self, device: &str, mac: Mac) -> Result<()> {
+        self.change(device, |link| link.address(mac.to_vec())).await
+    }
+
+    pub async fn set_mtu(&self, device: &str, mtu: u32) -> Result<()> {
+        self.change(device, |link| link.mtu(mtu)).await
+    }
+
+    /// Deletes a device (of a veth pair both ends go).
+    pub async fn delete(&self, device: &str) -> Result<()> {
+        self.0.link().del(index(device)?).execute().await.with_context(|| format!("deleting {device}"))
+    }
+
+    /// Puts an XDP program on a device in native mode, or takes it away if there is none (-1).
+    pub async fn attach_xdp(&self, device: &str, program: RawFd) -> Result<()> {
+        const NATIVE: u32 = 1 << 2;
+        let xdp = LinkAttribute::Xdp(vec![LinkXdp::Fd(program), LinkXdp::Flags(NATIVE)]);
+        self.change(device, |link| link.append_extra_attribute(xdp)).await
+    }
+
+    pub async fn mac(&self, device: &str) -> Result<Mac> {
+        let mut links = self.0.link().get().match_index(index(device)?).execute();
+        let link = links.try_next().await?.with_context(|| format!("{device} is gone"))?;
+        let mac = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Address(mac) => Mac::try_from(mac.as_slice()).ok(),
+            _ => None,
+        });
+        mac.with_context(|| format!("{device} has no MAC address"))
+    }
+
+    /// Adds an address that is usable at once (no duplicate address detection).
+    pub async fn address(&self, device: &str, address: IpAddr, prefix: u8) -> Result<()> {
+        let mut request = self.0.address().add(index(device)?, address, prefix);
+        if address.is_ipv6() {
+            let message = request.message_mut();
+            message.header.flags = AddressHeaderFlags::Nodad;
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        request.execute().await.with_context(|| format!("adding {address}/{prefix} to {device}"))
+    }
+
+    /// Adds or replaces a route to `destination`/`prefix` via a gateway.
+    pub async fn route(&self, destination: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
+        let message = route(destination, prefix, gateway)?.build();
+        self.replace_route(message)
+            .await
+            .with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
+    }
+
+    /// As [`Self::route`], for a gateway that no address of `device` covers.
+    pub async fn route_on_link(&self, to: IpAddr, prefix: u8, gateway: IpAddr, device: &str) -> Result<()> {
+        let route = route(to, prefix, gateway)?.output_interface(index(device)?).onlink().build();
+        self.replace_route(route)
+            .await
+            .with_context(|| format!("route to {to}/{prefix} via {gateway} on {device}"))
+    }
+
+    pub async fn delete_route(&self, destination: IpAddr, prefix: u8) -> Result<()> {
+        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
+        let deleted = self.0.route().del(route.build()).execute().await;
+        deleted.with_context(|| format!("deleting the route to {destination}/{prefix}"))
+    }
+
+    /// Adds or replaces a permanent neighbour.
+    pub async fn neighbour(&self, device: &str, address: IpAddr, mac: Mac) -> Result<()> {
+        let request = self.0.neighbours().add(index(device)?, address).link_layer_address(&mac).replace();
+        request.execute().await.with_context(|| format!("neighbour {address} on {device}"))
+    }
+
+    /// Tells a vxlan device which host has a MAC address.
+    pub async fn forward_mac(&self, device: &str, mac: Mac, host: IpAddr) -> Result<()> {
+        let request = self.0.neighbours().add_bridge(index(device)?, &mac).flags(NeighbourFlags::Own);
+        request
+            .destination(host)
+            .execute()
+            .await
+            .with_context(|| format!("forwarding entry for {host} on {device}"))
+    }
+
+    /// Forgets all learned neighbours of the namespace; permanent ones stay.
+    pub async fn flush_neighbours(&self) -> Result<()> {
+        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
+        for neighbour in neighbours {
+            let learned =
+                !matches!(neighbour.header.state, NeighbourState::Permanent | NeighbourState::Noarp);
+            if learned {
+                // One that vanished meanwhile is just as well.
+                self.0.neighbours().del(neighbour).execute().await.ok();
+            }
+        }
+        Ok(())
+    }
+
+    /// The MAC address that the kernel holds for a neighbour.
+    pub async fn neighbour_mac(&self, address: IpAddr) -> Result<Option<Mac>> {
+        let wanted = match address {
+            IpAddr::V4(address) => NeighbourAddress::Inet(address),
+            IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+        };
+        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
+        let attributes = neighbours.into_iter().map(|neighbour| neighbour.attributes);
+        let mut ours = attributes
+            .filter(|attributes| attributes.contains(&NeighbourAttribute::Destination(wanted.clone())));
+        let mac = ours.next().into_iter().flatten().find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(mac) => Mac::try_from(mac.as_slice()).ok(),
+            _ => None,
+        });
+        Ok(mac)
+    }
+
+    async fn add(&self, message: LinkMessage) -> Result<()> {
+        Ok(self.0.link().add(message).execute().await?)
+    }
+
+    async fn change(
+        &self,
+        device: &str,
+        edit: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
+    ) -> Result<()> {
+        let message = edit(LinkUnspec::new_with_index(index(device)?)).build();
+        self.0.link().change(message).execute().await.with_context(|| format!("changing {device}"))
+    }
+
+    async fn replace_route(&self, message: RouteMessage) -> Result<()> {
+        Ok(self.0.route().add(message).replace().execute().await?)
+    }
+}
+
+impl VethEnd<'_> {
+    fn message<T>(&self, link: LinkMessageBuilder<T>) -> LinkMessageBuilder<T> {
+        let mut link = link.name(self.name);
+        if let Some(mac) = self.mac {
+            link = link.address(mac.to_vec());
+        }
+        if let Some(mtu) = self.mtu {
+            link = link.mtu(mtu);
+        }
+        link
+    }
+}
+
+/// The index of a device in the calling thread's namespace.
+pub fn index(device: &str) -> Result<u32> {
+    if_nametoindex(device).with_context(|| format!("no device {device} here"))
+}
+
+fn route(destination: IpAddr, prefix: u8, gateway: IpAddr) -> Result<RouteMessageBuilder<IpAddr>> {
+    Ok(RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?.gateway(gateway)?)
+}

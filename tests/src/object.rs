@@ -1,0 +1,9 @@
+//! Kubernetes objects for tests: small builders, written as the YAML that users write.
+
+mod manifests;
+mod service;
+mod slice;
+
+pub use self::manifests::Manifests;
+pub use self::service::{Policy, Port, Service};
+pub use self::slice::Backend;

@@ -1,0 +1,32 @@
+//! Traffic for tests and demo: servers for pods, a client's meters that count what was lost, and a load balancer.
+//!
+//! One port speaks one small language by lines, so that every tool can use every server:
+//!
+//! | first line | answer |
+//! |---|---|
+//! | `GET / HTTP/1.1` | an HTTP response with an [`Answer`] as its body |
+//! | `transfer N` | N bytes each way, see [`transfer`] |
+//! | anything else | an [`Answer`] as one line; the connection stays open for the next line |
+//!
+//! Each datagram is answered with an [`Answer`].
+
+pub mod answer;
+pub mod balancer;
+pub mod connections;
+pub mod datagrams;
+pub mod held;
+pub mod http;
+pub mod ledger;
+pub mod probe;
+pub mod retransmissions;
+pub mod server;
+pub mod transfer;
+
+pub use self::answer::Answer;
+pub use self::balancer::{Balancer, Target};
+pub use self::connections::NewConnections;
+pub use self::datagrams::Datagrams;
+pub use self::held::HeldConnections;
+pub use self::ledger::Ledger;
+pub use self::probe::{Outcome, Probe};
+pub use self::server::{Faults, Server};

@@ -1,0 +1,161 @@
+//! A load balancer that believes the health port, with the timing of the clouds' defaults.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::http;
+use crate::netns::{Namespace, Running, Stop};
+
+/// A node as a load balancer sees it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub node: String,
+    /// Where its requests go.
+    pub traffic: SocketAddr,
+    /// Where its health is asked.
+    pub health: SocketAddr,
+    /// What to ask: `/healthz`.
+    pub path: String,
+}
+
+/// When a node counts as unhealthy and as healthy again.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    pub interval: Duration,
+    /// Failures in a row that put a node out; one success puts it in.
+    pub failures: u32,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(1), failures: 3 }
+    }
+}
+
+/// One change of mind about a node.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Since the load balancer's start.
+    pub at: Duration,
+    pub node: String,
+    pub healthy: bool,
+    /// The status, or why there was none.
+    pub answer: String,
+}
+
+/// A running load balancer; it stops when dropped.
+#[derive(Debug)]
+pub struct Balancer {
+    state: Arc<Mutex<State>>,
+    _running: Running<()>,
+}
+
+/// Spreads connections over the healthy nodes; can be handed to a meter.
+#[derive(Clone, Debug)]
+pub struct Chooser(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    start: Instant,
+    targets: Vec<Target>,
+    healthy: Vec<bool>,
+    checks: u64,
+    changes: Vec<Change>,
+}
+
+impl Balancer {
+    /// Starts with every node out; each is in after its first success.
+    pub fn start(namespace: &Namespace, targets: Vec<Target>, timing: Timing) -> Self {
+        let healthy = vec![false; targets.len()];
+        let start = Instant::now();
+        let state = State { start, targets, healthy, checks: 0, changes: Vec::new() };
+        let state = Arc::new(Mutex::new(state));
+        let shared = state.clone();
+        let running = namespace.start("balancer", async move |mut stop: Stop| {
+            let mut checks = JoinSet::new();
+            let count = lock(&shared).targets.len();
+            for index in 0..count {
+                checks.spawn(watch(shared.clone(), index, timing));
+            }
+            stop.requested().await;
+        });
+        Self { state, _running: running }
+    }
+
+    pub fn chooser(&self) -> Chooser {
+        Chooser(self.state.clone())
+    }
+
+    /// The names of the nodes that are in.
+    pub fn healthy(&self) -> Vec<String> {
+        let state = lock(&self.state);
+        let pairs = state.targets.iter().zip(&state.healthy);
+        pairs.filter(|(_, healthy)| **healthy).map(|(target, _)| target.node.clone()).collect()
+    }
+
+    /// Waits until exactly these nodes are in; false after the time limit.
+    pub fn wait_for(&self, nodes: &[&str], limit: Duration) -> bool {
+        let start = Instant::now();
+        while self.healthy() != nodes {
+            if start.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        true
+    }
+
+    /// Every change of mind so far.
+    pub fn changes(&self) -> Vec<Change> {
+        lock(&self.state).changes.clone()
+    }
+
+    /// Health checks made so far.
+    pub fn checks(&self) -> u64 {
+        lock(&self.state).checks
+    }
+}
+
+impl Chooser {
+    /// Where the n-th connection goes: the healthy nodes in turn.
+    pub fn choose(&self, number: u64) -> Option<SocketAddr> {
+        let state = lock(&self.0);
+        let pairs = state.targets.iter().zip(&state.healthy);
+        let healthy: Vec<_> =
+            pairs.filter(|(_, healthy)| **healthy).map(|(target, _)| target.traffic).collect();
+        let index = number.checked_rem(healthy.len() as u64)?;
+        healthy.get(usize::try_from(index).ok()?).copied()
+    }
+}
+
+async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
+    let Target { node, health, path, .. } = lock(&state).targets[index].clone();
+    let mut tick = interval(timing.interval);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut failures = 0;
+    loop {
+        tick.tick().await;
+        let response = http::get(health, &path, timing.interval).await;
+        let success = response.as_ref().is_ok_and(|response| response.status == 200);
+        failures = if success { 0 } else { failures + 1 };
+        let mut state = lock(&state);
+        state.checks += 1;
+        let was = state.healthy[index];
+        let is = success || (was && failures < timing.failures);
+        if was != is {
+            let answer =
+                response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
+            state.healthy[index] = is;
+            let change = Change { at: state.start.elapsed(), node: node.clone(), healthy: is, answer };
+            state.changes.push(change);
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

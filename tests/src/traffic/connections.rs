@@ -1,0 +1,185 @@
+//! A meter of new connections: how many fail, and how many are slow because a packet had to be sent again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::answer::Answer;
+use crate::netns::{Namespace, Running, Stop};
+
+/// A SYN is first sent again after a second, a small segment after 200 ms at the earliest: what is slower than this
+/// lost something.
+pub const SLOW: Duration = Duration::from_millis(200);
+
+/// How long one request may take altogether.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A running meter.
+#[derive(Debug)]
+pub struct NewConnections(Running<Report>);
+
+/// What a meter counted.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub ok: u64,
+    pub failed: u64,
+    /// Of those that succeeded, how many took longer than [`SLOW`].
+    pub slow: u64,
+    pub slowest: Duration,
+    /// Times at which no target could be chosen; they count as failed.
+    pub without_target: u64,
+    /// The first failures.
+    pub failures: Vec<Failure>,
+    /// Answers of each pod.
+    pub by_pod: BTreeMap<String, u64>,
+    /// Requests sent to each target.
+    pub by_target: BTreeMap<SocketAddr, u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Since the meter's start.
+    pub at: Duration,
+    pub target: SocketAddr,
+    pub reason: String,
+}
+
+impl NewConnections {
+    /// Opens connections at a rate, each for one request, to the target that `choose` names for the n-th.
+    pub fn start(
+        namespace: &Namespace,
+        per_second: u32,
+        choose: impl Fn(u64) -> Option<SocketAddr> + Send + 'static,
+    ) -> Self {
+        Self::start_bounded(namespace, per_second, u64::MAX, choose)
+    }
+
+    /// As [`Self::start`], but ends by itself after `total` connections; then [`Self::wait`] gives the report.
+    pub fn start_bounded(
+        namespace: &Namespace,
+        per_second: u32,
+        total: u64,
+        choose: impl Fn(u64) -> Option<SocketAddr> + Send + 'static,
+    ) -> Self {
+        let work = async move |stop| meter(per_second, total, choose, stop).await;
+        Self(namespace.start("new connections", work))
+    }
+
+    pub fn finish(self) -> Report {
+        self.0.finish()
+    }
+
+    pub fn wait(self) -> Report {
+        self.0.wait()
+    }
+}
+
+impl Report {
+    /// None failed, none was slow.
+    pub fn is_clean(&self) -> bool {
+        self.ok > 0 && self.failed == 0 && self.slow == 0
+    }
+
+    fn add(&mut self, outcome: Outcome) {
+        match outcome.result {
+            Ok(answer) => {
+                self.ok += 1;
+                self.slow += u64::from(outcome.took > SLOW);
+                self.slowest = self.slowest.max(outcome.took);
+                *self.by_pod.entry(answer.pod).or_default() += 1;
+            }
+            Err(error) => {
+                self.failed += 1;
+                if self.failures.len() < 20 {
+                    let reason = format!("{error:#}");
+                    self.failures.push(Failure { at: outcome.at, target: outcome.target, reason });
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ok, failed, slow, slowest, by_pod, .. } = self;
+        write!(
+            f,
+            "{ok} connections ok, {failed} failed, {slow} slower than {SLOW:?}, slowest {slowest:?}, "
+        )?;
+        write!(f, "answered by {by_pod:?}")?;
+        let mut failures = self.failures.iter().take(3);
+        failures.try_for_each(|Failure { at, target, reason }| write!(f, "; {target} at {at:?}: {reason}"))
+    }
+}
+
+struct Outcome {
+    target: SocketAddr,
+    at: Duration,
+    took: Duration,
+    result: Result<Answer>,
+}
+
+async fn meter(
+    per_second: u32,
+    total: u64,
+    choose: impl Fn(u64) -> Option<SocketAddr>,
+    stop: Stop,
+) -> Report {
+    let mut report = Report::default();
+    let mut under_way = JoinSet::new();
+    let mut tick = interval(Duration::from_secs(1) / per_second.max(1));
+    tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let start = Arc::new(Instant::now());
+    for number in 0..total {
+        if stop.is_requested() {
+            break;
+        }
+        tick.tick().await;
+        if let Some(target) = choose(number) {
+            *report.by_target.entry(target).or_default() += 1;
+            under_way.spawn(request(target, start.clone()));
+        } else {
+            report.without_target += 1;
+            report.failed += 1;
+        }
+        while let Some(outcome) = under_way.try_join_next() {
+            report.add(outcome.expect("a request does not panic"));
+        }
+    }
+    for outcome in under_way.join_all().await {
+        report.add(outcome);
+    }
+    report
+}
+
+async fn request(target: SocketAddr, meter_start: Arc<Instant>) -> Outcome {
+    let at = meter_start.elapsed();
+    let start = Instant::now();
+    let result = timeout(PATIENCE, ask(target)).await.context("no answer").and_then(|result| result);
+    Outcome { target, at, took: start.elapsed(), result }
+}
+
+/// One question on a connection of its own.
+pub async fn ask(target: SocketAddr) -> Result<Answer> {
+    let mut stream = BufReader::new(TcpStream::connect(target).await?);
+    stream.write_all(b"hello\n").await?;
+    let mut line = String::new();
+    ensure!(stream.read_line(&mut line).await? > 0, "closed without an answer");
+    Answer::parse(&line)
+}
+
+/// As [`ask`], from a namespace and with a limit.
+pub fn ask_from(namespace: &Namespace, target: SocketAddr, limit: Duration) -> Result<Answer> {
+    namespace.block_on(async || {
+        let answer = timeout(limit, ask(target)).await;
+        answer.with_context(|| format!("no answer from {target} within {limit:?}"))?
+    })
+}

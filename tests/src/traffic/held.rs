@@ -1,0 +1,137 @@
+//! A meter of connections that stay open and keep asking: none may break, and nothing may have to be sent twice.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::answer::Answer;
+use super::retransmissions;
+use crate::netns::{Namespace, Running, Stop};
+
+/// How long an answer may take before the connection counts as broken.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running meter.
+#[derive(Debug)]
+pub struct HeldConnections(Running<Report>);
+
+/// What a meter counted.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub connections: u64,
+    pub requests: u64,
+    /// What went wrong with each broken connection.
+    pub broken: Vec<String>,
+    /// Segments sent again by the client's ends.
+    pub retransmitted_by_client: u64,
+    /// Segments sent again by the pods' ends.
+    pub retransmitted_by_server: u64,
+    pub slowest: Duration,
+}
+
+impl HeldConnections {
+    /// Opens `connections` to the targets in turn and lets each ask once per `pause`. All are open when this returns.
+    pub fn start(
+        namespace: &Namespace,
+        targets: &[SocketAddr],
+        connections: usize,
+        pause: Duration,
+    ) -> Result<Self> {
+        ensure!(!targets.is_empty(), "no target");
+        let targets: Vec<_> = targets.iter().copied().cycle().take(connections).collect();
+        let (ready, opened) = std::sync::mpsc::channel();
+        let running = namespace.start("held connections", async move |stop: Stop| {
+            let mut all = JoinSet::new();
+            for target in targets {
+                match open(target).await {
+                    Ok(stream) => all.spawn(hold(stream, target, pause, stop.clone())),
+                    Err(error) => {
+                        ready.send(Err(error)).ok();
+                        return Report::default();
+                    }
+                };
+            }
+            ready.send(Ok(())).ok();
+            all.join_all().await.into_iter().fold(Report::default(), Report::add)
+        });
+        opened.recv().context("the meter ended")??;
+        Ok(Self(running))
+    }
+
+    pub fn finish(self) -> Report {
+        self.0.finish()
+    }
+}
+
+impl Report {
+    /// Nothing broken, nothing sent twice.
+    pub fn is_clean(&self) -> bool {
+        let retransmitted = self.retransmitted_by_client + self.retransmitted_by_server;
+        self.requests > 0 && self.broken.is_empty() && retransmitted == 0
+    }
+
+    fn add(mut self, other: Self) -> Self {
+        self.connections += other.connections;
+        self.requests += other.requests;
+        self.broken.extend(other.broken);
+        self.retransmitted_by_client += other.retransmitted_by_client;
+        self.retransmitted_by_server += other.retransmitted_by_server;
+        self.slowest = self.slowest.max(other.slowest);
+        self
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { connections, requests, broken, slowest, .. } = self;
+        let (client, server) = (self.retransmitted_by_client, self.retransmitted_by_server);
+        write!(f, "{connections} connections held, {requests} requests, slowest {slowest:?}, ")?;
+        write!(f, "sent again: {client} by the client, {server} by pods; {} broken", broken.len())?;
+        broken.iter().take(3).try_for_each(|reason| write!(f, "; {reason}"))
+    }
+}
+
+async fn open(target: SocketAddr) -> Result<BufReader<TcpStream>> {
+    let stream =
+        timeout(PATIENCE, TcpStream::connect(target)).await.with_context(|| format!("opening {target}"))?;
+    let stream = stream.with_context(|| format!("opening {target}"))?;
+    stream.set_nodelay(true)?;
+    Ok(BufReader::new(stream))
+}
+
+async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Duration, stop: Stop) -> Report {
+    let mut report = Report { connections: 1, ..Report::default() };
+    let start = Instant::now();
+    while !stop.is_requested() {
+        let asked = Instant::now();
+        match timeout(PATIENCE, ask(&mut stream, report.requests)).await {
+            Ok(Ok(answer)) => report.retransmitted_by_server = answer.retransmitted.into(),
+            Ok(Err(error)) => report.broken.push(format!("{target} after {:?}: {error:#}", start.elapsed())),
+            Err(_) => report.broken.push(format!("{target} after {:?}: no answer", start.elapsed())),
+        }
+        report.slowest = report.slowest.max(asked.elapsed());
+        if !report.broken.is_empty() {
+            break;
+        }
+        report.requests += 1;
+        sleep(pause).await;
+    }
+    report.retransmitted_by_client = retransmissions::of(stream.get_ref()).unwrap_or(0).into();
+    report
+}
+
+async fn ask(stream: &mut BufReader<TcpStream>, number: u64) -> Result<Answer> {
+    let said = format!("request {number}");
+    stream.write_all(format!("{said}\n").as_bytes()).await?;
+    let mut line = String::new();
+    ensure!(stream.read_line(&mut line).await? > 0, "closed by the other side");
+    let answer = Answer::parse(&line)?;
+    ensure!(answer.said == said, "asked {said:?}, answered {:?}", answer.said);
+    Ok(answer)
+}

@@ -1,0 +1,138 @@
+//! One question and what became of it: the difference between an answer, a refusal and silence is what traffic policies
+//! are about.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpSocket, UdpSocket};
+use tokio::time::timeout;
+
+use super::answer::Answer;
+use crate::netns::Namespace;
+
+/// What became of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Answered(Answer),
+    /// Reset, or an ICMP error, after so long.
+    Refused(Duration),
+    /// Nothing at all within the limit.
+    Silent,
+}
+
+/// A question to be asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Probe {
+    kind: Kind,
+    target: SocketAddr,
+    source_port: u16,
+    limit: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Tcp,
+    Udp,
+}
+
+impl Probe {
+    pub fn tcp(target: SocketAddr) -> Self {
+        Self { kind: Kind::Tcp, target, source_port: 0, limit: Duration::from_millis(800) }
+    }
+
+    pub fn udp(target: SocketAddr) -> Self {
+        Self { kind: Kind::Udp, ..Self::tcp(target) }
+    }
+
+    /// From a port of choice instead of any free one.
+    pub fn source_port(mut self, port: u16) -> Self {
+        self.source_port = port;
+        self
+    }
+
+    /// How long silence is waited for; less than a second, so that no SYN is sent twice, unless set otherwise.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Asks from a namespace. Fails only if it could not be asked at all.
+    pub fn from(self, namespace: &Namespace) -> Result<Outcome> {
+        let asked = namespace.block_on(async || self.ask().await);
+        asked.with_context(|| format!("asking {} from {}", self.target, namespace.name()))
+    }
+
+    async fn ask(self) -> Result<Outcome> {
+        let start = Instant::now();
+        let line = match self.kind {
+            Kind::Tcp => timeout(self.limit, exchange(self.socket(Type::STREAM)?, self.target)).await,
+            Kind::Udp => timeout(self.limit, datagram(self.socket(Type::DGRAM)?, self.target)).await,
+        };
+        match line {
+            Err(_) => Ok(Outcome::Silent),
+            Ok(Ok(line)) => Ok(Outcome::Answered(Answer::parse(&line)?)),
+            Ok(Err(error)) => match error.kind() {
+                ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => {
+                    Ok(Outcome::Refused(start.elapsed()))
+                }
+                _ => Err(error.into()),
+            },
+        }
+    }
+
+    fn socket(&self, kind: Type) -> Result<Socket> {
+        let any =
+            if self.target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = Socket::new(Domain::for_address(self.target), kind, None)?;
+        socket.set_nonblocking(true)?;
+        // A port of choice may have a connection of another probe in TIME_WAIT.
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::new(any, self.source_port).into())?;
+        Ok(socket)
+    }
+}
+
+impl Outcome {
+    /// The answer; anything else is an error.
+    pub fn answer(self) -> Result<Answer> {
+        match self {
+            Self::Answered(answer) => Ok(answer),
+            other => anyhow::bail!("no answer but {other:?}"),
+        }
+    }
+
+    /// Refused, and at once: not after something was sent again.
+    pub fn is_refused_at_once(&self) -> bool {
+        matches!(self, Self::Refused(took) if *took < Duration::from_millis(200))
+    }
+}
+
+async fn exchange(socket: Socket, target: SocketAddr) -> std::io::Result<String> {
+    let stream = TcpSocket::from_std_stream(socket.into()).connect(target).await?;
+    let mut stream = BufReader::new(stream);
+    stream.write_all(b"hello\n").await?;
+    let mut line = String::new();
+    stream.read_line(&mut line).await?;
+    Ok(line)
+}
+
+async fn datagram(socket: Socket, target: SocketAddr) -> std::io::Result<String> {
+    let socket = UdpSocket::from_std(socket.into())?;
+    socket.connect(target).await?;
+    socket.send(b"hello").await?;
+    let mut buffer = [0; 2048];
+    let length = socket.recv(&mut buffer).await?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Asks every time and fails unless each question was answered.
+pub fn answers(namespace: &Namespace, probe: Probe, times: usize) -> Result<Vec<Answer>> {
+    let answers: Result<Vec<_>> = (0..times).map(|_| probe.from(namespace)?.answer()).collect();
+    let answers = answers?;
+    ensure!(!answers.is_empty(), "asked {times} times");
+    Ok(answers)
+}

@@ -1,0 +1,201 @@
+//! What runs in a pod: a TCP and a UDP server on one port, for both families.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+
+use super::answer::Answer;
+use super::ledger::{Label, Ledger};
+use super::{datagrams, retransmissions, transfer};
+use crate::lab::Pod;
+use crate::netns::{Namespace, Running, Stop};
+
+/// A server on a thread of this process; it stops when dropped.
+#[derive(Debug)]
+pub struct Server {
+    _running: Running<()>,
+}
+
+/// Deliberate mistakes, each at every n-th time, so that the meters can be shown to notice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// A datagram is ignored, as if it had never arrived.
+    pub lose_request: Option<u64>,
+    /// A datagram arrives but is not answered.
+    pub lose_reply: Option<u64>,
+    /// A datagram is answered twice.
+    pub repeat_reply: Option<u64>,
+    /// A connection is closed without an answer.
+    pub cut_connection: Option<u64>,
+}
+
+/// Who answers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub pod: String,
+    pub node: String,
+}
+
+#[derive(Debug)]
+struct Service {
+    identity: Identity,
+    faults: Faults,
+    ledger: Ledger,
+    datagrams: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl Server {
+    /// Starts a server in a pod. It listens already when this returns.
+    pub fn start(pod: &Pod, port: u16, ledger: &Ledger) -> Result<Self> {
+        let identity = Identity { pod: pod.name.clone(), node: pod.node.clone() };
+        Self::start_in(pod.netns(), port, identity, Faults::default(), ledger)
+    }
+
+    /// Starts a server anywhere, perhaps one that makes mistakes.
+    pub fn start_in(
+        namespace: &Namespace,
+        port: u16,
+        identity: Identity,
+        faults: Faults,
+        ledger: &Ledger,
+    ) -> Result<Self> {
+        let sockets = namespace.run(|| Sockets::bind(port))?;
+        let ledger = ledger.clone();
+        let running = namespace.start("server", async move |mut stop: Stop| {
+            let served = async {
+                if let Err(error) = sockets.serve(identity, faults, ledger).await {
+                    panic!("server on port {port}: {error:#}");
+                }
+            };
+            tokio::select! {
+                () = served => {}
+                () = stop.requested() => {}
+            }
+        });
+        Ok(Self { _running: running })
+    }
+}
+
+/// Serves in the calling thread's namespace until it is killed.
+pub async fn serve(port: u16, identity: Identity) -> Result<()> {
+    Sockets::bind(port)?.serve(identity, Faults::default(), Ledger::default()).await
+}
+
+struct Sockets {
+    tcp: Socket,
+    udp: Socket,
+}
+
+impl Sockets {
+    fn bind(port: u16) -> Result<Self> {
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let open = |kind: Type, protocol: Protocol| -> Result<Socket> {
+            let socket = Socket::new(Domain::IPV6, kind, Some(protocol))?;
+            socket.set_only_v6(false)?;
+            socket.set_nonblocking(true)?;
+            socket.set_reuse_address(kind == Type::STREAM)?;
+            socket.bind(&any.into()).with_context(|| format!("binding port {port}"))?;
+            Ok(socket)
+        };
+        let tcp = open(Type::STREAM, Protocol::TCP)?;
+        tcp.listen(4096)?;
+        let udp = open(Type::DGRAM, Protocol::UDP)?;
+        datagrams::enlarge_buffers(&udp)?;
+        Ok(Self { tcp, udp })
+    }
+
+    async fn serve(self, identity: Identity, faults: Faults, ledger: Ledger) -> Result<()> {
+        let (datagrams, connections) = Default::default();
+        let context = Arc::new(Service { identity, faults, ledger, datagrams, connections });
+        let tcp = TcpListener::from_std(self.tcp.into())?;
+        let udp = UdpSocket::from_std(self.udp.into())?;
+        tokio::try_join!(context.clone().accept(tcp), context.echo(udp)).map(drop)
+    }
+}
+
+impl Service {
+    fn answer(&self, client: SocketAddr, said: &str, retransmitted: u32) -> String {
+        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+        let Identity { pod, node } = self.identity.clone();
+        Answer { pod, node, client, retransmitted, said: said.to_owned() }.to_line()
+    }
+
+    async fn accept(self: Arc<Self>, listener: TcpListener) -> Result<()> {
+        loop {
+            let (stream, client) = listener.accept().await?;
+            let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+            if is_turn(self.faults.cut_connection, number) {
+                continue;
+            }
+            let context = self.clone();
+            // A client that goes away in the middle is the client's business.
+            tokio::spawn(async move { context.converse(stream, client).await.ok() });
+        }
+    }
+
+    async fn converse(&self, stream: TcpStream, client: SocketAddr) -> Result<()> {
+        stream.set_nodelay(true)?;
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        while stream.read_line(&mut line).await? > 0 {
+            let said = line.trim_end();
+            let retransmitted = retransmissions::of(stream.get_ref())?;
+            if let Some(request) = said.strip_prefix("GET ") {
+                let body = self.answer(client, request, retransmitted) + "\n";
+                return respond(&mut stream, &body).await;
+            }
+            if let Some(length) = said.strip_prefix("transfer ") {
+                return transfer::serve(stream, length.parse()?).await;
+            }
+            let answer = self.answer(client, said, retransmitted) + "\n";
+            stream.write_all(answer.as_bytes()).await?;
+            line.clear();
+        }
+        Ok(())
+    }
+
+    async fn echo(self: Arc<Self>, socket: UdpSocket) -> Result<()> {
+        let mut buffer = vec![0; 65_536];
+        loop {
+            // An ICMP error about an earlier answer shows up here and says nothing about the next datagram.
+            let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
+            let said = String::from_utf8_lossy(&buffer[..length]);
+            let number = self.datagrams.fetch_add(1, Ordering::Relaxed) + 1;
+            if is_turn(self.faults.lose_request, number) {
+                continue;
+            }
+            if let Some(label) = Label::parse(&said) {
+                self.ledger.record(label);
+            }
+            if is_turn(self.faults.lose_reply, number) {
+                continue;
+            }
+            let answer = self.answer(client, said.trim_end(), 0);
+            let times = if is_turn(self.faults.repeat_reply, number) { 2 } else { 1 };
+            for _ in 0..times {
+                socket.send_to(answer.as_bytes(), client).await.ok();
+            }
+        }
+    }
+}
+
+async fn respond(stream: &mut BufReader<TcpStream>, body: &str) -> Result<()> {
+    let mut header = String::new();
+    while stream.read_line(&mut header).await? > 0 && header.trim_end() != "" {
+        header.clear();
+    }
+    let length = body.len();
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n");
+    stream.write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes()).await?;
+    Ok(stream.shutdown().await?)
+}
+
+fn is_turn(every: Option<u64>, number: u64) -> bool {
+    every.is_some_and(|every| number.is_multiple_of(every))
+}

@@ -1,0 +1,166 @@
+//! The meters count nothing on a good path, and exactly what is missing on a bad one.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::traffic::balancer::Timing;
+use traffic_policy_tests::traffic::server::Identity;
+use traffic_policy_tests::traffic::transfer::transfer;
+use traffic_policy_tests::traffic::{
+    Balancer, Datagrams, Faults, HeldConnections, Ledger, NewConnections, Server, Target, retransmissions,
+};
+
+const PORT: u16 = 8080;
+
+/// A pod on node-1 with a server that makes the given mistakes; node-2 is where the meters run.
+fn lab_with(faults: Faults) -> (Lab, Ledger, Server) {
+    let lab = Lab::builder().nodes(2).build().unwrap();
+    let ledger = Ledger::default();
+    let pod = lab.node(1).pod(1);
+    let identity = Identity { pod: pod.name.clone(), node: pod.node.clone() };
+    let server = Server::start_in(pod.netns(), PORT, identity, faults, &ledger).unwrap();
+    (lab, ledger, server)
+}
+
+fn target(lab: &Lab, family: Family) -> SocketAddr {
+    SocketAddr::new(lab.node(1).pod(1).address(family), PORT)
+}
+
+#[test]
+fn a_good_path_loses_nothing() {
+    let (lab, ledger, _server) = lab_with(Faults::default());
+    let from = lab.node(2).netns();
+    for family in Family::BOTH {
+        let target = target(&lab, family);
+        let datagrams = Datagrams::start(from, target, 20, 5000, &ledger).unwrap();
+        let held = HeldConnections::start(from, &[target], 20, Duration::from_millis(20)).unwrap();
+        let new = NewConnections::start(from, 100, move |_| Some(target));
+        sleep(Duration::from_secs(1));
+        let datagrams = datagrams.finish().unwrap();
+        println!("{datagrams}");
+        assert!(datagrams.is_clean(), "{datagrams}");
+        assert!(datagrams.sent > 2000, "{datagrams}");
+        assert_eq!((datagrams.at_server, datagrams.back), (datagrams.sent, datagrams.sent));
+        let held = held.finish();
+        assert!(held.is_clean() && held.connections == 20, "{held}");
+        let new = new.finish();
+        assert!(new.failed == 0 && new.ok > 50, "{new}");
+    }
+    assert_eq!(retransmissions::in_namespace(from).unwrap(), 0);
+    assert_eq!(retransmissions::in_namespace(lab.node(1).pod(1).netns()).unwrap(), 0);
+}
+
+#[test]
+fn datagrams_lost_or_doubled_are_counted() {
+    let run = |faults| {
+        let (lab, ledger, _server) = lab_with(faults);
+        let meter =
+            Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 3, 2000, &ledger).unwrap();
+        sleep(Duration::from_millis(500));
+        let report = meter.finish().unwrap();
+        assert!(report.sent > 100 && !report.is_clean(), "{report}");
+        report
+    };
+    let report = run(Faults { lose_request: Some(10), ..Faults::default() });
+    assert_eq!((report.lost_there, report.lost_back), (report.sent / 10, 0), "{report}");
+    let report = run(Faults { lose_reply: Some(10), ..Faults::default() });
+    assert_eq!((report.lost_there, report.lost_back), (0, report.sent / 10), "{report}");
+    let report = run(Faults { repeat_reply: Some(10), ..Faults::default() });
+    assert_eq!((report.doubled_there, report.doubled_back), (0, report.sent / 10), "{report}");
+}
+
+#[test]
+fn a_silent_port_is_seen_as_loss_and_error() {
+    let (lab, ledger, server) = lab_with(Faults::default());
+    drop(server);
+    let meter = Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 1, 100, &ledger).unwrap();
+    sleep(Duration::from_millis(200));
+    let report = meter.finish().unwrap();
+    assert_eq!((report.lost_there, report.back), (report.sent, 0), "{report}");
+    assert!(report.errors.keys().any(|error| error.contains("refused")), "{report}");
+}
+
+#[test]
+fn failed_and_slow_connections_are_counted() {
+    let (lab, _, _server) = lab_with(Faults { cut_connection: Some(10), ..Faults::default() });
+    let target = target(&lab, Family::V6);
+    let meter = NewConnections::start_bounded(lab.node(2).netns(), 500, 100, move |_| Some(target));
+    let report = meter.wait();
+    assert_eq!((report.ok, report.failed), (90, 10), "{report}");
+    assert_eq!(report.failures.len(), 10);
+
+    // A wire that is cut for a while makes the kernel send again: nothing fails, but it shows.
+    let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
+    let meter = NewConnections::start(lab.node(2).netns(), 100, move |_| Some(target));
+    sleep(Duration::from_millis(100));
+    lab.router().netlink(async |net| net.down("node-1").await).unwrap();
+    sleep(Duration::from_millis(400));
+    lab.router().netlink(async |net| net.up("node-1").await).unwrap();
+    sleep(Duration::from_millis(1500));
+    let (report, held) = (meter.finish(), held.finish());
+    println!("{report}\n{held}");
+    assert!(report.slow > 0 && !report.is_clean(), "{report}");
+    assert!(held.retransmitted_by_client > 0 && !held.is_clean(), "{held}");
+}
+
+#[test]
+fn broken_held_connections_are_counted() {
+    let (lab, _, server) = lab_with(Faults::default());
+    let target = target(&lab, Family::V4);
+    let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
+    sleep(Duration::from_millis(100));
+    drop(server);
+    sleep(Duration::from_millis(100));
+    let report = held.finish();
+    assert_eq!(report.broken.len(), 5, "{report}");
+    assert!(HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::ZERO).is_err());
+}
+
+#[test]
+fn a_hundred_megabytes_arrive_intact_both_ways() {
+    let (lab, _, _server) = lab_with(Faults::default());
+    for family in Family::BOTH {
+        let report = transfer(lab.node(2).netns(), target(&lab, family), 100_000_000).unwrap();
+        println!("{report:?}");
+    }
+}
+
+#[test]
+fn a_balancer_believes_the_health_port() {
+    let lab = Lab::builder().nodes(2).build().unwrap();
+    let ledger = Ledger::default();
+    let mut servers: Vec<_> = lab
+        .nodes()
+        .iter()
+        .map(|node| {
+            let identity = Identity { pod: "host".to_owned(), node: node.name.clone() };
+            Server::start_in(node.netns(), PORT, identity, Faults::default(), &ledger).unwrap()
+        })
+        .collect();
+    let targets = lab.nodes().iter().map(|node| {
+        let traffic = SocketAddr::new(node.address(Family::V4), PORT);
+        Target { node: node.name.clone(), traffic, health: traffic, path: "/healthz".to_owned() }
+    });
+    let timing = Timing { interval: Duration::from_millis(100), failures: 3 };
+    let balancer = Balancer::start(lab.client().netns(), targets.collect(), timing);
+    let chooser = balancer.chooser();
+    assert!(balancer.wait_for(&["node-1", "node-2"], Duration::from_secs(3)), "{:?}", balancer.changes());
+
+    let choose = chooser.clone();
+    let report =
+        NewConnections::start_bounded(lab.client().netns(), 500, 50, move |n| choose.choose(n)).wait();
+    assert_eq!(report.ok, 50, "{report}");
+    assert_eq!(report.by_target.values().collect::<Vec<_>>(), [&25, &25]);
+
+    let checks = balancer.checks();
+    drop(servers.remove(0));
+    assert!(balancer.wait_for(&["node-2"], Duration::from_secs(3)), "{:?}", balancer.changes());
+    assert!(balancer.checks() >= checks + 3, "out before the third failure");
+    let last = balancer.changes().pop().unwrap();
+    assert!(!last.healthy && last.node == "node-1" && last.answer.contains("refused"), "{last:?}");
+    let report =
+        NewConnections::start_bounded(lab.client().netns(), 500, 20, move |n| chooser.choose(n)).wait();
+    assert!(report.is_clean() && report.by_target.len() == 1, "{report}");
+}
