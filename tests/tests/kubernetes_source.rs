@@ -21,7 +21,8 @@ fn service(name: &str, ip: &str) -> String {
 }
 
 fn slice(service: &str, addresses: &[&str]) -> String {
-    let endpoints: Vec<_> = addresses.iter().map(|ip| format!("{{addresses: ['{ip}'], nodeName: here}}")).collect();
+    let endpoints: Vec<_> =
+        addresses.iter().map(|ip| format!("{{addresses: ['{ip}'], nodeName: here}}")).collect();
     format!(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {{name: {service}-1, labels: {{kubernetes.io/service-name: {service}}}}}\n\
@@ -78,7 +79,8 @@ impl Agent {
         let ports = self.index.desired().ports.iter();
         ports
             .map(|(key, port)| {
-                let endpoints: Vec<_> = port.cluster.iter().map(|endpoint| endpoint.address.to_string()).collect();
+                let endpoints: Vec<_> =
+                    port.cluster.iter().map(|endpoint| endpoint.address.to_string()).collect();
                 format!("{}={}", key.service.name, endpoints.join(","))
             })
             .collect()
@@ -98,7 +100,11 @@ impl Agent {
             }
         };
         let arrived = timeout(PATIENCE, waiting).await;
-        assert!(arrived.is_ok(), "expected {wanted:?}, seen {seen:?}, status {:?}", self.source.status().get());
+        assert!(
+            arrived.is_ok(),
+            "expected {wanted:?}, seen {seen:?}, status {:?}",
+            self.source.status().get()
+        );
         seen
     }
 
@@ -112,7 +118,10 @@ impl Agent {
     async fn status(&self, condition: impl FnMut(&Status) -> bool) -> Status {
         let mut status = self.source.status();
         let now = status.get();
-        timeout(PATIENCE, status.wait_for(condition)).await.unwrap_or_else(|_| panic!("status {now:?}")).unwrap()
+        timeout(PATIENCE, status.wait_for(condition))
+            .await
+            .unwrap_or_else(|_| panic!("status {now:?}"))
+            .unwrap()
     }
 }
 
@@ -184,7 +193,10 @@ async fn long_lists_come_in_pages() {
     let mut agent = Agent::with_kubeconfig(&server).await;
     let all: Vec<_> = (0..1_200).map(|i| format!("s{i:04}=")).collect();
     let seen = agent.expect(&all.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    assert!(seen.iter().all(|services| services.is_empty() || services.len() == 1_200), "a list counts as a whole");
+    assert!(
+        seen.iter().all(|services| services.is_empty() || services.len() == 1_200),
+        "a list counts as a whole"
+    );
     assert!(server.requests_with("continue=") >= 2);
 }
 

@@ -41,14 +41,19 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let query = parse_query(request.uri().query().unwrap_or_default());
-    shared.state().requests.push(format!("{} {path}?{}", request.method(), request.uri().query().unwrap_or_default()));
+    shared.state().requests.push(format!(
+        "{} {path}?{}",
+        request.method(),
+        request.uri().query().unwrap_or_default()
+    ));
     if !authorized(&shared, &request) {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized");
     }
     let mut parts: Vec<&str> = path.split('/').collect();
     let last = parts.pop().unwrap_or_default();
     if request.method() == Method::POST && last == "events" {
-        let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let body =
+            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let Ok(event) = serde_json::from_slice::<Value>(&body) else {
             return failure(StatusCode::BAD_REQUEST, "not JSON");
         };

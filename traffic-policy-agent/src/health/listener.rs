@@ -86,7 +86,9 @@ impl Drop for Served {
 #[must_use]
 pub fn serve_address(address: SocketAddr) -> SocketAddr {
     match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port())
+        }
         _ => address,
     }
 }

@@ -136,8 +136,9 @@ impl Index {
         let mut settle = BTreeSet::new();
         for name in std::mem::take(&mut self.dirty) {
             let wanted = self.services.get(&name).map(|service| {
-                let slices = self.slices_of.get(&name).into_iter().flatten().filter_map(|s| self.slices.get(s));
-                reduce::wanted(service, slices, &self.context)
+                let slices = self.slices_of.get(&name).into_iter().flatten();
+                let slices: Vec<_> = slices.filter_map(|slice| self.slices.get(slice)).collect();
+                reduce::wanted(service, &slices, &self.context)
             });
             self.replace(name, wanted, &mut settle);
         }
@@ -258,12 +259,7 @@ impl Index {
 
 /// Not after any key of this Service.
 fn first_key(name: &ServiceName) -> ServicePortKey {
-    ServicePortKey {
-        service: name.clone(),
-        port: String::new(),
-        protocol: Protocol::Tcp,
-        ipv6: false,
-    }
+    ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
 }
 
 fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -> String {

@@ -48,7 +48,11 @@ impl Kubernetes {
         tasks.spawn(watch::run(
             Api::all(client.clone()),
             labelled.clone(),
-            watch::Kind { plural: "Services", convert: |s: &Service| convert::service(s), update: Update::Service },
+            watch::Kind {
+                plural: "Services",
+                convert: |s: &Service| convert::service(s),
+                update: Update::Service,
+            },
             sink.clone(),
         ));
         tasks.spawn(watch::run(

@@ -102,7 +102,8 @@ impl Manifests {
                         status.synced();
                     }
                     Ok(Err(mistakes)) => {
-                        let keeps = if synced { "the last good state stays" } else { "waiting, nothing is written" };
+                        let keeps =
+                            if synced { "the last good state stays" } else { "waiting, nothing is written" };
                         status.mistake("manifests", format!("{mistakes} ({keeps})"));
                     }
                     Err(error) => status.mistake("manifests", format!("reading failed: {error}")),

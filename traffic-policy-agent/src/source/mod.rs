@@ -26,7 +26,10 @@ pub enum Change<T> {
     Apply(T),
     Delete(ServiceName),
     /// All objects of the kind, after a list. `unreadable` ones exist too, and stay as they were last understood.
-    Reset { objects: Vec<T>, unreadable: Vec<ServiceName> },
+    Reset {
+        objects: Vec<T>,
+        unreadable: Vec<ServiceName>,
+    },
 }
 
 #[derive(Debug)]

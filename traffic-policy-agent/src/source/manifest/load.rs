@@ -90,7 +90,9 @@ impl Loader {
     fn document(&mut self, place: &str, prefix: &str, value: Value) {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
-        let list_of = kind.strip_suffix("List").filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node"));
+        let list_of = kind
+            .strip_suffix("List")
+            .filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node"));
         if let Some(item_kind) = list_of {
             self.list(place, prefix, &value, &api_version, item_kind);
             return;
