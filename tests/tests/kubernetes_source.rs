@@ -1,5 +1,7 @@
 //! The Kubernetes source against an API server with the faults of real ones.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{fs, time::Duration};
 
 use tempfile::TempDir;
