@@ -10,7 +10,7 @@ use traffic_policy_agent::{
     model::{Index, NodeInput, ServiceName},
     source::{Access, Kubernetes, ServiceEvent, Source, Status},
 };
-use traffic_policy_tests::api_server::{ApiServer, Kind};
+use traffic_policy_tests::api_server::{ApiServer, Certificate, Kind};
 
 /// Longer than the source's longest pause between two tries that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -352,6 +352,29 @@ async fn events_are_posted_about_the_service() {
     assert_eq!(event["regarding"]["name"], "web");
     assert_eq!(event["regarding"]["uid"], "uid-of-web", "kubectl describe finds events by it");
     assert_eq!(event["metadata"]["namespace"], "default");
+}
+
+/// An API server is given by its address, but its certificate carries the name that every cluster uses.
+#[tokio::test]
+async fn tls_is_checked_against_the_name_of_the_api_server() {
+    for (name, trusted) in [("kubernetes.default.svc", true), ("example.org", false)] {
+        let certificate = Certificate::for_name(name).unwrap();
+        let files = tempfile::tempdir().unwrap();
+        fs::write(files.path().join("token"), "t").unwrap();
+        fs::write(files.path().join("ca.crt"), &certificate.pem).unwrap();
+        let server = ApiServer::start_tls(certificate).await.unwrap();
+        server.apply(&service("a", "10.96.0.1")).unwrap();
+        let service_account = files.path().to_owned();
+        let access = Access::InCluster { api_server: Some(server.url()), service_account };
+        let mut agent = Agent::start(access, files).await;
+        if trusted {
+            agent.expect(&["a="]).await;
+        } else {
+            let status = agent.status(|status| !status.troubles.is_empty()).await;
+            assert!(status.troubles["API server"].contains("certificate"), "{status:?}");
+            assert!(!agent.index.is_synced());
+        }
+    }
 }
 
 #[tokio::test]
