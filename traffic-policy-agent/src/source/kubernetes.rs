@@ -77,6 +77,6 @@ impl Kubernetes {
         ));
         let (events, poster) = events::channel(client, self.node_name);
         tasks.spawn(poster);
-        Ok(Source { updates, status, events, _tasks: tasks })
+        Ok(Source { updates, status, events, tasks })
     }
 }

@@ -48,7 +48,7 @@ impl Manifests {
         let (writer, status) = StatusWriter::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(self.follow(sender, writer));
-        Source { updates, status, events: ServiceEvents::nowhere(), _tasks: tasks }
+        Source { updates, status, events: ServiceEvents::nowhere(), tasks }
     }
 
     /// Reads the folder once.
