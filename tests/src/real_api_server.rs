@@ -54,6 +54,7 @@ impl RealApiServer {
                 .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
                 .arg(format!("--secure-port={port}"))
                 .arg("--bind-address=127.0.0.1")
+                .arg("--advertise-address=127.0.0.1")
                 .arg(format!("--cert-dir={}", server.path("certificates").display()))
                 .arg(format!("--token-auth-file={}", server.path("tokens.csv").display()))
                 .arg("--authorization-mode=RBAC")

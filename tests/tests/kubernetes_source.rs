@@ -183,6 +183,10 @@ async fn changes_are_followed() {
     server.apply(&service("web", "10.96.0.1").replace("clusterIP: 10.96.0.1", "clusterIP: None")).unwrap();
     agent.expect(&[]).await;
     assert_eq!(server.lists_of(Kind::Service), 1, "all of it came by the watch");
+    // What is not for this proxy is not even sent: a cluster may have many headless Services.
+    let selector =
+        "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
+    assert!(server.requests_with(selector) >= 4);
 }
 
 #[tokio::test]
@@ -292,10 +296,11 @@ async fn a_bad_object_stops_nobody_else() {
     assert!(status.troubles["Services default/a"].contains("spec.externalTrafficPolicy"), "{status:?}");
 
     // Also over a relist; and it can be deleted, or mended.
-    server.compact();
     server.cut_watches();
     server.apply(&service("c", "10.96.0.3")).unwrap();
+    server.compact();
     let seen = agent.expect(&["a=", "b=", "c="]).await;
+    assert_eq!(server.lists_of(Kind::Service), 2);
     assert!(seen.iter().all(|services| services.contains(&"a=".to_owned())), "{seen:?}");
     server.delete(Kind::Service, "default", "a");
     server.apply(&service("never", "10.96.0.9")).unwrap();

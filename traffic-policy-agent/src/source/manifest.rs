@@ -265,6 +265,8 @@ mod tests {
         fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
         let mut followed = Followed::start(folder);
         followed.expect(&["a"]).await;
+        // That the files were read is no reason to read them again.
+        assert!(timeout(PATIENCE * 2, followed.source.next()).await.is_err());
 
         // As editors save: a temporary file, renamed over the old one.
         fs::write(path.join(".b.yaml.tmp"), service("b", "10.96.0.2")).unwrap();
