@@ -84,20 +84,14 @@ impl Drop for Served {
     }
 }
 
-/// `address` as it is served: the unspecified IPv4 address stands for both families, as in kube-proxy.
-#[must_use]
-pub fn serve_address(address: SocketAddr) -> SocketAddr {
-    match address.ip() {
+/// Listens on both families if the address is unspecified, as kube-proxy does, else on that address only.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let dual = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => {
             SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port())
         }
         _ => address,
-    }
-}
-
-/// Listens on both families if the address is unspecified, else on that address only.
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let dual = serve_address(address);
+    };
     match listen(dual) {
         // The kernel has no IPv6.
         Err(error)
