@@ -5,6 +5,7 @@
 
 mod http;
 mod store;
+mod tls;
 
 use std::{
     collections::BTreeSet,
@@ -19,12 +20,14 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 pub use self::store::Kind;
 use self::store::Store;
+pub use self::tls::Certificate;
 
 /// A running server. All of it is forgotten when dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
+    certificate: Option<Certificate>,
     running: Option<JoinHandle<()>>,
 }
 
@@ -62,22 +65,42 @@ impl Shared {
 }
 
 impl ApiServer {
-    /// Starts an empty server on a free port of the loopback address.
+    /// Starts an empty server on a free port of the loopback address, without TLS.
     ///
     /// # Errors
     ///
     /// If there is no free port.
     pub async fn start() -> Result<Self> {
+        Self::start_with(None).await
+    }
+
+    /// Like [`Self::start`], with TLS.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free port.
+    pub async fn start_tls(certificate: Certificate) -> Result<Self> {
+        Self::start_with(Some(certificate)).await
+    }
+
+    async fn start_with(certificate: Option<Certificate>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared { state: Mutex::default(), changed: watch::channel(0).0 });
-        let running = Some(tokio::spawn(http::serve(listener, Arc::clone(&shared))));
-        Ok(Self { shared, address, running })
+        let mut server = Self { shared, address, certificate, running: None };
+        server.run(listener);
+        Ok(server)
+    }
+
+    fn run(&mut self, listener: TcpListener) {
+        let acceptor = self.certificate.as_ref().map(Certificate::acceptor);
+        self.running = Some(tokio::spawn(http::serve(listener, acceptor, Arc::clone(&self.shared))));
     }
 
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
     }
 
     /// Adds or replaces the objects of a YAML text with one or more documents.
@@ -145,7 +168,7 @@ impl ApiServer {
     pub async fn restart(&mut self) -> io::Result<()> {
         self.stop().await;
         let listener = TcpListener::bind(self.address).await?;
-        self.running = Some(tokio::spawn(http::serve(listener, Arc::clone(&self.shared))));
+        self.run(listener);
         Ok(())
     }
 

@@ -35,7 +35,8 @@ pub fn run(path: &Path) -> Result<()> {
     let mut run = Run::new()?;
     let mut unmet = String::new();
     for (i, section) in sections.iter_mut().enumerate() {
-        let Some(found) = run.section(section).with_context(|| format!("section {}: {}", i + 1, section.command))?
+        let Some(found) =
+            run.section(section).with_context(|| format!("section {}: {}", i + 1, section.command))?
         else {
             continue;
         };
@@ -143,7 +144,8 @@ fn changes(changes: &Changes) -> String {
         let family = if key.ipv6 { "IPv6" } else { "IPv4" };
         text.push_str(&format!("{} {} {} {family}\n", key.service, key.port, key.protocol));
     }
-    let others = [(changes.health, "health"), (changes.node_eligible, "node"), (changes.warnings, "warnings")];
+    let others =
+        [(changes.health, "health"), (changes.node_eligible, "node"), (changes.warnings, "warnings")];
     for (_, name) in others.iter().filter(|(changed, _)| *changed) {
         text.push_str(&format!("{name}\n"));
     }

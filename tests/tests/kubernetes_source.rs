@@ -1,5 +1,7 @@
 //! The Kubernetes source against an API server with the faults of real ones.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{fs, time::Duration};
 
 use tempfile::TempDir;
@@ -8,7 +10,7 @@ use traffic_policy_agent::{
     model::{Index, NodeInput, ServiceName},
     source::{Access, Kubernetes, ServiceEvent, Source, Status},
 };
-use traffic_policy_tests::api_server::{ApiServer, Kind};
+use traffic_policy_tests::api_server::{ApiServer, Certificate, Kind};
 
 /// Longer than the source's longest pause between two tries that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -21,7 +23,8 @@ fn service(name: &str, ip: &str) -> String {
 }
 
 fn slice(service: &str, addresses: &[&str]) -> String {
-    let endpoints: Vec<_> = addresses.iter().map(|ip| format!("{{addresses: ['{ip}'], nodeName: here}}")).collect();
+    let endpoints: Vec<_> =
+        addresses.iter().map(|ip| format!("{{addresses: ['{ip}'], nodeName: here}}")).collect();
     format!(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {{name: {service}-1, labels: {{kubernetes.io/service-name: {service}}}}}\n\
@@ -78,7 +81,8 @@ impl Agent {
         let ports = self.index.desired().ports.iter();
         ports
             .map(|(key, port)| {
-                let endpoints: Vec<_> = port.cluster.iter().map(|endpoint| endpoint.address.to_string()).collect();
+                let endpoints: Vec<_> =
+                    port.cluster.iter().map(|endpoint| endpoint.address.to_string()).collect();
                 format!("{}={}", key.service.name, endpoints.join(","))
             })
             .collect()
@@ -98,7 +102,11 @@ impl Agent {
             }
         };
         let arrived = timeout(PATIENCE, waiting).await;
-        assert!(arrived.is_ok(), "expected {wanted:?}, seen {seen:?}, status {:?}", self.source.status().get());
+        assert!(
+            arrived.is_ok(),
+            "expected {wanted:?}, seen {seen:?}, status {:?}",
+            self.source.status().get()
+        );
         seen
     }
 
@@ -112,7 +120,10 @@ impl Agent {
     async fn status(&self, condition: impl FnMut(&Status) -> bool) -> Status {
         let mut status = self.source.status();
         let now = status.get();
-        timeout(PATIENCE, status.wait_for(condition)).await.unwrap_or_else(|_| panic!("status {now:?}")).unwrap()
+        timeout(PATIENCE, status.wait_for(condition))
+            .await
+            .unwrap_or_else(|_| panic!("status {now:?}"))
+            .unwrap()
     }
 }
 
@@ -172,6 +183,10 @@ async fn changes_are_followed() {
     server.apply(&service("web", "10.96.0.1").replace("clusterIP: 10.96.0.1", "clusterIP: None")).unwrap();
     agent.expect(&[]).await;
     assert_eq!(server.lists_of(Kind::Service), 1, "all of it came by the watch");
+    // What is not for this proxy is not even sent: a cluster may have many headless Services.
+    let selector =
+        "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
+    assert!(server.requests_with(selector) >= 4);
 }
 
 #[tokio::test]
@@ -184,7 +199,10 @@ async fn long_lists_come_in_pages() {
     let mut agent = Agent::with_kubeconfig(&server).await;
     let all: Vec<_> = (0..1_200).map(|i| format!("s{i:04}=")).collect();
     let seen = agent.expect(&all.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    assert!(seen.iter().all(|services| services.is_empty() || services.len() == 1_200), "a list counts as a whole");
+    assert!(
+        seen.iter().all(|services| services.is_empty() || services.len() == 1_200),
+        "a list counts as a whole"
+    );
     assert!(server.requests_with("continue=") >= 2);
 }
 
@@ -278,10 +296,11 @@ async fn a_bad_object_stops_nobody_else() {
     assert!(status.troubles["Services default/a"].contains("spec.externalTrafficPolicy"), "{status:?}");
 
     // Also over a relist; and it can be deleted, or mended.
-    server.compact();
     server.cut_watches();
     server.apply(&service("c", "10.96.0.3")).unwrap();
+    server.compact();
     let seen = agent.expect(&["a=", "b=", "c="]).await;
+    assert_eq!(server.lists_of(Kind::Service), 2);
     assert!(seen.iter().all(|services| services.contains(&"a=".to_owned())), "{seen:?}");
     server.delete(Kind::Service, "default", "a");
     server.apply(&service("never", "10.96.0.9")).unwrap();
@@ -338,6 +357,29 @@ async fn events_are_posted_about_the_service() {
     assert_eq!(event["regarding"]["name"], "web");
     assert_eq!(event["regarding"]["uid"], "uid-of-web", "kubectl describe finds events by it");
     assert_eq!(event["metadata"]["namespace"], "default");
+}
+
+/// An API server is given by its address, but its certificate carries the name that every cluster uses.
+#[tokio::test]
+async fn tls_is_checked_against_the_name_of_the_api_server() {
+    for (name, trusted) in [("kubernetes.default.svc", true), ("example.org", false)] {
+        let certificate = Certificate::for_name(name).unwrap();
+        let files = tempfile::tempdir().unwrap();
+        fs::write(files.path().join("token"), "t").unwrap();
+        fs::write(files.path().join("ca.crt"), &certificate.pem).unwrap();
+        let server = ApiServer::start_tls(certificate).await.unwrap();
+        server.apply(&service("a", "10.96.0.1")).unwrap();
+        let service_account = files.path().to_owned();
+        let access = Access::InCluster { api_server: Some(server.url()), service_account };
+        let mut agent = Agent::start(access, files).await;
+        if trusted {
+            agent.expect(&["a="]).await;
+        } else {
+            let status = agent.status(|status| !status.troubles.is_empty()).await;
+            assert!(status.troubles["API server"].contains("certificate"), "{status:?}");
+            assert!(!agent.index.is_synced());
+        }
+    }
 }
 
 #[tokio::test]

@@ -17,5 +17,11 @@ fn scripts() {
             failures.push(format!("{}: {error:#}", path.display()));
         }
     }
-    assert!(failures.is_empty(), "{} of {} scripts failed\n{}", failures.len(), paths.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {} scripts failed\n{}",
+        failures.len(),
+        paths.len(),
+        failures.join("\n")
+    );
 }

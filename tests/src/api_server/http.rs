@@ -8,12 +8,14 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Frame, Incoming},
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+    rt,
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinSet};
+use tokio_rustls::TlsAcceptor;
 
 use super::{
     Shared,
@@ -23,32 +25,48 @@ use super::{
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Serves until it is aborted; its connections break with it.
-pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+pub(super) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        let shared = Arc::clone(&shared);
+        let (tls, shared) = (tls.clone(), Arc::clone(&shared));
         connections.spawn(async move {
-            let service = service_fn(|request| {
-                let shared = Arc::clone(&shared);
-                async { Ok::<_, Infallible>(answer(shared, request).await) }
-            });
-            // A client that breaks off is no fault of the server.
-            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            match tls {
+                None => connection(TokioIo::new(stream), shared).await,
+                Some(tls) => {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        connection(TokioIo::new(stream), shared).await;
+                    }
+                }
+            }
         });
     }
+}
+
+async fn connection(io: impl rt::Read + rt::Write + Unpin, shared: Arc<Shared>) {
+    let service = service_fn(|request| {
+        let shared = Arc::clone(&shared);
+        async { Ok::<_, Infallible>(answer(shared, request).await) }
+    });
+    // A client that breaks off is no fault of the server.
+    let _ = http1::Builder::new().serve_connection(io, service).await;
 }
 
 async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let query = parse_query(request.uri().query().unwrap_or_default());
-    shared.state().requests.push(format!("{} {path}?{}", request.method(), request.uri().query().unwrap_or_default()));
+    shared.state().requests.push(format!(
+        "{} {path}?{}",
+        request.method(),
+        request.uri().query().unwrap_or_default()
+    ));
     if !authorized(&shared, &request) {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized");
     }
     let mut parts: Vec<&str> = path.split('/').collect();
     let last = parts.pop().unwrap_or_default();
     if request.method() == Method::POST && last == "events" {
-        let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let body =
+            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let Ok(event) = serde_json::from_slice::<Value>(&body) else {
             return failure(StatusCode::BAD_REQUEST, "not JSON");
         };

@@ -125,16 +125,28 @@ impl Store {
     }
 
     /// The objects from the `start`th on, at most `limit`, and whether there are more.
-    pub(super) fn page(&self, kind: Kind, selection: &Selection, start: usize, limit: usize) -> (Vec<Value>, bool) {
+    pub(super) fn page(
+        &self,
+        kind: Kind,
+        selection: &Selection,
+        start: usize,
+        limit: usize,
+    ) -> (Vec<Value>, bool) {
         let objects = self.objects.iter().filter(|((of, ..), object)| *of == kind && selection.takes(object));
-        let mut page: Vec<_> = objects.skip(start).take(limit.saturating_add(1)).map(|(_, o)| o.clone()).collect();
+        let mut page: Vec<_> =
+            objects.skip(start).take(limit.saturating_add(1)).map(|(_, o)| o.clone()).collect();
         let more = page.len() > limit;
         page.truncate(limit);
         (page, more)
     }
 
     /// The watch events after a version, as they are for who sees only the selection, and the version they end at.
-    pub(super) fn events(&self, kind: Kind, selection: &Selection, after: u64) -> Result<(Vec<Value>, u64), Gone> {
+    pub(super) fn events(
+        &self,
+        kind: Kind,
+        selection: &Selection,
+        after: u64,
+    ) -> Result<(Vec<Value>, u64), Gone> {
         if after < self.compacted {
             return Err(Gone);
         }

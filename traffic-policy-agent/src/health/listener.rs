@@ -35,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Connections at once on one port; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
 
-/// A listening port and its task.
+/// A listening port and its task. Dropping it closes the port, a little later.
 #[derive(Debug)]
 pub struct Served {
     address: SocketAddr,
@@ -43,15 +43,17 @@ pub struct Served {
     task: JoinHandle<()>,
 }
 
-pub(super) type Answer = Response<Full<Bytes>>;
+/// A whole answer.
+pub type Answer = Response<Full<Bytes>>;
 
 impl Served {
-    /// Listens on `address`, and answers every request with what `answer` says.
+    /// Listens on `address` (the unspecified IPv4 address stands for both families), and answers every request with
+    /// what `answer` says.
     ///
     /// # Errors
     ///
     /// If the address cannot be listened on, most often because it is taken.
-    pub(super) fn start(
+    pub fn start(
         address: SocketAddr,
         answer: impl Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
     ) -> io::Result<Self> {
@@ -82,18 +84,14 @@ impl Drop for Served {
     }
 }
 
-/// `address` as it is served: the unspecified IPv4 address stands for both families, as in kube-proxy.
-#[must_use]
-pub fn serve_address(address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
-        _ => address,
-    }
-}
-
-/// Listens on both families if the address is unspecified, else on that address only.
+/// Listens on both families if the address is unspecified, as kube-proxy does, else on that address only.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let dual = serve_address(address);
+    let dual = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port())
+        }
+        _ => address,
+    };
     match listen(dual) {
         // The kernel has no IPv6.
         Err(error)

@@ -10,6 +10,6 @@ mod listener;
 mod proxy;
 mod service;
 
-pub use listener::{Served, serve_address};
+pub use listener::{Answer, Served};
 pub use proxy::{HealthzServer, ProxyHealth};
 pub use service::{ListenFailure, ServiceHealth};

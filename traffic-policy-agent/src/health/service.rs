@@ -77,10 +77,13 @@ impl ServiceHealth {
         let unwanted: Vec<_> = self
             .open
             .iter()
-            .filter(|(name, served)| checks.get(name).is_none_or(|check| check.port != served.address().port()))
+            .filter(|(name, served)| {
+                checks.get(name).is_none_or(|check| check.port != served.address().port())
+            })
             .map(|(name, _)| name.clone())
             .collect();
-        let unwanted: Vec<_> = unwanted.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
+        let unwanted: Vec<_> =
+            unwanted.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
         for (name, served) in unwanted {
             info!(service = %name, port = served.address().port(), "closing health check port");
             served.close().await;
@@ -235,7 +238,10 @@ mod tests {
         assert_eq!(failures.len(), 1);
         assert_eq!((&failures[0].service, failures[0].port), (&name("svc"), port));
         let message = failures[0].message("here");
-        assert!(message.starts_with("node here failed to start healthcheck \"ns/svc\" on port "), "{message}");
+        assert!(
+            message.starts_with("node here failed to start healthcheck \"ns/svc\" on port "),
+            "{message}"
+        );
         assert!(!refused(free).await, "other Services are not touched");
 
         assert!(health.update(&wanted).await.is_empty());

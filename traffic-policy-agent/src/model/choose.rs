@@ -36,8 +36,12 @@ impl<'a> Candidates<'a> {
 
     /// For policy Cluster: ready endpoints, narrowed by topology; if there is none, terminating ones that still serve.
     pub(super) fn cluster(&self, place: Place<'_>) -> Vec<Endpoint> {
-        let mut ready: Vec<_> =
-            self.0.iter().filter(|(_, (endpoint, _))| endpoint.ready).map(|(a, (e, l))| (*a, *e, *l)).collect();
+        let mut ready: Vec<_> = self
+            .0
+            .iter()
+            .filter(|(_, (endpoint, _))| endpoint.ready)
+            .map(|(a, (e, l))| (*a, *e, *l))
+            .collect();
         if ready.is_empty() {
             return sorted(self.draining().map(|(address, local)| Endpoint { address, local }));
         }
@@ -57,9 +61,7 @@ impl<'a> Candidates<'a> {
             return ready;
         }
         sorted(
-            self.draining()
-                .filter(|(_, local)| *local)
-                .map(|(address, local)| Endpoint { address, local }),
+            self.draining().filter(|(_, local)| *local).map(|(address, local)| Endpoint { address, local }),
         )
     }
 
@@ -78,10 +80,7 @@ impl<'a> Candidates<'a> {
     }
 
     pub(super) fn ready_local(&self) -> impl Iterator<Item = SocketAddr> + '_ {
-        self.0
-            .iter()
-            .filter(|(_, (endpoint, local))| *local && endpoint.ready)
-            .map(|(&address, _)| address)
+        self.0.iter().filter(|(_, (endpoint, local))| *local && endpoint.ready).map(|(&address, _)| address)
     }
 
     fn draining(&self) -> impl Iterator<Item = (SocketAddr, bool)> + '_ {
@@ -95,11 +94,15 @@ impl<'a> Candidates<'a> {
 /// Same node first, then same zone. One endpoint without a hint of a kind turns that kind off, and so does a hint set
 /// that never names this node or zone: rather all endpoints than none.
 fn narrow(ready: &mut Vec<(SocketAddr, &SliceEndpoint, bool)>, place: Place<'_>) {
-    let for_node = |endpoint: &SliceEndpoint| endpoint.for_nodes.iter().any(|node| **node == *place.node_name);
-    let for_zone = |endpoint: &SliceEndpoint| endpoint.for_zones.iter().any(|zone| Some(&**zone) == place.zone);
+    let for_node =
+        |endpoint: &SliceEndpoint| endpoint.for_nodes.iter().any(|node| **node == *place.node_name);
+    let for_zone =
+        |endpoint: &SliceEndpoint| endpoint.for_zones.iter().any(|zone| Some(&**zone) == place.zone);
     if ready.iter().all(|(_, e, _)| !e.for_nodes.is_empty()) && ready.iter().any(|(_, e, _)| for_node(e)) {
         ready.retain(|(_, endpoint, _)| for_node(endpoint));
-    } else if ready.iter().all(|(_, e, _)| !e.for_zones.is_empty()) && ready.iter().any(|(_, e, _)| for_zone(e)) {
+    } else if ready.iter().all(|(_, e, _)| !e.for_zones.is_empty())
+        && ready.iter().any(|(_, e, _)| for_zone(e))
+    {
         ready.retain(|(_, endpoint, _)| for_zone(endpoint));
     }
 }
@@ -125,15 +128,18 @@ mod tests {
         (0u8..6, node, any::<[bool; 3]>(), hint("here"), hint("zone-a")).prop_map(
             |(last, node, [ready, serving, terminating], for_node, for_zone)| {
                 let address = SocketAddr::from(([10, 0, 0, last], 80));
-                (address, SliceEndpoint {
-                    address: address.ip(),
-                    node_name: node.map(Into::into),
-                    ready,
-                    serving,
-                    terminating,
-                    for_zones: for_zone.map(Into::into).into_iter().collect(),
-                    for_nodes: for_node.map(Into::into).into_iter().collect(),
-                })
+                (
+                    address,
+                    SliceEndpoint {
+                        address: address.ip(),
+                        node_name: node.map(Into::into),
+                        ready,
+                        serving,
+                        terminating,
+                        for_zones: for_zone.map(Into::into).into_iter().collect(),
+                        for_nodes: for_node.map(Into::into).into_iter().collect(),
+                    },
+                )
             },
         )
     }

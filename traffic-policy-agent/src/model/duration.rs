@@ -35,10 +35,13 @@ mod tests {
 
     #[test]
     fn as_users_write_them() {
-        for (text, seconds) in [("30s", 30.0), ("1m", 60.0), ("1m30s", 90.0), ("500ms", 0.5), ("0", 0.0), (" 0s", 0.0)] {
+        for (text, seconds) in
+            [("30s", 30.0), ("1m", 60.0), ("1m30s", 90.0), ("500ms", 0.5), ("0", 0.0), (" 0s", 0.0)]
+        {
             assert_eq!(parse_duration(text), Some(Duration::from_secs_f64(seconds)), "{text}");
         }
-        for text in ["", "30", "s", "-1s", "1d", "1.5s", "1s2", "99999999999999999999s", "9999999999999999h"] {
+        for text in ["", "30", "s", "-1s", "1d", "1.5s", "1s2", "99999999999999999999s", "9999999999999999h"]
+        {
             assert_eq!(parse_duration(text), None, "{text}");
         }
     }

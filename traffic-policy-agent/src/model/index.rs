@@ -53,6 +53,9 @@ pub struct Index {
     slices: BTreeMap<ServiceName, EndpointSlice>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     nodes: BTreeMap<String, Node>,
+    /// Nodes that were deleted, as they were last. The machine of the own Node still runs, and its addresses are still
+    /// its own: traffic goes on.
+    deleted_nodes: BTreeMap<String, Node>,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
@@ -115,10 +118,15 @@ impl Index {
         self.synced
     }
 
-    /// The addresses of a Node object, at most one of each family: what node-port addresses `primary` means.
+    /// The addresses of a Node object, at most one of each family: what node-port addresses `primary` means. Those of
+    /// a deleted Node are remembered.
     #[must_use]
     pub fn node_addresses(&self, node_name: &str) -> &[IpAddr] {
-        self.nodes.get(node_name).map_or(&[], |node| &node.addresses)
+        self.last_known_node(node_name).map_or(&[], |node| &node.addresses)
+    }
+
+    fn last_known_node(&self, node_name: &str) -> Option<&Node> {
+        self.nodes.get(node_name).or_else(|| self.deleted_nodes.get(node_name))
     }
 
     /// The desired state as of the last [`Index::update`].
@@ -136,8 +144,9 @@ impl Index {
         let mut settle = BTreeSet::new();
         for name in std::mem::take(&mut self.dirty) {
             let wanted = self.services.get(&name).map(|service| {
-                let slices = self.slices_of.get(&name).into_iter().flatten().filter_map(|s| self.slices.get(s));
-                reduce::wanted(service, slices, &self.context)
+                let slices = self.slices_of.get(&name).into_iter().flatten();
+                let slices: Vec<_> = slices.filter_map(|slice| self.slices.get(slice)).collect();
+                reduce::wanted(service, &slices, &self.context)
             });
             self.replace(name, wanted, &mut settle);
         }
@@ -148,12 +157,13 @@ impl Index {
     }
 
     fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) {
-        let node = self.nodes.get(&input.node_name);
+        let last_known = self.last_known_node(&input.node_name);
         let context = Context {
             input: input.clone(),
-            zone: node.and_then(|node| node.zone.clone()),
-            primary: node.map(|node| node.addresses.clone()).unwrap_or_default(),
+            zone: last_known.and_then(|node| node.zone.clone()),
+            primary: last_known.map(|node| node.addresses.clone()).unwrap_or_default(),
         };
+        let node = self.nodes.get(&input.node_name);
         let eligible = node.is_some_and(|node| !node.leaving);
         let warning = node.is_none().then(|| {
             format!(
@@ -258,12 +268,7 @@ impl Index {
 
 /// Not after any key of this Service.
 fn first_key(name: &ServiceName) -> ServicePortKey {
-    ServicePortKey {
-        service: name.clone(),
-        port: String::new(),
-        protocol: Protocol::Tcp,
-        ipv6: false,
-    }
+    ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
 }
 
 fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -> String {
@@ -357,7 +362,9 @@ impl Indexed for Node {
     }
 
     fn delete(name: &ServiceName, index: &mut Index) -> bool {
-        index.nodes.remove(&name.name).is_some()
+        let Some(node) = index.nodes.remove(&name.name) else { return false };
+        index.deleted_nodes.insert(node.name.clone(), node);
+        true
     }
 
     fn name(&self) -> ServiceName {

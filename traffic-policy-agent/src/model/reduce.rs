@@ -37,14 +37,10 @@ pub(super) struct Wanted {
     pub(super) warnings: BTreeSet<String>,
 }
 
-pub(super) fn wanted<'a>(
-    service: &Service,
-    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
-    context: &Context,
-) -> Wanted {
+pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Context) -> Wanted {
     let mut wanted = Wanted::default();
     wanted.warnings.extend(service.problems.iter().cloned());
-    wanted.warnings.extend(slices.clone().flat_map(|slice| slice.problems.iter().cloned()));
+    wanted.warnings.extend(slices.iter().flat_map(|slice| slice.problems.iter().cloned()));
 
     let mut local_endpoints = 0;
     for ipv6 in [false, true] {
@@ -56,7 +52,7 @@ pub(super) fn wanted<'a>(
         }
         let mut ready_here = BTreeSet::new();
         for port in &service.ports {
-            let candidates = candidates(port, ipv6, slices.clone(), context.place());
+            let candidates = candidates(port, ipv6, slices, context.place());
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));
             let key = ServicePortKey {
                 service: service.name.clone(),
@@ -79,14 +75,9 @@ pub(super) fn wanted<'a>(
 }
 
 /// Ports are matched by name and protocol, never by number: slices of one Service may give different numbers.
-fn candidates<'a>(
-    port: &Port,
-    ipv6: bool,
-    slices: impl Iterator<Item = &'a EndpointSlice>,
-    place: Place<'_>,
-) -> Candidates<'a> {
+fn candidates<'a>(port: &Port, ipv6: bool, slices: &[&'a EndpointSlice], place: Place<'_>) -> Candidates<'a> {
     let mut candidates = Candidates::default();
-    for slice in slices.filter(|slice| slice.ipv6 == ipv6) {
+    for slice in slices.iter().filter(|slice| slice.ipv6 == ipv6) {
         let matches = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
         for slice_port in matches {
             for endpoint in &slice.endpoints {
@@ -112,8 +103,8 @@ fn service_port(
     let external_policy = if policy_counts { service.external_policy } else { Policy::Cluster };
 
     let cluster_used = service.internal_policy == Policy::Cluster || externally_reached;
-    let local_used = service.internal_policy == Policy::Local
-        || (external_policy == Policy::Local && externally_reached);
+    let local_used =
+        service.internal_policy == Policy::Local || (external_policy == Policy::Local && externally_reached);
     ServicePort {
         external_policy,
         internal_policy: service.internal_policy,
@@ -131,8 +122,7 @@ fn service_port(
 /// One frontend for each address: where an address is given twice, the kind that restricts more stands, so that
 /// naming a load balancer's address as external IP too does not open it to every source.
 fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> BTreeSet<Frontend> {
-    let node_ports: &[IpAddr] =
-        if port.node_port == 0 { &[] } else { &context.input.node_port_addresses };
+    let node_ports: &[IpAddr] = if port.node_port == 0 { &[] } else { &context.input.node_port_addresses };
     let mut seen = BTreeSet::new();
     let mut frontends = BTreeSet::new();
     for (kind, addresses, number) in [

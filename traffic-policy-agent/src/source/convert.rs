@@ -23,7 +23,8 @@ use crate::model::{
 /// Services and EndpointSlices with these labels belong to no proxy, or to another one.
 pub(super) const LABEL_SELECTOR: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
-const FOREIGN_LABELS: [&str; 2] = ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
+const FOREIGN_LABELS: [&str; 2] =
+    ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
@@ -67,7 +68,9 @@ pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>
         Some("NodePort") => object::ServiceType::NodePort,
         Some("LoadBalancer") => object::ServiceType::LoadBalancer,
         Some("ExternalName") => return Ok(None),
-        Some(other) => return Err(unknown("spec.type", other, "ClusterIP, NodePort, LoadBalancer or ExternalName")),
+        Some(other) => {
+            return Err(unknown("spec.type", other, "ClusterIP, NodePort, LoadBalancer or ExternalName"));
+        }
     };
     if is_foreign(&service.metadata) || spec.cluster_ip.as_deref() == Some("None") {
         return Ok(None);
@@ -79,9 +82,13 @@ pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>
         _ => problems.addresses("spec.clusterIP", spec.cluster_ip.as_slice()),
     };
     if cluster_ips.is_empty() {
-        problems.tell("spec.clusterIP", "is empty, so this Service is not proxied; without an API server, choose one");
+        problems.tell(
+            "spec.clusterIP",
+            "is empty, so this Service is not proxied; without an API server, choose one",
+        );
     }
-    let external_ips = problems.addresses("spec.externalIPs", spec.external_ips.as_deref().unwrap_or_default());
+    let external_ips =
+        problems.addresses("spec.externalIPs", spec.external_ips.as_deref().unwrap_or_default());
     let ingress: Vec<_> = service
         .status
         .iter()
@@ -95,9 +102,10 @@ pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>
         let text = annotations.get(DRAIN_ANNOTATION)?;
         let drain = parse_duration(text);
         if drain.is_none() {
-            problems.tell(&format!("metadata.annotations[{DRAIN_ANNOTATION}]"), &format!(
-                "{text:?} is not a duration such as 30s, 1m or 0, and is ignored"
-            ));
+            problems.tell(
+                &format!("metadata.annotations[{DRAIN_ANNOTATION}]"),
+                &format!("{text:?} is not a duration such as 30s, 1m or 0, and is ignored"),
+            );
         }
         drain
     });
@@ -133,7 +141,12 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
             problems.tell(&field, "SCTP is not translated, the port is left alone");
             continue;
         };
-        ports.push(object::Port { name: port.name.clone().unwrap_or_default(), protocol, port: number, node_port });
+        ports.push(object::Port {
+            name: port.name.clone().unwrap_or_default(),
+            protocol,
+            port: number,
+            node_port,
+        });
     }
     Ok(ports)
 }
@@ -177,7 +190,9 @@ fn source_ranges(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<IpNet
 }
 
 /// `None` if the slice is not for this proxy: headless, without a Service, of names instead of addresses.
-pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Option<object::EndpointSlice>, FieldError> {
+pub(super) fn endpoint_slice(
+    slice: &discovery::EndpointSlice,
+) -> Result<Option<object::EndpointSlice>, FieldError> {
     let name = name(&slice.metadata)?;
     let labels = slice.metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)).filter(|name| !name.is_empty());
@@ -196,7 +211,11 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Option<
         let protocol = protocol(&format!("ports[{i}].protocol"), port.protocol.as_deref())?;
         // Without a number the slice means "all ports", which no proxy can translate. SCTP is told with the Service.
         if let (1.., Some(protocol)) = (number, protocol) {
-            ports.push(object::SlicePort { name: port.name.clone().unwrap_or_default(), protocol, port: number });
+            ports.push(object::SlicePort {
+                name: port.name.clone().unwrap_or_default(),
+                protocol,
+                port: number,
+            });
         }
     }
     let endpoints = slice
@@ -208,7 +227,10 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Option<
             let text = endpoint.addresses.first()?;
             let address = problems.address(&field, text)?;
             if address.is_ipv6() != ipv6 {
-                problems.tell(&field, &format!("{text:?} is not of the slice's addressType {}", slice.address_type));
+                problems.tell(
+                    &field,
+                    &format!("{text:?} is not of the slice's addressType {}", slice.address_type),
+                );
                 return None;
             }
             Some(slice_endpoint(address, endpoint))
@@ -245,7 +267,10 @@ pub(super) fn node(node: &core::Node) -> Result<object::Node, FieldError> {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
     let of_type = |wanted: &'static str| {
-        listed.iter().filter(move |address| address.type_ == wanted).filter_map(|address| parse_ip(&address.address))
+        listed
+            .iter()
+            .filter(move |address| address.type_ == wanted)
+            .filter_map(|address| parse_ip(&address.address))
     };
     let mut addresses: Vec<IpAddr> = Vec::new();
     for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {

@@ -48,7 +48,11 @@ impl Kubernetes {
         tasks.spawn(watch::run(
             Api::all(client.clone()),
             labelled.clone(),
-            watch::Kind { plural: "Services", convert: |s: &Service| convert::service(s), update: Update::Service },
+            watch::Kind {
+                plural: "Services",
+                convert: |s: &Service| convert::service(s),
+                update: Update::Service,
+            },
             sink.clone(),
         ));
         tasks.spawn(watch::run(
@@ -73,6 +77,6 @@ impl Kubernetes {
         ));
         let (events, poster) = events::channel(client, self.node_name);
         tasks.spawn(poster);
-        Ok(Source { updates, status, events, _tasks: tasks })
+        Ok(Source { updates, status, events, tasks })
     }
 }

@@ -48,7 +48,7 @@ impl Manifests {
         let (writer, status) = StatusWriter::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(self.follow(sender, writer));
-        Source { updates, status, events: ServiceEvents::nowhere(), _tasks: tasks }
+        Source { updates, status, events: ServiceEvents::nowhere(), tasks }
     }
 
     /// Reads the folder once.
@@ -102,7 +102,8 @@ impl Manifests {
                         status.synced();
                     }
                     Ok(Err(mistakes)) => {
-                        let keeps = if synced { "the last good state stays" } else { "waiting, nothing is written" };
+                        let keeps =
+                            if synced { "the last good state stays" } else { "waiting, nothing is written" };
                         status.mistake("manifests", format!("{mistakes} ({keeps})"));
                     }
                     Err(error) => status.mistake("manifests", format!("reading failed: {error}")),
@@ -264,6 +265,8 @@ mod tests {
         fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
         let mut followed = Followed::start(folder);
         followed.expect(&["a"]).await;
+        // That the files were read is no reason to read them again.
+        assert!(timeout(PATIENCE * 2, followed.source.next()).await.is_err());
 
         // As editors save: a temporary file, renamed over the old one.
         fs::write(path.join(".b.yaml.tmp"), service("b", "10.96.0.2")).unwrap();

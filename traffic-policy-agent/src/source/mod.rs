@@ -26,7 +26,10 @@ pub enum Change<T> {
     Apply(T),
     Delete(ServiceName),
     /// All objects of the kind, after a list. `unreadable` ones exist too, and stay as they were last understood.
-    Reset { objects: Vec<T>, unreadable: Vec<ServiceName> },
+    Reset {
+        objects: Vec<T>,
+        unreadable: Vec<ServiceName>,
+    },
 }
 
 #[derive(Debug)]
@@ -78,17 +81,21 @@ pub struct Source {
     updates: mpsc::Receiver<Batch>,
     status: StatusReader,
     events: ServiceEvents,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 /// Enough that a source need not wait for the run loop while that writes one change.
 const QUEUE: usize = 1024;
 
 impl Source {
-    /// Waits for the next batch. Cancel-safe. `None` when the source has stopped, which it does by itself only when
-    /// its tasks panicked.
+    /// Waits for the next batch. Cancel-safe. `None` when a part of the source has stopped, which it does by itself
+    /// only by a panic: then changes may be missed, and the agent must start anew.
     pub async fn next(&mut self) -> Option<Batch> {
-        self.updates.recv().await
+        tokio::select! {
+            biased;
+            batch = self.updates.recv() => batch,
+            Some(_) = self.tasks.join_next() => None,
+        }
     }
 
     /// The next batch, if one is already there: lets the run loop take many changes with one write.

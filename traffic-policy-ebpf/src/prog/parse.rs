@@ -10,7 +10,7 @@ use traffic_policy_ebpf::{
 use super::{
     context::Packet,
     family::{Family, V4, V6},
-    wire::{load8, load16, load32, load64},
+    wire::{load8, load16, load32, load64, opaque},
 };
 
 pub const ETHERNET: usize = EthHdr::LEN;
@@ -34,12 +34,14 @@ pub struct Parsed<F: Family> {
     pub length: u32,
     /// TTL or hop limit.
     pub ttl: u8,
+    /// 1 for TCP, 0 for UDP, see [`opaque`].
+    tcp: u64,
 }
 
 impl<F: Family> Parsed<F> {
     #[inline(always)]
     pub fn is_tcp(&self) -> bool {
-        self.tuple.protocol == PROTOCOL_TCP
+        self.tcp != 0
     }
 
     /// Flags byte of the TCP header; 0 for UDP.
@@ -68,10 +70,7 @@ impl<F: Family> Parsed<F> {
         if segment == 0 {
             return self.length;
         }
-        // `finish` has made sure, but the verifier does not connect the two.
-        let readable = self.l4 + 20 <= packet.end();
-        let tcp = readable && self.is_tcp();
-        let header = if tcp { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
+        let header = if self.is_tcp() { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
         self.l4_offset - ETHERNET as u32 + header + segment
     }
 }
@@ -114,7 +113,7 @@ impl Parse for V4 {
                 protocol,
             };
             let length = u16::from_be(load16::<2>(ip)) as u32;
-            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + header) as u32, length, ttl: load8::<8>(ip) })
+            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + header) as u32, length, ttl: load8::<8>(ip), tcp: is_tcp(protocol) })
         }
     }
 }
@@ -148,9 +147,14 @@ impl Parse for V6 {
                 protocol,
             };
             let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + 40) as u32, length, ttl: load8::<7>(ip) })
+            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + 40) as u32, length, ttl: load8::<7>(ip), tcp: is_tcp(protocol) })
         }
     }
+}
+
+#[inline(always)]
+fn is_tcp(protocol: u32) -> u64 {
+    opaque((protocol == PROTOCOL_TCP) as u64)
 }
 
 /// Checks what the bit arrays did not need: the whole TCP header, and that the lengths in the headers agree with the

@@ -118,6 +118,7 @@ fn from_scratch(index: &Index) -> Index {
     for node in index.nodes.values() {
         fresh.apply(node.clone());
     }
+    fresh.deleted_nodes = index.deleted_nodes.clone();
     fresh
 }
 
@@ -199,6 +200,22 @@ fn an_object_that_is_unreadable_after_a_relist_stays() {
     assert!(index.reset(vec![service(1, None, 30_000, 1, Policy::Local)], &[]));
     let _ = index.update(&input(1));
     assert_eq!(index.desired().ports.len(), 1);
+}
+
+#[test]
+fn a_deleted_node_keeps_its_node_ports_and_is_not_eligible() {
+    let mut index = Index::default();
+    index.apply(node(None, false));
+    index.apply(service(1, None, 30_000, 1, Policy::Cluster));
+    let own =
+        |index: &Index| NodeInput { node_port_addresses: index.node_addresses("here").to_vec(), ..input(0) };
+    let _ = index.update(&own(&index));
+    assert!(index.desired().node_eligible);
+    assert!(index.delete::<Node>(&name("", "here")));
+    let changes = index.update(&own(&index));
+    assert!(changes.ports.is_empty(), "{changes:?}");
+    assert!(!index.desired().node_eligible);
+    assert!(changes.warnings, "it is told");
 }
 
 /// The cost of a change is that of its Service, not of the cluster: one change among ten thousand Services may not

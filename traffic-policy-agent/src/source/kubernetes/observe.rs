@@ -87,7 +87,9 @@ where
                         status.well(subject, "served again");
                     }
                 }
-                Err(error) => status.trouble(API_SERVER, format!("{url} does not answer: {}", chain(&**error))),
+                Err(error) => {
+                    status.trouble(API_SERVER, format!("{url} does not answer: {}", chain(&**error)));
+                }
             }
             answer
         })

@@ -15,7 +15,7 @@ use serde_yaml_ng::Value;
 use tracing::debug;
 
 use crate::{
-    model::object,
+    model::{ServiceName, object},
     source::convert::{self, FieldError},
 };
 
@@ -24,6 +24,25 @@ pub(super) struct Objects {
     pub(super) services: Vec<object::Service>,
     pub(super) slices: Vec<object::EndpointSlice>,
     pub(super) nodes: Vec<object::Node>,
+}
+
+impl Objects {
+    /// A field that nobody reads is a typing error more often than not. It is no mistake: it may be of a newer API.
+    fn tell_unknown_fields(&mut self, name: &ServiceName, kind: &str, fields: &[String]) {
+        let problems = match kind {
+            "Service" => {
+                self.services.last_mut().filter(|last| last.name == *name).map(|last| &mut last.problems)
+            }
+            "EndpointSlice" => {
+                self.slices.last_mut().filter(|last| last.name == *name).map(|last| &mut last.problems)
+            }
+            _ => None,
+        };
+        if let Some(problems) = problems {
+            problems
+                .extend(fields.iter().map(|field| format!("{kind} {name}: {field} is not a known field.")));
+        }
+    }
 }
 
 /// What is wrong in a folder, one line for each mistake: file, document, field, what.
@@ -90,7 +109,9 @@ impl Loader {
     fn document(&mut self, place: &str, prefix: &str, value: Value) {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
-        let list_of = kind.strip_suffix("List").filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node"));
+        let list_of = kind
+            .strip_suffix("List")
+            .filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node"));
         if let Some(item_kind) = list_of {
             self.list(place, prefix, &value, &api_version, item_kind);
             return;
@@ -148,17 +169,37 @@ impl Loader {
         place: &str,
         kind: &str,
         value: Value,
-        add: impl FnOnce(&mut Objects, &T) -> Result<crate::model::ServiceName, FieldError>,
+        add: impl FnOnce(&mut Objects, &T) -> Result<ServiceName, FieldError>,
     ) -> Result<(), FieldError> {
-        let object: T = serde_path_to_error::deserialize(value).map_err(|error| {
-            let path = error.path().to_string();
-            mistake(&path, &error.into_inner().to_string())
-        })?;
+        let mut unknown = Vec::new();
+        let mut note = |path: serde_ignored::Path<'_>| unknown.push(field_path(&path));
+        let object: T = serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut note))
+            .map_err(|error| {
+                let path = error.path().to_string();
+                mistake(&path, &error.into_inner().to_string())
+            })?;
         let name = add(&mut self.objects, &object)?;
+        self.objects.tell_unknown_fields(&name, kind, &unknown);
         let name = if kind == "Node" { format!("Node {}", name.name) } else { format!("{kind} {name}") };
         match self.found.insert(name.clone(), place.to_owned()) {
             Some(first) => Err(mistake("metadata.name", &format!("{name} is also in {first}"))),
             None => Ok(()),
+        }
+    }
+}
+
+/// As `spec.ports[0].port`.
+fn field_path(path: &serde_ignored::Path<'_>) -> String {
+    use serde_ignored::Path;
+    match path {
+        Path::Root => String::new(),
+        Path::Seq { parent, index } => format!("{}[{index}]", field_path(parent)),
+        Path::Map { parent, key } => {
+            let parent = field_path(parent);
+            if parent.is_empty() { key.clone() } else { format!("{parent}.{key}") }
+        }
+        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
+            field_path(parent)
         }
     }
 }
@@ -220,6 +261,27 @@ mod tests {
         assert_eq!(mistake_in(&text), "a.yaml, document 1: spec.ports[0].port: 70000 is not a port");
         let text = WEB.replace("{name: web}", "{}");
         assert_eq!(mistake_in(&text), "a.yaml, document 1: metadata.name: missing");
+    }
+
+    #[test]
+    fn empty_lists_may_be_null() {
+        let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nendpoints: null\n\
+                    ports: null\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n";
+        assert_eq!(load_text(text).unwrap().slices.len(), 1);
+    }
+
+    #[test]
+    fn unknown_fields_are_told() {
+        let text = WEB
+            .replace("spec: {", "spec: {externalTraficPolicy: Local, ")
+            .replace("port: 80", "port: 80, nodeport: 1");
+        assert_eq!(
+            load_text(&text).unwrap().services[0].problems,
+            [
+                "Service default/web: spec.externalTraficPolicy is not a known field.",
+                "Service default/web: spec.ports[0].nodeport is not a known field.",
+            ]
+        );
     }
 
     #[test]

@@ -1,0 +1,163 @@
+//! A real kube-apiserver with etcd, as the envtest tools unpack them: `KUBEBUILDER_ASSETS` names the folder.
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use kube::{Client, Config, config::AuthInfo};
+
+const ADMIN_TOKEN: &str = "admin-token";
+const PROXY_TOKEN: &str = "proxy-token";
+
+/// A running control plane without controllers: Services get addresses, EndpointSlices are made by hand.
+#[derive(Debug)]
+pub struct RealApiServer {
+    folder: tempfile::TempDir,
+    port: u16,
+    processes: Vec<Child>,
+}
+
+impl RealApiServer {
+    /// Starts etcd and kube-apiserver; `None` if `KUBEBUILDER_ASSETS` is not set.
+    ///
+    /// # Errors
+    ///
+    /// If they do not come up within a minute; their logs are in the message.
+    pub async fn start() -> Result<Option<Self>> {
+        let Some(assets) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) else { return Ok(None) };
+        let folder = tempfile::tempdir()?;
+        let [etcd, etcd_peer, port] = free_ports()?;
+        let mut server = Self { folder, port, processes: Vec::new() };
+        server.run(
+            Command::new(assets.join("etcd"))
+                .arg("--data-dir")
+                .arg(server.path("etcd"))
+                .arg(format!("--listen-client-urls=http://127.0.0.1:{etcd}"))
+                .arg(format!("--advertise-client-urls=http://127.0.0.1:{etcd}"))
+                .arg(format!("--listen-peer-urls=http://127.0.0.1:{etcd_peer}"))
+                .arg("--unsafe-no-fsync"),
+        )?;
+
+        let key = server.path("service-account.key");
+        let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&key).arg("2048").output()?;
+        ensure!(made.status.success(), "openssl genrsa: {}", String::from_utf8_lossy(&made.stderr));
+        // The user that the built-in binding gives the role system:node-proxier.
+        let tokens = format!("{ADMIN_TOKEN},admin,1,system:masters\n{PROXY_TOKEN},system:kube-proxy,2\n");
+        fs::write(server.path("tokens.csv"), tokens)?;
+        server.run(
+            Command::new(assets.join("kube-apiserver"))
+                .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
+                .arg(format!("--secure-port={port}"))
+                .arg("--bind-address=127.0.0.1")
+                .arg("--advertise-address=127.0.0.1")
+                .arg(format!("--cert-dir={}", server.path("certificates").display()))
+                .arg(format!("--token-auth-file={}", server.path("tokens.csv").display()))
+                .arg("--authorization-mode=RBAC")
+                .arg("--service-cluster-ip-range=10.96.0.0/16")
+                .arg("--service-account-issuer=https://kubernetes.default.svc")
+                .arg(format!("--service-account-key-file={}", key.display()))
+                .arg(format!("--service-account-signing-key-file={}", key.display()))
+                .arg("--disable-admission-plugins=ServiceAccount"),
+        )?;
+        server.wait_until_ready().await?;
+        Ok(Some(server))
+    }
+
+    /// `https://HOST:PORT`, as for `--api-server`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// A client that may do everything.
+    ///
+    /// # Errors
+    ///
+    /// If the server's certificate is not there.
+    pub fn admin(&self) -> Result<Client> {
+        let mut config = Config::new(self.url().parse()?);
+        config.root_cert_file = Some(self.certificate());
+        config.auth_info = AuthInfo { token: Some(ADMIN_TOKEN.to_owned().into()), ..AuthInfo::default() };
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Fills a folder as a pod of a proxy finds it: token and CA of a service account with the role
+    /// `system:node-proxier`.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be written.
+    pub fn write_service_account(&self, folder: &Path) -> Result<()> {
+        fs::write(folder.join("token"), PROXY_TOKEN)?;
+        fs::copy(self.certificate(), folder.join("ca.crt"))?;
+        Ok(())
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.path("certificates/apiserver.crt")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&mut self, command: &mut Command) -> Result<()> {
+        let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_owned();
+        let log = self.path(&format!("{}.log", name.display()));
+        let log = fs::File::create(log)?;
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
+        self.processes.push(child.with_context(|| format!("{} does not start", name.display()))?);
+        Ok(())
+    }
+
+    async fn wait_until_ready(&mut self) -> Result<()> {
+        let give_up = Instant::now() + Duration::from_secs(60);
+        loop {
+            if self.is_ready().await {
+                return Ok(());
+            }
+            let died = self.processes.iter_mut().any(|process| !matches!(process.try_wait(), Ok(None)));
+            if died || Instant::now() > give_up {
+                let mut logs = String::new();
+                for name in ["etcd.log", "kube-apiserver.log"] {
+                    logs.push_str(&fs::read_to_string(self.path(name)).unwrap_or_default());
+                }
+                bail!("the API server does not come up:\n{logs}");
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Ready, with the built-in roles in place.
+    async fn is_ready(&self) -> bool {
+        let Ok(client) = self.admin() else { return false };
+        let Ok(request) = hyper::Request::get("/readyz").body(Vec::new()) else { return false };
+        client.request_text(request).await.is_ok_and(|text| text == "ok")
+    }
+}
+
+impl Drop for RealApiServer {
+    fn drop(&mut self) {
+        for process in self.processes.iter_mut().rev() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let mut listeners = Vec::new();
+    for _ in 0..N {
+        listeners.push(TcpListener::bind("127.0.0.1:0")?);
+    }
+    let mut ports = [0; N];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}
