@@ -105,7 +105,10 @@ impl Links {
             Mode::Auto => match self.attach_xdp(object, Hook::Xdp) {
                 Ok(()) => Attached::XdpDriver,
                 Err(error) => {
-                    tracing::warn!(device = self.device, "XDP is not possible here, TC takes all packets: {error:#}");
+                    tracing::warn!(
+                        device = self.device,
+                        "XDP is not possible here, TC takes all packets: {error:#}"
+                    );
                     Attached::Tc
                 }
             },
@@ -125,8 +128,10 @@ impl Links {
             Hook::XdpGeneric => (XdpMode::Skb, Hook::Xdp),
             _ => (XdpMode::Driver, Hook::XdpGeneric),
         };
-        let program: &mut Xdp =
-            object.program_mut("xdp_ingress").context("the packet path has no program xdp_ingress")?.try_into()?;
+        let program: &mut Xdp = object
+            .program_mut("xdp_ingress")
+            .context("the packet path has no program xdp_ingress")?
+            .try_into()?;
         remove(&self.path(other))?;
         let path = self.path(hook);
         if let Some(link) = pinned(&path)
@@ -169,8 +174,10 @@ impl Links {
             Hook::Egress => ("tc_egress", TcAttachType::Egress),
             _ => ("tc_ingress", TcAttachType::Ingress),
         };
-        let program: &mut SchedClassifier =
-            object.program_mut(name).with_context(|| format!("the packet path has no program {name}"))?.try_into()?;
+        let program: &mut SchedClassifier = object
+            .program_mut(name)
+            .with_context(|| format!("the packet path has no program {name}"))?
+            .try_into()?;
         let context = || format!("attaching {name} to {} failed", self.device);
         if !kernel.has_tcx() {
             return self.attach_filter(program, attach_type).with_context(context);
@@ -201,13 +208,15 @@ impl Links {
         let _ = tc::qdisc_add_clsact(&self.device);
         let handle = TcHandle::from(HANDLE);
         let options = NlOptions { priority: PRIORITY, handle, ..Default::default() };
-        let id = match program.attach_with_options(&self.device, attach_type, TcAttachOptions::Netlink(options)) {
-            Ok(id) => id,
-            Err(_) => {
-                let old = SchedClassifierLink::attached(&self.device, attach_type, PRIORITY, handle, None)?;
-                program.attach_to_link(old)?
-            }
-        };
+        let id =
+            match program.attach_with_options(&self.device, attach_type, TcAttachOptions::Netlink(options)) {
+                Ok(id) => id,
+                Err(_) => {
+                    let old =
+                        SchedClassifierLink::attached(&self.device, attach_type, PRIORITY, handle, None)?;
+                    program.attach_to_link(old)?
+                }
+            };
         // Without a link there is nothing to hold; forgetting it leaves the filter in place.
         std::mem::forget(program.take_link(id)?);
         Ok(())

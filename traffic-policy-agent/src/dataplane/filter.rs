@@ -10,11 +10,7 @@ use traffic_policy_ebpf::{
     hash,
 };
 
-use super::{
-    plan::Op,
-    tables::ToWire,
-    words::Words,
-};
+use super::{plan::Op, tables::ToWire, words::Words};
 
 /// One bit array.
 #[derive(Clone, PartialEq, Eq)]

@@ -24,7 +24,8 @@ impl Kernel {
     pub fn running() -> Result<Self> {
         let name = utsname::uname().context("uname failed")?;
         let release = name.release().to_string_lossy().into_owned();
-        let kernel = Self::parse(&release).with_context(|| format!("kernel release `{release}` is not understood"))?;
+        let kernel =
+            Self::parse(&release).with_context(|| format!("kernel release `{release}` is not understood"))?;
         if !kernel.at_least(6, 1) {
             bail!("kernel {release} is too old: Linux 6.1 or newer is needed");
         }
@@ -62,10 +63,7 @@ pub fn sample_hz(mut jiffies: impl FnMut() -> Result<u32>) -> Result<u32> {
     let (elapsed, last) = (start.elapsed(), jiffies()?);
     let measured = f64::from(last.wrapping_sub(first)) / elapsed.as_secs_f64();
     let known = [100u32, 250, 300, 1000];
-    known
-        .into_iter()
-        .min_by_key(|hz| (f64::from(*hz) - measured).abs() as u64)
-        .context("no known tick rate")
+    known.into_iter().min_by_key(|hz| (f64::from(*hz) - measured).abs() as u64).context("no known tick rate")
 }
 
 /// Capabilities that the agent needs, each with what it is for.
@@ -97,7 +95,8 @@ pub fn check_privileges() -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let purposes: Vec<_> = missing.iter().map(|(_, name, purpose)| format!("{name} (to {purpose})")).collect();
+    let purposes: Vec<_> =
+        missing.iter().map(|(_, name, purpose)| format!("{name} (to {purpose})")).collect();
     let names: Vec<_> = missing.iter().map(|(_, name, _)| name.trim_start_matches("CAP_")).collect();
     bail!(
         "missing privileges: {}. Run as root, or in Kubernetes set securityContext.capabilities.add: [{}]",

@@ -181,7 +181,10 @@ impl Dataplane {
                 (field(|s| &raw mut (*s).hop_max_age), HOP_MAX_AGE.as_secs() as u32 * hz),
                 (field(|s| &raw mut (*s).answers_per_jiffy), (ANSWERS_PER_SECOND / hz).max(1)),
                 (field(|s| (&raw mut (*s).unconfirmed_limit).cast()), flows[0] / UNCONFIRMED_SHARE),
-                (field(|s| (&raw mut (*s).unconfirmed_limit).cast::<u32>().add(1)), flows[1] / UNCONFIRMED_SHARE),
+                (
+                    field(|s| (&raw mut (*s).unconfirmed_limit).cast::<u32>().add(1)),
+                    flows[1] / UNCONFIRMED_SHARE,
+                ),
             ]
         };
         for (word, value) in words {
@@ -234,8 +237,12 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
-        let context =
-            Context { addresses, drain: self.config.drain, monotonic: kernel::monotonic()?, now: Instant::now() };
+        let context = Context {
+            addresses,
+            drain: self.config.drain,
+            monotonic: kernel::monotonic()?,
+            now: Instant::now(),
+        };
         let plan = self.planner.plan(desired, changed, &context);
         let cluster_ips = desired
             .ports
@@ -268,11 +275,17 @@ impl Dataplane {
     /// Marks the flows of endpoints that take no more new flows.
     fn mark_gone(&mut self, gone: &BTreeSet<(std::net::SocketAddr, crate::model::Protocol)>) -> Result<()> {
         for (endpoint, protocol) in gone {
-            self.tables.gone.insert(endpoint_key(*endpoint, *protocol), 1, 0).context("naming a gone endpoint failed")?;
+            self.tables
+                .gone
+                .insert(endpoint_key(*endpoint, *protocol), 1, 0)
+                .context("naming a gone endpoint failed")?;
         }
         let swept = self.sweeper.run(&self.object, &mut self.tables, true);
         for (endpoint, protocol) in gone {
-            self.tables.gone.remove(&endpoint_key(*endpoint, *protocol)).context("forgetting a gone endpoint failed")?;
+            self.tables
+                .gone
+                .remove(&endpoint_key(*endpoint, *protocol))
+                .context("forgetting a gone endpoint failed")?;
         }
         swept.map(|_| ())
     }
@@ -443,10 +456,16 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
 /// A program that is missing or not loaded.
 pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
     for (index, name) in XDP_JUMPS {
-        tables.xdp_jumps.set(index, &fd(object, name)?, 0).with_context(|| format!("{name} cannot be put in place"))?;
+        tables
+            .xdp_jumps
+            .set(index, &fd(object, name)?, 0)
+            .with_context(|| format!("{name} cannot be put in place"))?;
     }
     for (index, name) in TC_JUMPS {
-        tables.tc_jumps.set(index, &fd(object, name)?, 0).with_context(|| format!("{name} cannot be put in place"))?;
+        tables
+            .tc_jumps
+            .set(index, &fd(object, name)?, 0)
+            .with_context(|| format!("{name} cannot be put in place"))?;
     }
     Ok(())
 }
@@ -465,7 +484,8 @@ fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
 }
 
 fn jiffies(idle: &IdleTimes, hz: u32) -> Timeouts {
-    let jiffies = |time: Duration| u32::try_from(time.as_millis() * u128::from(hz) / 1000).unwrap_or(u32::MAX / 2);
+    let jiffies =
+        |time: Duration| u32::try_from(time.as_millis() * u128::from(hz) / 1000).unwrap_or(u32::MAX / 2);
     Timeouts {
         established: jiffies(idle.established),
         finished: jiffies(idle.finished),

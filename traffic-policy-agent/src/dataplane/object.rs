@@ -85,10 +85,11 @@ pub fn load(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> 
     let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
     let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
     let mut loader = EbpfLoader::new();
-    loader
-        .btf(Some(&btf))
-        .override_global("CHECKSUM_IPV6", &checksum_ipv6, true)
-        .override_global("FIB_SOURCE", &fib_source, true);
+    loader.btf(Some(&btf)).override_global("CHECKSUM_IPV6", &checksum_ipv6, true).override_global(
+        "FIB_SOURCE",
+        &fib_source,
+        true,
+    );
     for (name, entries) in &entries {
         loader.map_max_entries(name, *entries);
     }

@@ -31,7 +31,9 @@ impl Pins {
     /// `root` is not on a bpffs, holds pins of another layout version, or is used by a running agent.
     pub fn open(root: &Path) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| not_bpffs(root))?;
-        if statfs(root).with_context(|| format!("{} cannot be read", root.display()))?.filesystem_type() != BPF_FS_MAGIC {
+        if statfs(root).with_context(|| format!("{} cannot be read", root.display()))?.filesystem_type()
+            != BPF_FS_MAGIC
+        {
             bail!("{}", not_bpffs(root));
         }
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
@@ -107,7 +109,9 @@ fn remove_all(root: &Path) -> Result<()> {
         match fs::remove_dir_all(&version) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("{} cannot be removed", version.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("{} cannot be removed", version.display()));
+            }
         }
     }
     // It stays if it is a mount point, or holds what is not ours.
@@ -127,7 +131,9 @@ fn is_version(name: &str) -> bool {
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     match fs::read_dir(folder) {
         Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
-        Err(error) if error.kind() == ErrorKind::NotFound || error.kind() == ErrorKind::NotADirectory => Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound || error.kind() == ErrorKind::NotADirectory => {
+            Ok(Vec::new())
+        }
         Err(error) => Err(error).with_context(|| format!("{} cannot be read", folder.display())),
     }
 }
@@ -138,4 +144,3 @@ fn not_bpffs(root: &Path) -> String {
         root.display()
     )
 }
-

@@ -26,7 +26,11 @@ pub struct FrontendId {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Writes endpoints into a range that nobody reads yet.
-    Slots { ipv6: bool, base: u32, endpoints: Vec<Endpoint> },
+    Slots {
+        ipv6: bool,
+        base: u32,
+        endpoints: Vec<Endpoint>,
+    },
     Put(FrontendId, Frontend),
     Delete(FrontendId),
 }
@@ -111,12 +115,26 @@ impl Planner {
                 found.extend(endpoints.into_iter().flatten().map(|endpoint| (endpoint.address, id.protocol)));
             }
         }
-        Self { held, ports: BTreeMap::new(), ranges, indices, serving: HashMap::new(), found, first: true, used: HashSet::new() }
+        Self {
+            held,
+            ports: BTreeMap::new(),
+            ranges,
+            indices,
+            serving: HashMap::new(),
+            found,
+            first: true,
+            used: HashSet::new(),
+        }
     }
 
     /// Plans for the Service ports that changed; the first plan is for all of them, and for what is left over from
     /// an earlier agent.
-    pub fn plan(&mut self, desired: &Desired, changed: &BTreeSet<ServicePortKey>, context: &Context<'_>) -> Plan {
+    pub fn plan(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        context: &Context<'_>,
+    ) -> Plan {
         let mut plan = Plan::default();
         let mut before = HashSet::new();
         let keys: Vec<&ServicePortKey> =
@@ -170,13 +188,14 @@ impl Planner {
     fn apply(&mut self, key: &ServicePortKey, port: &ServicePort, context: &Context<'_>, plan: &mut Plan) {
         let old = self.ports.remove(key);
         self.count(key, old.as_ref().map(|old| &old.port), Some(port));
-        let adopted = old.as_ref().map(|old| (old.index, old.cluster, old.local)).or_else(|| self.adopt(key, port));
+        let adopted =
+            old.as_ref().map(|old| (old.index, old.cluster, old.local)).or_else(|| self.adopt(key, port));
         let now = context.now;
-        let index = adopted
-            .map(|(index, ..)| index)
-            .or_else(|| self.indices.take(1, now).map(|range| range.base));
+        let index =
+            adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
         let side = usize::from(key.ipv6);
-        let (old_cluster, old_local) = adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
+        let (old_cluster, old_local) =
+            adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
         let cluster = self.list(key.ipv6, old_cluster, &port.cluster, now, plan);
         let local = self.list(key.ipv6, old_local, &port.local, now, plan);
         let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
@@ -225,7 +244,8 @@ impl Planner {
         plan: &mut Plan,
     ) -> Option<Range> {
         if old.len as usize == endpoints.len()
-            && (endpoints.is_empty() || self.held.slots.get(&(ipv6, old.base)).is_some_and(|held| held == endpoints))
+            && (endpoints.is_empty()
+                || self.held.slots.get(&(ipv6, old.base)).is_some_and(|held| held == endpoints))
         {
             return Some(old);
         }
@@ -354,7 +374,11 @@ mod tests {
     fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
         let local = endpoints.iter().filter(|e| e.local && policy == Policy::Local).copied().collect();
         ServicePort {
-            frontends: [crate::model::Frontend { address: address.parse().unwrap(), kind: FrontendKind::NodePort }].into(),
+            frontends: [crate::model::Frontend {
+                address: address.parse().unwrap(),
+                kind: FrontendKind::NodePort,
+            }]
+            .into(),
             external_policy: policy,
             internal_policy: Policy::Cluster,
             cluster: endpoints.to_vec(),
@@ -414,7 +438,8 @@ mod tests {
         }
 
         fn frontend(&self, address: &str) -> Frontend {
-            self.planner.held.frontends[&FrontendId { address: address.parse().unwrap(), protocol: Protocol::Tcp }]
+            self.planner.held.frontends
+                [&FrontendId { address: address.parse().unwrap(), protocol: Protocol::Tcp }]
         }
     }
 
@@ -438,7 +463,10 @@ mod tests {
     #[test]
     fn takeover_without_a_change_writes_nothing() {
         let mut node = Node::new();
-        let _ = node.set("a", Some(port(A, Policy::Local, &[endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)])));
+        let _ = node.set(
+            "a",
+            Some(port(A, Policy::Local, &[endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)])),
+        );
         let _ = node.set("b", Some(port(B, Policy::Cluster, &[])));
         node.restart();
         let plan = node.plan(&[]);
@@ -449,7 +477,10 @@ mod tests {
     #[test]
     fn takeover_finds_what_changed_meanwhile() {
         let mut node = Node::new();
-        let _ = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)])));
+        let _ = node.set(
+            "a",
+            Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)])),
+        );
         let _ = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.3:80", false)])));
         let index = node.frontend(A).service;
         node.restart();
@@ -490,7 +521,8 @@ mod tests {
         for (drain, until) in [(Duration::ZERO, 0), (Duration::from_secs(2), 2_000_001_000)] {
             let mut node = Node::new();
             let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
-            let _ = node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
+            let _ =
+                node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
             assert_eq!(node.frontend(A).drain_until, until);
         }
     }

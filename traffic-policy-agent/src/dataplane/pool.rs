@@ -62,8 +62,10 @@ impl Wanted {
     /// # Errors
     /// Fewer than [`LEAST`] are left.
     pub fn ports(&self) -> Result<Vec<u16>> {
-        let text = fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
-        let ephemeral = local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))?;
+        let text =
+            fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
+        let ephemeral =
+            local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))?;
         let bound = bound()?;
         let ports: Vec<u16> = (1..=u16::MAX)
             .filter(|port| {

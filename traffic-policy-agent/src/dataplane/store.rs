@@ -115,8 +115,12 @@ fn put<A: Address>(
     id: FrontendId,
     frontend: Option<Frontend>,
 ) -> Result<()> {
-    let key =
-        FrontendKey { address, port: id.address.port().to_be(), protocol: number(id.protocol) as u16, zero: 0 };
+    let key = FrontendKey {
+        address,
+        port: id.address.port().to_be(),
+        protocol: number(id.protocol) as u16,
+        zero: 0,
+    };
     match frontend {
         Some(frontend) => frontends
             .insert(key, frontend, 0)

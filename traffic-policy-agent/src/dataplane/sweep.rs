@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use aya::{
     Ebpf,
-    programs::{RawTracePoint, TestRun, RawTracePointRunOptions},
+    programs::{RawTracePoint, RawTracePointRunOptions, TestRun},
 };
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
 

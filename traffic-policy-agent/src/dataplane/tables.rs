@@ -8,8 +8,8 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey, PROTOCOL_TCP,
-    PROTOCOL_UDP, Slot, SlotRoute, State, Sweep, Tuple, Usage,
+    Address, Address4, Address6, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey,
+    PROTOCOL_TCP, PROTOCOL_UDP, Slot, SlotRoute, State, Sweep, Tuple, Usage,
 };
 
 use super::words::Words;
@@ -48,7 +48,9 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
 }
 
 fn size(object: &Ebpf, name: &str) -> Result<u32> {
-    let Some(Map::HashMap(data)) = object.map(name) else { anyhow::bail!("the packet path has no hash {name}") };
+    let Some(Map::HashMap(data)) = object.map(name) else {
+        anyhow::bail!("the packet path has no hash {name}")
+    };
     Ok(data.info().with_context(|| format!("the size of {name} cannot be read"))?.max_entries())
 }
 

@@ -113,7 +113,15 @@ impl Parse for V4 {
                 protocol,
             };
             let length = u16::from_be(load16::<2>(ip)) as u32;
-            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + header) as u32, length, ttl: load8::<8>(ip), tcp: is_tcp(protocol) })
+            Ok(Parsed {
+                tuple,
+                ip,
+                l4,
+                l4_offset: (ETHERNET + header) as u32,
+                length,
+                ttl: load8::<8>(ip),
+                tcp: is_tcp(protocol),
+            })
         }
     }
 }
@@ -147,7 +155,15 @@ impl Parse for V6 {
                 protocol,
             };
             let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-            Ok(Parsed { tuple, ip, l4, l4_offset: (ETHERNET + 40) as u32, length, ttl: load8::<7>(ip), tcp: is_tcp(protocol) })
+            Ok(Parsed {
+                tuple,
+                ip,
+                l4,
+                l4_offset: (ETHERNET + 40) as u32,
+                length,
+                ttl: load8::<7>(ip),
+                tcp: is_tcp(protocol),
+            })
         }
     }
 }

@@ -66,6 +66,6 @@ pub unsafe fn fetch_add(word: *mut u64, amount: u64) -> u64 {
 /// where it came: the verifier would not see that a bounds check made for one answer still holds for the same answer.
 #[inline(always)]
 pub fn opaque(mut value: u64) -> u64 {
-    unsafe { asm!("/* {v} */", v = inout(reg) value, options(pure, nomem, nostack, preserves_flags)) };
+    unsafe { asm!("{v} = {v}", v = inout(reg) value, options(pure, nomem, nostack, preserves_flags)) };
     value
 }
