@@ -26,10 +26,6 @@ impl Bits {
     pub fn set(&mut self, index: u16) {
         self.0[usize::from(index >> 6)] |= 1 << (index & 63);
     }
-
-    pub fn contains(&self, index: u16) -> bool {
-        self.0[usize::from(index >> 6)] >> (index & 63) & 1 == 1
-    }
 }
 
 impl FromIterator<u16> for Bits {
@@ -75,17 +71,8 @@ pub fn add(filter: &mut Words<Filter>, array: Array, bits: &Bits) -> usize {
 }
 
 /// Makes an array equal to `bits`; returns the number of words written.
-pub fn replace(filter: &mut Words<Filter>, array: Array, bits: &Bits) -> usize {
+fn replace(filter: &mut Words<Filter>, array: Array, bits: &Bits) -> usize {
     (0..PORT_WORDS).filter(|index| filter.store(|f| word(f, array, *index), bits.0[*index])).count()
-}
-
-/// What an array holds.
-pub fn read(filter: &Words<Filter>, array: Array) -> Bits {
-    let mut bits = Bits::default();
-    for (index, held) in bits.0.iter_mut().enumerate() {
-        *held = filter.load(|f| word(f, array, index));
-    }
-    bits
 }
 
 /// Bits that frontends and endpoints need.
@@ -126,6 +113,13 @@ impl Needed {
         needed
     }
 
+    /// Takes away every other bit. Only while there are no flows: those of a deleted Service need its bits.
+    pub fn replace_all(&self, filter: &mut Words<Filter>) -> usize {
+        replace(filter, Array::Frontends, &self.frontends)
+            + replace(filter, Array::Endpoints, &self.endpoints)
+            + replace(filter, Array::ClusterIps, &self.cluster_ips)
+    }
+
     /// Adds them; returns the number of words written.
     pub fn add_to(&self, filter: &mut Words<Filter>) -> usize {
         add(filter, Array::Frontends, &self.frontends)
@@ -137,6 +131,12 @@ impl Needed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Bits {
+        fn contains(&self, index: u16) -> bool {
+            self.0[usize::from(index >> 6)] >> (index & 63) & 1 == 1
+        }
+    }
 
     #[test]
     fn cluster_ips_go_by_address_others_by_port() {

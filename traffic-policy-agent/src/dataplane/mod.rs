@@ -24,6 +24,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
+    maps::{Map, MapData, PerCpuArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::{
@@ -124,6 +125,10 @@ pub struct Dataplane {
     sweeper: Sweeper,
     hops: hops::Arena,
     attached: BTreeMap<u32, (Interface, Attached)>,
+    /// Addresses of frontends that the filter knows by address.
+    cluster_ips: BTreeSet<IpAddr>,
+    /// The filter may hold bits of Services that are gone.
+    untidy: bool,
     config: Config,
     kernel: Kernel,
     pins: Option<Pins>,
@@ -155,6 +160,8 @@ impl Dataplane {
             sweeper,
             hops: hops::Arena::default(),
             attached: BTreeMap::new(),
+            cluster_ips: BTreeSet::new(),
+            untidy: false,
             config,
             kernel,
             pins,
@@ -244,14 +251,15 @@ impl Dataplane {
             now: Instant::now(),
         };
         let plan = self.planner.plan(desired, changed, &context);
-        let cluster_ips = desired
+        self.cluster_ips = desired
             .ports
             .values()
             .flat_map(|port| &port.frontends)
             .filter(|frontend| frontend.kind == FrontendKind::ClusterIp)
             .map(|frontend| frontend.address.ip())
             .collect();
-        let mut elements = Needed::of(&plan.ops, &cluster_ips).add_to(&mut self.tables.filter);
+        let mut elements = Needed::of(&plan.ops, &self.cluster_ips).add_to(&mut self.tables.filter);
+        self.untidy |= !plan.ops.is_empty();
         let mut failed = None;
         for op in &plan.ops {
             match store::write(&mut self.tables, op) {
@@ -297,7 +305,23 @@ impl Dataplane {
     pub fn sweep(&mut self) -> Result<()> {
         let found = self.sweeper.run(&self.object, &mut self.tables, false)?;
         tracing::trace!(?found, "swept");
+        if self.untidy && found.iter().all(|found| found.entries == 0 && found.pending == 0) {
+            self.tidy();
+        }
         self.hops.renew(&mut self.tables)
+    }
+
+    /// Takes away bits of Services and endpoints that are gone.
+    fn tidy(&mut self) {
+        let mut needed = Needed::default();
+        for id in self.planner.frontends().keys() {
+            needed.frontend(id.address, &self.cluster_ips);
+        }
+        for endpoint in self.planner.endpoints() {
+            needed.endpoint(endpoint.address);
+        }
+        needed.replace_all(&mut self.tables.filter);
+        self.untidy = false;
     }
 
     /// Attaches the programs to a device.
@@ -392,19 +416,8 @@ impl Dataplane {
     ///
     /// # Errors
     /// The maps cannot be read.
-    pub fn counters(&self) -> Result<Vec<(&'static str, Outcome, u64)>> {
-        let hooks = [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress")];
-        let mut counters = Vec::new();
-        for (number, name) in hooks {
-            for outcome in Outcome::ALL {
-                let values = self.tables.counters.get(&(number * OUTCOMES + *outcome as u32), 0)?;
-                let sum = values.iter().sum();
-                if sum > 0 {
-                    counters.push((name, *outcome, sum));
-                }
-            }
-        }
-        Ok(counters)
+    pub fn counters(&self) -> Result<Vec<Counter>> {
+        counters(&self.tables.counters)
     }
 
     /// Frontends in the maps.
@@ -494,4 +507,35 @@ fn jiffies(idle: &IdleTimes, hz: u32) -> Timeouts {
         udp: jiffies(idle.udp),
         udp_answered: jiffies(idle.udp_answered),
     }
+}
+
+/// Hook, outcome, packets.
+pub type Counter = (&'static str, Outcome, u64);
+
+fn counters(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> {
+    let hooks = [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress")];
+    let mut counters = Vec::new();
+    for (number, name) in hooks {
+        for outcome in Outcome::ALL {
+            let values =
+                map.get(&(number * OUTCOMES + *outcome as u32), 0).context("reading the counters failed")?;
+            let sum = values.iter().sum();
+            if sum > 0 {
+                counters.push((name, *outcome, sum));
+            }
+        }
+    }
+    Ok(counters)
+}
+
+/// The counters of the packet path pinned below `root`, whether or not an agent runs.
+///
+/// # Errors
+/// Nothing of this version is pinned there.
+pub fn pinned_counters(root: &Path) -> Result<Vec<Counter>> {
+    let path = pins::maps_below(root).join("COUNTERS");
+    let data = MapData::from_pin(&path).with_context(|| {
+        format!("no packet path of this version is pinned in {}: is --pin-dir right?", root.display())
+    })?;
+    counters(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?)
 }

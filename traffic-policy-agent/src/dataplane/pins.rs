@@ -19,7 +19,6 @@ pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 /// The folder, held by this process alone.
 #[derive(Debug)]
 pub struct Pins {
-    root: PathBuf,
     dir: PathBuf,
     _lock: Flock<File>,
 }
@@ -55,7 +54,7 @@ impl Pins {
         for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS)] {
             fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         }
-        Ok(Self { root: root.to_owned(), dir, _lock: lock })
+        Ok(Self { dir, _lock: lock })
     }
 
     pub fn maps(&self) -> PathBuf {
@@ -65,18 +64,15 @@ impl Pins {
     pub fn links(&self) -> PathBuf {
         self.dir.join(LINKS)
     }
-
-    /// Removes every pin below the root, of any layout version: programs are detached, maps freed.
-    ///
-    /// # Errors
-    /// What could not be removed.
-    pub fn remove(self) -> Result<()> {
-        remove_all(&self.root)
-    }
 }
 
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
+
+/// Where the maps of this layout version are pinned.
+pub fn maps_below(root: &Path) -> PathBuf {
+    root.join(format!("v{ABI_VERSION}")).join(MAPS)
+}
 
 /// Removes every pin below `root`, of any layout version; false if there was none.
 ///

@@ -180,9 +180,9 @@ impl Planner {
         &self.held.frontends
     }
 
-    /// Which Service port an index stands for.
-    pub fn key_of(&self, index: u32) -> Option<&ServicePortKey> {
-        self.ports.iter().find(|(_, applied)| applied.index == index).map(|(key, _)| key)
+    /// Endpoints as they are after the last plan.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.held.slots.values().flatten()
     }
 
     fn apply(&mut self, key: &ServicePortKey, port: &ServicePort, context: &Context<'_>, plan: &mut Plan) {

@@ -1,0 +1,46 @@
+//! The command line.
+
+mod cleanup;
+mod run;
+mod status;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// A Service proxy for one Kubernetes node: NodePort and LoadBalancer traffic by XDP and TC, with the exact meaning of
+/// externalTrafficPolicy.
+#[derive(Debug, Parser)]
+#[command(name = "traffic-policy-agent", version, max_term_width = 100)]
+pub struct Arguments {
+    /// What to log: error, warn, info, debug, trace, or per module as in RUST_LOG.
+    #[arg(long, global = true, env = "TRAFFIC_POLICY_LOG", default_value = "info", value_name = "LEVEL")]
+    log: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Arguments>),
+    Status(status::Arguments),
+    Cleanup(cleanup::Arguments),
+}
+
+impl Arguments {
+    /// Carries out the command.
+    ///
+    /// # Errors
+    /// Named, with what to do about it.
+    pub fn execute(self) -> Result<()> {
+        tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::try_new(&self.log)?)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
+        match self.command {
+            Command::Run(arguments) => arguments.execute(),
+            Command::Status(arguments) => arguments.execute(),
+            Command::Cleanup(arguments) => arguments.execute(),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! `run`: the agent itself.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::{
+    control::{self, NodePortAddresses, Origin, Settings},
+    dataplane::{Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
+    model::parse_duration,
+    source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
+};
+
+/// Keep the packet path equal to what the cluster wants, and answer health checks.
+///
+/// Attaches XDP and TC programs to the node's devices, follows Services, EndpointSlices and Nodes, and writes what
+/// changed. Killing it stops nothing: programs and maps stay, and the next `run` takes them over without losing a packet.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Name of this node's Node object; endpoints whose nodeName is this one are local.
+    #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
+    node_name: String,
+    /// A device by which packets from outside come; may be repeated. Default: the devices of the default route, of the
+    /// Node's addresses and of routes to other nodes' pods, followed as they change.
+    #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
+    devices: Vec<String>,
+    #[command(flatten)]
+    source: SourceArguments,
+    /// How packets are taken: XDP in the driver, XDP in the stack, or TC. `auto`: XDP on devices with a real wire, TC on
+    /// veth and other virtual ones.
+    #[arg(long, env = "TRAFFIC_POLICY_ATTACH", default_value = "auto", value_name = "MODE")]
+    attach: Mode,
+    /// Folder on a BPF file system where programs and maps outlive the agent.
+    #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
+    pin_dir: PathBuf,
+    /// Cgroup whose sockets' connections to Services are served. This version serves packets from outside only: `none`.
+    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "none", value_name = "D", value_parser = cgroup)]
+    cgroup: String,
+    /// On which addresses of this node node ports are reached: `all`, `primary` (the Node object's), or CIDRs.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_NODE_PORT_ADDRESSES",
+        default_value = "all",
+        value_name = "CIDR,…|primary|all"
+    )]
+    node_port_addresses: NodePortAddresses,
+    /// After a change from policy Cluster to Local: how long a node without an endpoint still forwards new connections, so
+    /// that load balancers can notice. 0: not at all. The annotation traffic-policy.io/drain of a Service overrides it.
+    #[arg(long, env = "TRAFFIC_POLICY_DRAIN", default_value = "30s", value_name = "TIME", value_parser = duration)]
+    drain: Duration,
+    /// Ports to use as source towards endpoints of other nodes. Node ports, net.ipv4.ip_local_port_range and ports of this
+    /// node's sockets are left out.
+    #[arg(long, env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
+    pool_ports: PortRanges,
+    /// The cluster's range of node ports.
+    #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R", value_parser = ranges)]
+    node_ports: PortRanges,
+    /// Where /healthz and /livez are answered.
+    #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
+    healthz_address: SocketAddr,
+    #[command(flatten)]
+    table: TableArguments,
+}
+
+/// Where Services come from.
+#[derive(Debug, Args)]
+struct SourceArguments {
+    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node), followed as it changes, instead of the API.
+    #[arg(long, env = "TRAFFIC_POLICY_MANIFESTS", value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_server"])]
+    manifests: Option<PathBuf>,
+    /// How to reach the Kubernetes API. Without it, and without --manifests: in-cluster, by service account.
+    #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
+    kubeconfig: Option<PathBuf>,
+    /// In-cluster: a real address of the API server, https://HOST:PORT. Its ClusterIP may be one that this agent itself
+    /// must make answer.
+    #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
+    api_server: Option<String>,
+}
+
+/// The flow table.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Flow table")]
+struct TableArguments {
+    /// Entries for IPv4, two a flow; best twice as many as flows need. 128 bytes each.
+    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES", default_value_t = Sizes::default().flows4, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
+    flow_entries: u32,
+    /// Entries for IPv6. 176 bytes each.
+    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = Sizes::default().flows6, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
+    flow_entries_v6: u32,
+    /// Entries for flows that a flood has pushed out of the main table until they prove real.
+    #[arg(long, env = "TRAFFIC_POLICY_PENDING_ENTRIES", default_value_t = Sizes::default().pending, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    pending_entries: u32,
+    /// Idle time of an established TCP connection.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_ESTABLISHED", default_value = "24h", value_name = "TIME", value_parser = duration)]
+    idle_established: Duration,
+    /// Idle time of a TCP connection after FIN both ways.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_FINISHED", default_value = "2m", value_name = "TIME", value_parser = duration)]
+    idle_finished: Duration,
+    /// Idle time of a TCP connection after RST.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_RESET", default_value = "10s", value_name = "TIME", value_parser = duration)]
+    idle_reset: Duration,
+    /// Idle time of a TCP connection that the client has not confirmed.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_UNCONFIRMED", default_value = "1m", value_name = "TIME", value_parser = duration)]
+    idle_unconfirmed: Duration,
+    /// Idle time of a UDP flow that nobody answered.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP", default_value = "30s", value_name = "TIME", value_parser = duration)]
+    idle_udp: Duration,
+    /// Idle time of a UDP flow that was answered.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP_ANSWERED", default_value = "2m", value_name = "TIME", value_parser = duration)]
+    idle_udp_answered: Duration,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m, 24h or 0"))
+}
+
+fn ranges(text: &str) -> Result<PortRanges, String> {
+    text.parse()
+}
+
+fn cgroup(text: &str) -> Result<String, String> {
+    if text == "none" {
+        return Ok(text.to_owned());
+    }
+    Err("connections made on this node are not served yet: say `none`".to_owned())
+}
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("starting the runtime failed")?;
+        runtime.block_on(control::run(self.settings()))
+    }
+
+    fn settings(self) -> Settings {
+        let node_name = self.node_name;
+        let origin = match (self.source.manifests, self.source.kubeconfig) {
+            (Some(folder), _) => Origin::Manifests(Manifests { folder, node_name: node_name.clone() }),
+            (None, kubeconfig) => {
+                let access = match kubeconfig {
+                    Some(file) => Access::Kubeconfig(file),
+                    None => Access::InCluster {
+                        api_server: self.source.api_server,
+                        service_account: SERVICE_ACCOUNT.into(),
+                    },
+                };
+                Origin::Kubernetes(Kubernetes { access, node_name: node_name.clone() })
+            }
+        };
+        let table = self.table;
+        Settings {
+            node_name,
+            devices: self.devices,
+            origin,
+            node_port_addresses: self.node_port_addresses,
+            healthz: self.healthz_address,
+            dataplane: Config {
+                pins: Some(self.pin_dir),
+                sizes: Sizes {
+                    flows4: table.flow_entries,
+                    flows6: table.flow_entries_v6,
+                    pending: table.pending_entries,
+                },
+                idle: IdleTimes {
+                    established: table.idle_established,
+                    finished: table.idle_finished,
+                    reset: table.idle_reset,
+                    unconfirmed: table.idle_unconfirmed,
+                    udp: table.idle_udp,
+                    udp_answered: table.idle_udp_answered,
+                },
+                pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
+                drain: self.drain,
+                mode: self.attach,
+            },
+        }
+    }
+}

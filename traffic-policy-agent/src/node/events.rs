@@ -1,0 +1,104 @@
+//! Changes of the network, as the kernel tells them.
+
+use std::{io, net::IpAddr};
+
+use futures::{StreamExt, channel::mpsc::UnboundedReceiver};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
+};
+use netlink_sys::{AsyncSocket, SocketAddr};
+use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+
+/// A change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    Link,
+    Address,
+    Route,
+    Neighbour(Neighbour),
+    /// The kernel told more than was read in time: anything may have changed.
+    Lost,
+}
+
+/// A neighbour with a MAC address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    pub link: u32,
+    pub address: IpAddr,
+    pub mac: [u8; 6],
+}
+
+/// The stream of changes.
+#[derive(Debug)]
+pub struct Events(UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>);
+
+/// Room for a burst of changes, such as the start of a hundred pods. Bytes.
+const RECEIVE_BUFFER: usize = 4 << 20;
+
+pub(super) fn connect() -> io::Result<(Handle, Events)> {
+    let groups = [
+        MulticastGroup::Link,
+        MulticastGroup::Neigh,
+        MulticastGroup::Ipv4Ifaddr,
+        MulticastGroup::Ipv6Ifaddr,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+        MulticastGroup::Ipv4Rule,
+    ];
+    let (mut connection, handle, messages) = new_multicast_connection(&groups)?;
+    // A smaller buffer only means that `Lost` comes sooner.
+    let _ = connection.socket_mut().socket_mut().set_rx_buf_sz(RECEIVE_BUFFER);
+    tokio::spawn(connection);
+    Ok((handle, Events(messages)))
+}
+
+impl Events {
+    /// Waits for the next change. Cancel-safe. `None`: the socket is gone.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            let (message, _) = self.0.next().await?;
+            let event = match message.payload {
+                NetlinkPayload::InnerMessage(message) => event(&message),
+                NetlinkPayload::Overrun(_) => Some(Event::Lost),
+                _ => None,
+            };
+            if event.is_some() {
+                return event;
+            }
+        }
+    }
+}
+
+fn event(message: &RouteNetlinkMessage) -> Option<Event> {
+    match message {
+        RouteNetlinkMessage::NewLink(_) | RouteNetlinkMessage::DelLink(_) => Some(Event::Link),
+        RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => Some(Event::Address),
+        RouteNetlinkMessage::NewRoute(_)
+        | RouteNetlinkMessage::DelRoute(_)
+        | RouteNetlinkMessage::NewRule(_)
+        | RouteNetlinkMessage::DelRule(_) => Some(Event::Route),
+        RouteNetlinkMessage::NewNeighbour(message) => neighbour(message).map(Event::Neighbour),
+        _ => None,
+    }
+}
+
+/// The neighbour of a message, if its MAC address is known.
+pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
+    let mut address = None;
+    let mut mac = None;
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) => {
+                address = Some(IpAddr::V4(*found))
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(found)) => {
+                address = Some(IpAddr::V6(*found))
+            }
+            NeighbourAttribute::LinkLayerAddress(found) => mac = <[u8; 6]>::try_from(found.as_slice()).ok(),
+            _ => {}
+        }
+    }
+    Some(Neighbour { link: message.header.ifindex, address: address?, mac: mac? })
+}

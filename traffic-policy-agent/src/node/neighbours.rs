@@ -1,0 +1,93 @@
+//! Keeps the kernel's neighbour entries of next hops alive, and notices when a MAC address changes.
+//!
+//! Packets that XDP sends do not pass the kernel's neighbour code, so an entry would go stale and never be probed again:
+//! a gateway that changed its MAC address would stay unnoticed. A managed entry (NTF_EXT_MANAGED, Linux 5.16) is probed by
+//! the kernel itself: <https://github.com/torvalds/linux/commit/7482e3841d520a368426ac196720601687e2dc47>
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use anyhow::{Context, Result};
+use futures::TryStreamExt;
+use netlink_packet_route::neighbour::{
+    NeighbourAttribute, NeighbourExtFlags, NeighbourMessage, NeighbourState,
+};
+
+use super::{
+    Network,
+    events::{self, Neighbour},
+};
+
+/// Each managed neighbour is probed every few seconds; beyond this number the 60 s after which a hop is resolved again
+/// have to do.
+const MOST: usize = 512;
+
+/// What is known of the neighbours.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    known: HashMap<(u32, IpAddr), [u8; 6]>,
+    managed: BTreeSet<(u32, IpAddr)>,
+}
+
+impl Keeper {
+    /// Takes note; whether the MAC address differs from the one known before.
+    pub fn changed(&mut self, neighbour: Neighbour) -> bool {
+        let Neighbour { link, address, mac } = neighbour;
+        self.known.insert((link, address), mac).is_some_and(|known| known != mac)
+    }
+
+    /// Learns all neighbours; whether one of them is another than `hops` say, or than known before.
+    ///
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn learn(
+        &mut self,
+        network: &Network,
+        hops: impl IntoIterator<Item = Neighbour>,
+    ) -> Result<bool> {
+        for Neighbour { link, address, mac } in hops {
+            self.known.insert((link, address), mac);
+        }
+        let messages: Vec<NeighbourMessage> = network
+            .handle
+            .neighbours()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .context("listing neighbours failed")?;
+        let mut changed = false;
+        for neighbour in messages.iter().filter_map(events::neighbour) {
+            changed |= self.changed(neighbour);
+        }
+        Ok(changed)
+    }
+
+    /// Has the kernel keep the entries of these next hops.
+    pub async fn keep(&mut self, network: &Network, hops: impl IntoIterator<Item = (u32, IpAddr)>) {
+        let hops: BTreeSet<_> = hops.into_iter().take(MOST).collect();
+        let news: Vec<_> = hops.difference(&self.managed).copied().collect();
+        for (link, address) in news {
+            let mut request = network.handle.neighbours().add(link, address).replace();
+            let message = request.message_mut();
+            message.header.state = NeighbourState::None;
+            message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
+            match request.execute().await {
+                Ok(()) => {
+                    self.managed.insert((link, address));
+                }
+                // The device is gone, or the entry is a permanent one: nothing to keep.
+                Err(error) => tracing::debug!(link, %address, "the neighbour cannot be managed: {error}"),
+            }
+        }
+        // What is used no more ages like any other entry once its hop is gone; asking again is harmless.
+        self.managed.retain(|entry| hops.contains(entry));
+    }
+
+    /// Forgets what was asked of a device's neighbours: it is gone, or came back.
+    pub fn forget(&mut self, link: u32) {
+        self.managed.retain(|(managed, _)| *managed != link);
+    }
+}
