@@ -22,8 +22,11 @@ pub struct Service {
     /// `metadata.creationTimestamp` in seconds since 1970; `None` counts as newer than any other.
     pub created: Option<i64>,
     pub service_type: ServiceType,
-    /// `spec.clusterIPs`. An IP family without one is not proxied at all.
+    /// `spec.clusterIPs`.
     pub cluster_ips: Vec<IpAddr>,
+    /// Whether it is proxied in IPv4, and in IPv6: as a rule, whether it has a cluster IP of the family.
+    pub ipv4: bool,
+    pub ipv6: bool,
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, less those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,

@@ -47,7 +47,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         if !(if ipv6 { context.input.ipv6 } else { context.input.ipv4 }) {
             continue;
         }
-        if !service.cluster_ips.iter().any(|ip| ip.is_ipv6() == ipv6) {
+        if !(if ipv6 { service.ipv6 } else { service.ipv4 }) {
             continue;
         }
         let mut ready_here = BTreeSet::new();

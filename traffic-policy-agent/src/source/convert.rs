@@ -58,8 +58,19 @@ fn is_foreign(metadata: &ObjectMeta) -> bool {
     FOREIGN_LABELS.iter().any(|label| labels.is_some_and(|labels| labels.contains_key(*label)))
 }
 
+/// Who has filled in the fields of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Author {
+    ApiServer,
+    /// Nobody chose a cluster IP where none is given: the Service is then reached by its other addresses only.
+    Person,
+}
+
 /// `None` if the Service is not for this proxy: headless, `ExternalName`, or labelled for another proxy.
-pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>, FieldError> {
+pub(super) fn service(
+    service: &core::Service,
+    author: Author,
+) -> Result<Option<object::Service>, FieldError> {
     let name = name(&service.metadata)?;
     let empty = core::ServiceSpec::default();
     let spec = service.spec.as_ref().unwrap_or(&empty);
@@ -81,11 +92,15 @@ pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>
         Some(ips) if !ips.is_empty() => problems.addresses("spec.clusterIPs", ips),
         _ => problems.addresses("spec.clusterIP", spec.cluster_ip.as_slice()),
     };
+    let mut families = [false, true].map(|ipv6| cluster_ips.iter().any(|ip| ip.is_ipv6() == ipv6));
     if cluster_ips.is_empty() {
-        problems.tell(
-            "spec.clusterIP",
-            "is empty, so this Service is not proxied; without an API server, choose one",
-        );
+        if author == Author::Person && problems.sentences.is_empty() {
+            let named = spec.ip_families.as_deref().unwrap_or_default();
+            families =
+                ["IPv4", "IPv6"].map(|family| named.is_empty() || named.iter().any(|name| name == family));
+        } else {
+            problems.tell("spec.clusterIP", "is empty, so this Service is not proxied");
+        }
     }
     let external_ips =
         problems.addresses("spec.externalIPs", spec.external_ips.as_deref().unwrap_or_default());
@@ -114,6 +129,8 @@ pub(super) fn service(service: &core::Service) -> Result<Option<object::Service>
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
         service_type,
         cluster_ips,
+        ipv4: families[0],
+        ipv6: families[1],
         external_ips,
         load_balancer_ips: problems.addresses("status.loadBalancer.ingress", &ingress),
         ports: ports(spec, &mut problems)?,

@@ -50,7 +50,7 @@ impl Kubernetes {
             labelled.clone(),
             watch::Kind {
                 plural: "Services",
-                convert: |s: &Service| convert::service(s),
+                convert: |s: &Service| convert::service(s, convert::Author::ApiServer),
                 update: Update::Service,
             },
             sink.clone(),

@@ -19,6 +19,8 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         created,
         service_type: ServiceType::LoadBalancer,
         cluster_ips: vec![Ipv4Addr::new(10, 96, 0, i).into()],
+        ipv4: true,
+        ipv6: false,
         external_ips: Vec::new(),
         load_balancer_ips: vec![Ipv4Addr::new(192, 0, 2, vip).into()],
         ports: vec![Port { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80, node_port }],

@@ -118,7 +118,7 @@ impl Loader {
         }
         let result = match (api_version.as_str(), kind.as_str()) {
             ("v1", "Service") => self.object(place, &kind, value, |objects, service: &Service| {
-                objects.services.extend(convert::service(service)?);
+                objects.services.extend(convert::service(service, convert::Author::Person)?);
                 convert::name(&service.metadata)
             }),
             ("discovery.k8s.io/v1", "EndpointSlice") => {

@@ -1,0 +1,6 @@
+//! What becomes of connections from outside, with real agents on real nodes: policies, families, protocols, ways to attach.
+//! Needs root; without it each test fails with a sentence that says so.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod matrix;
