@@ -4,6 +4,8 @@ mod attach;
 mod filter;
 mod hops;
 mod kernel;
+#[cfg(feature = "log")]
+mod log;
 mod object;
 mod pins;
 mod plan;
@@ -147,6 +149,8 @@ impl Dataplane {
         let maps = pins.as_ref().map(Pins::maps);
         let mut object = load(config.sizes, maps.as_deref(), &kernel)?;
         load_programs(&mut object)?;
+        #[cfg(feature = "log")]
+        log::follow(&mut object)?;
         let mut tables = Tables::take(&mut object)?;
         jumps(&object, &mut tables)?;
         let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;

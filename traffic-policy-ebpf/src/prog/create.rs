@@ -19,7 +19,7 @@ use super::{
     family::{Family, pending_in_use},
     hop::{self, Route, Via},
     maps::{ANY, EXISTS, NOEXIST, POOL, STATE, USAGE},
-    pair::table,
+    pair::{other_key, table},
     parse::Parsed,
     wire::{fetch_add, load16, load32},
 };
@@ -44,8 +44,7 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
         zero: 0,
     };
     let Some(found) = F::frontends().lookup::<_, Frontend>(&key) else {
-        // The tuple of a packet that XDP has delivered is that of a reply, reversed.
-        if P::TC && exists::<F>(&parsed.tuple.reversed()) {
+        if P::TC && delivered::<F>(&parsed.tuple) {
             return Err(Outcome::PassedDelivered);
         }
         return Err(Outcome::PassedNotService);
@@ -77,9 +76,12 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
     Ok((range, found))
 }
 
-/// Whether a half with this key exists.
+/// Whether XDP has delivered the packet: its tuple, reversed, is that of the endpoint's replies.
 #[inline(always)]
-fn exists<F: Family>(key: &Tuple<F::Address>) -> bool {
+fn delivered<F: Family>(tuple: &Tuple<F::Address>) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    unsafe { (*scratch).other = tuple.reversed() };
+    let key = unsafe { &(*scratch).other };
     F::flows().lookup::<_, Flow<F::Address>>(key).is_some()
         || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(key).is_some()
 }
@@ -147,9 +149,10 @@ pub fn create<P: Packet, F: Family>(
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedFailed.into());
     };
-    let slot = unsafe { *slot };
+    // Its range rests before it is written again, so it does not change under our hands.
+    let slot = unsafe { &*slot.cast_const() };
 
-    let route = route::<P, F>(packet, index, &slot, now);
+    let route = route::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => return Err(outcome.into()),
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
@@ -240,11 +243,11 @@ fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
 /// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
 #[inline(always)]
 unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
-    let key = unsafe { (*request).translated(protocol) }.reversed();
-    if key == *successor {
+    let Some(key) = other_key::<F>(request, protocol) else { return };
+    if *key == *successor {
         return;
     }
-    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(&key) {
+    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(key) {
         unsafe { (*old).state |= GONE };
     }
 }
@@ -254,7 +257,7 @@ struct Halves<'a, P, F: Family> {
     scratch: *mut Scratch<F::Address>,
     packet: P,
     parsed: &'a Parsed<F>,
-    slot: Slot<F::Address>,
+    slot: &'a Slot<F::Address>,
     /// Source towards the endpoint.
     source: F::Address,
     service: u32,

@@ -37,7 +37,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
             _ => Outcome::PassedNotIp.into(),
         }
     };
-    exit::leave::<P>(P::HOOK, exit)
+    exit::leave(packet, P::HOOK, exit)
 }
 
 #[inline(always)]
@@ -85,7 +85,7 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
         }
         Err(outcome) => outcome.into(),
     };
-    exit::leave::<P>(P::HOOK, exit)
+    exit::leave(packet, P::HOOK, exit)
 }
 
 /// Hands a packet whose sender is to be told to the program that does it.

@@ -88,7 +88,7 @@ pub fn tc_answer6(ctx: TcContext) -> i32 {
 pub fn tc_egress(ctx: TcContext) -> i32 {
     let packet = skb(&ctx);
     packet.pull();
-    exit::leave::<Tc>(hook::EGRESS, egress::run(packet))
+    exit::leave(packet, hook::EGRESS, egress::run(packet))
 }
 
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.
