@@ -175,6 +175,24 @@ pub struct FrontendKey<A> {
     pub zero: u32,
 }
 
+/// What a source range is matched by, in a longest-prefix trie: the Service port in full, then a prefix of the source.
+/// `W` is 1 word for IPv4, 4 for IPv6, in memory order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceRange<const W: usize> {
+    pub service: u32,
+    pub address: [u32; W],
+}
+
+/// The key of one packet's look-up in the trie: a [`SourceRange`] behind its length in bits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceQuery<A> {
+    pub bits: u32,
+    pub service: u32,
+    pub address: A,
+}
+
 /// A range of `SLOTS`, written as one aligned word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -474,6 +492,8 @@ const _: () = {
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
     assert!(size_of::<Frontend>() == 32);
+    assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
+    assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<Slot<Address4>>() == 12);
     assert!(size_of::<Slot<Address6>>() == 24);
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
@@ -494,6 +514,8 @@ mod pod {
     unsafe impl<A: Address> aya::Pod for Flow<A> {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}
+    // SAFETY: as above.
+    unsafe impl<const W: usize> aya::Pod for SourceRange<W> {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Frontend {}
     // SAFETY: as above.

@@ -6,7 +6,7 @@ use aya_ebpf::helpers::{bpf_ktime_get_coarse_ns, bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
         Address, Claim, Flow, Frontend, FrontendKey, HOP_LOCAL, Range, SLOT_LOCAL, Scratch, Slot, SlotRoute,
-        Tuple, Usage, destination_port, frontend, kind, ports, source_port,
+        SourceQuery, Tuple, Usage, destination_port, frontend, kind, ports, source_port,
     },
     checksum, hash,
     outcome::Outcome,
@@ -50,7 +50,14 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
         return Err(Outcome::PassedNotService);
     };
     let found = found.cast_const();
-    let flags = unsafe { (*found).flags };
+    let (flags, service) = unsafe { ((*found).flags, (*found).service) };
+    if flags & frontend::SOURCE_RANGES != 0 {
+        let bits = 32 + size_of::<F::Address>() as u32 * 8;
+        let query = SourceQuery { bits, service, address: parsed.tuple.source };
+        if F::sources().lookup::<_, u32>(&query).is_none() {
+            return Err(Outcome::DroppedSourceRange);
+        }
+    }
     let mut range = unsafe { (*found).cluster };
     if flags & frontend::LOCAL != 0 && flags & frontend::HAS_ENDPOINTS != 0 {
         let local = unsafe { (*found).local };
