@@ -279,7 +279,7 @@ impl Control {
         }
         match self.dataplane.next_hops() {
             Ok(hops) => {
-                self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await
+                self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
             }
             Err(error) => tracing::warn!("{error:#}"),
         }

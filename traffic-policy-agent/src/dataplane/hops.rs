@@ -90,7 +90,7 @@ impl Arena {
     pub fn list(&self, tables: &Tables) -> Result<Vec<NextHop>> {
         let arena = (route(tables) >> 16) as u16;
         let mut hops = Vec::new();
-        for entry in tables.hop_index.iter() {
+        for entry in &tables.hop_index {
             let (key, index) = entry.context("reading the hops failed")?;
             if key.arena != arena {
                 continue;

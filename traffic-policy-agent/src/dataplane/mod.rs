@@ -162,7 +162,7 @@ impl Dataplane {
             tables,
             planner,
             sweeper,
-            hops: hops::Arena::default(),
+            hops: hops::Arena,
             attached: BTreeMap::new(),
             cluster_ips: BTreeSet::new(),
             untidy: false,

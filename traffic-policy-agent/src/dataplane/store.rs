@@ -36,7 +36,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
         held.sources.insert(source(&key, ipv6)?);
     }
 
-    for entry in family.frontends.iter() {
+    for entry in &family.frontends {
         let (key, frontend) = entry?;
         let protocol = match u32::from(key.protocol) {
             PROTOCOL_TCP => Protocol::Tcp,

@@ -127,7 +127,10 @@ pub(super) fn service(
 
     let affinity = affinity(spec)?;
     if affinity.is_some() {
-        problems.tell("spec.sessionAffinity", "is not kept by this version: each new connection chooses any endpoint");
+        problems.tell(
+            "spec.sessionAffinity",
+            "is not kept by this version: each new connection chooses any endpoint",
+        );
     }
 
     Ok(Some(object::Service {

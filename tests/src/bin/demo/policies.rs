@@ -26,8 +26,8 @@ pub fn show(stage: &Stage) -> Result<()> {
         let (port, path) = health_check(policy);
         println!("externalTrafficPolicy: {policy:?}   (a load balancer asks :{port}{path})");
         println!(
-            "  {:<7} {:<5} {:<32} {:<26} {:<12} {}",
-            "NODE", "", "ANSWERED BY", "CLIENT ADDRESS AT THE POD", "SECOND HOP", "HEALTH PORT"
+            "  {:<7} {:<5} {:<32} {:<26} {:<12} HEALTH PORT",
+            "NODE", "", "ANSWERED BY", "CLIENT ADDRESS AT THE POD", "SECOND HOP"
         );
         for node in stage.lab.nodes() {
             let (status, weight) = stage.health(node, policy)?;

@@ -84,7 +84,7 @@ impl Stage {
     pub fn set(&self, policy: Policy, drain: Option<&str>) -> Result<()> {
         self.manifests.apply(&service(policy, drain), &backends(&self.lab))?;
         for node in self.lab.nodes() {
-            let wanted = (policy == Policy::Local).then(|| if node.pods.is_empty() { 503 } else { 200 });
+            let wanted = (policy == Policy::Local).then_some(if node.pods.is_empty() { 503 } else { 200 });
             let start = Instant::now();
             while self.health(node, Policy::Local).ok().map(|(status, _)| status) != wanted {
                 ensure!(
