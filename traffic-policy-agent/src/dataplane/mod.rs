@@ -40,13 +40,13 @@ pub use self::{
     pins::{DEFAULT as DEFAULT_PINS, cleanup},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
+    sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
 };
 use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
-    sweep::Sweeper,
 };
 use crate::model::{Desired, FrontendKind, ServicePortKey};
 
