@@ -27,7 +27,7 @@ use traffic_policy_ebpf::abi::{Address4, Address6, Bucket, Flow, Tuple};
 
 pub use self::flows::{Half, Place};
 pub use self::run::{Hook, Input, Ran, Way};
-pub use self::setup::{Frontend, Setup};
+pub use self::setup::{Frontend, POOL_PORT, Setup};
 use self::world::World;
 pub use self::world::{Device, Spot};
 use crate::netns::Namespace;

@@ -2,4 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
-mod smoke;
+mod answers;
+mod table;
+mod untouched;
+mod ways;
