@@ -104,14 +104,14 @@ impl Ran {
 impl Harness {
     /// Runs a packet that comes in by eth0 (or, at egress, leaves by it).
     #[track_caller]
-    pub fn run(&mut self, hook: Hook, packet: &Packet) -> Ran {
+    pub fn run(&self, hook: Hook, packet: &Packet) -> Ran {
         self.input(&Input::new(hook, packet.bytes()))
     }
 
     /// Runs a frame, and checks what holds of every packet: one counter moves by one and its name says the verdict, a
     /// packet that is only passed is untouched.
     #[track_caller]
-    pub fn input(&mut self, input: &Input) -> Ran {
+    pub fn input(&self, input: &Input) -> Ran {
         let before = self.counters(input.hook);
         let (verdict, frame) = self.execute(input);
         let after = self.counters(input.hook);

@@ -48,14 +48,14 @@ fn no_endpoint_anywhere() {
                 what,
                 Setup::of(frontend),
                 [&request, &short]
-                    .map(|request| Step::new(request, "rejected-no-endpoint", port_unreachable(request))),
+                    .map(|request| Step::new(request, "rejected-no-endpoint", &port_unreachable(request))),
             ));
         }
         if terms.v4() {
             let steps = (0..=10).map(|words| {
                 let request = request.clone().with(|p| p.options = vec![1; words * 4]);
                 let answer = port_unreachable(&request);
-                Step::new(&request, "rejected-no-endpoint", answer)
+                Step::new(&request, "rejected-no-endpoint", &answer)
             });
             cases.push(Case::new(
                 "IPv4 options are repeated",
@@ -94,16 +94,16 @@ fn time_to_live_ends() {
             Case::new(
                 "of the first packet",
                 Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])),
-                [Step::new(&request, "rejected-ttl", time_exceeded(&request))],
+                [Step::new(&request, "rejected-ttl", &time_exceeded(&request))],
             ),
             Case::new(
                 "of a later one",
                 Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])),
                 [
-                    Step::new(&alive, "forwarded", forwarded),
-                    Step::new(&request, "rejected-ttl", time_exceeded(&request)),
-                    Step::new(&reply, "replied", terms.replied(NODE)),
-                    Step::new(&reply.clone().ttl(1), "rejected-ttl", time_exceeded(&reply.clone().ttl(1))),
+                    Step::new(&alive, "forwarded", &forwarded),
+                    Step::new(&request, "rejected-ttl", &time_exceeded(&request)),
+                    Step::new(&reply, "replied", &terms.replied(NODE)),
+                    Step::new(&reply.clone().ttl(1), "rejected-ttl", &time_exceeded(&reply.clone().ttl(1))),
                 ],
             ),
         ]
@@ -128,7 +128,7 @@ fn longer_than_the_way_out() {
         };
         let setup = || Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[SLIM]));
         let long = request(1401);
-        let fits = || Step::new(&request(1400), "forwarded", forwarded(1400));
+        let fits = || Step::new(&request(1400), "forwarded", &forwarded(1400));
         let mut cases = Vec::new();
         if terms.xdp() {
             cases.push(Case::new(
@@ -138,7 +138,7 @@ fn longer_than_the_way_out() {
             ));
             return cases;
         }
-        let told = || Step::new(&long, "rejected-too-long", too_long(&long, 1400));
+        let told = || Step::new(&long, "rejected-too-long", &too_long(&long, 1400));
         cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
         if terms.v4() {
             let may = long.clone().with(|p| p.dont_fragment = false);
@@ -151,8 +151,8 @@ fn longer_than_the_way_out() {
             "aggregate of segments",
             setup(),
             [
-                Step::new(&aggregate, "forwarded", forwarded(3000)).segments(largest),
-                Step::new(&aggregate, "rejected-too-long", too_long(&aggregate, 1400)).segments(largest + 1),
+                Step::new(&aggregate, "forwarded", &forwarded(3000)).segments(largest),
+                Step::new(&aggregate, "rejected-too-long", &too_long(&aggregate, 1400)).segments(largest + 1),
             ],
         ));
         cases
@@ -185,7 +185,7 @@ fn segments_of_unknown_connections() {
         )];
         let steps = flags.map(|flags| {
             let segment = segment(VIP, flags);
-            Step::new(&segment, "reset-no-flow", reset(&segment))
+            Step::new(&segment, "reset-no-flow", &reset(&segment))
         });
         cases.push(Case::new("to a VIP: RST with the number that they acknowledge", setup(VIP), steps));
         let resets = [flag::RST, flag::RST | flag::ACK];
@@ -202,7 +202,7 @@ fn segments_of_unknown_connections() {
             cases.push(Case::new(
                 "options of both headers are left out",
                 setup(VIP),
-                [Step::new(&with_options, "reset-no-flow", reset(&with_options))],
+                [Step::new(&with_options, "reset-no-flow", &reset(&with_options))],
             ));
         }
         cases

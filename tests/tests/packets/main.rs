@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod answers;
+mod checksums;
+mod identity;
+mod noise;
 mod table;
 mod untouched;
 mod ways;

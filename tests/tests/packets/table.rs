@@ -8,20 +8,20 @@ use traffic_policy_tests::harness::{self, Device, Harness, Hook, Input, POOL_POR
 use traffic_policy_tests::lab::Family;
 use traffic_policy_tests::packet::{Packet, difference, flag, render};
 
-pub const CLIENT_PORT: u16 = 40000;
-pub const PORT: u16 = 30080;
-pub const ENDPOINT_PORT: u16 = 8080;
+pub(crate) const CLIENT_PORT: u16 = 40000;
+pub(crate) const PORT: u16 = 30080;
+pub(crate) const ENDPOINT_PORT: u16 = 8080;
 
 /// A column of the table: the terms in which a row is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    pub hook: Hook,
-    pub family: Family,
-    pub tcp: bool,
+pub(crate) struct Terms {
+    pub(crate) hook: Hook,
+    pub(crate) family: Family,
+    pub(crate) tcp: bool,
 }
 
 impl Terms {
-    pub fn all() -> impl Iterator<Item = Self> {
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
         Hook::INGRESS.into_iter().flat_map(|hook| {
             Family::BOTH
                 .into_iter()
@@ -29,31 +29,37 @@ impl Terms {
         })
     }
 
-    pub fn xdp(self) -> bool {
+    pub(crate) fn xdp(self) -> bool {
         self.hook == Hook::Xdp
     }
 
-    pub fn v4(self) -> bool {
+    pub(crate) fn v4(self) -> bool {
         self.family == Family::V4
     }
 
-    pub fn at(self, (spot, port): (Spot, u16)) -> (IpAddr, u16) {
+    pub(crate) fn at(self, (spot, port): (Spot, u16)) -> (IpAddr, u16) {
         (spot.of(self.family), port)
     }
 
     /// A SYN or a datagram, MAC addresses not set.
-    pub fn packet(self, from: (Spot, u16), to: (Spot, u16)) -> Packet {
+    pub(crate) fn packet(self, from: (Spot, u16), to: (Spot, u16)) -> Packet {
         let (from, to) = (self.at(from), self.at(to));
         if self.tcp { Packet::tcp(from, to, flag::SYN) } else { Packet::udp(from, to) }
     }
 
     /// The first packet of the client, as the router hands it to eth0.
-    pub fn request(self, to: (Spot, u16)) -> Packet {
+    pub(crate) fn request(self, to: (Spot, u16)) -> Packet {
         self.packet((Spot::Client, CLIENT_PORT), to).macs(Spot::Router.mac(), Device::Eth0.mac())
     }
 
     /// The same for an endpoint on another node: as it leaves by `device` to `router`.
-    pub fn forwarded(self, to: (Spot, u16), endpoint: (Spot, u16), device: Device, router: Spot) -> Packet {
+    pub(crate) fn forwarded(
+        self,
+        to: (Spot, u16),
+        endpoint: (Spot, u16),
+        device: Device,
+        router: Spot,
+    ) -> Packet {
         self.request(to)
             .source(self.at((device.spot(), POOL_PORT)))
             .destination(self.at(endpoint))
@@ -62,12 +68,12 @@ impl Terms {
     }
 
     /// A SYN-ACK or a datagram back to the pool port, as `router` hands it to `device`.
-    pub fn reply(self, endpoint: (Spot, u16), device: Device, router: Spot) -> Packet {
+    pub(crate) fn reply(self, endpoint: (Spot, u16), device: Device, router: Spot) -> Packet {
         self.answer(endpoint, (device.spot(), POOL_PORT)).macs(router.mac(), device.mac())
     }
 
     /// A SYN-ACK or a datagram.
-    pub fn answer(self, from: (Spot, u16), to: (Spot, u16)) -> Packet {
+    pub(crate) fn answer(self, from: (Spot, u16), to: (Spot, u16)) -> Packet {
         let (from, to) = (self.at(from), self.at(to));
         if self.tcp {
             Packet::tcp(from, to, flag::SYN | flag::ACK).numbers(5000, 1001)
@@ -77,7 +83,7 @@ impl Terms {
     }
 
     /// The reply of [`Self::reply`] as the client gets it.
-    pub fn replied(self, from: (Spot, u16)) -> Packet {
+    pub(crate) fn replied(self, from: (Spot, u16)) -> Packet {
         self.answer(from, (Spot::Client, CLIENT_PORT)).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63)
     }
 }
@@ -86,14 +92,14 @@ impl Terms {
 #[derive(Clone, Debug)]
 enum Becomes {
     Itself,
-    Other(Packet),
+    Other(Vec<u8>),
     /// Dropped, so it does not matter.
     Nothing,
 }
 
 /// One packet of a case.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub(crate) struct Step {
     frame: Vec<u8>,
     device: Device,
     egress: bool,
@@ -104,36 +110,47 @@ pub struct Step {
 
 impl Step {
     /// A packet that comes in by eth0 and is passed on as it is.
-    pub fn passed(packet: &Packet, outcome: &'static str) -> Self {
+    pub(crate) fn passed(packet: &Packet, outcome: &'static str) -> Self {
         Self::frame(packet.bytes(), outcome)
     }
 
     /// As [`Self::passed`], for any bytes.
-    pub fn frame(frame: Vec<u8>, outcome: &'static str) -> Self {
+    pub(crate) fn frame(frame: Vec<u8>, outcome: &'static str) -> Self {
         Self { frame, device: Device::Eth0, egress: false, segment: 0, outcome, becomes: Becomes::Itself }
     }
 
     /// A packet that becomes another one.
-    pub fn new(packet: &Packet, outcome: &'static str, becomes: Packet) -> Self {
-        Self { becomes: Becomes::Other(becomes), ..Self::passed(packet, outcome) }
+    pub(crate) fn new(packet: &Packet, outcome: &'static str, becomes: &Packet) -> Self {
+        Self { becomes: Becomes::Other(becomes.bytes()), ..Self::passed(packet, outcome) }
     }
 
-    pub fn dropped(packet: &Packet, outcome: &'static str) -> Self {
+    /// As [`Self::new`], with the same bytes after both packets.
+    pub(crate) fn with_trailer(
+        packet: &Packet,
+        outcome: &'static str,
+        becomes: &Packet,
+        trailer: &[u8],
+    ) -> Self {
+        let frame = [&packet.bytes(), trailer].concat();
+        Self { becomes: Becomes::Other([&becomes.bytes(), trailer].concat()), ..Self::frame(frame, outcome) }
+    }
+
+    pub(crate) fn dropped(packet: &Packet, outcome: &'static str) -> Self {
         Self { becomes: Becomes::Nothing, ..Self::passed(packet, outcome) }
     }
 
     /// Comes in by another device.
-    pub fn by(self, device: Device) -> Self {
+    pub(crate) fn by(self, device: Device) -> Self {
         Self { device, ..self }
     }
 
     /// Leaves by eth0: seen at TC egress, whatever the column.
-    pub fn leaving(self) -> Self {
+    pub(crate) fn leaving(self) -> Self {
         Self { egress: true, ..self }
     }
 
     /// An aggregate of segments with this much payload, for TC.
-    pub fn segments(self, segment: u32) -> Self {
+    pub(crate) fn segments(self, segment: u32) -> Self {
         Self { segment, ..self }
     }
 
@@ -147,7 +164,7 @@ impl Step {
         let expected = match &self.becomes {
             Becomes::Nothing => return,
             Becomes::Itself => self.frame.clone(),
-            Becomes::Other(packet) => packet.bytes(),
+            Becomes::Other(frame) => frame.clone(),
         };
         if let Some(difference) = difference(&expected, &ran.frame) {
             panic!("{}: {difference}", self.outcome);
@@ -161,25 +178,25 @@ impl Step {
 }
 
 /// One row.
-pub struct Case {
+pub(crate) struct Case {
     what: &'static str,
     setup: Setup,
     steps: Vec<Step>,
 }
 
 impl Case {
-    pub fn new(what: &'static str, setup: Setup, steps: impl IntoIterator<Item = Step>) -> Self {
+    pub(crate) fn new(what: &'static str, setup: Setup, steps: impl IntoIterator<Item = Step>) -> Self {
         Self { what, setup, steps: steps.into_iter().collect() }
     }
 }
 
 /// Runs the rows in all columns. A failure names row, column and step.
-pub fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
+pub(crate) fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
     run_with(|_, terms| rows(terms));
 }
 
 /// As [`run`], for rows that need to know the devices' numbers or the time.
-pub fn run_with(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
+pub(crate) fn run_with(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
     harness::with(|harness| {
         let mut run = 0;
         for terms in Terms::all() {

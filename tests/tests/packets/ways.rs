@@ -27,17 +27,17 @@ fn endpoints_on_other_nodes() {
                     Step::new(
                         &terms.request(to),
                         "forwarded",
-                        terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear),
+                        &terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear),
                     ),
                     Step::new(
                         &terms.reply(NEAR, Device::Eth0, Spot::RouterNear),
                         "replied",
-                        terms.replied(to),
+                        &terms.replied(to),
                     ),
                     Step::new(
                         &terms.request(to).ttl(3),
                         "forwarded",
-                        terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear).ttl(2),
+                        &terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear).ttl(2),
                     ),
                 ],
             ));
@@ -49,9 +49,9 @@ fn endpoints_on_other_nodes() {
                 Step::new(
                     &terms.request(NODE),
                     "forwarded",
-                    terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar),
+                    &terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar),
                 ),
-                Step::new(&terms.reply(FAR, Device::Eth1, Spot::RouterFar), "replied", terms.replied(NODE))
+                Step::new(&terms.reply(FAR, Device::Eth1, Spot::RouterFar), "replied", &terms.replied(NODE))
                     .by(Device::Eth1),
             ],
         ));
@@ -72,8 +72,8 @@ fn clients_without_a_route() {
             "client without a route",
             Setup::of(frontend(VIP, &[NEAR])),
             [
-                Step::new(&request, "forwarded", forwarded),
-                Step::new(&terms.reply(NEAR, Device::Eth0, Spot::RouterNear), "replied", replied),
+                Step::new(&request, "forwarded", &forwarded),
+                Step::new(&terms.reply(NEAR, Device::Eth0, Spot::RouterNear), "replied", &replied),
             ],
         )]
     });
@@ -89,9 +89,9 @@ fn endpoints_on_this_node() {
         let other = terms.answer(LOCAL, (Spot::OtherClient, CLIENT_PORT));
         let steps = |to| {
             [
-                Step::new(&terms.request(to), "delivered", delivered(to)),
-                Step::new(&answer, "replied-local", answered(to)).leaving(),
-                Step::new(&terms.request(to).ttl(1), "delivered", delivered(to).ttl(1)),
+                Step::new(&terms.request(to), "delivered", &delivered(to)),
+                Step::new(&answer, "replied-local", &answered(to)).leaving(),
+                Step::new(&terms.request(to).ttl(1), "delivered", &delivered(to).ttl(1)),
                 Step::passed(&not_ours, "passed").leaving(),
                 Step::passed(&other, "passed-not-service").leaving(),
             ]
@@ -118,7 +118,7 @@ fn a_packet_that_xdp_delivered_is_not_new_in_tc() {
             "delivered, then seen again",
             Setup::of(frontend(NODE, &[local])),
             [
-                Step::new(&terms.request(NODE), "delivered", delivered.clone()),
+                Step::new(&terms.request(NODE), "delivered", &delivered.clone()),
                 Step::passed(&delivered, if terms.xdp() { "passed-not-service" } else { "passed-delivered" }),
             ],
         )]
@@ -145,7 +145,7 @@ fn policy_local_without_an_endpoint_here() {
             Case::new(
                 "draining",
                 setup(now + 60_000_000_000),
-                [Step::new(&terms.request(NODE), "forwarded", forwarded)],
+                [Step::new(&terms.request(NODE), "forwarded", &forwarded)],
             ),
         ];
         if terms.tcp {
@@ -178,13 +178,13 @@ fn what_xdp_cannot_finish() {
             let sent = terms
                 .forwarded(NODE, silent, Device::Eth0, Spot::RouterSilent)
                 .macs(request.from, request.to);
-            Step::new(&request, "forwarded", sent)
+            Step::new(&request, "forwarded", &sent)
         };
         let elsewhere = if terms.xdp() {
             Step::passed(&request, "passed-to-tc")
         } else {
             let sent = terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar);
-            Step::new(&request, "forwarded", sent)
+            Step::new(&request, "forwarded", &sent)
         };
         let devices = |setup: Setup| setup.with(|setup| setup.devices[1].1 = false);
         vec![
