@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData, PerCpuArray};
-use traffic_policy_agent::dataplane::{self, Kernel, Sizes, Tables};
-use traffic_policy_ebpf::abi::{Address4, Address6, Bucket, Flow, Tuple};
+use traffic_policy_agent::dataplane::{self, Found, Kernel, Sizes, Sweeper, Tables};
+use traffic_policy_ebpf::abi::{Address4, Address6, Bucket, Flow, Tuple, jump};
 
 pub use self::flows::{Half, Place};
 pub use self::run::{Hook, Input, Ran, Way};
@@ -74,6 +74,25 @@ impl Harness {
         let pending6 = take("PENDING6")?.try_into()?;
         let buckets = take("BUCKETS")?.try_into()?;
         Ok(Self { object, tables, pending4, pending6, buckets, world })
+    }
+
+    /// Takes the programs away that the entry programs jump to: what needs them is passed on unfinished.
+    pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        for index in 0..jump::COUNT {
+            let xdp = self.tables.xdp_jumps.clear_index(&index);
+            let tc = self.tables.tc_jumps.clear_index(&index);
+            xdp.and(tc).unwrap_or_else(|error| panic!("clearing a jump: {error}"));
+        }
+        let done = work(self);
+        let restored = dataplane::jumps(&self.object, &mut self.tables);
+        restored.unwrap_or_else(|error| panic!("{error:#}"));
+        done
+    }
+
+    /// Sweeps both families as the agent does.
+    pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_gone: bool) -> [Found; 2] {
+        let found = sweeper.run(&self.object, &mut self.tables, mark_gone);
+        found.unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// The kernel's number of a device.

@@ -77,6 +77,8 @@ pub enum Spot {
     Silent,
     /// On this node.
     Local,
+    /// On this node by its route only: its slice names no node.
+    LocalByRoute,
     /// Its route says unreachable.
     Unreachable,
 }
@@ -104,6 +106,7 @@ impl Spot {
             Self::Slim => (5, 0x10, [10, 0, 5, 10]),
             Self::Silent => (4, 0x10, [10, 0, 4, 10]),
             Self::Local => (1, 0x10, [10, 0, 1, 10]),
+            Self::LocalByRoute => (1, 0x11, [10, 0, 1, 11]),
             Self::Unreachable => (6, 0x10, [10, 0, 6, 10]),
         };
         Addresses::new(v4, [0xfd00, net, 0, 0, 0, 0, 0, host])

@@ -4,8 +4,14 @@
 
 mod answers;
 mod checksums;
+mod conversation;
+mod hops;
 mod identity;
+mod limits;
 mod noise;
+mod pending;
+mod sweeping;
 mod table;
+mod talk;
 mod untouched;
 mod ways;

@@ -108,6 +108,33 @@ fn endpoints_on_this_node() {
     });
 }
 
+/// The node's routes decide, for a slice need not name a node: its own address, or one behind a device of a pod.
+#[test]
+fn endpoints_on_this_node_by_their_route() {
+    table::run(|terms| {
+        [Spot::LocalByRoute, Spot::NodeEth1]
+            .into_iter()
+            .map(|spot| {
+                let endpoint = (spot, ENDPOINT_PORT);
+                let delivered = terms.request(NODE).destination(terms.at(endpoint));
+                let answer = terms.answer(endpoint, (Spot::Client, CLIENT_PORT));
+                let answered = answer.clone().source(terms.at(NODE));
+                let again = terms.request(NODE).source(terms.at((Spot::OtherClient, CLIENT_PORT)));
+                let again_delivered = again.clone().destination(terms.at(endpoint));
+                Case::new(
+                    "no node named",
+                    Setup::of(frontend(NODE, &[endpoint])),
+                    [
+                        Step::new(&terms.request(NODE), "delivered", &delivered),
+                        Step::new(&answer, "replied-local", &answered).leaving(),
+                        Step::new(&again, "delivered", &again_delivered),
+                    ],
+                )
+            })
+            .collect()
+    });
+}
+
 #[test]
 fn a_packet_that_xdp_delivered_is_not_new_in_tc() {
     table::run(|terms| {
