@@ -4,6 +4,7 @@
 
 mod answers;
 mod checksums;
+mod clock;
 mod conversation;
 mod hops;
 mod identity;
