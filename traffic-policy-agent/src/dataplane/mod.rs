@@ -36,7 +36,7 @@ pub use self::{
     attach::{Attached, Mode},
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
-    object::{Sizes, load, map_names},
+    object::{Sizes, load, map_names, object_bytes},
     pins::{DEFAULT as DEFAULT_PINS, cleanup},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
