@@ -18,8 +18,8 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/budgets.txt");
 const TOLERANCE_PERCENT: u64 = 5;
 /// Far below what any kernel verifies (1,000,000), so that older ones that prune less have room.
 const MOST_VERIFIED: u64 = 250_000;
-/// The kernel's limit.
-const MOST_STACK: u64 = 512;
+/// The kernel lets a function and its callback use 512 together; older ones round each up to 32.
+const MOST_STACK: u64 = 512 - 32;
 
 /// Figures by name, one a line in the file.
 type Figures = BTreeMap<String, u64>;

@@ -434,6 +434,8 @@ pub struct Scratch<A> {
     pub claim: Claim,
     /// The key of `reply`.
     pub key: Tuple<A>,
+    /// The key of the other half of a half that was found.
+    pub other: Tuple<A>,
 }
 
 /// The search for a free source port.

@@ -45,8 +45,14 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
     };
     let Some(found) = F::frontends().lookup::<_, Frontend>(&key) else {
         // The tuple of a packet that XDP has delivered is that of a reply, reversed.
-        if P::TC && exists::<F>(&parsed.tuple.reversed()) {
-            return Err(Outcome::PassedDelivered);
+        if P::TC
+            && let Some(scratch) = F::scratch()
+        {
+            let key = unsafe { &mut (*scratch).other };
+            *key = parsed.tuple.reversed();
+            if exists::<F>(key) {
+                return Err(Outcome::PassedDelivered);
+            }
         }
         return Err(Outcome::PassedNotService);
     };
@@ -240,11 +246,13 @@ fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
 /// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
 #[inline(always)]
 unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
-    let key = unsafe { (*request).translated(protocol) }.reversed();
-    if key == *successor {
+    let Some(scratch) = F::scratch() else { return };
+    let key = unsafe { &mut (*scratch).other };
+    *key = unsafe { (*request).translated(protocol) }.reversed();
+    if *key == *successor {
         return;
     }
-    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(&key) {
+    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(&*key) {
         unsafe { (*old).state |= GONE };
     }
 }

@@ -56,8 +56,11 @@ pub fn track<F: Family>(
 ) -> Tracked<F::Address> {
     let kind = unsafe { (*half).kind };
     let table = if pending { F::pending() } else { F::flows() };
-    let key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
-    let other = table.lookup::<Tuple<F::Address>, Flow<F::Address>>(&key);
+    let Some(scratch) = F::scratch() else { return Tracked::Leave(Outcome::DroppedFailed) };
+    let key = unsafe { &mut (*scratch).other };
+    *key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
+    let key = &*key;
+    let other = table.lookup::<Tuple<F::Address>, Flow<F::Address>>(key);
     // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
     // table a half left behind by a restart is marked as gone.
     let other = other.filter(|other| names::<F>(*other, &parsed.tuple));
@@ -65,7 +68,7 @@ pub fn track<F: Family>(
         unsafe { (*half).state &= !MARKED };
     }
     match kind {
-        kind::FORWARD | kind::DELIVER => request(parsed, half, other, pending),
+        kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
         kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, other.is_some(), pending),
         // A half that is just being written.
         _ => Tracked::Leave(Outcome::PassedStale),
@@ -76,6 +79,7 @@ pub fn track<F: Family>(
 fn request<F: Family>(
     parsed: &Parsed<F>,
     half: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
     reply: Option<*mut Flow<F::Address>>,
     pending: bool,
 ) -> Tracked<F::Address> {
@@ -104,7 +108,7 @@ fn request<F: Family>(
         return again;
     }
     if confirmed && state & CONFIRMED == 0 {
-        return confirm(parsed, half, reply, pending);
+        return confirm(parsed, half, key, reply, pending);
     }
     Tracked::Keep(half)
 }
@@ -113,6 +117,7 @@ fn request<F: Family>(
 fn confirm<F: Family>(
     parsed: &Parsed<F>,
     half: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
@@ -132,16 +137,15 @@ fn confirm<F: Family>(
         return Tracked::Keep(half);
     }
     // It has earned a place that is never evicted. Reply half first, as for a new flow.
-    let key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
-    if F::flows().insert(&key, reply.cast_const(), NOEXIST) != 0 {
+    if F::flows().insert(key, reply.cast_const(), NOEXIST) != 0 {
         return Tracked::Keep(half);
     }
     if F::flows().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
-        F::flows().remove(&key);
+        F::flows().remove(key);
         return Tracked::Keep(half);
     }
     F::pending().remove(&parsed.tuple);
-    F::pending().remove(&key);
+    F::pending().remove(key);
     match F::flows().lookup(&parsed.tuple) {
         Some(half) => Tracked::Keep(half),
         None => Tracked::Leave(Outcome::DroppedTableFull),
