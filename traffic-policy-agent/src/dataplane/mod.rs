@@ -39,17 +39,17 @@ pub use self::{
     attach::{Attached, Mode},
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
-    object::{Sizes, load, map_names},
+    object::{Sizes, load, map_names, object_bytes},
     pins::{DEFAULT as DEFAULT_PINS, cleanup},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
+    sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
 };
 use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
-    sweep::Sweeper,
 };
 use crate::model::{Desired, FrontendKind, ServicePortKey};
 

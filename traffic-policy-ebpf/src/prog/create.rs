@@ -316,6 +316,9 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         if !self.local {
             unsafe { fetch_add(&raw mut (*usage).snat_created, 1) };
         }
+        if pool_len == 0 {
+            return Err(Outcome::DroppedNoPort.into());
+        }
         // As a callback the verifier sees one turn only.
         unsafe { bpf_loop(TRIES, F::next_port(), ptr::null_mut(), 0) };
         match unsafe { (*scratch).claim.result } as i64 {

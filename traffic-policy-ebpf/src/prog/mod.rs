@@ -17,6 +17,7 @@ mod wire;
 
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
+    cty::c_void,
     macros::{classifier, raw_tracepoint, xdp},
     programs::{RawTracePointContext, TcContext, XdpContext},
 };
@@ -98,8 +99,10 @@ pub fn sweep(_: RawTracePointContext) -> i32 {
     0
 }
 
-/// Tells the time in jiffies; run by the agent as [`sweep`] is.
-#[raw_tracepoint(tracepoint = "sys_enter")]
-pub fn clock(_: RawTracePointContext) -> i32 {
-    hop::now() as i32
+/// Tells the time in jiffies; run by the agent as [`sweep`] is. Without the macro, which answers 0 whatever the function
+/// says.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sys_enter")]
+pub fn clock(_: *mut c_void) -> u32 {
+    hop::now()
 }
