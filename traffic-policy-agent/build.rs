@@ -11,8 +11,9 @@ use aya_build::{Package, Toolchain};
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
-    println!("cargo:rerun-if-env-changed=PATH");
     println!("cargo:rustc-check-cfg=cfg(bpf_object)");
+    // Not `PATH` itself: it differs between a shell and a cargo started by cargo, and each change would compile all anew.
+    // What is found or replaced later is `xtask setup`'s to tell.
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
     // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
     unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
