@@ -33,11 +33,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Builds a program of the tests package, and the agent that it may start.
-pub(crate) fn tests_program(name: &str, release: bool) -> Result<PathBuf> {
-    if !cargo::status(workspace(release).arg("--quiet"))?.success() {
+pub(crate) fn tests_program(name: &str) -> Result<PathBuf> {
+    if !cargo::status(workspace().arg("--quiet"))?.success() {
         bail!("the build failed");
     }
-    let built = program(name, release)?;
+    let built = program(name, false)?;
     if !built.exists() {
         bail!("there is no program {name} in the tests package");
     }
@@ -46,12 +46,9 @@ pub(crate) fn tests_program(name: &str, release: bool) -> Result<PathBuf> {
 
 /// The whole workspace, always: a choice of packages would choose features of their dependencies too, and each such choice
 /// is compiled anew.
-pub(crate) fn workspace(release: bool) -> Command {
+pub(crate) fn workspace() -> Command {
     let mut command = cargo::cargo();
     command.args(["build", "--workspace"]);
-    if release {
-        command.arg("--release");
-    }
     command
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(program: &str, options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
-    let built = build::tests_program(program, false)?;
+    let built = build::tests_program(program)?;
     let Some(mut command) = cargo::privileged(built) else {
         anyhow::bail!("network namespaces need root: run this as root, or install sudo");
     };

@@ -82,7 +82,7 @@ fn succeeds(command: &mut Command) -> Result<bool> {
 fn build_all(_: &mut Tally) -> Result<bool> {
     let mut tests = cargo::cargo();
     tests.args(["test", "--workspace", "--no-run", "--quiet"]);
-    Ok(succeeds(build::workspace(false).arg("--quiet"))? && succeeds(&mut tests)?)
+    Ok(succeeds(build::workspace().arg("--quiet"))? && succeeds(&mut tests)?)
 }
 
 /// Runs tests of the whole workspace, always: see [`build::workspace`].

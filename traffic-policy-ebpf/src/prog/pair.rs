@@ -29,7 +29,8 @@ pub enum Tracked<A> {
 /// Whether the half is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
 #[inline(always)]
 pub fn quiet(state: u8, tcp_flags: u8) -> bool {
-    state == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
+    // A reply half stays marked as answered for good.
+    state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
 /// Finds a half that is not in the main table.
