@@ -105,6 +105,7 @@ fn map_fd(map: &aya::maps::Map) -> BorrowedFd<'_> {
     match map {
         Map::Array(map)
         | Map::HashMap(map)
+        | Map::LpmTrie(map)
         | Map::LruHashMap(map)
         | Map::PerCpuArray(map)
         | Map::ProgramArray(map) => map.fd().as_fd(),
