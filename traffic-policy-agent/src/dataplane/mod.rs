@@ -30,7 +30,7 @@ use aya::{
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::{
-    abi::{Device, HOP_XDP, State, hook, jump},
+    abi::{Device, HOP_XDP, hook, jump},
     outcome::{OUTCOMES, Outcome},
     tcp::Timeouts,
 };
@@ -50,6 +50,7 @@ use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
+    words::{pool_port, state},
 };
 use crate::model::{Desired, FrontendKind, ServicePortKey};
 
@@ -176,33 +177,17 @@ impl Dataplane {
     }
 
     fn set_up_state(&mut self, hz: u32, flows: [u32; 2]) -> Result<()> {
-        let state = &mut self.tables.state;
-        let field = |pick: fn(*mut State) -> *mut u32| pick;
-        // SAFETY (all below): fields of the mapped element.
-        if state.load(|s| unsafe { &raw mut (*s).seed }) == 0 {
+        let words = &mut self.tables.state;
+        if words.load(state::seed) == 0 {
             let mut seed = [0; 8];
             std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
                 .context("/dev/urandom cannot be read")?;
-            // SAFETY: as above.
-            state.store(|s| unsafe { &raw mut (*s).seed }, u64::from_ne_bytes(seed) | 1);
+            words.store(state::seed, u64::from_ne_bytes(seed) | 1);
         }
-        // SAFETY: as above.
-        let words: [(fn(*mut State) -> *mut u32, u32); 4] = unsafe {
-            [
-                (field(|s| &raw mut (*s).hop_max_age), HOP_MAX_AGE.as_secs() as u32 * hz),
-                (field(|s| &raw mut (*s).answers_per_jiffy), (ANSWERS_PER_SECOND / hz).max(1)),
-                (field(|s| (&raw mut (*s).unconfirmed_limit).cast()), flows[0] / UNCONFIRMED_SHARE),
-                (
-                    field(|s| (&raw mut (*s).unconfirmed_limit).cast::<u32>().add(1)),
-                    flows[1] / UNCONFIRMED_SHARE,
-                ),
-            ]
-        };
-        for (word, value) in words {
-            state.store(word, value);
-        }
-        // SAFETY: as above.
-        if state.load(|s| unsafe { &raw mut (*s).route }) & 0xffff == 0 {
+        words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
+        words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
+        words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
+        if words.load(state::route) & 0xffff == 0 {
             self.hops.raise(&mut self.tables, Changed::Routes)?;
         }
         Ok(())
@@ -210,21 +195,17 @@ impl Dataplane {
 
     /// Uses `free` as source ports, unless the ports in use will do.
     fn set_pool(&mut self, free: Vec<u16>) {
-        // SAFETY (all below): fields and elements of mapped values, below their length.
-        let len = self.tables.state.load(|s| unsafe { &raw mut (*s).pool_len }) as usize;
         let pool = &mut self.tables.pool;
+        let len = self.tables.state.load(state::pool_len);
         let held: Vec<u16> =
-            // SAFETY: as above.
-            (0..len.min(65_536)).map(|i| pool.load(|p| unsafe { p.cast::<u16>().add(i) })).collect();
+            (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
         let Some(ports) = pool::choose(&held, free) else { return };
         // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
         filter::add(&mut self.tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
-        for (i, port) in ports.iter().enumerate() {
-            // SAFETY: as above.
-            pool.store(|p| unsafe { p.cast::<u16>().add(i) }, *port);
+        for (place, port) in (0..).zip(&ports) {
+            pool.store(pool_port(place), *port);
         }
-        // SAFETY: as above.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).pool_len }, ports.len() as u32);
+        self.tables.state.store(state::pool_len, ports.len() as u32);
         tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
     }
 
