@@ -69,6 +69,35 @@ fn a_confirmed_flow_moves_to_the_main_table() {
     });
 }
 
+/// Not at once, if the main table is full: then with the first packet that finds room.
+#[test]
+fn a_confirmed_flow_moves_when_there_is_room() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(Spot::Near, 1000).pool(5000..6000));
+        (1..=128).for_each(|port| Talk::new(terms, VIP).from_port(port).establish(harness));
+        harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
+        let talk = Talk::new(terms, VIP).from_port(500);
+        talk.establish(harness);
+        talk.send(harness, ACK).expect("forwarded");
+        assert_eq!(talk.halves(harness).0.place, Place::Pending);
+        assert_eq!(talk.halves(harness).0.state, CONFIRMED);
+        let (request, reply) = Talk::new(terms, VIP).from_port(1).halves(harness);
+        harness.evict(&request);
+        talk.send(harness, ACK).expect("forwarded");
+        assert_eq!(talk.halves(harness).0.place, Place::Pending, "room for a half is not enough");
+        harness.evict(&reply);
+        let later = talk.request(ACK).with(|packet| {
+            if terms.tcp {
+                packet.tcp_mut().acknowledgement += 1000;
+            }
+        });
+        harness.run(terms.hook, &later).expect("forwarded");
+        assert_eq!(talk.halves(harness).0.place, Place::Main);
+        assert_eq!(harness.usage().unconfirmed, [0, 0]);
+        talk.answer(harness, ACK).expect("replied");
+    });
+}
+
 #[test]
 fn without_its_request_half_a_reply_passes() {
     each(|harness, terms, talk, back| {
