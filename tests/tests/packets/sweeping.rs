@@ -188,6 +188,30 @@ fn gone_endpoints_are_marked_and_no_others() {
     });
 }
 
+/// A client that never waits for answers, as of statsd, keeps its flow alive for ever.
+#[test]
+fn pending_flows_leave_a_gone_endpoint() {
+    everywhere(|harness, terms| {
+        for endpoint in [Spot::Near, Spot::Local] {
+            set_up(harness, endpoint);
+            harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
+            let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
+            talk.open(harness);
+            let gone = talk.halves(harness).0.new_to;
+            harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
+            harness.sweep(&mut sweeper, true);
+            talk.open(harness);
+            assert_eq!(talk.halves(harness).0.new_to, gone, "not named yet");
+            let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
+            harness.tables.gone.insert(endpoint_key(gone, protocol), 1, 0).unwrap();
+            harness.sweep(&mut sweeper, true);
+            talk.open(harness).expect("forwarded");
+            assert_ne!(talk.halves(harness).0.new_to, gone);
+            talk.establish(harness);
+        }
+    });
+}
+
 /// Above 80 % of the table those go that were idle for longest, whatever their time.
 #[test]
 fn a_nearly_full_table_lets_the_longest_idle_go() {
