@@ -36,7 +36,7 @@ pub struct Created<A> {
 
 /// The frontend of a packet, if it is one of ours and may start a flow.
 #[inline(always)]
-fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+fn range<F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
     let key = FrontendKey {
         address: parsed.tuple.destination,
         port: destination_port(parsed.tuple.ports),
@@ -44,16 +44,6 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
         zero: 0,
     };
     let Some(found) = F::frontends().lookup::<_, Frontend>(&key) else {
-        // The tuple of a packet that XDP has delivered is that of a reply, reversed.
-        if P::TC
-            && let Some(scratch) = F::scratch()
-        {
-            let key = unsafe { &mut (*scratch).other };
-            *key = parsed.tuple.reversed();
-            if exists::<F>(key) {
-                return Err(Outcome::PassedDelivered);
-            }
-        }
         return Err(Outcome::PassedNotService);
     };
     let found = found.cast_const();
@@ -83,11 +73,14 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
     Ok((range, found))
 }
 
-/// Whether a half with this key exists.
+/// Whether XDP has delivered this packet: then its tuple is that of a reply, reversed.
 #[inline(always)]
-fn exists<F: Family>(key: &Tuple<F::Address>) -> bool {
-    F::flows().lookup::<_, Flow<F::Address>>(key).is_some()
-        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(key).is_some()
+fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    let key = unsafe { &mut (*scratch).other };
+    *key = parsed.tuple.reversed();
+    F::flows().lookup::<_, Flow<F::Address>>(&*key).is_some()
+        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(&*key).is_some()
 }
 
 /// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
@@ -144,7 +137,10 @@ pub fn create<P: Packet, F: Family>(
     restart: Option<*mut Flow<F::Address>>,
     now: u32,
 ) -> Result<Created<F::Address>, Exit> {
-    let (range, found) = range::<P, F>(parsed)?;
+    if P::TC && restart.is_none() && delivered(parsed) {
+        return Err(Outcome::PassedDelivered.into());
+    }
+    let (range, found) = range(parsed)?;
     let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0)) else {
         return Err(Outcome::DroppedFailed.into());
     };
