@@ -250,11 +250,22 @@ fn what_xdp_cannot_finish() {
 fn ways_that_lead_nowhere() {
     table::run(|terms| {
         let unreachable = (Spot::Unreachable, ENDPOINT_PORT);
-        vec![Case::new(
-            "the route says unreachable",
-            Setup::of(frontend(NODE, &[unreachable])),
-            [Step::dropped(&terms.request(NODE), "dropped-no-route")],
-        )]
+        // The kernel says the same of an address of its own as of one without a route. The stack knows better, and
+        // tells the client.
+        let nowhere = (Spot::Stranger, ENDPOINT_PORT);
+        let delivered = terms.request(NODE).destination(terms.at(nowhere));
+        vec![
+            Case::new(
+                "the route says unreachable",
+                Setup::of(frontend(NODE, &[unreachable])),
+                [Step::dropped(&terms.request(NODE), "dropped-no-route")],
+            ),
+            Case::new(
+                "no route at all",
+                Setup::of(frontend(NODE, &[nowhere])),
+                [Step::new(&terms.request(NODE), "delivered", &delivered)],
+            ),
+        ]
     });
 }
 
