@@ -6,8 +6,9 @@ mod render;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{
-    EtherType, Ethernet2Header, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpFragOffset, IpNumber,
-    Ipv4Header, Ipv4Options, Ipv6FlowLabel, Ipv6Header, SingleVlanHeader, TcpHeader, UdpHeader, VlanId,
+    EtherType, Ethernet2Header, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpDscp, IpEcn,
+    IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, Ipv6Header, SingleVlanHeader, TcpHeader, UdpHeader,
+    VlanId,
 };
 
 pub use self::render::{difference, render};
@@ -31,6 +32,10 @@ pub struct Packet {
     pub source: IpAddr,
     pub destination: IpAddr,
     pub ttl: u8,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// Identification of IPv4, flow label of IPv6.
+    pub label: u16,
     /// IPv4 only, as are the three fields after it. A multiple of four bytes.
     pub options: Vec<u8>,
     pub dont_fragment: bool,
@@ -83,6 +88,8 @@ impl Packet {
             source,
             destination,
             ttl: 64,
+            traffic_class: 0,
+            label: 0,
             options: Vec::new(),
             dont_fragment: true,
             more_fragments: false,
@@ -206,6 +213,9 @@ impl Packet {
             .expect("an IPv4 packet has at most 65,535 bytes");
         header.options = Ipv4Options::try_from(self.options.as_slice()).expect("whole words of options");
         header.set_payload_len(usize::from(length)).expect("an IPv4 packet has at most 65,535 bytes");
+        header.dscp = IpDscp::try_new(self.traffic_class >> 2).expect("six bits");
+        header.ecn = IpEcn::try_new(self.traffic_class & 3).expect("two bits");
+        header.identification = self.label;
         header.dont_fragment = self.dont_fragment;
         header.more_fragments = self.more_fragments;
         header.fragment_offset =
@@ -218,8 +228,8 @@ impl Packet {
         let extension = self.extension.map(|_| [number.0, 0, 1, 4, 0, 0, 0, 0]);
         let length = length + extension.map_or(0, |extension| extension.len());
         let header = Ipv6Header {
-            traffic_class: 0,
-            flow_label: Ipv6FlowLabel::ZERO,
+            traffic_class: self.traffic_class,
+            flow_label: u32::from(self.label).try_into().expect("a flow label has twenty bits"),
             payload_length: length.try_into().expect("an IPv6 packet holds at most 65,535 bytes"),
             next_header: self.extension.map_or(number, IpNumber),
             hop_limit: self.ttl,

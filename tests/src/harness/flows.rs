@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use aya::maps::{HashMap, MapData};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Flow, Tuple, destination_port, ports, source_port,
+    Address, Address4, Address6, Flow, Tuple, destination_port, kind, ports, source_port,
 };
 
 use super::Harness;
 use crate::lab::Family;
 
 /// An address of one family in the form of the maps, from one that may be of either.
-pub trait Wire: FromWire {
+pub(super) trait Wire: FromWire {
     fn from_ip(address: IpAddr) -> Self;
 }
 
@@ -104,7 +104,6 @@ impl Half {
 
     /// Whether it is a request half.
     pub fn is_request(&self) -> bool {
-        use traffic_policy_ebpf::abi::kind;
         matches!(self.kind, kind::FORWARD | kind::DELIVER)
     }
 }

@@ -1,11 +1,8 @@
 //! What the maps hold before a packet comes.
 
-use std::net::{IpAddr, SocketAddr};
-
 use traffic_policy_ebpf::abi::frontend;
 
 use super::{Device, Spot};
-use crate::lab::Family;
 
 /// A Service port on one address.
 #[derive(Clone, Debug)]
@@ -111,10 +108,4 @@ impl Setup {
         change(&mut self);
         self
     }
-}
-
-/// An endpoint of a setup as a socket address.
-pub fn socket(family: Family, (spot, port): (Spot, u16)) -> SocketAddr {
-    let address: IpAddr = spot.of(family);
-    SocketAddr::new(address, port)
 }

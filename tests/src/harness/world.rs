@@ -122,14 +122,14 @@ impl Spot {
 }
 
 /// The node under test.
-pub struct World {
+pub(super) struct World {
     namespace: Namespace,
     ifindex: [u32; 4],
 }
 
 impl World {
     /// The other ends of the devices are in `wire`, where nobody listens: a test run sends nothing.
-    pub fn build(namespace: &Namespace, wire: &Namespace) -> Result<Self> {
+    pub(super) fn build(namespace: &Namespace, wire: &Namespace) -> Result<Self> {
         let ifindex = namespace.netlink(async |net| {
             let mut indices = [0; 4];
             for (device, index) in Device::ALL.into_iter().zip(&mut indices) {
@@ -168,11 +168,11 @@ impl World {
         Ok(Self { namespace: namespace.clone(), ifindex })
     }
 
-    pub fn ifindex(&self, device: Device) -> u32 {
+    pub(super) fn ifindex(&self, device: Device) -> u32 {
         self.ifindex[device as usize]
     }
 
-    pub fn namespace(&self) -> &Namespace {
+    pub(super) fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 }

@@ -28,12 +28,13 @@ pub fn render(frame: &[u8]) -> String {
             };
             writeln!(
                 text,
-                "ipv4 {} > {} protocol {} ttl {} length {} id {} {flags} offset {} words {} sum {:04x}",
+                "ipv4 {} > {} protocol {} ttl {} length {} class {} id {} {flags} offset {} words {} sum {:04x}",
                 header.source_addr(),
                 header.destination_addr(),
                 header.protocol().0,
                 header.ttl(),
                 header.total_len(),
+                header.dcp().value() << 2 | header.ecn().value(),
                 header.identification(),
                 header.fragments_offset().value(),
                 header.ihl(),
@@ -45,12 +46,14 @@ pub fn render(frame: &[u8]) -> String {
             let header = ip.header();
             writeln!(
                 text,
-                "ipv6 {} > {} next {} hops {} length {}",
+                "ipv6 {} > {} next {} hops {} length {} class {} label {}",
                 header.source_addr(),
                 header.destination_addr(),
                 header.next_header().0,
                 header.hop_limit(),
                 header.payload_length(),
+                header.traffic_class(),
+                header.flow_label().value(),
             )
             .ok();
         }

@@ -73,7 +73,7 @@ fn established_packets_go_no_further_than_the_entry_program() {
                 let outcome = talk.answer(harness, ACK).outcome;
                 assert!(matches!(outcome, "replied" | "replied-local"), "reply {outcome}");
             }
-            talk.from_port(7).open(harness).expect("passed-unfinished");
+            talk.with_port(7).open(harness).expect("passed-unfinished");
         });
     });
 }

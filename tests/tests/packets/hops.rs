@@ -58,7 +58,7 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
         for occasion in occasions {
             set_up(harness);
             harness.change_state(|state| state.hop_max_age = 1000);
-            let (talk, sharer) = (Talk::new(terms, VIP).from_port(1), Talk::new(terms, VIP).from_port(2));
+            let (talk, sharer) = (Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(2));
             talk.establish(harness);
             sharer.establish(harness);
             assert_eq!(talk.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
@@ -81,13 +81,13 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
 fn new_flows_use_the_route_of_their_slot() {
     everywhere(|harness, terms| {
         set_up(harness);
-        Talk::new(terms, VIP).from_port(1).establish(harness);
+        Talk::new(terms, VIP).with_port(1).establish(harness);
         neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
-        let second = Talk::new(terms, VIP).from_port(2);
+        let second = Talk::new(terms, VIP).with_port(2);
         let ran = second.open(harness);
         assert_eq!(ran.frame[..6], Spot::RouterNear.mac(), "the FIB was asked once");
         harness.change_state(|state| state.route += 1);
-        let ran = Talk::new(terms, VIP).from_port(3).open(harness);
+        let ran = Talk::new(terms, VIP).with_port(3).open(harness);
         assert_eq!(ran.frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
     });

@@ -17,6 +17,8 @@ struct Draw {
     client: [u8; 16],
     port: u16,
     ttl: u8,
+    traffic_class: u8,
+    label: u16,
     options: usize,
     payload: Vec<u8>,
     numbers: (u32, u32),
@@ -27,20 +29,15 @@ struct Draw {
 
 fn draws() -> impl Strategy<Value = Draw> {
     let endpoint = prop_oneof![Just(Spot::Near), Just(Spot::Far), Just(Spot::Local)];
+    let header = (2u8.., any::<u8>(), any::<u16>(), 0usize..=10);
     let payload = proptest::collection::vec(any::<u8>(), 0..200);
     let numbers = any::<(u32, u32)>();
-    (any::<[u8; 16]>(), 1u16.., 2u8.., 0usize..=10, payload, numbers, any::<u64>(), any::<bool>(), endpoint)
-        .prop_map(|(client, port, ttl, options, payload, numbers, seed, vip, endpoint)| Draw {
-            client,
-            port,
-            ttl,
-            options,
-            payload,
-            numbers,
-            seed,
-            vip,
-            endpoint,
-        })
+    (any::<[u8; 16]>(), 1u16.., header, payload, numbers, any::<u64>(), any::<bool>(), endpoint).prop_map(
+        |(client, port, header, payload, numbers, seed, vip, endpoint)| {
+            let (ttl, traffic_class, label, options) = header;
+            Draw { client, port, ttl, traffic_class, label, options, payload, numbers, seed, vip, endpoint }
+        },
+    )
 }
 
 #[test]
@@ -62,7 +59,7 @@ fn one(harness: &mut Harness, terms: Terms, draw: &Draw) {
     let frontend = if draw.vip { (Spot::Vip, PORT) } else { (Spot::Node, PORT) };
     let endpoint = (draw.endpoint, ENDPOINT_PORT);
     let setup = Setup::of(Frontend::new(frontend.0, frontend.1).endpoints(&[endpoint]));
-    harness.set_up(&setup.pool(1024..=65535).with(|setup| setup.seed = draw.seed));
+    harness.set_up(&setup.pool(1024..5120).with(|setup| setup.seed = draw.seed));
     let client = client(terms, draw.client);
     let request = decorate(terms, draw, terms.request(frontend).source((client, draw.port)));
 
@@ -99,6 +96,7 @@ fn client(terms: Terms, bytes: [u8; 16]) -> IpAddr {
 
 fn decorate(terms: Terms, draw: &Draw, packet: Packet) -> Packet {
     packet.ttl(draw.ttl).payload(&draw.payload).with(|packet| {
+        (packet.traffic_class, packet.label) = (draw.traffic_class, draw.label);
         if terms.v4() {
             packet.options = vec![1; draw.options * 4];
         }

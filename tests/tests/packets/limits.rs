@@ -20,7 +20,7 @@ fn a_full_table_drops_new_flows_only() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             harness.set_up(&setup(endpoint));
-            let flows = (1..).map(|port| Talk::new(terms, VIP).from_port(port));
+            let flows = (1..).map(|port| Talk::new(terms, VIP).with_port(port));
             let opened = flows
                 .clone()
                 .take_while(|talk| match talk.open(harness).outcome {
@@ -33,16 +33,16 @@ fn a_full_table_drops_new_flows_only() {
                 .count();
             assert_eq!(opened, 128, "two halves a flow in a table of 256");
             assert_eq!(harness.flows(terms.family).len(), 256, "no half is left behind");
-            for talk in [Talk::new(terms, VIP).from_port(1), Talk::new(terms, VIP).from_port(128)] {
+            for talk in [Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(128)] {
                 talk.establish(harness);
             }
             // Gone are the halves of one flow, but one is enough for half a flow only.
-            let (request, reply) = Talk::new(terms, VIP).from_port(5).halves(harness);
+            let (request, reply) = Talk::new(terms, VIP).with_port(5).halves(harness);
             harness.evict(&request);
-            Talk::new(terms, VIP).from_port(500).open(harness).expect("dropped-table-full");
+            Talk::new(terms, VIP).with_port(500).open(harness).expect("dropped-table-full");
             assert_eq!(harness.flows(terms.family).len(), 255, "the claimed reply half is given back");
             harness.evict(&reply);
-            let outcome = Talk::new(terms, VIP).from_port(500).open(harness).outcome;
+            let outcome = Talk::new(terms, VIP).with_port(500).open(harness).outcome;
             assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         }
     });
@@ -53,19 +53,19 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near).pool(5000..5020));
         for port in 1..=20 {
-            Talk::new(terms, VIP).from_port(port).open(harness).expect("forwarded");
+            Talk::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let ports: std::collections::BTreeSet<_> = (1..=20)
-            .map(|port| Talk::new(terms, VIP).from_port(port).halves(harness).0.new_from.port())
+            .map(|port| Talk::new(terms, VIP).with_port(port).halves(harness).0.new_from.port())
             .collect();
         assert_eq!(ports, (5000..5020).collect(), "each port once");
-        let late = Talk::new(terms, VIP).from_port(21);
+        let late = Talk::new(terms, VIP).with_port(21);
         late.open(harness).expect("dropped-no-port");
         assert_eq!(late.request_half(harness), None);
-        Talk::new(terms, VIP).from_port(1).establish(harness);
+        Talk::new(terms, VIP).with_port(1).establish(harness);
         let other = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(2, &other);
-        Talk::new(terms, (Spot::OtherVip, PORT)).from_port(21).open(harness).expect("forwarded");
+        Talk::new(terms, (Spot::OtherVip, PORT)).with_port(21).open(harness).expect("forwarded");
     });
 }
 

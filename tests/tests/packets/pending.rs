@@ -37,16 +37,16 @@ fn new_flows_go_there_past_the_limit() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 2));
         for port in 1..=4 {
-            Talk::new(terms, VIP).from_port(port).open(harness).expect("forwarded");
+            Talk::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
-        let place = |port| Talk::new(terms, VIP).from_port(port).halves(harness).0.place;
+        let place = |port| Talk::new(terms, VIP).with_port(port).halves(harness).0.place;
         assert_eq!([1, 2, 3, 4].map(place), [Place::Main, Place::Main, Place::Pending, Place::Pending]);
         let usage = harness.usage();
         assert_eq!((usage.unconfirmed[terms.family as usize], usage.pending_created), (2, 2));
         // One is confirmed, which makes room for one more.
-        Talk::new(terms, VIP).from_port(1).establish(harness);
-        Talk::new(terms, VIP).from_port(5).open(harness).expect("forwarded");
-        assert_eq!(Talk::new(terms, VIP).from_port(5).halves(harness).0.place, Place::Main);
+        Talk::new(terms, VIP).with_port(1).establish(harness);
+        Talk::new(terms, VIP).with_port(5).open(harness).expect("forwarded");
+        assert_eq!(Talk::new(terms, VIP).with_port(5).halves(harness).0.place, Place::Main);
     });
 }
 
@@ -66,6 +66,35 @@ fn a_confirmed_flow_moves_to_the_main_table() {
         assert_eq!(harness.usage().unconfirmed, [0, 0], "it was never counted there");
         let outcome = talk.answer(harness, ACK).outcome;
         assert!(matches!(outcome, "replied" | "replied-local"), "{outcome}");
+    });
+}
+
+/// Not at once, if the main table is full: then with the first packet that finds room.
+#[test]
+fn a_confirmed_flow_moves_when_there_is_room() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(Spot::Near, 1000).pool(5000..6000));
+        (1..=128).for_each(|port| Talk::new(terms, VIP).with_port(port).establish(harness));
+        harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
+        let talk = Talk::new(terms, VIP).with_port(500);
+        talk.establish(harness);
+        talk.send(harness, ACK).expect("forwarded");
+        assert_eq!(talk.halves(harness).0.place, Place::Pending);
+        assert_eq!(talk.halves(harness).0.state, CONFIRMED);
+        let (request, reply) = Talk::new(terms, VIP).with_port(1).halves(harness);
+        harness.evict(&request);
+        talk.send(harness, ACK).expect("forwarded");
+        assert_eq!(talk.halves(harness).0.place, Place::Pending, "room for a half is not enough");
+        harness.evict(&reply);
+        let later = talk.request(ACK).with(|packet| {
+            if terms.tcp {
+                packet.tcp_mut().acknowledgement += 1000;
+            }
+        });
+        harness.run(terms.hook, &later).expect("forwarded");
+        assert_eq!(talk.halves(harness).0.place, Place::Main);
+        assert_eq!(harness.usage().unconfirmed, [0, 0]);
+        talk.answer(harness, ACK).expect("replied");
     });
 }
 
@@ -105,7 +134,7 @@ fn without_its_reply_half_a_request_starts_anew() {
 fn a_reply_half_of_another_flow_is_not_believed() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
-        let (first, second) = (Talk::new(terms, VIP).from_port(1), Talk::new(terms, VIP).from_port(2));
+        let (first, second) = (Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(2));
         first.open(harness).expect("forwarded");
         harness.evict(&first.halves(harness).1);
         second.open(harness).expect("forwarded");
@@ -119,12 +148,12 @@ fn a_reply_half_of_another_flow_is_not_believed() {
 fn a_port_taken_in_one_table_is_taken_in_the_other() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1).pool([5000]));
-        Talk::new(terms, VIP).from_port(1).open(harness).expect("forwarded");
-        Talk::new(terms, VIP).from_port(2).open(harness).expect("dropped-no-port");
+        Talk::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
+        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-port");
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
-        Talk::new(terms, VIP).from_port(1).open(harness).expect("forwarded");
+        Talk::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
         harness.change_state(|state| state.unconfirmed_limit = [100; 2]);
-        Talk::new(terms, VIP).from_port(2).open(harness).expect("dropped-no-port");
+        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-port");
     });
 }
 
@@ -133,10 +162,10 @@ fn a_port_taken_in_one_table_is_taken_in_the_other() {
 fn a_flood_evicts_pending_flows_only() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1).pool(1000..9000));
-        let established = Talk::new(terms, VIP).from_port(1);
+        let established = Talk::new(terms, VIP).with_port(1);
         established.establish(harness);
         for port in 1000..3000 {
-            Talk::new(terms, VIP).from_port(port).open(harness).expect("forwarded");
+            Talk::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let (main, pending): (Vec<_>, Vec<_>) =
             harness.flows(terms.family).into_iter().partition(|half| half.place == Place::Main);
@@ -144,7 +173,7 @@ fn a_flood_evicts_pending_flows_only() {
         assert!(pending.len() <= 64, "{} pending halves", pending.len());
         established.send(harness, ACK).expect("forwarded");
         established.answer(harness, ACK).expect("replied");
-        let last = Talk::new(terms, VIP).from_port(2999);
+        let last = Talk::new(terms, VIP).with_port(2999);
         last.answer(harness, SYN_ACK).expect("replied");
         last.send(harness, ACK).expect("forwarded");
         assert_eq!(last.halves(harness).0.place, Place::Main);

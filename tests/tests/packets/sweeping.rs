@@ -44,8 +44,11 @@ fn idle(harness: &mut Harness, (request, reply): (Half, Half), jiffies: u32) {
     harness.change(&reply, |half| half.last = last);
 }
 
+/// Packets that bring a flow into a state.
+type Reach = fn(Talk, &Harness);
+
 /// Each state with its time-out.
-fn states(terms: Terms) -> Vec<(fn(Talk, &Harness), u32)> {
+fn states(terms: Terms) -> Vec<(Reach, u32)> {
     if !terms.tcp {
         return vec![
             (|talk, harness| drop(talk.open(harness)), TIMEOUTS.udp),
@@ -165,7 +168,7 @@ fn gone_endpoints_are_marked_and_no_others() {
     everywhere(|harness, terms| {
         let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::OtherNear, ENDPOINT_PORT)];
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..6000));
-        let talks: Vec<_> = (1..=20).map(|port| Talk::new(terms, VIP).from_port(port)).collect();
+        let talks: Vec<_> = (1..=20).map(|port| Talk::new(terms, VIP).with_port(port)).collect();
         talks.iter().for_each(|talk| talk.establish(harness));
         let (address, port) = terms.at(endpoints[0]);
         let gone = SocketAddr::new(address, port);
@@ -188,12 +191,36 @@ fn gone_endpoints_are_marked_and_no_others() {
     });
 }
 
+/// A client that never waits for answers, as of statsd, keeps its flow alive for ever.
+#[test]
+fn pending_flows_leave_a_gone_endpoint() {
+    everywhere(|harness, terms| {
+        for endpoint in [Spot::Near, Spot::Local] {
+            set_up(harness, endpoint);
+            harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
+            let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
+            talk.open(harness);
+            let gone = talk.halves(harness).0.new_to;
+            harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
+            harness.sweep(&mut sweeper, true);
+            talk.open(harness);
+            assert_eq!(talk.halves(harness).0.new_to, gone, "not named yet");
+            let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
+            harness.tables.gone.insert(endpoint_key(gone, protocol), 1, 0).unwrap();
+            harness.sweep(&mut sweeper, true);
+            talk.open(harness).expect("forwarded");
+            assert_ne!(talk.halves(harness).0.new_to, gone);
+            talk.establish(harness);
+        }
+    });
+}
+
 /// Above 80 % of the table those go that were idle for longest, whatever their time.
 #[test]
 fn a_nearly_full_table_lets_the_longest_idle_go() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
-        let talks: Vec<_> = (1..=120).map(|port| Talk::new(terms, VIP).from_port(port)).collect();
+        let talks: Vec<_> = (1..=120).map(|port| Talk::new(terms, VIP).with_port(port)).collect();
         let mut halves: Vec<(Half, Half)> = Vec::new();
         for talk in &talks {
             talk.establish(harness);

@@ -24,7 +24,7 @@ impl Talk {
         Self { terms, client: (Spot::Client, CLIENT_PORT), frontend }
     }
 
-    pub(crate) fn from_port(self, port: u16) -> Self {
+    pub(crate) fn with_port(self, port: u16) -> Self {
         Self { client: (self.client.0, port), ..self }
     }
 

@@ -1,6 +1,6 @@
 //! The ways of translated packets: to endpoints on other nodes and on this one, and back.
 
-use traffic_policy_tests::harness::{Device, Frontend, Setup, Spot};
+use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Setup, Spot};
 use traffic_policy_tests::packet::flag;
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
@@ -152,6 +152,23 @@ fn a_packet_that_xdp_delivered_is_not_new_in_tc() {
     });
 }
 
+/// Not even if what XDP made of it is addressed to another frontend.
+#[test]
+fn a_delivered_packet_that_looks_like_another_request() {
+    harness::with(|harness| {
+        for terms in Terms::all().filter(|terms| terms.xdp()) {
+            let own = (Spot::Node, PORT);
+            harness.set_up(&Setup::of(frontend(VIP, &[own])).and(frontend(NODE, &[NEAR])));
+            let ran = harness.run(Hook::Xdp, &terms.request(VIP));
+            ran.expect("delivered").expect_frame(&terms.request(NODE));
+            harness.run(Hook::Ingress, &terms.request(NODE)).expect("passed-delivered");
+            harness
+                .run(Hook::Ingress, &terms.request(NODE).source(terms.at((Spot::Client, 7))))
+                .expect("forwarded");
+        }
+    });
+}
+
 #[test]
 fn policy_local_without_an_endpoint_here() {
     table::run(|terms| {
@@ -233,11 +250,22 @@ fn what_xdp_cannot_finish() {
 fn ways_that_lead_nowhere() {
     table::run(|terms| {
         let unreachable = (Spot::Unreachable, ENDPOINT_PORT);
-        vec![Case::new(
-            "the route says unreachable",
-            Setup::of(frontend(NODE, &[unreachable])),
-            [Step::dropped(&terms.request(NODE), "dropped-no-route")],
-        )]
+        // The kernel says the same of an address of its own as of one without a route. The stack knows better, and
+        // tells the client.
+        let nowhere = (Spot::Stranger, ENDPOINT_PORT);
+        let delivered = terms.request(NODE).destination(terms.at(nowhere));
+        vec![
+            Case::new(
+                "the route says unreachable",
+                Setup::of(frontend(NODE, &[unreachable])),
+                [Step::dropped(&terms.request(NODE), "dropped-no-route")],
+            ),
+            Case::new(
+                "no route at all",
+                Setup::of(frontend(NODE, &[nowhere])),
+                [Step::new(&terms.request(NODE), "delivered", &delivered)],
+            ),
+        ]
     });
 }
 

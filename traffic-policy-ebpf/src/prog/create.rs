@@ -48,11 +48,8 @@ pub fn frontend_of<F: Family>(parsed: &Parsed<F>) -> Option<*mut Frontend> {
 
 /// The frontend of a packet, if it is one of ours and may start a flow.
 #[inline(always)]
-fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+fn range<F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
     let Some(found) = frontend_of(parsed) else {
-        if P::TC && delivered::<F>(&parsed.tuple) {
-            return Err(Outcome::PassedDelivered);
-        }
         return Err(Outcome::PassedNotService);
     };
     let found = found.cast_const();
@@ -89,14 +86,14 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
     Ok((range, found))
 }
 
-/// Whether XDP has delivered the packet: its tuple, reversed, is that of the endpoint's replies.
+/// Whether XDP has delivered this packet: then its tuple is that of a reply, reversed.
 #[inline(always)]
-fn delivered<F: Family>(tuple: &Tuple<F::Address>) -> bool {
+fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
-    unsafe { (*scratch).other = tuple.reversed() };
-    let key = unsafe { &(*scratch).other };
-    F::flows().lookup::<_, Flow<F::Address>>(key).is_some()
-        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(key).is_some()
+    let key = unsafe { &mut (*scratch).other };
+    *key = parsed.tuple.reversed();
+    F::flows().lookup::<_, Flow<F::Address>>(&*key).is_some()
+        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(&*key).is_some()
 }
 
 /// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
@@ -153,7 +150,10 @@ pub fn create<P: Packet, F: Family>(
     restart: Option<*mut Flow<F::Address>>,
     now: u32,
 ) -> Result<Created<F::Address>, Exit> {
-    let (range, found) = range::<P, F>(parsed)?;
+    if P::TC && restart.is_none() && delivered(parsed) {
+        return Err(Outcome::PassedDelivered.into());
+    }
+    let (range, found) = range(parsed)?;
     let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0)) else {
         return Err(Outcome::DroppedFailed.into());
     };

@@ -119,7 +119,8 @@ fn request<F: Family>(
     } else if state & GONE != 0 {
         return again;
     }
-    if confirmed && state & CONFIRMED == 0 {
+    // What found no room in the main table tries again.
+    if state & CONFIRMED == 0 && confirmed || state & CONFIRMED != 0 && pending {
         return confirm(parsed, half, key, reply, pending);
     }
     Tracked::Keep(half)
