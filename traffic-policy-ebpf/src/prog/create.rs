@@ -34,16 +34,22 @@ pub struct Created<A> {
     pub unresolved: u32,
 }
 
-/// The frontend of a packet, if it is one of ours and may start a flow.
+/// The frontend that a packet is addressed to.
 #[inline(always)]
-fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+pub fn frontend_of<F: Family>(parsed: &Parsed<F>) -> Option<*mut Frontend> {
     let key = FrontendKey {
         address: parsed.tuple.destination,
         port: destination_port(parsed.tuple.ports),
         protocol: parsed.tuple.protocol as u16,
         zero: 0,
     };
-    let Some(found) = F::frontends().lookup::<_, Frontend>(&key) else {
+    F::frontends().lookup::<_, Frontend>(&key)
+}
+
+/// The frontend of a packet, if it is one of ours and may start a flow.
+#[inline(always)]
+fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+    let Some(found) = frontend_of(parsed) else {
         // The tuple of a packet that XDP has delivered is that of a reply, reversed.
         if P::TC && exists::<F>(&parsed.tuple.reversed()) {
             return Err(Outcome::PassedDelivered);
@@ -106,7 +112,7 @@ fn route<P: Packet, F: Family>(
             if hop == HOP_LOCAL {
                 return Route::Local;
             }
-            if hop::fresh(epoch, hop, now) {
+            if hop::fresh(epoch, hop, now).is_some() {
                 return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source });
             }
         }
