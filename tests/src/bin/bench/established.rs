@@ -25,29 +25,36 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
     let mut tcp = flows(false, Protocol::Tcp, FEW);
     open(&mut loaded, Hook::Xdp, &mut tcp)?;
     mirror(&mut loaded, &tcp)?;
-    let [floor_request, request] =
-        both(&mut loaded, effort, &frames(&tcp, Kind::Request)?, Outcome::Forwarded)?;
-    report.add("request, IPv4 TCP, 1k flows", request, Some(floor_request), Some(XDP));
-    let [floor_reply, reply] = both(&mut loaded, effort, &frames(&tcp, Kind::Reply)?, Outcome::Replied)?;
-    report.add("reply, IPv4 TCP, 1k flows", reply, Some(floor_reply), Some(XDP));
-
-    let others = [
-        ("IPv4 UDP", false, Protocol::Udp, XDP),
-        ("IPv6 TCP", true, Protocol::Tcp, IPV6),
-        ("IPv6 UDP", true, Protocol::Udp, IPV6),
+    let floor = [frames(&tcp, Kind::Request)?, frames(&tcp, Kind::Reply)?];
+    let rows = [
+        ("IPv4 TCP, 1k flows", false, Protocol::Tcp, Hook::Xdp, XDP),
+        ("IPv4 UDP, 1k flows", false, Protocol::Udp, Hook::Xdp, XDP),
+        ("IPv6 TCP, 1k flows", true, Protocol::Tcp, Hook::Xdp, IPV6),
+        ("IPv6 UDP, 1k flows", true, Protocol::Udp, Hook::Xdp, IPV6),
+        ("IPv4 TCP, 1k flows, TC", false, Protocol::Tcp, Hook::Tc, TC),
     ];
-    for (name, ipv6, protocol, goal) in others {
+    for (name, ipv6, protocol, hook, goal) in rows {
         let mut others = flows(ipv6, protocol, FEW);
-        open(&mut loaded, Hook::Xdp, &mut others)?;
-        let figures = one_way_each(&mut loaded, Hook::Xdp, effort, &others)?;
-        report.add(&format!("request, {name}, 1k flows"), figures[0], Some(floor_request), Some(goal));
-        report.add(&format!("reply, {name}, 1k flows"), figures[1], Some(floor_reply), Some(goal));
+        if ipv6 || protocol == Protocol::Udp {
+            open(&mut loaded, Hook::Xdp, &mut others)?;
+        } else {
+            others.clone_from(&tcp);
+        }
+        for ((way, kind, outcome), floor) in WAYS.into_iter().zip(&floor) {
+            let frames = frames(&others, kind)?;
+            let [floor, ours] = costs(
+                &mut loaded,
+                effort,
+                &[Case::floor(floor), Case { subject: Subject::Ours(hook), frames: &frames, outcome }],
+            )?;
+            report.add(&format!("{way}, {name}"), ours, Some(floor), Some(goal));
+        }
     }
-    let figures = one_way_each(&mut loaded, Hook::Tc, effort, &tcp)?;
-    report.add("request, IPv4 TCP, 1k flows, TC", figures[0], Some(floor_request), Some(TC));
-    report.add("reply, IPv4 TCP, 1k flows, TC", figures[1], Some(floor_reply), Some(TC));
     if effort.large { large(stand, effort, report) } else { Ok(()) }
 }
+
+const WAYS: [(&str, Kind, Outcome); 2] =
+    [("request", Kind::Request, Outcome::Forwarded), ("reply", Kind::Reply, Outcome::Replied)];
 
 /// A table in which memory decides.
 fn large(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
@@ -58,10 +65,10 @@ fn large(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
     let mut shuffled = tcp.clone();
     shuffle(&mut shuffled);
     for (order, flows) in [("in order of creation", &tcp), ("in random order", &shuffled)] {
-        for (way, kind, outcome) in
-            [("request", Kind::Request, Outcome::Forwarded), ("reply", Kind::Reply, Outcome::Replied)]
-        {
-            let [floor, ours] = both(&mut loaded, effort, &frames(flows, kind)?, outcome)?;
+        for (way, kind, outcome) in WAYS {
+            let frames = frames(flows, kind)?;
+            let ours = Case { subject: Subject::Ours(Hook::Xdp), frames: &frames, outcome };
+            let [floor, ours] = costs(&mut loaded, effort, &[Case::floor(&frames), ours])?;
             report.add(&format!("{way}, IPv4 TCP, 64k flows, {order}"), ours, Some(floor), Some(XDP));
         }
     }
@@ -79,45 +86,44 @@ fn shuffle(flows: &mut [Flow]) {
     }
 }
 
-fn one_way_each(loaded: &mut Loaded, hook: Hook, effort: Effort, flows: &[Flow]) -> Result<[f64; 2]> {
-    let mut figures = [0.0; 2];
-    let ways = [(Kind::Request, Outcome::Forwarded), (Kind::Reply, Outcome::Replied)];
-    for (figure, (kind, outcome)) in figures.iter_mut().zip(ways) {
-        let frames = frames(flows, kind)?;
-        [*figure] = median_costs(loaded, effort, &frames, &[Subject::Ours(hook)], outcome)?;
+/// A program and the packets that it gets.
+pub(crate) struct Case<'a> {
+    pub(crate) subject: Subject,
+    pub(crate) frames: &'a [Frame],
+    /// What must become of each packet, of the packet path's own.
+    pub(crate) outcome: Outcome,
+}
+
+impl<'a> Case<'a> {
+    fn floor(frames: &'a [Frame]) -> Self {
+        Self { subject: Subject::Floor, frames, outcome: Outcome::Forwarded }
     }
-    Ok(figures)
 }
 
-fn both(loaded: &mut Loaded, effort: Effort, frames: &[Frame], outcome: Outcome) -> Result<[f64; 2]> {
-    median_costs(loaded, effort, frames, &[Subject::Floor, Subject::Ours(Hook::Xdp)], outcome)
-}
-
-/// Nanoseconds per packet of each program, which take turns.
-pub(crate) fn median_costs<const N: usize>(
+/// Nanoseconds per packet of each program; they take turns.
+pub(crate) fn costs<const N: usize>(
     loaded: &mut Loaded,
     effort: Effort,
-    frames: &[Frame],
-    subjects: &[Subject; N],
-    outcome: Outcome,
+    cases: &[Case<'_>; N],
 ) -> Result<[f64; N]> {
-    loaded.set_frames(frames)?;
-    let packets = effort.packets.next_multiple_of(frames.len() as u32);
     let mut runs = [const { Vec::new() }; N];
     for _ in 0..effort.rounds {
-        for (runs, subject) in runs.iter_mut().zip(subjects) {
+        for (runs, Case { subject, frames, outcome }) in runs.iter_mut().zip(cases) {
+            let packets = effort.packets.next_multiple_of(frames.len() as u32);
+            loaded.set_frames(frames)?;
             let empty = loaded.run(Subject::Empty(subject.hook()), packets)?;
             let took = match subject {
-                Subject::Ours(hook) => loaded.run_to(*hook, packets, outcome)?,
+                Subject::Ours(hook) => loaded.run_to(*hook, packets, *outcome)?,
                 other => loaded.run(*other, packets)?,
             };
-            runs.push((took.as_secs_f64() - empty.as_secs_f64()) * 1e9 / f64::from(packets));
+            runs.push(took.on_average - empty.on_average);
         }
     }
-    Ok(runs.map(median))
+    Ok(runs.map(low))
 }
 
-pub(crate) fn median(mut runs: Vec<f64>) -> f64 {
+/// The lower quartile: whatever else the machine does can only add to a run.
+pub(crate) fn low(mut runs: Vec<f64>) -> f64 {
     runs.sort_by(f64::total_cmp);
-    runs[runs.len() / 2]
+    runs[runs.len() / 4]
 }

@@ -7,7 +7,7 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{
     Effort,
-    established::median_costs,
+    established::{Case, costs},
     flows::{Protocol, flows, later, open},
     frame::{Content, Frame, frame},
     loaded::{Hook, Loaded, NODE_PORT, POOL_PORT, Subject},
@@ -33,7 +33,8 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
             .collect::<Result<Vec<Frame>>>()?;
         for (hook, suffix, goal) in [(Hook::Xdp, "", Some(Goal::Nanoseconds(goal))), (Hook::Tc, ", TC", None)]
         {
-            let [ours] = median_costs(&mut loaded, effort, &frames, &[Subject::Ours(hook)], outcome)?;
+            let case = Case { subject: Subject::Ours(hook), frames: &frames, outcome };
+            let [ours] = costs(&mut loaded, effort, &[case])?;
             report.add(&format!("{name}{suffix}"), ours, None, goal);
         }
     }

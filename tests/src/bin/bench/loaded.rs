@@ -68,6 +68,14 @@ impl Subject {
     }
 }
 
+/// Nanoseconds per packet, the feed's included.
+pub(crate) struct Took {
+    /// From the CPU time of the whole run: for long runs, of which it shows fractions.
+    pub(crate) on_average: f64,
+    /// As the kernel says, in whole nanoseconds: for short runs, whose preparation costs as much.
+    pub(crate) by_kernel: f64,
+}
+
 pub(crate) struct Loaded {
     ours: Ebpf,
     bench: Ebpf,
@@ -114,7 +122,7 @@ impl Loaded {
     /// What the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
     fn set_state(&mut self) {
         let (state, filter, pool) = (&mut self.tables.state, &mut self.tables.filter, &mut self.tables.pool);
-        // SAFETY (all below): fields of mapped elements, and elements of their arrays.
+        // SAFETY: fields of mapped elements, and elements of their arrays.
         unsafe {
             state.store(|s| &raw mut (*s).route, 1);
             state.store(|s| &raw mut (*s).hop_epoch, 1);
@@ -178,8 +186,8 @@ impl Loaded {
         Ok(())
     }
 
-    /// Runs a program on so many packets, from the first one on; CPU time of all of it.
-    pub(crate) fn run(&mut self, subject: Subject, packets: u32) -> Result<Duration> {
+    /// Runs a program on so many packets, from the first one on.
+    pub(crate) fn run(&mut self, subject: Subject, packets: u32) -> Result<Took> {
         let count = self.feed.get(&0, 0)?.count;
         self.feed.set(0, Feed { next: 0, count }, 0)?;
         let program = self.fd(subject)?;
@@ -203,17 +211,21 @@ impl Loaded {
         let program = self.bench.program(name).with_context(|| format!("no program {name}"))?;
         // The CPU time of this thread leaves out what others run meanwhile.
         let started = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
-        match program {
+        let result = match program {
             Program::Xdp(program) => program.test_run(options)?,
             Program::SchedClassifier(program) => program.test_run(options)?,
             _ => bail!("{name} is of another type"),
         };
         let ended = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
-        Ok(Duration::from(ended) - Duration::from(started))
+        let all = Duration::from(ended) - Duration::from(started);
+        Ok(Took {
+            on_average: all.as_secs_f64() * 1e9 / f64::from(packets),
+            by_kernel: result.duration.as_secs_f64() * 1e9,
+        })
     }
 
     /// As [`Self::run`] for the packet path, all of whose packets must end in one way.
-    pub(crate) fn run_to(&mut self, hook: Hook, packets: u32, outcome: Outcome) -> Result<Duration> {
+    pub(crate) fn run_to(&mut self, hook: Hook, packets: u32, outcome: Outcome) -> Result<Took> {
         let before = self.outcomes(hook)?;
         let took = self.run(Subject::Ours(hook), packets)?;
         let after = self.outcomes(hook)?;

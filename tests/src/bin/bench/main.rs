@@ -32,7 +32,7 @@ struct Cli {
 /// How much is measured.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
-    /// Runs of which the median counts; programs take turns.
+    /// Runs of each program; they take turns.
     pub(crate) rounds: usize,
     /// Packets of one run, at least.
     pub(crate) packets: u32,
@@ -59,9 +59,9 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<Report> {
     let effort = if cli.quick {
-        Effort { rounds: 5, packets: 200_000, large: false }
+        Effort { rounds: 8, packets: 200_000, large: false }
     } else {
-        Effort { rounds: 11, packets: 500_000, large: true }
+        Effort { rounds: 16, packets: 500_000, large: true }
     };
     let stand = Stand::build()?;
     let mut report = Report::default();

@@ -88,7 +88,7 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "\nThe floor only parses, looks one flow up in a hash of the same size and content, and translates (IPv4, TCP, XDP);\n\
-             for a new flow it looks up Service and endpoint and inserts two halves. Figures are medians of interleaved runs,\n\
+             for a new flow it looks up Service and endpoint and inserts two halves. Figures are lower quartiles of interleaved runs,\n\
              less the cost of the program that supplies the packets. Compare ratios, not nanoseconds, between machines."
         )
     }
