@@ -122,7 +122,7 @@ impl Loaded {
     /// What the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
     fn set_state(&mut self) {
         let (state, filter, pool) = (&mut self.tables.state, &mut self.tables.filter, &mut self.tables.pool);
-        // SAFETY (all below): fields of mapped elements, and elements of their arrays.
+        // SAFETY: fields of mapped elements, and elements of their arrays.
         unsafe {
             state.store(|s| &raw mut (*s).route, 1);
             state.store(|s| &raw mut (*s).hop_epoch, 1);
