@@ -28,6 +28,7 @@ pub mod agent;
 pub mod api_server;
 pub mod capture;
 pub mod checksum;
+pub mod control_plane;
 pub mod lab;
 pub mod netlink;
 pub mod netns;

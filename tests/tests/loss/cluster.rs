@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::agent::{Agent, AgentBuilder};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Manifests, Port, Service};
 use traffic_policy_tests::traffic::{Ledger, Server};
@@ -18,7 +18,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Cluster {
     // In the order in which they have to go.
     pub agents: Vec<Agent>,
-    pub servers: Vec<Server>,
+    _servers: Vec<Server>,
     pub ledger: Ledger,
     pub manifests: Manifests,
     pub lab: Lab,
@@ -33,21 +33,31 @@ pub fn web() -> Service {
 
 impl Cluster {
     /// As many nodes as there are numbers, each with that many pods, all of them endpoints of [`web`].
-    pub fn start(pods: &[u8], attach: &str, flags: &[&str]) -> Self {
-        Self::with(pods, attach, flags, &web())
+    pub fn start(pods: &[u8], attach: &str) -> Self {
+        let mut cluster = Self::without_agents(pods, attach);
+        cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
+        cluster.launch(|agent| agent.attach(attach));
+        cluster
     }
 
-    /// As [`Self::start`], with another Service in the place of [`web`].
-    pub fn with(pods: &[u8], attach: &str, flags: &[&str], service: &Service) -> Self {
+    /// The same before anything is in it, but pods that answer.
+    pub fn without_agents(pods: &[u8], attach: &str) -> Self {
         // TC meets unfinished checksums as on any veth; XDP needs finished ones.
         let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc").build().unwrap();
         let ledger = Ledger::default();
         let servers = lab.pods().map(|pod| Server::start(pod, POD_PORT, &ledger).unwrap()).collect();
         let manifests = Manifests::of(&lab).unwrap();
-        let backends: Vec<_> = lab.pods().map(Backend::of).collect();
-        manifests.apply(service, &backends).unwrap();
-        let agents = Agent::start_all(&lab, |agent| agent.attach(attach).flags(flags)).unwrap();
-        Self { agents, servers, ledger, manifests, lab }
+        Self { agents: Vec::new(), _servers: servers, ledger, manifests, lab }
+    }
+
+    /// Starts the agents, and waits until they are ready.
+    pub fn launch(&mut self, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
+        self.agents = Agent::start_all(&self.lab, adapt).unwrap();
+    }
+
+    /// All pods, as endpoints.
+    pub fn backends(&self) -> Vec<Backend> {
+        self.lab.pods().map(Backend::of).collect()
     }
 
     pub fn port_of(&self, node: usize, family: Family) -> SocketAddr {

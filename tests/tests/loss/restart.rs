@@ -11,7 +11,7 @@ use crate::quiet;
 
 fn restarts(attach: &str, family: Family) {
     let _alone = quiet::alone();
-    let mut cluster = Cluster::start(&[1, 1, 0], attach, &[]);
+    let mut cluster = Cluster::start(&[1, 1, 0], attach);
     let targets = both(family, |family| cluster.port_of(1, family));
     let start = |what: &str, cluster: &Cluster| {
         Meters::start(&format!("{attach} {family:?} {what}"), &cluster.lab, &targets, &cluster.ledger)
