@@ -35,6 +35,7 @@ pub mod netns;
 pub mod object;
 pub mod offload;
 pub mod ping;
+pub mod pinned;
 pub mod real_api_server;
 pub mod script;
 pub mod traffic;

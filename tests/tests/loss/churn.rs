@@ -45,7 +45,7 @@ fn the_network_changes(lab: &Lab) -> usize {
     let start = Instant::now();
     let mut changes = 0;
     for node in lab.nodes() {
-        node.netns().netlink(async |net| net.dummy("dummy0").await).unwrap();
+        node.netns().netlink(async |net| net.bridge("spare0", [2, 0, 0, 0, 0, 1], 1500).await).unwrap();
     }
     while start.elapsed() < TIME {
         for (node, number) in lab.nodes().iter().zip(0_u8..) {
@@ -61,8 +61,8 @@ fn the_network_changes(lab: &Lab) -> usize {
                     net.route(far, 32, gateway).await?;
                     net.neighbour("eth0", neighbour, mac(round)).await?;
                     net.neighbour("eth0", neighbour, mac(round + 1)).await?;
-                    net.up("dummy0").await?;
-                    net.down("dummy0").await?;
+                    net.up("spare0").await?;
+                    net.down("spare0").await?;
                     net.delete_route(far, 32).await
                 })
                 .unwrap();
