@@ -34,10 +34,18 @@ pub fn web() -> Service {
 impl Cluster {
     /// As many nodes as there are numbers, each with that many pods, all of them endpoints of [`web`].
     pub fn start(pods: &[u8], attach: &str) -> Self {
-        let mut cluster = Self::without_agents(pods, attach);
-        cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
-        cluster.launch(|agent| agent.attach(attach));
-        cluster
+        Self::without_agents(pods, attach).with_web(attach)
+    }
+
+    /// As [`Self::start`], for agents that may be told to use XDP later.
+    pub fn on_finished_checksums(pods: &[u8], attach: &str) -> Self {
+        Self::without_agents(pods, "xdp").with_web(attach)
+    }
+
+    fn with_web(mut self, attach: &str) -> Self {
+        self.manifests.apply(&web(), &self.backends()).unwrap();
+        self.launch(|agent| agent.attach(attach));
+        self
     }
 
     /// The same before anything is in it, but pods that answer.

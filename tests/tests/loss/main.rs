@@ -8,6 +8,7 @@
 
 mod churn;
 mod cluster;
+mod control;
 mod endpoints;
 mod meters;
 mod preemption;

@@ -28,6 +28,18 @@ pub struct Counted {
     pub datagrams: datagrams::Report,
     pub held: held::Report,
     pub new: connections::Report,
+    /// TcpRetransSegs of each end.
+    retransmitted: Vec<(String, u64)>,
+    /// All of it in words.
+    pub report: String,
+}
+
+impl Counted {
+    /// Nothing was lost.
+    pub fn is_clean(&self) -> bool {
+        let reports = self.datagrams.is_clean() && self.held.is_clean() && self.new.is_clean();
+        reports && self.retransmitted.iter().all(|(_, segments)| *segments == 0)
+    }
 }
 
 impl Meters {
@@ -45,24 +57,22 @@ impl Meters {
 
     /// Stops, prints the figures, and fails unless nothing was lost.
     pub fn finish(self, lab: &Lab) -> Counted {
-        let counted = Counted {
-            datagrams: self.datagrams.finish().unwrap(),
-            held: self.held.finish(),
-            new: self.new.finish(),
-        };
-        let mut report = format!("{}, {:.1} s\n", self.what, self.start.elapsed().as_secs_f64());
-        let Counted { datagrams, held, new } = &counted;
-        write!(report, "  {datagrams}\n  {held}\n  {new}\n  segments sent again:").unwrap();
-        let after = retransmitted(lab);
-        for ((role, before), (_, after)) in self.retransmitted.iter().zip(&after) {
-            write!(report, " {role} {}", after - before).unwrap();
-        }
-        println!("{report}");
-        assert!(datagrams.is_clean(), "{report}");
-        assert!(held.is_clean(), "{report}");
-        assert!(new.is_clean(), "{report}");
-        assert_eq!(self.retransmitted, after, "{report}");
+        let counted = self.stop(lab);
+        assert!(counted.is_clean(), "{}", counted.report);
         counted
+    }
+
+    /// Stops and prints the figures.
+    pub fn stop(self, lab: &Lab) -> Counted {
+        let datagrams = self.datagrams.finish().unwrap();
+        let (held, new) = (self.held.finish(), self.new.finish());
+        let since = self.retransmitted.into_iter().zip(retransmitted(lab));
+        let retransmitted: Vec<_> = since.map(|((role, before), (_, after))| (role, after - before)).collect();
+        let seconds = self.start.elapsed().as_secs_f64();
+        let mut report = format!("{}, {seconds:.1} s\n  {datagrams}\n  {held}\n  {new}\n", self.what);
+        write!(report, "  segments sent again: {retransmitted:?}").unwrap();
+        println!("{report}");
+        Counted { datagrams, held, new, retransmitted, report }
     }
 }
 

@@ -42,6 +42,22 @@ fn restarts(attach: &str, family: Family) {
     meters.finish(&cluster.lab);
 }
 
+/// The next agent is told to take packets in another way: both hooks are in place for a moment.
+#[test]
+fn from_tc_to_xdp_and_back() {
+    let _alone = quiet::alone();
+    let mut cluster = Cluster::on_finished_checksums(&[1, 1, 0], "tc");
+    let targets = both(Family::V4, |family| cluster.port_of(1, family));
+    for attach in ["xdp", "tc", "xdp-generic", "tc"] {
+        let what = format!("SIGKILL, start with --attach {attach}");
+        let meters = Meters::start(&what, &cluster.lab, &targets, &cluster.ledger);
+        cluster.kill();
+        cluster.launch(|agent| agent.attach(attach));
+        sleep(Duration::from_millis(200));
+        meters.finish(&cluster.lab);
+    }
+}
+
 #[test]
 fn tc_ipv4() {
     restarts("tc", Family::V4);
