@@ -15,4 +15,5 @@ mod preemption;
 mod quiet;
 mod restart;
 mod switch;
+mod uplink;
 mod writes;
