@@ -59,7 +59,8 @@ impl ControlPlane {
         let mut object = service.object();
         if object["spec"].get("clusterIP").is_none() {
             let number = self.number_of(service.name());
-            object["spec"]["clusterIPs"] = json!([format!("10.96.1.{number}"), format!("fd00:10:96::{number}")]);
+            object["spec"]["clusterIPs"] =
+                json!([format!("10.96.1.{number}"), format!("fd00:10:96::{number}")]);
             object["spec"]["clusterIP"] = object["spec"]["clusterIPs"][0].clone();
         }
         self.server.put(object)

@@ -90,9 +90,8 @@ struct Batch {
 
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
     // SAFETY: the attributes are as long as said, and whatever they point to outlives the call.
-    let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>())
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 

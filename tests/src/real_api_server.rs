@@ -50,7 +50,8 @@ impl RealApiServer {
         let Some(assets) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) else { return Ok(None) };
         let folder = tempfile::tempdir()?;
         let ports = || free_ports();
-        let [etcd, etcd_peer, port] = namespace.as_ref().map_or_else(ports, |namespace| namespace.run(ports))?;
+        let [etcd, etcd_peer, port] =
+            namespace.as_ref().map_or_else(ports, |namespace| namespace.run(ports))?;
         let address = SocketAddr::new(address, port);
         let mut server = Self { folder, namespace, address, processes: Vec::new() };
         server.run(

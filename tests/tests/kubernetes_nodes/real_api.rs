@@ -77,7 +77,8 @@ fn check_vips(lab: &Lab) {
 fn three_nodes_follow_a_real_api_server() {
     let lab = Lab::builder().pods(&[1, 1, 0]).build().unwrap();
     let address = plan::gateway(0).of(Family::V4);
-    let server = lab.router().block_on(async || RealApiServer::start_in(lab.router(), address).await).unwrap();
+    let server =
+        lab.router().block_on(async || RealApiServer::start_in(lab.router(), address).await).unwrap();
     let Some(server) = server else {
         // Past the test harness, which would keep it to itself: a skipped test must be seen.
         let skipped = "SKIPPED three_nodes_follow_a_real_api_server: KUBEBUILDER_ASSETS is not set";

@@ -44,7 +44,8 @@ impl Cluster {
         let local = web("local", LOCAL).policy(Policy::Local).health_port(HEALTH);
         control_plane.apply(&local, &backends).unwrap();
         before_agents(&control_plane);
-        let start = |node| Agent::builder(&lab, node).attach(attach).kubeconfig(control_plane.kubeconfig()).start();
+        let start =
+            |node| Agent::builder(&lab, node).attach(attach).kubeconfig(control_plane.kubeconfig()).start();
         let agents = lab.nodes().iter().map(|node| start(node).unwrap()).collect();
         Self { agents, _servers: servers, control_plane, backends, lab }
     }
@@ -79,7 +80,8 @@ fn nodes_are_ready_only_after_both_lists() {
         let cluster = Cluster::start("tc", |control_plane| control_plane.server().hold_lists(held));
         let other = if held == Kind::Service { Kind::EndpointSlice } else { Kind::Service };
         until("the lists to be asked for", || {
-            cluster.control_plane.server().lists_of(held) >= 3 && cluster.control_plane.server().lists_of(other) >= 3
+            cluster.control_plane.server().lists_of(held) >= 3
+                && cluster.control_plane.server().lists_of(other) >= 3
         });
         sleep(Duration::from_millis(500));
         for agent in &cluster.agents {
@@ -116,7 +118,10 @@ fn an_outage_changes_nothing() {
     cluster.agents[2].start_again().unwrap();
     sleep(Duration::from_secs(2));
     assert_eq!(cluster.agents[2].healthz().unwrap().status, 503, "it cannot know yet");
-    assert!(cluster.agents[..2].iter().all(|agent| agent.healthz().unwrap().status == 200), "they know enough");
+    assert!(
+        cluster.agents[..2].iter().all(|agent| agent.healthz().unwrap().status == 200),
+        "they know enough"
+    );
     assert_eq!(before, cluster.agents.iter().map(syncs).collect::<Vec<_>>());
     check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
     check_local(&cluster.lab, LOCAL);

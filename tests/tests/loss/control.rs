@@ -25,7 +25,8 @@ fn the_machine_loses_nothing() {
     let _server = Server::start_in(node.netns(), POD_PORT, identity, Faults::default(), &ledger).unwrap();
     for family in Family::BOTH {
         let targets = both(family, |family| SocketAddr::new(node.address(family), POD_PORT));
-        let meters = Meters::start(&format!("control {family:?}, no agent in the path"), &lab, &targets, &ledger);
+        let meters =
+            Meters::start(&format!("control {family:?}, no agent in the path"), &lab, &targets, &ledger);
         busy.kill();
         busy.start_again();
         sleep(Duration::from_secs(1));

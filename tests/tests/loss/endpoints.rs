@@ -26,7 +26,8 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     cluster.manifests.endpoints(&web(), &before).unwrap();
     let targets = both(family, |family| cluster.port_of(1, family));
     let client = cluster.lab.client().netns().clone();
-    let ask = |port: u16| Probe::udp(targets[0]).source_port(port).from(&client).unwrap().answer().unwrap().pod;
+    let ask =
+        |port: u16| Probe::udp(targets[0]).source_port(port).from(&client).unwrap().answer().unwrap().pod;
     until(|| (0..40).all(|number| ask(20_100 + number) != "pod-3-1"));
 
     // Flows known by their source ports, some of them to pods that will go, one of node-1 and one of node-2.

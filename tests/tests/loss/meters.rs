@@ -67,7 +67,8 @@ impl Meters {
         let datagrams = self.datagrams.finish().unwrap();
         let (held, new) = (self.held.finish(), self.new.finish());
         let since = self.retransmitted.into_iter().zip(retransmitted(lab));
-        let retransmitted: Vec<_> = since.map(|((role, before), (_, after))| (role, after - before)).collect();
+        let retransmitted: Vec<_> =
+            since.map(|((role, before), (_, after))| (role, after - before)).collect();
         let seconds = self.start.elapsed().as_secs_f64();
         let mut report = format!("{}, {seconds:.1} s\n  {datagrams}\n  {held}\n  {new}\n", self.what);
         write!(report, "  segments sent again: {retransmitted:?}").unwrap();

@@ -36,6 +36,11 @@ fn with_policy_cluster_requests_are_lost() {
     balanced.wait_for(&["node-1", "node-2", "node-3"]);
     let (report, figures) = preempt(&balanced, "node-3 preempted, policy Cluster");
     assert!(report.failed > 0, "{figures}");
-    assert!(report.failures.iter().all(|failure| failure.target.ip() == balanced.cluster.lab.node(3).addresses.v4));
+    assert!(
+        report
+            .failures
+            .iter()
+            .all(|failure| failure.target.ip() == balanced.cluster.lab.node(3).addresses.v4)
+    );
     assert_eq!(balanced.balancer.healthy(), ["node-1", "node-2"], "{figures}");
 }
