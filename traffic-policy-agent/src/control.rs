@@ -130,11 +130,12 @@ pub async fn run(settings: Settings) -> Result<()> {
         warned: BTreeSet::new(),
         pending: BTreeSet::new(),
         synced_once: false,
+        unnoted: None,
         settings,
     };
     control.refresh_network().await?;
     control.find_devices(true).await?;
-    control.compare_neighbours().await?;
+    control.compare_network().await?;
     let source = match control.settings.origin.clone() {
         Origin::Manifests(manifests) => manifests.start(),
         Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
@@ -158,6 +159,8 @@ struct Control {
     /// Service ports whose write failed.
     pending: BTreeSet<ServicePortKey>,
     synced_once: bool,
+    /// When routes changed last, if that was after their fingerprint was noted.
+    unnoted: Option<Instant>,
 }
 
 impl Control {
@@ -274,6 +277,13 @@ impl Control {
     }
 
     async fn upkeep(&mut self, source: &Source) {
+        // Not while they keep changing: a node may have many.
+        if self.unnoted.take_if(|changed| changed.elapsed() >= UPKEEP).is_some() {
+            match self.network.fingerprint().await {
+                Ok(fingerprint) => self.dataplane.note_network(fingerprint),
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
         if self.service_health.has_failures() {
             self.update_health(source).await;
         }
@@ -308,6 +318,7 @@ impl Control {
             routes |= self.find_devices(false).await?;
         }
         if routes {
+            self.unnoted = Some(Instant::now());
             self.dataplane.raise(Changed::Routes)?;
         } else if neighbours {
             self.dataplane.raise(Changed::Neighbours)?;
@@ -392,8 +403,11 @@ impl Control {
         }
     }
 
-    /// After a time without an agent: a next hop may have another MAC address by now.
-    async fn compare_neighbours(&mut self) -> Result<()> {
+    /// After a time without an agent: routes may lead elsewhere by now, a next hop may have another MAC address.
+    async fn compare_network(&mut self) -> Result<()> {
+        if self.dataplane.compare_network(self.network.fingerprint().await?)? {
+            tracing::debug!("routes are not those that the next hops were found by");
+        }
         let hops = self.dataplane.next_hops()?;
         let hops = hops.iter().map(|hop| Neighbour { link: hop.ifindex, address: hop.gateway, mac: hop.mac });
         if self.keeper.learn(&self.network, hops).await? {

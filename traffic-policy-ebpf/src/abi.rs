@@ -335,7 +335,10 @@ pub struct State {
     pub pending_swept: u64,
     /// Answers that one CPU may make per jiffy, on average.
     pub answers_per_jiffy: u32,
-    pub zero: [u32; 3],
+    /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can
+    /// tell whether they changed while nobody watched.
+    pub network: u32,
+    pub zero: [u32; 2],
 }
 
 /// Words that the packet path writes for new flows, in cache lines of their own.

@@ -118,6 +118,12 @@ impl Balancer {
         true
     }
 
+    /// From now on asks all nodes on another port, as a cloud does when its controller has seen that the Service got a
+    /// health port of its own, or lost it.
+    pub fn check_on(&self, port: u16) {
+        lock(&self.state).targets.iter_mut().for_each(|target| target.health.set_port(port));
+    }
+
     /// Every change of mind so far.
     pub fn changes(&self) -> Vec<Change> {
         lock(&self.state).changes.clone()

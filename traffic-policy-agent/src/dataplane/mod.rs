@@ -389,6 +389,27 @@ impl Dataplane {
         self.hops.raise(&mut self.tables, changed)
     }
 
+    /// Compares the fingerprint of the node's routes with the one that stored next hops belong to; if it is another,
+    /// nobody watched when they changed.
+    ///
+    /// # Errors
+    /// The maps cannot be written.
+    pub fn compare_network(&mut self, fingerprint: u32) -> Result<bool> {
+        // SAFETY: a field of the mapped element.
+        let changed = self.tables.state.load(|s| unsafe { &raw mut (*s).network }) != fingerprint;
+        if changed {
+            self.raise(Changed::Routes)?;
+            self.note_network(fingerprint);
+        }
+        Ok(changed)
+    }
+
+    /// Remembers the fingerprint of routes that [`Self::raise`] was called for.
+    pub fn note_network(&mut self, fingerprint: u32) {
+        // SAFETY: a field of the mapped element.
+        self.tables.state.store(|s| unsafe { &raw mut (*s).network }, fingerprint);
+    }
+
     /// Next hops that packets take now.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 mod devices;
 mod events;
+mod fingerprint;
 mod neighbours;
 
 use std::{
