@@ -130,16 +130,18 @@ pub async fn run(settings: Settings) -> Result<()> {
         warned: BTreeSet::new(),
         pending: BTreeSet::new(),
         synced_once: false,
+        warned_of: BTreeSet::new(),
+        look_again: false,
+        primary: Vec::new(),
         settings,
     };
-    control.refresh_network().await?;
-    control.find_devices(true).await?;
-    control.compare_neighbours().await?;
-    let source = match control.settings.origin.clone() {
-        Origin::Manifests(manifests) => manifests.start(),
-        Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
-    };
-    control.follow(source, events).await
+    match control.start().await {
+        Ok(source) => control.follow(source, events).await,
+        Err(error) => {
+            control.dataplane.undo();
+            Err(error)
+        }
+    }
 }
 
 struct Control {
@@ -158,9 +160,25 @@ struct Control {
     /// Service ports whose write failed.
     pending: BTreeSet<ServicePortKey>,
     synced_once: bool,
+    /// Devices that could not be attached to, as has been logged.
+    warned_of: BTreeSet<u32>,
+    /// Devices could not be looked at, or one of them not be attached to.
+    look_again: bool,
+    /// Addresses of the Node object, as they were when devices were last looked for.
+    primary: Vec<IpAddr>,
 }
 
 impl Control {
+    async fn start(&mut self) -> Result<Source> {
+        self.refresh_network().await?;
+        self.find_devices(true).await?;
+        self.compare_neighbours().await?;
+        Ok(match self.settings.origin.clone() {
+            Origin::Manifests(manifests) => manifests.start(),
+            Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
+        })
+    }
+
     async fn follow(&mut self, mut source: Source, mut events: Events) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
@@ -192,7 +210,10 @@ impl Control {
                 }
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
-                    self.network_changed(event, &mut events, &source).await?;
+                    if let Err(error) = self.network_changed(event, &mut events, &source).await {
+                        tracing::warn!("following a change of the network failed: {error:#}");
+                        self.look_again = true;
+                    }
                 }
                 () = sleep_until(retry_at), if retry.is_some() => {
                     retry = self.write(&source).await.then(|| Instant::now() + RETRY);
@@ -228,6 +249,14 @@ impl Control {
             ipv4: true,
             ipv6: true,
         };
+        // Now that the Node's addresses are known, their devices are too.
+        if self.settings.devices.is_empty()
+            && primary != self.primary
+            && let Err(error) = self.look_again().await
+        {
+            tracing::warn!("looking at the devices failed: {error:#}");
+            self.look_again = true;
+        }
         let mut changes = self.index.update(&input);
         changes.ports.append(&mut self.pending);
         let desired = self.index.desired();
@@ -274,6 +303,11 @@ impl Control {
     }
 
     async fn upkeep(&mut self, source: &Source) {
+        if self.look_again
+            && let Err(error) = self.look_again().await
+        {
+            tracing::warn!("looking at the devices failed: {error:#}");
+        }
         if self.service_health.has_failures() {
             self.update_health(source).await;
         }
@@ -295,7 +329,7 @@ impl Control {
         for event in burst {
             match event {
                 Event::Link => devices = true,
-                Event::Address => (routes, addresses) = (true, true),
+                Event::Address => (routes, devices, addresses) = (true, true, true),
                 Event::Route => (routes, devices) = (true, self.settings.devices.is_empty() || devices),
                 Event::Neighbour(neighbour) => neighbours |= self.keeper.changed(neighbour),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
@@ -319,6 +353,14 @@ impl Control {
         Ok(())
     }
 
+    async fn look_again(&mut self) -> Result<()> {
+        self.refresh_network().await?;
+        if self.find_devices(false).await? {
+            self.dataplane.raise(Changed::Routes)?;
+        }
+        Ok(())
+    }
+
     async fn refresh_network(&mut self) -> Result<()> {
         self.addresses = self.network.addresses().await?;
         Ok(())
@@ -330,9 +372,10 @@ impl Control {
     async fn find_devices(&mut self, start: bool) -> Result<bool> {
         let links = self.network.links().await?;
         let routes = self.network.routes().await?;
-        let primary = self.index.node_addresses(&self.settings.node_name).to_vec();
+        self.primary = self.index.node_addresses(&self.settings.node_name).to_vec();
         let (wanted, missing) =
-            node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &primary);
+            node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &self.primary);
+        self.look_again = false;
         let mut changed = false;
         for name in &missing {
             if self.missing.insert(name.clone()) {
@@ -359,11 +402,17 @@ impl Control {
             match self.dataplane.attach(&interface) {
                 Ok(attached) => {
                     self.missing.remove(&link.name);
+                    self.warned_of.remove(&link.index);
                     tracing::info!(device = link.name, mode = %attached, "attached");
                     changed = true;
                 }
                 Err(error) if start => return Err(error),
-                Err(error) => tracing::warn!(device = link.name, "{error:#}"),
+                Err(error) => {
+                    if self.warned_of.insert(link.index) {
+                        tracing::warn!(device = link.name, "not attached, trying again: {error:#}");
+                    }
+                    self.look_again = true;
+                }
             }
         }
         if start {

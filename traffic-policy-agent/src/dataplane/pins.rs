@@ -1,6 +1,7 @@
 //! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or `--pin-dir`.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -19,7 +20,10 @@ pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 /// The folder, held by this process alone.
 #[derive(Debug)]
 pub struct Pins {
+    root: PathBuf,
     dir: PathBuf,
+    /// Links of an earlier agent; `None` if nothing of this version was pinned.
+    before: Option<BTreeSet<PathBuf>>,
     _lock: Flock<File>,
 }
 
@@ -29,12 +33,10 @@ impl Pins {
     /// # Errors
     /// `root` is not on a bpffs, holds pins of another layout version, or is used by a running agent.
     pub fn open(root: &Path) -> Result<Self> {
-        fs::create_dir_all(root).with_context(|| not_bpffs(root))?;
-        if statfs(root).with_context(|| format!("{} cannot be read", root.display()))?.filesystem_type()
-            != BPF_FS_MAGIC
-        {
+        if !on_bpffs(root)? {
             bail!("{}", not_bpffs(root));
         }
+        fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
             anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
@@ -51,10 +53,26 @@ impl Pins {
             }
         }
         let dir = root.join(own);
+        let before = if dir.exists() { Some(list(&dir.join(LINKS))?.into_iter().collect()) } else { None };
         for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS)] {
             fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         }
-        Ok(Self { dir, _lock: lock })
+        Ok(Self { root: root.to_owned(), dir, before, _lock: lock })
+    }
+
+    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, and the maps too unless an
+    /// earlier agent had left them.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub fn undo(&self) -> Result<()> {
+        let Some(before) = &self.before else { return remove_all(&self.root) };
+        for link in list(&self.links())? {
+            if !before.contains(&link) {
+                fs::remove_file(&link).with_context(|| format!("{} cannot be removed", link.display()))?;
+            }
+        }
+        Ok(())
     }
 
     pub fn maps(&self) -> PathBuf {
@@ -68,6 +86,14 @@ impl Pins {
 
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
+
+/// Whether a folder lies on a bpffs, or would if it were made.
+fn on_bpffs(folder: &Path) -> Result<bool> {
+    let absolute = std::path::absolute(folder).with_context(|| not_bpffs(folder))?;
+    let existing = absolute.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    let kind = statfs(existing).with_context(|| format!("{} cannot be read", existing.display()))?;
+    Ok(kind.filesystem_type() == BPF_FS_MAGIC)
+}
 
 /// Where the maps of this layout version are pinned.
 pub fn maps_below(root: &Path) -> PathBuf {
