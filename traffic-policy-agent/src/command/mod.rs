@@ -4,6 +4,8 @@ mod cleanup;
 mod run;
 mod status;
 
+use std::io::IsTerminal;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -35,6 +37,8 @@ impl Arguments {
         tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::try_new(&self.log)?)
             .with_writer(std::io::stderr)
+            // Colours are for people; a file or a log collector would keep their codes.
+            .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
             .init();
         match self.command {
