@@ -8,6 +8,7 @@ mod collision;
 mod drain;
 mod endpoints;
 mod health;
+mod icmp;
 mod matrix;
 mod neighbours;
 mod overlay;
