@@ -156,7 +156,8 @@ impl Links {
     fn explain_xdp(&self, error: &aya::programs::ProgramError) -> anyhow::Error {
         let device = &self.device;
         let text = chain(error);
-        if text.contains("os error 16") {
+        // EBUSY for a program of the same mode, EEXIST for one of the other.
+        if text.contains("os error 16") || text.contains("os error 17") {
             return anyhow!(
                 "another XDP program is on {device}: detach it (`ip link show {device}`, `ip link set {device} xdp off`), or run with --attach tc"
             );
