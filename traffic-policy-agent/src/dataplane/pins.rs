@@ -14,6 +14,8 @@ use nix::{
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
+use super::kernel;
+
 /// Where pins go without `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 
@@ -69,7 +71,7 @@ impl Pins {
         let Some(before) = &self.before else { return remove_all(&self.root) };
         for link in list(&self.links())? {
             if !before.contains(&link) {
-                fs::remove_file(&link).with_context(|| format!("{} cannot be removed", link.display()))?;
+                remove_link(&link)?;
             }
         }
         Ok(())
@@ -123,7 +125,7 @@ fn remove_all(root: &Path) -> Result<()> {
             continue;
         }
         for link in list(&version.join(LINKS))? {
-            fs::remove_file(&link).with_context(|| format!("{} cannot be removed", link.display()))?;
+            remove_link(&link)?;
         }
         rest.push(version);
     }
@@ -140,6 +142,21 @@ fn remove_all(root: &Path) -> Result<()> {
     match fs::remove_dir(root) {
         Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => {
             Err(error).with_context(|| format!("{} cannot be removed", root.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes a program off its device and removes the pin of its link, if there is one.
+///
+/// # Errors
+/// The pin cannot be removed.
+pub fn remove_link(path: &Path) -> Result<()> {
+    // Without its pin the link would go too, but some time later.
+    kernel::detach_link(path);
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
         }
         _ => Ok(()),
     }
