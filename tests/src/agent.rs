@@ -87,8 +87,51 @@ impl Agent {
         }
     }
 
+    /// Waits until it has ended by itself, and gives its exit code.
+    pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
+        let start = Instant::now();
+        let process = self.process.as_mut().context("no agent is running")?;
+        loop {
+            if let Some(status) = process.try_wait()? {
+                self.process = None;
+                return Ok(status.code());
+            }
+            ensure!(start.elapsed() < limit, "the agent of {} still runs\n{}", self.how.node, self.log());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until it has printed something that contains all of `texts` in one line.
+    pub fn wait_said(&self, texts: &[&str], limit: Duration) -> Result<String> {
+        let start = Instant::now();
+        loop {
+            let log = self.log();
+            let line = log.lines().find(|line| texts.iter().all(|text| line.contains(text)));
+            if let Some(line) = line {
+                return Ok(line.to_owned());
+            }
+            let late = start.elapsed() > limit;
+            ensure!(!late, "the agent of {} did not say {texts:?} within {limit:?}\n{log}", self.how.node);
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// How many packets left the packet path at a hook (`xdp`, `ingress`, `egress`) with an outcome, as `status` says.
+    pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
+        let output = self.command(&["status", "--output", "json"])?;
+        ensure!(output.status.success(), "status: {}", String::from_utf8_lossy(&output.stderr));
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let rows = rows.as_array().context("status prints no list")?;
+        let row = rows.iter().find(|row| row["hook"] == hook && row["outcome"] == outcome);
+        Ok(row.and_then(|row| row["packets"].as_u64()).unwrap_or(0))
+    }
+
     pub fn healthz(&self) -> Result<Response> {
         http::get_from(&self.how.netns, HEALTHZ, "/healthz")
+    }
+
+    pub fn livez(&self) -> Result<Response> {
+        http::get_from(&self.how.netns, HEALTHZ, "/livez")
     }
 
     pub fn is_running(&self) -> bool {

@@ -26,8 +26,10 @@
 
 pub mod agent;
 pub mod api_server;
+pub mod attached;
 pub mod capture;
 pub mod checksum;
+pub mod cluster;
 pub mod control_plane;
 pub mod harness;
 pub mod lab;

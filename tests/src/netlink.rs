@@ -151,6 +151,16 @@ impl Netlink {
         self.change(device, |link| link.append_extra_attribute(xdp)).await
     }
 
+    /// Whether any XDP program is on a device.
+    pub async fn has_xdp(&self, device: &str) -> Result<bool> {
+        let mut links = self.0.link().get().match_index(index(device)?).execute();
+        let link = links.try_next().await?.with_context(|| format!("{device} is gone"))?;
+        Ok(link.attributes.iter().any(|attribute| match attribute {
+            LinkAttribute::Xdp(facts) => facts.iter().any(|fact| matches!(fact, LinkXdp::ProgId(_))),
+            _ => false,
+        }))
+    }
+
     pub async fn mac(&self, device: &str) -> Result<Mac> {
         let mut links = self.0.link().get().match_index(index(device)?).execute();
         let link = links.try_next().await?.with_context(|| format!("{device} is gone"))?;

@@ -131,16 +131,18 @@ pub async fn run(settings: Settings) -> Result<()> {
         pending: BTreeSet::new(),
         synced_once: false,
         unnoted: None,
+        warned_of: BTreeSet::new(),
+        look_again: false,
+        primary: Vec::new(),
         settings,
     };
-    control.refresh_network().await?;
-    control.find_devices(true).await?;
-    control.compare_network().await?;
-    let source = match control.settings.origin.clone() {
-        Origin::Manifests(manifests) => manifests.start(),
-        Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
-    };
-    control.follow(source, events).await
+    match control.start().await {
+        Ok(source) => control.follow(source, events).await,
+        Err(error) => {
+            control.dataplane.undo();
+            Err(error)
+        }
+    }
 }
 
 struct Control {
@@ -161,9 +163,25 @@ struct Control {
     synced_once: bool,
     /// When routes changed last, if that was after their fingerprint was noted.
     unnoted: Option<Instant>,
+    /// Devices that could not be attached to, as has been logged.
+    warned_of: BTreeSet<u32>,
+    /// Devices could not be looked at, or one of them not be attached to.
+    look_again: bool,
+    /// Addresses of the Node object, as they were when devices were last looked for.
+    primary: Vec<IpAddr>,
 }
 
 impl Control {
+    async fn start(&mut self) -> Result<Source> {
+        self.refresh_network().await?;
+        self.find_devices(true).await?;
+        self.compare_network().await?;
+        Ok(match self.settings.origin.clone() {
+            Origin::Manifests(manifests) => manifests.start(),
+            Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
+        })
+    }
+
     async fn follow(&mut self, mut source: Source, mut events: Events) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
@@ -195,7 +213,10 @@ impl Control {
                 }
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
-                    self.network_changed(event, &mut events, &source).await?;
+                    if let Err(error) = self.network_changed(event, &mut events, &source).await {
+                        tracing::warn!("following a change of the network failed: {error:#}");
+                        self.look_again = true;
+                    }
                 }
                 () = sleep_until(retry_at), if retry.is_some() => {
                     retry = self.write(&source).await.then(|| Instant::now() + RETRY);
@@ -231,6 +252,14 @@ impl Control {
             ipv4: true,
             ipv6: true,
         };
+        // Now that the Node's addresses are known, their devices are too.
+        if self.settings.devices.is_empty()
+            && primary != self.primary
+            && let Err(error) = self.look_again().await
+        {
+            tracing::warn!("looking at the devices failed: {error:#}");
+            self.look_again = true;
+        }
         let mut changes = self.index.update(&input);
         changes.ports.append(&mut self.pending);
         let desired = self.index.desired();
@@ -284,6 +313,11 @@ impl Control {
                 Err(error) => tracing::warn!("{error:#}"),
             }
         }
+        if self.look_again
+            && let Err(error) = self.look_again().await
+        {
+            tracing::warn!("looking at the devices failed: {error:#}");
+        }
         if self.service_health.has_failures() {
             self.update_health(source).await;
         }
@@ -305,7 +339,7 @@ impl Control {
         for event in burst {
             match event {
                 Event::Link => devices = true,
-                Event::Address => (routes, addresses) = (true, true),
+                Event::Address => (routes, devices, addresses) = (true, true, true),
                 Event::Route => (routes, devices) = (true, self.settings.devices.is_empty() || devices),
                 Event::Neighbour(neighbour) => neighbours |= self.keeper.changed(neighbour),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
@@ -330,6 +364,14 @@ impl Control {
         Ok(())
     }
 
+    async fn look_again(&mut self) -> Result<()> {
+        self.refresh_network().await?;
+        if self.find_devices(false).await? {
+            self.dataplane.raise(Changed::Routes)?;
+        }
+        Ok(())
+    }
+
     async fn refresh_network(&mut self) -> Result<()> {
         self.addresses = self.network.addresses().await?;
         Ok(())
@@ -341,9 +383,10 @@ impl Control {
     async fn find_devices(&mut self, start: bool) -> Result<bool> {
         let links = self.network.links().await?;
         let routes = self.network.routes().await?;
-        let primary = self.index.node_addresses(&self.settings.node_name).to_vec();
+        self.primary = self.index.node_addresses(&self.settings.node_name).to_vec();
         let (wanted, missing) =
-            node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &primary);
+            node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &self.primary);
+        self.look_again = false;
         let mut changed = false;
         for name in &missing {
             if self.missing.insert(name.clone()) {
@@ -370,11 +413,17 @@ impl Control {
             match self.dataplane.attach(&interface) {
                 Ok(attached) => {
                     self.missing.remove(&link.name);
+                    self.warned_of.remove(&link.index);
                     tracing::info!(device = link.name, mode = %attached, "attached");
                     changed = true;
                 }
                 Err(error) if start => return Err(error),
-                Err(error) => tracing::warn!(device = link.name, "{error:#}"),
+                Err(error) => {
+                    if self.warned_of.insert(link.index) {
+                        tracing::warn!(device = link.name, "not attached, trying again: {error:#}");
+                    }
+                    self.look_again = true;
+                }
             }
         }
         if start {

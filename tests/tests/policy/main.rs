@@ -3,4 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod addresses;
+mod collision;
+mod drain;
+mod endpoints;
+mod health;
+mod icmp;
 mod matrix;
+mod neighbours;
+mod overlay;
+mod reject;
+mod router;
+mod transfer;
+mod uplinks;

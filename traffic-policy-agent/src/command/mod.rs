@@ -37,7 +37,7 @@ impl Arguments {
         tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::try_new(&self.log)?)
             .with_writer(std::io::stderr)
-            // A file full of escape sequences is hard to search.
+            // Colours are for people; a file or a log collector would keep their codes.
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
             .init();

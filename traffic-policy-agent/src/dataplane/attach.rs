@@ -16,7 +16,7 @@ use aya::{
     },
 };
 
-use super::kernel::Kernel;
+use super::{kernel::Kernel, pins::remove_link};
 
 /// `--attach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -117,8 +117,8 @@ impl Links {
         };
         if attached == Attached::Tc {
             // An earlier agent may have run with another mode.
-            remove(&self.path(Hook::Xdp))?;
-            remove(&self.path(Hook::XdpGeneric))?;
+            remove_link(&self.path(Hook::Xdp))?;
+            remove_link(&self.path(Hook::XdpGeneric))?;
         }
         Ok(attached)
     }
@@ -132,7 +132,7 @@ impl Links {
             .program_mut("xdp_ingress")
             .context("the packet path has no program xdp_ingress")?
             .try_into()?;
-        remove(&self.path(other))?;
+        remove_link(&self.path(other))?;
         let path = self.path(hook);
         if let Some(link) = pinned(&path)
             && let Ok(link) = XdpLink::try_from(link)
@@ -146,7 +146,7 @@ impl Links {
                 Err(error) => tracing::debug!(device = self.device, "the pinned XDP link is dead: {error}"),
             }
         }
-        remove(&path)?;
+        remove_link(&path)?;
         let id = program.attach_to_if_index(self.ifindex, mode).map_err(|error| self.explain_xdp(&error))?;
         let link: FdLink = program.take_link(id)?.try_into().context("XDP was attached without a link")?;
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
@@ -156,7 +156,8 @@ impl Links {
     fn explain_xdp(&self, error: &aya::programs::ProgramError) -> anyhow::Error {
         let device = &self.device;
         let text = chain(error);
-        if text.contains("os error 16") {
+        // EBUSY for a program of the same mode, EEXIST for one of the other.
+        if text.contains("os error 16") || text.contains("os error 17") {
             return anyhow!(
                 "another XDP program is on {device}: detach it (`ip link show {device}`, `ip link set {device} xdp off`), or run with --attach tc"
             );
@@ -194,7 +195,7 @@ impl Links {
                 Err(error) => tracing::debug!(device = self.device, "the pinned TC link is dead: {error}"),
             }
         }
-        remove(&path)?;
+        remove_link(&path)?;
         let options = TcAttachOptions::TcxOrder(LinkOrder::default());
         let id = program.attach_with_options(&self.device, attach_type, options).with_context(context)?;
         let link: FdLink = program.take_link(id)?.try_into().context("TC was attached without a link")?;
@@ -228,7 +229,7 @@ impl Links {
     /// A pin that cannot be removed.
     pub fn detach(&self) -> Result<()> {
         for hook in [Hook::Xdp, Hook::XdpGeneric, Hook::Ingress, Hook::Egress] {
-            remove(&self.path(hook))?;
+            remove_link(&self.path(hook))?;
         }
         Ok(())
     }
@@ -248,7 +249,7 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
             .and_then(|name| name.split('-').nth(1))
             .and_then(|number| number.parse::<u32>().ok());
         if ifindex.is_none_or(|ifindex| !present.contains(&ifindex)) {
-            remove(&path)?;
+            remove_link(&path)?;
             removed += 1;
         }
     }
@@ -257,15 +258,6 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
 
 fn pinned(path: &Path) -> Option<FdLink> {
     path.exists().then(|| PinnedLink::from_pin(path).ok().map(FdLink::from)).flatten()
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -1,7 +1,13 @@
 //! What the running kernel can do, and its clocks.
 
 use std::{
+    ffi::CString,
     io::ErrorKind,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -64,6 +70,23 @@ pub fn sample_hz(mut jiffies: impl FnMut() -> Result<u32>) -> Result<u32> {
     let measured = f64::from(last.wrapping_sub(first)) / elapsed.as_secs_f64();
     let known = [100u32, 250, 300, 1000];
     known.into_iter().min_by_key(|hz| (f64::from(*hz) - measured).abs() as u64).context("no known tick rate")
+}
+
+/// Detaches a pinned link at once, if it is one that can be. aya 0.14 lacks it.
+pub fn detach_link(pin: &Path) {
+    // linux/bpf.h: enum bpf_cmd, and the parts of union bpf_attr that these two read.
+    const OBJ_GET: libc::c_int = 7;
+    const LINK_DETACH: libc::c_int = 34;
+    let Ok(name) = CString::new(pin.as_os_str().as_bytes()) else { return };
+    let path = [name.as_ptr() as u64, 0];
+    // SAFETY: the attributes are as long as said, and the name outlives the call.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, path.as_ptr(), size_of_val(&path)) };
+    let Ok(fd @ 0..) = libc::c_int::try_from(fd) else { return };
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    let link = unsafe { OwnedFd::from_raw_fd(fd) };
+    let attributes = [link.as_raw_fd()];
+    // SAFETY: as above. A link whose device is gone refuses, and need not be detached.
+    unsafe { libc::syscall(libc::SYS_bpf, LINK_DETACH, attributes.as_ptr(), size_of_val(&attributes)) };
 }
 
 /// Capabilities that the agent needs, each with what it is for.

@@ -147,7 +147,21 @@ impl Dataplane {
         let kernel = Kernel::running()?;
         let ports = config.pool.ports()?;
         let pins = config.pins.as_deref().map(Pins::open).transpose()?;
-        let maps = pins.as_ref().map(Pins::maps);
+        match Self::load(&config, kernel, pins.as_ref()) {
+            Ok(mut dataplane) => {
+                dataplane.set_pool(ports);
+                dataplane.pins = pins;
+                Ok(dataplane)
+            }
+            Err(error) => {
+                undo(pins.as_ref());
+                Err(error)
+            }
+        }
+    }
+
+    fn load(config: &Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
+        let maps = pins.map(Pins::maps);
         let mut object = load(config.sizes, maps.as_deref(), &kernel)?;
         load_programs(&mut object)?;
         #[cfg(feature = "log")]
@@ -167,13 +181,17 @@ impl Dataplane {
             attached: BTreeMap::new(),
             cluster_ips: BTreeSet::new(),
             untidy: false,
-            config,
+            config: config.clone(),
             kernel,
-            pins,
+            pins: None,
         };
         dataplane.set_up_state(hz, flows)?;
-        dataplane.set_pool(ports);
         Ok(dataplane)
+    }
+
+    /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
+    pub fn undo(self) {
+        undo(self.pins.as_ref());
     }
 
     fn set_up_state(&mut self, hz: u32, flows: [u32; 2]) -> Result<()> {
@@ -317,7 +335,12 @@ impl Dataplane {
         let links = self.links(&interface.name, interface.ifindex);
         // Announced before the first packet can come, so that nobody takes it for a pod's device.
         self.describe(interface, false)?;
-        let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel)?;
+        let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel);
+        if attached.is_err() && !self.attached.contains_key(&interface.ifindex) {
+            // Its packets do not come by us, so nobody may count on it.
+            let _ = self.tables.devices.remove(&interface.ifindex);
+        }
+        let attached = attached?;
         self.describe(interface, attached == Attached::XdpDriver)?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
         Ok(attached)
@@ -434,6 +457,13 @@ impl Dataplane {
     fn links(&self, name: &str, ifindex: u32) -> attach::Links {
         let folder = self.pins.as_ref().map_or_else(|| Path::new("/nonexistent").to_owned(), Pins::links);
         attach::Links::new(&folder, name, ifindex)
+    }
+}
+
+/// Takes back what a failed start has pinned.
+fn undo(pins: Option<&Pins>) {
+    if let Some(Err(error)) = pins.map(Pins::undo) {
+        tracing::warn!("cleaning up after the failed start: {error:#}");
     }
 }
 

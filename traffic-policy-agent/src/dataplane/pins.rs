@@ -1,6 +1,7 @@
 //! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or `--pin-dir`.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -13,13 +14,18 @@ use nix::{
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
+use super::kernel;
+
 /// Where pins go without `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 
 /// The folder, held by this process alone.
 #[derive(Debug)]
 pub struct Pins {
+    root: PathBuf,
     dir: PathBuf,
+    /// Links of an earlier agent; `None` if nothing of this version was pinned.
+    before: Option<BTreeSet<PathBuf>>,
     _lock: Flock<File>,
 }
 
@@ -29,12 +35,10 @@ impl Pins {
     /// # Errors
     /// `root` is not on a bpffs, holds pins of another layout version, or is used by a running agent.
     pub fn open(root: &Path) -> Result<Self> {
-        fs::create_dir_all(root).with_context(|| not_bpffs(root))?;
-        if statfs(root).with_context(|| format!("{} cannot be read", root.display()))?.filesystem_type()
-            != BPF_FS_MAGIC
-        {
+        if !on_bpffs(root)? {
             bail!("{}", not_bpffs(root));
         }
+        fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
             anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
@@ -51,10 +55,26 @@ impl Pins {
             }
         }
         let dir = root.join(own);
+        let before = if dir.exists() { Some(list(&dir.join(LINKS))?.into_iter().collect()) } else { None };
         for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS)] {
             fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         }
-        Ok(Self { dir, _lock: lock })
+        Ok(Self { root: root.to_owned(), dir, before, _lock: lock })
+    }
+
+    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, and the maps too unless an
+    /// earlier agent had left them.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub fn undo(&self) -> Result<()> {
+        let Some(before) = &self.before else { return remove_all(&self.root) };
+        for link in list(&self.links())? {
+            if !before.contains(&link) {
+                remove_link(&link)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn maps(&self) -> PathBuf {
@@ -68,6 +88,14 @@ impl Pins {
 
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
+
+/// Whether a folder lies on a bpffs, or would if it were made.
+fn on_bpffs(folder: &Path) -> Result<bool> {
+    let absolute = std::path::absolute(folder).with_context(|| not_bpffs(folder))?;
+    let existing = absolute.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    let kind = statfs(existing).with_context(|| format!("{} cannot be read", existing.display()))?;
+    Ok(kind.filesystem_type() == BPF_FS_MAGIC)
+}
 
 /// Where the maps of this layout version are pinned.
 pub fn maps_below(root: &Path) -> PathBuf {
@@ -97,7 +125,7 @@ fn remove_all(root: &Path) -> Result<()> {
             continue;
         }
         for link in list(&version.join(LINKS))? {
-            fs::remove_file(&link).with_context(|| format!("{} cannot be removed", link.display()))?;
+            remove_link(&link)?;
         }
         rest.push(version);
     }
@@ -114,6 +142,21 @@ fn remove_all(root: &Path) -> Result<()> {
     match fs::remove_dir(root) {
         Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => {
             Err(error).with_context(|| format!("{} cannot be removed", root.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes a program off its device and removes the pin of its link, if there is one.
+///
+/// # Errors
+/// The pin cannot be removed.
+pub fn remove_link(path: &Path) -> Result<()> {
+    // Without its pin the link would go too, but some time later.
+    kernel::detach_link(path);
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
         }
         _ => Ok(()),
     }

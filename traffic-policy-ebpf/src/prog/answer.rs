@@ -70,7 +70,8 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
         (Outcome::RejectedNoEndpoint, F::error(packet, F::PORT_UNREACHABLE, 0))
     };
     if !built {
-        return Outcome::DroppedFailed.into();
+        // A frame that fills its buffer cannot become a longer answer in XDP; it is still as it came, and TC can.
+        return if P::TC { Outcome::DroppedFailed } else { Outcome::PassedToTc }.into();
     }
     Exit::sent(outcome, packet.send(packet.ingress()))
 }

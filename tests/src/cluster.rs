@@ -1,0 +1,115 @@
+//! A lab with a server in each pod and a folder of manifests: what nearly every test with traffic starts from.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::lab::{Family, Lab, LabBuilder};
+use crate::object::{Backend, Manifests, Policy, Port, Service};
+use crate::traffic::{Answer, Ledger, Outcome, Probe, Server};
+
+/// The port of the servers.
+pub const TARGET: u16 = 8080;
+
+/// A transport protocol to ask by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// The lab and all that a test needs on it, but for agents.
+#[derive(Debug)]
+pub struct Cluster {
+    pub lab: Lab,
+    pub manifests: Manifests,
+    pub ledger: Ledger,
+    _servers: Vec<Server>,
+}
+
+impl Protocol {
+    pub const BOTH: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    pub fn probe(self, to: SocketAddr) -> Probe {
+        match self {
+            Self::Tcp => Probe::tcp(to),
+            Self::Udp => Probe::udp(to),
+        }
+    }
+}
+
+impl Cluster {
+    pub fn start(builder: LabBuilder) -> Result<Self> {
+        let lab = builder.build()?;
+        let ledger = Ledger::default();
+        let servers = lab.pods().map(|pod| Server::start(pod, TARGET, &ledger)).collect::<Result<_>>()?;
+        let manifests = Manifests::of(&lab)?;
+        Ok(Self { lab, manifests, ledger, _servers: servers })
+    }
+
+    /// All pods as endpoints.
+    pub fn backends(&self) -> Vec<Backend> {
+        self.lab.pods().map(Backend::of).collect()
+    }
+
+    /// A Service on one node port, by TCP and UDP, to be completed and applied.
+    pub fn node_port(name: &str, policy: Policy, port: u16) -> Service {
+        Service::new(name)
+            .policy(policy)
+            .port(Port::tcp(80, TARGET).node_port(port))
+            .port(Port::udp(80, TARGET).node_port(port))
+    }
+
+    /// Where a node port is reached.
+    pub fn at(&self, node: usize, family: Family, port: u16) -> SocketAddr {
+        SocketAddr::new(self.lab.node(node).address(family), port)
+    }
+
+    /// The client asks once.
+    pub fn ask(&self, protocol: Protocol, to: SocketAddr) -> Result<Outcome> {
+        protocol.probe(to).from(self.lab.client().netns())
+    }
+
+    /// The client asks once and must be answered.
+    pub fn answer(&self, protocol: Protocol, to: SocketAddr) -> Result<Answer> {
+        self.ask(protocol, to)?.answer()
+    }
+
+    /// Asks until the outcome is as wanted; fails with the last one.
+    pub fn wait_for(
+        &self,
+        protocol: Protocol,
+        to: SocketAddr,
+        limit: Duration,
+        wanted: impl Fn(&Outcome) -> bool,
+    ) -> Result<Outcome> {
+        let start = Instant::now();
+        loop {
+            let outcome = self.ask(protocol, to)?;
+            if wanted(&outcome) {
+                return Ok(outcome);
+            }
+            if start.elapsed() > limit {
+                bail!("{protocol:?} {to} after {limit:?}: {outcome:?}");
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks until each of the pods has answered, and gives all answers. Fails if another pod did, or one was never chosen.
+    pub fn ask_until_all(&self, protocol: Protocol, to: SocketAddr, pods: &[&str]) -> Result<Vec<Answer>> {
+        let mut answers: Vec<Answer> = Vec::new();
+        // With 4 endpoints and a fair choice one is left out once in 10^12 runs.
+        for _ in 0..100 {
+            let answer = self.answer(protocol, to)?;
+            ensure!(pods.contains(&answer.pod.as_str()), "{protocol:?} {to}: {} answered", answer.pod);
+            answers.push(answer);
+            if pods.iter().all(|pod| answers.iter().any(|answer| answer.pod == *pod)) {
+                return Ok(answers);
+            }
+        }
+        bail!("{protocol:?} {to}: not all of {pods:?} answered");
+    }
+}

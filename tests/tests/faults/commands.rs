@@ -1,0 +1,121 @@
+//! The command line at its edges: wrong usage, `cleanup`, `status` without anything to show.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use traffic_policy_tests::agent::{self, Agent};
+use traffic_policy_tests::attached::Attached;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::xdp::Always;
+
+fn run(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(agent::program().unwrap()).args(arguments).env_clear().output().unwrap();
+    (output.status.code(), text(&output))
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.clone(), output.stderr.clone()].concat()).into_owned()
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_helps() {
+    let run_with = |more: &'static [&'static str]| {
+        let mut arguments = vec!["run", "--node-name", "n", "--manifests", "/tmp"];
+        arguments.extend(more);
+        arguments
+    };
+    for (arguments, texts) in [
+        (vec![], &["Usage: traffic-policy-agent", "run", "status", "cleanup"][..]),
+        (vec!["walk"], &["unrecognized subcommand 'walk'", "--help"]),
+        (vec!["run", "--manifests", "/tmp"], &["--node-name"]),
+        (run_with(&["--atach", "xdp"]), &["'--atach'", "--attach"]),
+        (run_with(&["--attach", "fast"]), &["fast", "auto, xdp, xdp-generic, tc"]),
+        (run_with(&["--kubeconfig", "/x"]), &["--manifests", "cannot be used with", "--kubeconfig"]),
+        (run_with(&["--drain", "soon"]), &["soon", "is not a time", "30s"]),
+        (run_with(&["--pool-ports", "9-1"]), &["`9-1` ends before it begins"]),
+        (run_with(&["--node-port-addresses", "some"]), &["some", "primary", "CIDR"]),
+        (run_with(&["--healthz-address", "10256"]), &["10256", "--healthz-address"]),
+        (run_with(&["--flow-entries", "1"]), &["--flow-entries", "64"]),
+        (run_with(&["--cgroup", "/sys/fs/cgroup"]), &["--cgroup", "none"]),
+        (vec!["status", "--output", "xml"], &["xml", "table, json"]),
+    ] {
+        let (code, said) = run(&arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {said}");
+        for text in texts {
+            assert!(said.contains(text), "{arguments:?}: no {text:?} in {said}");
+        }
+    }
+    let (code, said) = run(&["run", "--help"]);
+    assert_eq!(code, Some(0));
+    for flag in [
+        "--node-name",
+        "--device",
+        "--manifests",
+        "--attach",
+        "--pin-dir",
+        "--drain",
+        "[env: TRAFFIC_POLICY_",
+    ] {
+        assert!(said.contains(flag), "no {flag} in the help");
+    }
+}
+
+#[test]
+fn status_and_cleanup_without_pins() {
+    let lab = Lab::builder().pods(&[0]).build().unwrap();
+    let pins = lab.bpffs().join("nobody");
+    let (code, said) = run(&["status", "--pin-dir", pins.to_str().unwrap()]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("no packet path of this version is pinned in") && said.contains("--pin-dir"),
+        "{said}"
+    );
+    let (code, said) = run(&["cleanup", "--pin-dir", pins.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("nothing is pinned in"), "{said}");
+}
+
+#[test]
+fn cleanup_removes_everything_and_only_ours() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let (lab, node) = (&cluster.lab, cluster.lab.node(1));
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &cluster.backends()).unwrap();
+    let mut agent = Agent::start_all(lab, |agent| agent.attach("xdp")).unwrap().remove(0);
+    let to = cluster.at(1, Family::V4, 30080);
+    cluster.answer(Protocol::Tcp, to).unwrap();
+
+    let refused = agent.command(&["cleanup"]).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused).contains("is using") && text(&refused).contains("stop it first"),
+        "{}",
+        text(&refused)
+    );
+    cluster.answer(Protocol::Tcp, to).unwrap();
+
+    agent.stop().unwrap();
+    // Killing it stops nothing.
+    cluster.answer(Protocol::Tcp, to).unwrap();
+    let everything = Attached { xdp: true, ingress: 1, egress: 1 };
+    assert_eq!(node.netns().attached("eth0").unwrap(), everything);
+    // Others on this node: a program on another device, a pin of their own in the same folder.
+    node.netns().attach_xdp("veth1", Always::Pass).unwrap();
+    let theirs = agent.pin_dir().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    let cleaned = agent.command(&["cleanup"]).unwrap();
+    assert!(cleaned.status.success(), "{}", text(&cleaned));
+    assert!(text(&cleaned).contains("removed all programs and maps"), "{}", text(&cleaned));
+    assert_eq!(node.netns().attached("eth0").unwrap(), Attached::default());
+    assert!(node.netns().attached("veth1").unwrap().xdp);
+    let left: Vec<_> = fs::read_dir(agent.pin_dir()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [theirs]);
+    let outcome = cluster.ask(Protocol::Tcp, to).unwrap();
+    assert!(outcome.is_refused_at_once(), "{outcome:?}");
+    // And the next start makes all of it anew.
+    agent.start_again().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    cluster.answer(Protocol::Tcp, to).unwrap();
+}

@@ -1,0 +1,80 @@
+//! Devices that come and go while the agent runs.
+
+use std::time::Duration;
+
+use traffic_policy_tests::agent::{Agent, AgentBuilder};
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
+use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::traffic::Outcome;
+
+const PORT: u16 = 30080;
+const SOON: Duration = Duration::from_secs(15);
+
+/// What a driver reset does: the device is gone with its addresses, routes and programs, and another one takes its name.
+fn vanishes_and_returns(lab: LabBuilder, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
+    let cluster = Cluster::start(lab.pods(&[1, 1])).unwrap();
+    let lab = &cluster.lab;
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    let agents = Agent::start_all(lab, adapt).unwrap();
+    let pods = ["pod-1-1", "pod-2-1"];
+    for family in Family::BOTH {
+        cluster.ask_until_all(Protocol::Tcp, cluster.at(1, family, PORT), &pods).unwrap();
+    }
+    for _ in 0..2 {
+        lab.remove_uplink(lab.node(1)).unwrap();
+        agents[0].wait_said(&["detached: the device is gone", "eth0"], SOON).unwrap();
+        assert_eq!(agents[0].livez().unwrap().status, 200);
+        lab.restore_uplink(lab.node(1)).unwrap();
+        for family in Family::BOTH {
+            for protocol in Protocol::BOTH {
+                let to = cluster.at(1, family, PORT);
+                let by_far = |outcome: &Outcome| matches!(outcome, Outcome::Answered(answer) if answer.node == "node-2");
+                cluster.wait_for(protocol, to, SOON, by_far).unwrap();
+                cluster.ask_until_all(protocol, to, &pods).unwrap();
+            }
+        }
+    }
+    // The others have noticed nothing but the pod that was away.
+    cluster.ask_until_all(Protocol::Tcp, cluster.at(2, Family::V4, PORT), &pods).unwrap();
+}
+
+#[test]
+fn a_device_vanishes_and_returns_tc() {
+    vanishes_and_returns(Lab::builder(), |agent| agent.attach("tc"));
+}
+
+#[test]
+fn a_device_vanishes_and_returns_xdp() {
+    vanishes_and_returns(Lab::builder(), |agent| agent.attach("xdp"));
+}
+
+/// The overlay's device goes with the one below it, and nobody has named either.
+#[test]
+fn found_devices_vanish_and_return() {
+    vanishes_and_returns(Lab::builder().overlay(), |agent| agent.attach("auto").devices(&[]));
+}
+
+/// A device of that name that no programs can be attached to: the others go on, and it is tried again.
+#[test]
+fn a_device_returns_with_another_xdp_program() {
+    use traffic_policy_tests::xdp::Always;
+
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    let lab = &cluster.lab;
+    let node = lab.node(1);
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    let mut agents = Agent::start_all(lab, |agent| agent.attach("xdp")).unwrap();
+    lab.remove_uplink(node).unwrap();
+    agents[0].wait_said(&["detached: the device is gone"], SOON).unwrap();
+    // Stopped, so that the other program is surely first.
+    agents[0].stop().unwrap();
+    lab.restore_uplink(node).unwrap();
+    node.netns().attach_xdp("eth0", Always::Pass).unwrap();
+    agents[0].start_again().unwrap();
+    assert_eq!(agents[0].wait_ended(SOON).unwrap(), Some(1));
+    node.netns().detach_xdp("eth0").unwrap();
+    agents[0].start_again().unwrap();
+    agents[0].wait_ready(SOON).unwrap();
+    cluster.ask_until_all(Protocol::Tcp, cluster.at(1, Family::V4, PORT), &["pod-1-1", "pod-2-1"]).unwrap();
+}

@@ -1,0 +1,11 @@
+//! Bad input and faults: each has a clear message or a counted outcome, and traffic of other Services goes on.
+//! Needs root; without it each test fails with a sentence that says so.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod commands;
+mod devices;
+mod full;
+mod objects;
+mod ports;
+mod start;

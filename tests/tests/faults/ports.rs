@@ -1,0 +1,47 @@
+//! A health-check node port that something else holds.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Policy, Service};
+use traffic_policy_tests::traffic::http;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn balanced(name: &str, number: u16) -> Service {
+    let vip = format!("203.0.113.{number}").parse().unwrap();
+    Cluster::node_port(name, Policy::Local, 30080 + number).vip(vip).health_port(32000 + number)
+}
+
+#[test]
+fn a_taken_health_check_port_is_tried_again() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    for (name, number) in [("one", 1), ("two", 2)] {
+        cluster.manifests.apply(&balanced(name, number), &cluster.backends()).unwrap();
+    }
+    let node = cluster.lab.node(1);
+    let taken = node.netns().run(|| TcpListener::bind("0.0.0.0:32001").unwrap());
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let texts = ["failed to start healthcheck", "default/one", "32001", "in use"];
+    agents[0].wait_said(&texts, SOON).unwrap();
+    let status = |number: u16| {
+        let to = cluster.at(1, Family::V4, 32000 + number);
+        http::get_from(cluster.lab.client().netns(), to, "/").ok().map(|response| response.status)
+    };
+    // The other Service is told of, and traffic of both flows.
+    assert_eq!(status(2), Some(200));
+    for number in [1, 2] {
+        cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080 + number)).unwrap();
+    }
+    drop(taken);
+    let start = Instant::now();
+    while status(1) != Some(200) {
+        assert!(start.elapsed() < SOON, "not opened although free\n{}", agents[0].log());
+    }
+    // Said once, not at each attempt.
+    let log = agents[0].log();
+    assert_eq!(log.lines().filter(|line| line.contains("failed to start healthcheck")).count(), 1, "{log}");
+}

@@ -1,0 +1,187 @@
+//! Starts that are refused: exit code 1, a message that names the cause and the cure, and the node left as it was.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use traffic_policy_tests::agent::{self, Agent, AgentBuilder};
+use traffic_policy_tests::attached::Attached;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::xdp::Always;
+
+const PORT: u16 = 30080;
+const SOON: Duration = Duration::from_secs(20);
+
+/// A node with one pod, and a Service that would work.
+fn one_node() -> Cluster {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    cluster
+}
+
+fn builder(cluster: &Cluster) -> AgentBuilder {
+    Agent::builder(&cluster.lab, cluster.lab.node(1))
+}
+
+/// Starts it, and expects that it ends with a message that contains all of `texts`.
+fn refused(agent: AgentBuilder, texts: &[&str]) {
+    let mut agent = agent.start().unwrap();
+    let code = agent.wait_ended(SOON).unwrap();
+    let log = agent.log();
+    assert_eq!(code, Some(1), "{log}");
+    // Earlier starts of the same node have written there too.
+    let message = log.lines().rfind(|line| line.starts_with("traffic-policy-agent: ")).unwrap_or_default();
+    for text in texts {
+        assert!(message.contains(text), "no {text:?} in {message:?}\n{log}");
+    }
+}
+
+fn is_untouched(cluster: &Cluster, pin_dir: &Path) {
+    let attached = cluster.lab.node(1).netns().attached("eth0").unwrap();
+    assert_eq!(attached, Attached::default());
+    assert!(!pin_dir.exists(), "{} is left", pin_dir.display());
+}
+
+fn answered(cluster: &Cluster) {
+    for protocol in Protocol::BOTH {
+        cluster.answer(protocol, cluster.at(1, Family::V4, PORT)).unwrap();
+    }
+}
+
+#[test]
+fn an_unknown_device() {
+    let cluster = one_node();
+    let pins = cluster.lab.bpffs().join("node-1");
+    refused(
+        builder(&cluster).devices(&["eth0", "eth7"]),
+        &["there is no device eth7", "lo, ", "eth0", "cni0"],
+    );
+    is_untouched(&cluster, &pins);
+    refused(builder(&cluster).devices(&["lo"]), &["lo carries no Ethernet frames", "--device"]);
+    is_untouched(&cluster, &pins);
+}
+
+#[test]
+fn missing_privileges() {
+    let cluster = one_node();
+    let pins = cluster.lab.bpffs().join("node-1");
+    let script = cluster.lab.logs().join("unprivileged");
+    let program = agent::program().unwrap();
+    for (dropped, named) in [
+        ("-bpf,-perfmon,-net_admin,-sys_admin", &["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"][..]),
+        ("-net_admin", &["CAP_NET_ADMIN"]),
+        ("-bpf,-sys_admin", &["CAP_BPF"]),
+    ] {
+        let text = format!("#!/bin/sh\nexec setpriv --bounding-set={dropped} {} \"$@\"\n", program.display());
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        refused(
+            builder(&cluster).program(&script),
+            &["missing privileges", "securityContext.capabilities.add"],
+        );
+        let log = fs::read_to_string(cluster.lab.logs().join("node-1.log")).unwrap();
+        let message = log.lines().next_back().unwrap();
+        for capability in ["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"] {
+            assert_eq!(message.contains(capability), named.contains(&capability), "{dropped}: {message}");
+        }
+        is_untouched(&cluster, &pins);
+    }
+}
+
+#[test]
+fn no_bpf_file_system() {
+    let cluster = one_node();
+    let pins = cluster.lab.logs().join("deep").join("pins");
+    refused(builder(&cluster).pin_dir(&pins), &["is not on a BPF file system", "mount -t bpf", "--pin-dir"]);
+    is_untouched(&cluster, &pins);
+    assert!(!pins.parent().unwrap().exists());
+}
+
+#[test]
+fn another_xdp_program() {
+    let cluster = one_node();
+    let (node, pins) = (cluster.lab.node(1), cluster.lab.bpffs().join("node-1"));
+    node.netns().attach_xdp("eth0", Always::Pass).unwrap();
+    for mode in ["xdp", "xdp-generic"] {
+        refused(builder(&cluster).attach(mode), &["another XDP program is on eth0", "--attach tc"]);
+        let attached = node.netns().attached("eth0").unwrap();
+        assert_eq!(attached, Attached { xdp: true, ingress: 0, egress: 0 }, "{mode}");
+        assert!(!pins.exists(), "{mode}");
+    }
+    // A veth is TC's with `auto` in any case, and the other program stays what it is.
+    let agent = builder(&cluster).attach("auto").start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    let attached = node.netns().attached("eth0").unwrap();
+    assert_eq!(attached, Attached { xdp: true, ingress: 1, egress: 1 });
+    answered(&cluster);
+}
+
+/// The start of an agent that would take over, but cannot.
+#[test]
+fn a_refused_successor_leaves_what_it_found() {
+    let cluster = one_node();
+    let node = cluster.lab.node(1);
+    let mut agent = builder(&cluster).attach("tc").start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    agent.stop().unwrap();
+    node.netns().attach_xdp("eth0", Always::Pass).unwrap();
+    refused(builder(&cluster).attach("xdp"), &["another XDP program is on eth0"]);
+    let attached = node.netns().attached("eth0").unwrap();
+    assert_eq!(attached, Attached { xdp: true, ingress: 1, egress: 1 });
+    answered(&cluster);
+}
+
+#[test]
+fn pins_of_another_layout() {
+    let cluster = one_node();
+    let pins = cluster.lab.bpffs().join("node-1");
+    fs::create_dir_all(pins.join("v999").join("maps")).unwrap();
+    let texts = ["holds pins of layout v999", "traffic-policy-agent cleanup --pin-dir", "--pin-dir"];
+    refused(builder(&cluster), &texts);
+    assert_eq!(cluster.lab.node(1).netns().attached("eth0").unwrap(), Attached::default());
+    let left: Vec<_> = fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["v999"]);
+    // What the message advises helps.
+    let mut ended = builder(&cluster).devices(&["eth7"]).start().unwrap();
+    ended.wait_ended(SOON).unwrap();
+    assert!(ended.command(&["cleanup"]).unwrap().status.success());
+    builder(&cluster).start().unwrap().wait_ready(SOON).unwrap();
+    answered(&cluster);
+}
+
+#[test]
+fn a_second_agent() {
+    let cluster = one_node();
+    let first = builder(&cluster).attach("xdp").start().unwrap();
+    first.wait_ready(SOON).unwrap();
+    let texts = ["another traffic-policy-agent is using", "node-1", "--pin-dir"];
+    refused(builder(&cluster).flags(&["--healthz-address", "127.0.0.1:10999"]), &texts);
+    // With everything alike it is the port that is met first.
+    refused(builder(&cluster), &["10256", "cannot be listened on", "--healthz-address"]);
+    assert!(first.is_running());
+    assert_eq!(first.healthz().unwrap().status, 200);
+    answered(&cluster);
+}
+
+#[test]
+fn a_taken_healthz_port() {
+    let cluster = one_node();
+    let _taken = cluster.lab.node(1).netns().run(|| std::net::TcpListener::bind("0.0.0.0:10256").unwrap());
+    refused(builder(&cluster), &["10256", "cannot be listened on", "--healthz-address"]);
+    is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
+    let agent = builder(&cluster).flags(&["--healthz-address", "127.0.0.1:10999"]).start().unwrap();
+    agent.wait_said(&["first sync"], SOON).unwrap();
+    answered(&cluster);
+}
+
+#[test]
+fn too_few_source_ports() {
+    let cluster = one_node();
+    let texts =
+        ["only 100 ports are left", "4096 are needed", "net.ipv4.ip_local_port_range", "--pool-ports"];
+    refused(builder(&cluster).flags(&["--pool-ports", "20000-20099"]), &texts);
+    is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
+}

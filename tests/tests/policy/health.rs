@@ -1,0 +1,145 @@
+//! What load balancers are told: the health-check node port, /healthz and /livez.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::traffic::http::{self, Response};
+
+const PORT: u16 = 30080;
+const HEALTH: u16 = 32000;
+const SOON: Duration = Duration::from_secs(10);
+
+fn web() -> Service {
+    Cluster::node_port("web", Policy::Local, PORT).vip("203.0.113.1".parse().unwrap()).health_port(HEALTH)
+}
+
+/// What a load balancer hears at a node's address.
+fn health(cluster: &Cluster, number: usize) -> Option<Response> {
+    http::get_from(cluster.lab.client().netns(), cluster.at(number, Family::V4, HEALTH), "/healthz").ok()
+}
+
+fn wait_health(cluster: &Cluster, number: usize, wanted: Option<u16>) -> Option<Response> {
+    let start = Instant::now();
+    loop {
+        let response = health(cluster, number);
+        if response.as_ref().map(|response| response.status) == wanted {
+            return response;
+        }
+        assert!(start.elapsed() < SOON, "node-{number}: not {wanted:?} but {response:?}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+fn weight(response: &Response) -> &str {
+    let line = response.head.lines().find_map(|line| line.strip_prefix("X-Load-Balancing-Endpoint-Weight: "));
+    line.unwrap_or_else(|| panic!("no weight: {}", response.head))
+}
+
+#[test]
+fn tells_where_ready_endpoints_are() {
+    let cluster = Cluster::start(Lab::builder().pods(&[2, 1, 0])).unwrap();
+    let backends = cluster.backends();
+    cluster.manifests.apply(&web(), &backends).unwrap();
+    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    for (number, status, count) in [(1, 200, "2"), (2, 200, "1"), (3, 503, "0")] {
+        let response = wait_health(&cluster, number, Some(status)).unwrap();
+        assert_eq!(weight(&response), count, "node-{number}");
+        for header in ["Content-Type: application/json", "X-Content-Type-Options: nosniff"] {
+            assert!(response.head.contains(header), "{}", response.head);
+        }
+        let body = format!(
+            "{{\n\t\"service\": {{\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t}},\n\
+             \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": true\n}}"
+        );
+        assert_eq!(response.body, body, "node-{number}");
+        // By IPv6 it is the same.
+        let to = cluster.at(number, Family::V6, HEALTH);
+        let v6 = http::get_from(cluster.lab.client().netns(), to, "/any/path").unwrap();
+        assert_eq!((v6.status, v6.body), (status, body));
+    }
+
+    // On node-1 only terminating ones remain: the load balancer leaves while traffic still flows to them.
+    let leaving: Vec<_> = backends[..2].iter().map(|backend| backend.clone().terminating()).collect();
+    let backends: Vec<_> = leaving.into_iter().chain(backends[2..].iter().cloned()).collect();
+    cluster.manifests.endpoints(&web(), &backends).unwrap();
+    assert_eq!(weight(&wait_health(&cluster, 1, Some(503)).unwrap()), "0");
+    for _ in 0..5 {
+        let answer = cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, PORT)).unwrap();
+        assert_eq!(answer.node, "node-1");
+    }
+    assert_eq!(weight(&wait_health(&cluster, 2, Some(200)).unwrap()), "1");
+
+    // The port closes with the Service, and with the policy.
+    cluster.manifests.service(&Cluster::node_port("web", Policy::Cluster, PORT)).unwrap();
+    wait_health(&cluster, 1, None);
+    cluster.manifests.service(&web()).unwrap();
+    wait_health(&cluster, 2, Some(200));
+    cluster.manifests.delete(&web()).unwrap();
+    wait_health(&cluster, 2, None);
+}
+
+/// Asked all the time, nobody says 200 before a connection would be answered.
+#[test]
+fn never_says_200_before_the_maps_are_written() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
+    cluster.manifests.write_text("broken", "kind: [").unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("xdp").start().unwrap();
+    agent.wait_said(&["broken.yaml", "nothing is written"], SOON).unwrap();
+    // It lives, and waits: restarting it would not help.
+    for _ in 0..5 {
+        let (healthz, livez) = (agent.healthz().unwrap(), agent.livez().unwrap());
+        assert_eq!((healthz.status, livez.status), (503, 200), "{} {}", healthz.body, livez.body);
+        assert!(healthz.body.contains("\"healthy\":false"), "{}", healthz.body);
+        assert!(health(&cluster, 1).is_none());
+        sleep(Duration::from_millis(100));
+    }
+
+    let local = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), HEALTH);
+    let to = cluster.at(1, Family::V4, PORT);
+    fs::remove_file(cluster.manifests.folder().join("broken.yaml")).unwrap();
+    let start = Instant::now();
+    loop {
+        let said =
+            http::get_from(cluster.lab.node(1).netns(), local, "/").ok().map(|response| response.status);
+        let healthz = agent.healthz().unwrap().status;
+        if said == Some(200) || healthz == 200 {
+            // No retry: it was promised.
+            cluster.answer(Protocol::Tcp, to).unwrap();
+        }
+        if said == Some(200) && healthz == 200 {
+            break;
+        }
+        assert!(start.elapsed() < SOON, "{said:?} {healthz}");
+    }
+}
+
+#[test]
+fn healthz_hears_of_the_node() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    cluster.manifests.apply(&web(), &[Backend::of(cluster.lab.node(1).pod(1))]).unwrap();
+    let agent = Agent::start_all(&cluster.lab, |agent| agent).unwrap().remove(0);
+    let nodes = fs::read_to_string(cluster.manifests.folder().join("nodes.yaml")).unwrap();
+    let taint = "spec:\n  taints:\n  - key: ToBeDeletedByClusterAutoscaler\n    effect: NoSchedule\n";
+    cluster.manifests.write_text("nodes", &nodes.replace("spec:\n", taint)).unwrap();
+    let start = Instant::now();
+    while agent.healthz().unwrap().status == 200 {
+        assert!(start.elapsed() < SOON, "the taint was not noticed");
+        sleep(Duration::from_millis(20));
+    }
+    let healthz = agent.healthz().unwrap();
+    assert_eq!(healthz.status, 503);
+    assert!(healthz.body.contains("\"nodeEligible\":false,\"healthy\":true"), "{}", healthz.body);
+    // The node still works: restarting the agent would not help, and its endpoints are ready.
+    assert_eq!(agent.livez().unwrap().status, 200);
+    assert_eq!(health(&cluster, 1).unwrap().status, 200);
+    cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, PORT)).unwrap();
+    cluster.manifests.write_text("nodes", &nodes).unwrap();
+    agent.wait_ready(SOON).unwrap();
+}

@@ -1,0 +1,105 @@
+//! Next hops whose MAC address is not known yet, or not any more.
+
+use std::time::Duration;
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::traffic::{HeldConnections, Outcome};
+
+const PORT: u16 = 30080;
+
+/// node-1, with the only endpoint on node-2: the packet path itself sends each packet, both ways.
+fn remote_only(attach: &str) -> (Cluster, Vec<Agent>) {
+    let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
+    let backend = Backend::of(cluster.lab.node(2).pod(1));
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    (cluster, agents)
+}
+
+fn first_packet(attach: &str) {
+    let (cluster, _agents) = remote_only(attach);
+    for family in Family::BOTH {
+        for protocol in Protocol::BOTH {
+            // Nobody knows anybody; the only packet there is must wait for the neighbour, not be lost.
+            cluster.lab.flush_neighbours().unwrap();
+            let probe = protocol.probe(cluster.at(1, family, PORT)).limit(Duration::from_millis(900));
+            let outcome = probe.from(cluster.lab.client().netns()).unwrap();
+            assert!(matches!(outcome, Outcome::Answered(_)), "{attach} {family:?} {protocol:?}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn the_first_packet_waits_for_its_neighbour_in_tc() {
+    first_packet("tc");
+}
+
+#[test]
+fn the_first_packet_waits_for_its_neighbour_in_xdp() {
+    first_packet("xdp");
+}
+
+/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become stale.
+fn hurry(cluster: &Cluster) {
+    for node in cluster.lab.nodes() {
+        for family in ["ipv4", "ipv6"] {
+            let settings = [
+                ("base_reachable_time_ms", "1000"),
+                ("delay_first_probe_time", "1"),
+                ("interval_probe_time_ms", "500"),
+            ];
+            for (name, value) in settings {
+                node.netns().sysctl(&format!("net.{family}.neigh.eth0.{name}"), value).unwrap();
+            }
+        }
+    }
+}
+
+fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
+    let (cluster, _agents) = remote_only(attach);
+    hurry(&cluster);
+    let targets = Family::BOTH.map(|family| cluster.at(1, family, PORT));
+    for protocol in Protocol::BOTH {
+        targets.iter().for_each(|to| drop(cluster.answer(protocol, *to).unwrap()));
+    }
+    // The agent asks the kernel to look after new next hops every few seconds.
+    std::thread::sleep(Duration::from_secs(6));
+    let held =
+        HeldConnections::start(cluster.lab.client().netns(), &targets, 4, Duration::from_millis(50)).unwrap();
+    cluster.lab.router_change_mac(announce).unwrap();
+    for to in targets {
+        let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
+        for protocol in Protocol::BOTH {
+            cluster
+                .wait_for(protocol, to, limit, answered)
+                .unwrap_or_else(|error| panic!("{attach} announced={announce}: {error:#}"));
+        }
+    }
+    // What was open goes on once TCP has sent again what was lost.
+    std::thread::sleep(Duration::from_secs(1));
+    let report = held.finish();
+    assert!(report.broken.is_empty(), "{attach} announced={announce}: {report}");
+}
+
+#[test]
+fn a_gateway_announces_its_new_mac_tc() {
+    gateway_changes("tc", true, Duration::from_secs(2));
+}
+
+#[test]
+fn a_gateway_announces_its_new_mac_xdp() {
+    gateway_changes("xdp", true, Duration::from_secs(2));
+}
+
+#[test]
+fn a_gateway_changes_its_mac_silently_tc() {
+    gateway_changes("tc", false, Duration::from_secs(20));
+}
+
+#[test]
+fn a_gateway_changes_its_mac_silently_xdp() {
+    gateway_changes("xdp", false, Duration::from_secs(20));
+}

@@ -1,0 +1,74 @@
+//! Other nodes' pods behind a VXLAN device: packets come in by one attached device and leave by another of another kind.
+
+use traffic_policy_tests::agent::{Agent, AgentBuilder};
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_tests::traffic::transfer::transfer;
+
+const CLUSTER: u16 = 30080;
+const LOCAL: u16 = 30081;
+const REMOTE: u16 = 30082;
+
+fn overlay(what: &str, wire_offloads: bool, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
+    let lab = Lab::builder().pods(&[1, 1, 0]).overlay().wire_offloads(wire_offloads);
+    let cluster = Cluster::start(lab).unwrap();
+    let lab = &cluster.lab;
+    for (name, policy, port) in [("cluster", Policy::Cluster, CLUSTER), ("local", Policy::Local, LOCAL)] {
+        cluster.manifests.apply(&Cluster::node_port(name, policy, port), &cluster.backends()).unwrap();
+    }
+    let far = [Backend::of(lab.node(2).pod(1))];
+    cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &far).unwrap();
+    let agents = Agent::start_all(lab, adapt).unwrap();
+    for agent in &agents {
+        for device in ["eth0", "flannel.1"] {
+            let device = format!("device=\"{device}\"");
+            let log = agent.log();
+            assert!(log.lines().any(|line| line.contains("attached") && line.contains(&device)), "{log}");
+        }
+    }
+    for family in Family::BOTH {
+        for protocol in Protocol::BOTH {
+            for (number, node) in (1..).zip(lab.nodes()) {
+                let what = format!("{what} {family:?} {protocol:?} {}", node.name);
+                let to = cluster.at(number, family, CLUSTER);
+                for answer in cluster.ask_until_all(protocol, to, &["pod-1-1", "pod-2-1"]).unwrap() {
+                    let client = answer.client.ip();
+                    if answer.node == node.name {
+                        assert_eq!(client, lab.client().address(family), "{what}");
+                    } else {
+                        // The way there is the overlay, and so is the source.
+                        assert_eq!(client, node.pod_network.of(family), "{what}");
+                    }
+                }
+                let outcome = cluster.ask(protocol, cluster.at(number, family, LOCAL)).unwrap();
+                match outcome {
+                    Outcome::Silent => assert!(node.pods.is_empty(), "{what} Local"),
+                    outcome => {
+                        let answer = outcome.answer().unwrap();
+                        assert_eq!(answer.node, node.name, "{what} Local");
+                        assert_eq!(answer.client.ip(), lab.client().address(family), "{what} Local");
+                    }
+                }
+            }
+        }
+        transfer(lab.client().netns(), cluster.at(1, family, REMOTE), 4_000_000).unwrap();
+    }
+}
+
+#[test]
+fn named_devices_by_tc() {
+    overlay("tc", true, |agent| agent.attach("tc").devices(&["eth0", "flannel.1"]));
+}
+
+#[test]
+fn found_devices() {
+    overlay("found", true, |agent| agent.attach("auto").devices(&[]));
+}
+
+/// XDP on the wire, TC on the overlay: no driver takes frames from XDP into a tunnel.
+#[test]
+fn named_devices_by_generic_xdp() {
+    overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
+}
