@@ -11,8 +11,9 @@ use aya_build::{Package, Toolchain};
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
-    println!("cargo:rerun-if-env-changed=PATH");
     println!("cargo:rustc-check-cfg=cfg(bpf_object)");
+    // Not `PATH` itself: it differs between a shell and a cargo started by cargo, and each change would compile all anew.
+    // What is found or replaced later is `xtask setup`'s to tell.
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
     // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
     unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
@@ -27,5 +28,7 @@ fn main() -> anyhow::Result<()> {
         Toolchain::Custom(&found.name),
     )?;
     println!("cargo:rustc-cfg=bpf_object");
+    // For the bench, which needs another program of the same package.
+    println!("cargo::metadata=folder={}", std::env::var("OUT_DIR")?);
     Ok(())
 }

@@ -9,8 +9,9 @@ mod tls;
 
 use std::{
     collections::BTreeSet,
-    io,
-    net::SocketAddr,
+    fs, io,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -21,6 +22,7 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 pub use self::store::Kind;
 use self::store::Store;
 pub use self::tls::Certificate;
+use crate::netns::Namespace;
 
 /// A running server. All of it is forgotten when dropped.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
     certificate: Option<Certificate>,
+    /// Where it listens, if not where this process is.
+    namespace: Option<Namespace>,
     running: Option<JoinHandle<()>>,
 }
 
@@ -74,6 +78,16 @@ impl ApiServer {
         Self::start_with(None).await
     }
 
+    /// Starts an empty server on an address of a namespace, where the nodes of a lab reach it. Called within a runtime
+    /// that lives as long as the server.
+    ///
+    /// # Errors
+    ///
+    /// If the address is taken or not there.
+    pub fn start_in(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
+        Self::start_at(Some(namespace.clone()), address, None)
+    }
+
     /// Like [`Self::start`], with TLS.
     ///
     /// # Errors
@@ -84,10 +98,18 @@ impl ApiServer {
     }
 
     async fn start_with(certificate: Option<Certificate>) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::start_at(None, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), certificate)
+    }
+
+    fn start_at(
+        namespace: Option<Namespace>,
+        address: SocketAddr,
+        certificate: Option<Certificate>,
+    ) -> Result<Self> {
+        let listener = listen(namespace.as_ref(), address)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared { state: Mutex::default(), changed: watch::channel(0).0 });
-        let mut server = Self { shared, address, certificate, running: None };
+        let mut server = Self { shared, address, certificate, namespace, running: None };
         server.run(listener);
         Ok(server)
     }
@@ -109,11 +131,34 @@ impl ApiServer {
     ///
     /// If the text is not YAML, or holds something that is not stored.
     pub fn apply(&self, yaml: &str) -> Result<()> {
-        for object in documents(yaml)? {
-            let kind = object["kind"].as_str().and_then(Kind::of).context("unknown kind")?;
-            self.shared.change(|state| state.store.apply(kind, object));
-        }
+        documents(yaml)?.into_iter().try_for_each(|object| self.put(object))
+    }
+
+    /// Adds or replaces one object.
+    ///
+    /// # Errors
+    ///
+    /// If it is of a kind that is not stored.
+    pub fn put(&self, object: Value) -> Result<()> {
+        let kind = object["kind"].as_str().and_then(Kind::of).context("unknown kind")?;
+        self.shared.change(|state| state.store.apply(kind, object));
         Ok(())
+    }
+
+    /// Writes a file that names this server, for `--kubeconfig`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
+        let url = self.url();
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: '{url}'}}}}]\n\
+             users: [{{name: u, user: {{token: kubeconfig-token}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
+        );
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))
     }
 
     /// Removes an object, if it is there; a Node has the empty namespace.
@@ -167,7 +212,7 @@ impl ApiServer {
     /// If the port has been taken meanwhile.
     pub async fn restart(&mut self) -> io::Result<()> {
         self.stop().await;
-        let listener = TcpListener::bind(self.address).await?;
+        let listener = listen(self.namespace.as_ref(), self.address)?;
         self.run(listener);
         Ok(())
     }
@@ -203,6 +248,14 @@ impl Drop for ApiServer {
             running.abort();
         }
     }
+}
+
+/// A socket stays in the namespace that it was made in, whichever thread serves it.
+fn listen(namespace: Option<&Namespace>, address: SocketAddr) -> io::Result<TcpListener> {
+    let bind = || std::net::TcpListener::bind(address);
+    let listener = namespace.map_or_else(bind, |namespace| namespace.run(bind))?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 fn documents(yaml: &str) -> Result<Vec<Value>> {

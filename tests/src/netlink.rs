@@ -10,7 +10,7 @@ use netlink_packet_route::link::{
     InfoBridge, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, State,
 };
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
-use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::route::{RouteMessage, RouteType};
 use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
     Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
@@ -196,6 +196,14 @@ impl Netlink {
         self.replace_route(route)
             .await
             .with_context(|| format!("route to {to}/{prefix} via {gateway} on {device}"))
+    }
+
+    /// Adds a route that says that there is no way.
+    pub async fn unreachable(&self, destination: IpAddr, prefix: u8) -> Result<()> {
+        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
+        self.replace_route(route.kind(RouteType::Unreachable).build())
+            .await
+            .with_context(|| format!("unreachable route to {destination}/{prefix}"))
     }
 
     pub async fn delete_route(&self, destination: IpAddr, prefix: u8) -> Result<()> {

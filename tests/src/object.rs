@@ -1,6 +1,7 @@
 //! Kubernetes objects for tests: small builders, written as the YAML that users write.
 
 mod manifests;
+pub mod node;
 mod service;
 mod slice;
 

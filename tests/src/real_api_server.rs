@@ -2,7 +2,7 @@
 
 use std::{
     env, fs,
-    net::TcpListener,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -11,6 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use kube::{Client, Config, config::AuthInfo};
 
+use crate::netns::Namespace;
+
 const ADMIN_TOKEN: &str = "admin-token";
 const PROXY_TOKEN: &str = "proxy-token";
 
@@ -18,7 +20,9 @@ const PROXY_TOKEN: &str = "proxy-token";
 #[derive(Debug)]
 pub struct RealApiServer {
     folder: tempfile::TempDir,
-    port: u16,
+    /// Where it listens, if not where this process is.
+    namespace: Option<Namespace>,
+    address: SocketAddr,
     processes: Vec<Child>,
 }
 
@@ -29,10 +33,27 @@ impl RealApiServer {
     ///
     /// If they do not come up within a minute; their logs are in the message.
     pub async fn start() -> Result<Option<Self>> {
+        Self::start_at(None, Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    /// As [`Self::start`], on an address of a namespace, where the nodes of a lab reach it. Whoever talks to it must be
+    /// inside, too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub async fn start_in(namespace: &Namespace, address: IpAddr) -> Result<Option<Self>> {
+        Self::start_at(Some(namespace.clone()), address).await
+    }
+
+    async fn start_at(namespace: Option<Namespace>, address: IpAddr) -> Result<Option<Self>> {
         let Some(assets) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) else { return Ok(None) };
         let folder = tempfile::tempdir()?;
-        let [etcd, etcd_peer, port] = free_ports()?;
-        let mut server = Self { folder, port, processes: Vec::new() };
+        let ports = || free_ports();
+        let [etcd, etcd_peer, port] =
+            namespace.as_ref().map_or_else(ports, |namespace| namespace.run(ports))?;
+        let address = SocketAddr::new(address, port);
+        let mut server = Self { folder, namespace, address, processes: Vec::new() };
         server.run(
             Command::new(assets.join("etcd"))
                 .arg("--data-dir")
@@ -53,12 +74,13 @@ impl RealApiServer {
             Command::new(assets.join("kube-apiserver"))
                 .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
                 .arg(format!("--secure-port={port}"))
-                .arg("--bind-address=127.0.0.1")
-                .arg("--advertise-address=127.0.0.1")
+                .arg(format!("--bind-address={}", address.ip()))
+                // Its own certificate is made for this address.
+                .arg(format!("--advertise-address={}", address.ip()))
                 .arg(format!("--cert-dir={}", server.path("certificates").display()))
                 .arg(format!("--token-auth-file={}", server.path("tokens.csv").display()))
                 .arg("--authorization-mode=RBAC")
-                .arg("--service-cluster-ip-range=10.96.0.0/16")
+                .arg("--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112")
                 .arg("--service-account-issuer=https://kubernetes.default.svc")
                 .arg(format!("--service-account-key-file={}", key.display()))
                 .arg(format!("--service-account-signing-key-file={}", key.display()))
@@ -71,7 +93,7 @@ impl RealApiServer {
     /// `https://HOST:PORT`, as for `--api-server`.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.port)
+        format!("https://{}", self.address)
     }
 
     /// A client that may do everything.
@@ -98,6 +120,23 @@ impl RealApiServer {
         Ok(())
     }
 
+    /// Writes a file for `--kubeconfig`, of a user with the role `system:node-proxier`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
+        let (url, certificate) = (self.url(), self.certificate());
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: '{url}', certificate-authority: '{}'}}}}]\n\
+             users: [{{name: u, user: {{token: {PROXY_TOKEN}}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
+            certificate.display()
+        );
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    }
+
     fn certificate(&self) -> PathBuf {
         self.path("certificates/apiserver.crt")
     }
@@ -110,6 +149,9 @@ impl RealApiServer {
         let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_owned();
         let log = self.path(&format!("{}.log", name.display()));
         let log = fs::File::create(log)?;
+        if let Some(namespace) = &self.namespace {
+            namespace.enter_on_exec(command);
+        }
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         self.processes.push(child.with_context(|| format!("{} does not start", name.display()))?);
         Ok(())

@@ -51,14 +51,7 @@ impl Agent {
     async fn with_kubeconfig(server: &ApiServer) -> Self {
         let files = tempfile::tempdir().unwrap();
         let path = files.path().join("kubeconfig");
-        let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-             clusters: [{{name: c, cluster: {{server: '{}'}}}}]\n\
-             users: [{{name: u, user: {{token: kubeconfig-token}}}}]\n\
-             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
-            server.url()
-        );
-        fs::write(&path, text).unwrap();
+        server.write_kubeconfig(&path).unwrap();
         Self::start(Access::Kubeconfig(path), files).await
     }
 

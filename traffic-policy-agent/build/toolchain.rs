@@ -1,12 +1,18 @@
 //! Finds what compiles for BPF. Shared by the build script, which uses it, and by `xtask setup`, which sees to it.
 
-use std::{env, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// Names another toolchain than the ones looked for: anything that `rustup run` takes.
 pub(crate) const VARIABLE: &str = "TRAFFIC_POLICY_BPF_TOOLCHAIN";
 
-/// Debian and Ubuntu install their compiler and its sources here.
+/// Distributions install their compiler and its sources here.
 const DISTRIBUTION: &str = "/usr";
+/// Ubuntu installs compilers newer than its own side by side, as `rust-1.91`, here.
+const SIDE_BY_SIDE: &str = "/usr/lib";
 
 /// A compiler with the sources of `core`, which is compiled for BPF.
 #[derive(Clone, Debug)]
@@ -19,18 +25,22 @@ pub(crate) struct Toolchain {
 
 /// The first usable toolchain: the one that [`VARIABLE`] names, rustup's nightly, the distribution's.
 pub(crate) fn find() -> Option<Toolchain> {
-    let named = env::var(VARIABLE).ok();
-    let candidates = match &named {
-        Some(named) => vec![named.as_str()],
-        None => vec!["nightly", DISTRIBUTION],
+    let candidates = match env::var(VARIABLE) {
+        Ok(named) => vec![named],
+        Err(_) => {
+            let mut known = vec!["nightly".to_owned()];
+            known.extend(side_by_side());
+            known.push(DISTRIBUTION.to_owned());
+            known
+        }
     };
     candidates.into_iter().find_map(|name| {
         let rustc = |arguments: &[&str]| {
-            let mut command = if name == DISTRIBUTION {
-                Command::new("/usr/bin/rustc")
+            let mut command = if Path::new(&name).is_absolute() {
+                Command::new(Path::new(&name).join("bin/rustc"))
             } else {
                 let mut command = Command::new("rustup");
-                command.args(["run", name, "rustc"]);
+                command.args(["run", &name, "rustc"]);
                 command
             };
             // cargo's own choice must not override the one asked for.
@@ -48,8 +58,19 @@ pub(crate) fn find() -> Option<Toolchain> {
         let version = rustc(&["-vV"])?;
         let llvm = version.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
         let llvm = llvm.split('.').next()?.parse().ok()?;
-        Some(Toolchain { name: name.to_owned(), llvm })
+        Some(Toolchain { name, llvm })
     })
+}
+
+/// Ubuntu's compilers, the newest first.
+fn side_by_side() -> Vec<String> {
+    let minor =
+        |path: &PathBuf| -> Option<u32> { path.file_name()?.to_str()?.strip_prefix("rust-1.")?.parse().ok() };
+    let entries = fs::read_dir(SIDE_BY_SIDE).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| minor(path).is_some()).collect();
+    found.sort_by_key(|path| std::cmp::Reverse(minor(path)));
+    found.into_iter().filter_map(|path| path.into_os_string().into_string().ok()).collect()
 }
 
 /// Whether bpf-linker can be called.

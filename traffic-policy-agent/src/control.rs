@@ -130,6 +130,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         warned: BTreeSet::new(),
         pending: BTreeSet::new(),
         synced_once: false,
+        unnoted: None,
         warned_of: BTreeSet::new(),
         look_again: false,
         primary: Vec::new(),
@@ -160,6 +161,8 @@ struct Control {
     /// Service ports whose write failed.
     pending: BTreeSet<ServicePortKey>,
     synced_once: bool,
+    /// When routes changed last, if that was after their fingerprint was noted.
+    unnoted: Option<Instant>,
     /// Devices that could not be attached to, as has been logged.
     warned_of: BTreeSet<u32>,
     /// Devices could not be looked at, or one of them not be attached to.
@@ -172,7 +175,7 @@ impl Control {
     async fn start(&mut self) -> Result<Source> {
         self.refresh_network().await?;
         self.find_devices(true).await?;
-        self.compare_neighbours().await?;
+        self.compare_network().await?;
         Ok(match self.settings.origin.clone() {
             Origin::Manifests(manifests) => manifests.start(),
             Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
@@ -303,6 +306,13 @@ impl Control {
     }
 
     async fn upkeep(&mut self, source: &Source) {
+        // Not while they keep changing: a node may have many.
+        if self.unnoted.take_if(|changed| changed.elapsed() >= UPKEEP).is_some() {
+            match self.network.fingerprint().await {
+                Ok(fingerprint) => self.dataplane.note_network(fingerprint),
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
         if self.look_again
             && let Err(error) = self.look_again().await
         {
@@ -313,7 +323,7 @@ impl Control {
         }
         match self.dataplane.next_hops() {
             Ok(hops) => {
-                self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await
+                self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
             }
             Err(error) => tracing::warn!("{error:#}"),
         }
@@ -342,6 +352,7 @@ impl Control {
             routes |= self.find_devices(false).await?;
         }
         if routes {
+            self.unnoted = Some(Instant::now());
             self.dataplane.raise(Changed::Routes)?;
         } else if neighbours {
             self.dataplane.raise(Changed::Neighbours)?;
@@ -441,8 +452,11 @@ impl Control {
         }
     }
 
-    /// After a time without an agent: a next hop may have another MAC address by now.
-    async fn compare_neighbours(&mut self) -> Result<()> {
+    /// After a time without an agent: routes may lead elsewhere by now, a next hop may have another MAC address.
+    async fn compare_network(&mut self) -> Result<()> {
+        if self.dataplane.compare_network(self.network.fingerprint().await?)? {
+            tracing::debug!("routes are not those that the next hops were found by");
+        }
         let hops = self.dataplane.next_hops()?;
         let hops = hops.iter().map(|hop| Neighbour { link: hop.ifindex, address: hop.gateway, mac: hop.mac });
         if self.keeper.learn(&self.network, hops).await? {

@@ -175,6 +175,24 @@ pub struct FrontendKey<A> {
     pub zero: u32,
 }
 
+/// What a source range is matched by, in a longest-prefix trie: the Service port in full, then a prefix of the source.
+/// `W` is 1 word for IPv4, 4 for IPv6, in memory order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceRange<const W: usize> {
+    pub service: u32,
+    pub address: [u32; W],
+}
+
+/// The key of one packet's look-up in the trie: a [`SourceRange`] behind its length in bits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceQuery<A> {
+    pub bits: u32,
+    pub service: u32,
+    pub address: A,
+}
+
 /// A range of `SLOTS`, written as one aligned word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -317,7 +335,10 @@ pub struct State {
     pub pending_swept: u64,
     /// Answers that one CPU may make per jiffy, on average.
     pub answers_per_jiffy: u32,
-    pub zero: [u32; 3],
+    /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can
+    /// tell whether they changed while nobody watched.
+    pub network: u32,
+    pub zero: [u32; 2],
 }
 
 /// Words that the packet path writes for new flows, in cache lines of their own.
@@ -434,6 +455,8 @@ pub struct Scratch<A> {
     pub claim: Claim,
     /// The key of `reply`.
     pub key: Tuple<A>,
+    /// The key of another half, while that is looked up.
+    pub other: Tuple<A>,
 }
 
 /// The search for a free source port.
@@ -472,6 +495,8 @@ const _: () = {
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
     assert!(size_of::<Frontend>() == 32);
+    assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
+    assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<Slot<Address4>>() == 12);
     assert!(size_of::<Slot<Address6>>() == 24);
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
@@ -492,6 +517,8 @@ mod pod {
     unsafe impl<A: Address> aya::Pod for Flow<A> {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}
+    // SAFETY: as above.
+    unsafe impl<const W: usize> aya::Pod for SourceRange<W> {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Frontend {}
     // SAFETY: as above.

@@ -1,1 +1,63 @@
-fn main() {}
+//! Everything a person runs while developing. Each command sees to the set-up first.
+
+mod bench;
+mod build;
+mod cargo;
+mod lab;
+mod setup;
+mod test;
+
+#[path = "../../traffic-policy-agent/build/toolchain.rs"]
+#[expect(dead_code, reason = "the build script needs more of it")]
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Builds, tests, measures and shows traffic-policy")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find or install what building and testing need; does nothing where all is there
+    Setup(setup::Options),
+    /// Build the agent
+    Build(build::Options),
+    /// Check style and run all tests
+    Test(test::Options),
+    /// Measure the packet path: nanoseconds per packet, and the ratio to a bare floor
+    Bench(bench::Options),
+    /// A small cluster's network in namespaces, to try things by hand (`cargo xtask lab --help`)
+    #[command(disable_help_flag = true)]
+    Lab(lab::Options),
+    /// Three nodes, both policies, a load balancer: what traffic-policy does, shown on real packets
+    #[command(disable_help_flag = true)]
+    Demo(lab::Options),
+    #[command(hide = true)]
+    RunTest(test::Program),
+}
+
+fn main() -> ExitCode {
+    cargo::complete_path();
+    let done = match Cli::parse().command {
+        Command::Setup(options) => setup::run(&options),
+        Command::Build(options) => build::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::Lab(options) => lab::run("lab", &options),
+        Command::Demo(options) => lab::run("demo", &options),
+        Command::RunTest(program) => test::run_test(&program),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

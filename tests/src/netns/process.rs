@@ -55,7 +55,8 @@ impl Namespace {
         command.exec()
     }
 
-    fn enter_on_exec(&self, command: &mut Command) {
+    /// Lets a command start inside when it is spawned, for those who look after their processes themselves.
+    pub fn enter_on_exec(&self, command: &mut Command) {
         let file = self.file.clone();
         // SAFETY: setns is a bare system call; the closure allocates nothing after fork.
         unsafe { command.pre_exec(move || Ok(setns(&*file, CloneFlags::CLONE_NEWNET)?)) };

@@ -5,12 +5,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::NamedTempFile;
 
+use super::node;
 use super::service::Service;
 use super::slice::Backend;
-use crate::lab::{Family, Lab, Node};
+use crate::lab::Lab;
 
 /// Writes objects so that a reader sees each file as it was or as it is to be, never half of it.
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ impl Manifests {
     /// The lab's own folder, with its Node objects in it.
     pub fn of(lab: &Lab) -> Result<Self> {
         let manifests = Self::at(&lab.manifests())?;
-        manifests.write("nodes", &lab.nodes().iter().map(node).collect::<Vec<_>>())?;
+        manifests.write("nodes", &lab.nodes().iter().map(node::object).collect::<Vec<_>>())?;
         Ok(manifests)
     }
 
@@ -73,21 +74,4 @@ impl Manifests {
         let persisted = NamedTempFile::persist(file, &path);
         persisted.map(drop).with_context(|| format!("writing {}", path.display()))
     }
-}
-
-fn node(node: &Node) -> Value {
-    let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": node.address(family)}));
-    let networks = Family::BOTH.map(|family| format!("{}/{}", node.pod_network.of(family), family.prefix()));
-    let mut addresses = addresses.to_vec();
-    addresses.push(json!({"type": "Hostname", "address": node.name}));
-    json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}},
-        "spec": {"podCIDR": networks[0], "podCIDRs": networks},
-        "status": {
-            "addresses": addresses,
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    })
 }

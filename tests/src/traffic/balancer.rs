@@ -90,6 +90,15 @@ impl Balancer {
         Chooser(self.state.clone())
     }
 
+    /// Asks another port from the next check on; who is in stays in until it fails there. This is what a cloud does when
+    /// a Service's policy changes: the health check node port exists under policy Local only.
+    pub fn ask_at(&self, port: u16, path: &str) {
+        for target in &mut lock(&self.state).targets {
+            target.health.set_port(port);
+            path.clone_into(&mut target.path);
+        }
+    }
+
     /// The names of the nodes that are in.
     pub fn healthy(&self) -> Vec<String> {
         let state = lock(&self.state);
@@ -107,6 +116,12 @@ impl Balancer {
             std::thread::sleep(Duration::from_millis(10));
         }
         true
+    }
+
+    /// From now on asks all nodes on another port, as a cloud does when its controller has seen that the Service got a
+    /// health port of its own, or lost it.
+    pub fn check_on(&self, port: u16) {
+        lock(&self.state).targets.iter_mut().for_each(|target| target.health.set_port(port));
     }
 
     /// Every change of mind so far.
@@ -133,12 +148,12 @@ impl Chooser {
 }
 
 async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
-    let Target { node, health, path, .. } = lock(&state).targets[index].clone();
     let mut tick = interval(timing.interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failures = 0;
     loop {
         tick.tick().await;
+        let Target { node, health, path, .. } = lock(&state).targets[index].clone();
         let response = http::get(health, &path, timing.interval).await;
         let success = response.as_ref().is_ok_and(|response| response.status == 200);
         failures = if success { 0 } else { failures + 1 };
@@ -150,7 +165,7 @@ async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
             let answer =
                 response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
             state.healthy[index] = is;
-            let change = Change { at: state.start.elapsed(), node: node.clone(), healthy: is, answer };
+            let change = Change { at: state.start.elapsed(), node, healthy: is, answer };
             state.changes.push(change);
         }
     }

@@ -107,7 +107,7 @@ impl Needed {
             match op {
                 Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
                 Op::Put(id, _) => needed.frontend(id.address, service_addresses),
-                Op::Delete(_) => {}
+                Op::Delete(_) | Op::Allow(_) | Op::Forbid(_) => {}
             }
         }
         needed

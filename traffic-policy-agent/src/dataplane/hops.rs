@@ -9,7 +9,10 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use traffic_policy_ebpf::abi::{Address4, HOP_ARENA, HopKey};
 
-use super::tables::{FromWire, Tables};
+use super::{
+    tables::{FromWire, Tables},
+    words::{state, used_hops},
+};
 
 /// What may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +50,8 @@ impl Arena {
             let route = route(tables);
             set_route(tables, route >> 16, next_epoch(route));
         }
-        // SAFETY: a field of the mapped element.
-        let epoch = tables.state.load(|state| unsafe { &raw mut (*state).hop_epoch });
-        // SAFETY: as above.
-        tables.state.store(|state| unsafe { &raw mut (*state).hop_epoch }, epoch.wrapping_add(1).max(1));
+        let epoch = tables.state.load(state::hop_epoch);
+        tables.state.store(state::hop_epoch, epoch.wrapping_add(1).max(1));
         Ok(())
     }
 
@@ -61,8 +62,7 @@ impl Arena {
     pub fn renew(&mut self, tables: &mut Tables) -> Result<()> {
         let route = route(tables);
         let arena = route >> 16 & 1;
-        // SAFETY: fields of the mapped element; `arena` is 0 or 1.
-        let used = tables.usage.load(|u| unsafe { (&raw mut (*u).hops).cast::<u64>().add(arena as usize) });
+        let used = tables.usage.load(used_hops(arena));
         if used < u64::from(HOP_ARENA) * 9 / 10 {
             return Ok(());
         }
@@ -76,8 +76,7 @@ impl Arena {
         for key in old {
             tables.hop_index.remove(&key).context("emptying the hops failed")?;
         }
-        // SAFETY: as above.
-        tables.usage.store(|u| unsafe { (&raw mut (*u).hops).cast::<u64>().add(other as usize) }, 0);
+        tables.usage.store(used_hops(other), 0);
         set_route(tables, other, next_epoch(route));
         tracing::info!(used, "moved to fresh next hops");
         Ok(())
@@ -90,7 +89,7 @@ impl Arena {
     pub fn list(&self, tables: &Tables) -> Result<Vec<NextHop>> {
         let arena = (route(tables) >> 16) as u16;
         let mut hops = Vec::new();
-        for entry in tables.hop_index.iter() {
+        for entry in &tables.hop_index {
             let (key, index) = entry.context("reading the hops failed")?;
             if key.arena != arena {
                 continue;
@@ -111,13 +110,11 @@ impl Arena {
 }
 
 fn route(tables: &Tables) -> u32 {
-    // SAFETY: a field of the mapped element.
-    tables.state.load(|state| unsafe { &raw mut (*state).route })
+    tables.state.load(state::route)
 }
 
 fn set_route(tables: &mut Tables, arena: u32, epoch: u16) {
-    // SAFETY: a field of the mapped element.
-    tables.state.store(|state| unsafe { &raw mut (*state).route }, arena << 16 | u32::from(epoch));
+    tables.state.store(state::route, arena << 16 | u32::from(epoch));
 }
 
 /// 0 stands for "never resolved".

@@ -4,6 +4,8 @@ mod attach;
 mod filter;
 mod hops;
 mod kernel;
+#[cfg(feature = "log")]
+mod log;
 mod object;
 mod pins;
 mod plan;
@@ -28,7 +30,7 @@ use aya::{
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::{
-    abi::{Device, HOP_XDP, State, hook, jump},
+    abi::{Device, HOP_XDP, hook, jump},
     outcome::{OUTCOMES, Outcome},
     tcp::Timeouts,
 };
@@ -37,17 +39,18 @@ pub use self::{
     attach::{Attached, Mode},
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
-    object::{Sizes, load, map_names},
+    object::{Sizes, load, map_names, object_bytes},
     pins::{DEFAULT as DEFAULT_PINS, cleanup},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
+    sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
 };
 use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
-    sweep::Sweeper,
+    words::{pool_port, state},
 };
 use crate::model::{Desired, FrontendKind, ServicePortKey};
 
@@ -161,6 +164,8 @@ impl Dataplane {
         let maps = pins.map(Pins::maps);
         let mut object = load(config.sizes, maps.as_deref(), &kernel)?;
         load_programs(&mut object)?;
+        #[cfg(feature = "log")]
+        log::follow(&mut object)?;
         let mut tables = Tables::take(&mut object)?;
         jumps(&object, &mut tables)?;
         let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;
@@ -172,7 +177,7 @@ impl Dataplane {
             tables,
             planner,
             sweeper,
-            hops: hops::Arena::default(),
+            hops: hops::Arena,
             attached: BTreeMap::new(),
             cluster_ips: BTreeSet::new(),
             untidy: false,
@@ -190,33 +195,17 @@ impl Dataplane {
     }
 
     fn set_up_state(&mut self, hz: u32, flows: [u32; 2]) -> Result<()> {
-        let state = &mut self.tables.state;
-        let field = |pick: fn(*mut State) -> *mut u32| pick;
-        // SAFETY (all below): fields of the mapped element.
-        if state.load(|s| unsafe { &raw mut (*s).seed }) == 0 {
+        let words = &mut self.tables.state;
+        if words.load(state::seed) == 0 {
             let mut seed = [0; 8];
             std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
                 .context("/dev/urandom cannot be read")?;
-            // SAFETY: as above.
-            state.store(|s| unsafe { &raw mut (*s).seed }, u64::from_ne_bytes(seed) | 1);
+            words.store(state::seed, u64::from_ne_bytes(seed) | 1);
         }
-        // SAFETY: as above.
-        let words: [(fn(*mut State) -> *mut u32, u32); 4] = unsafe {
-            [
-                (field(|s| &raw mut (*s).hop_max_age), HOP_MAX_AGE.as_secs() as u32 * hz),
-                (field(|s| &raw mut (*s).answers_per_jiffy), (ANSWERS_PER_SECOND / hz).max(1)),
-                (field(|s| (&raw mut (*s).unconfirmed_limit).cast()), flows[0] / UNCONFIRMED_SHARE),
-                (
-                    field(|s| (&raw mut (*s).unconfirmed_limit).cast::<u32>().add(1)),
-                    flows[1] / UNCONFIRMED_SHARE,
-                ),
-            ]
-        };
-        for (word, value) in words {
-            state.store(word, value);
-        }
-        // SAFETY: as above.
-        if state.load(|s| unsafe { &raw mut (*s).route }) & 0xffff == 0 {
+        words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
+        words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
+        words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
+        if words.load(state::route) & 0xffff == 0 {
             self.hops.raise(&mut self.tables, Changed::Routes)?;
         }
         Ok(())
@@ -224,21 +213,17 @@ impl Dataplane {
 
     /// Uses `free` as source ports, unless the ports in use will do.
     fn set_pool(&mut self, free: Vec<u16>) {
-        // SAFETY (all below): fields and elements of mapped values, below their length.
-        let len = self.tables.state.load(|s| unsafe { &raw mut (*s).pool_len }) as usize;
         let pool = &mut self.tables.pool;
+        let len = self.tables.state.load(state::pool_len);
         let held: Vec<u16> =
-            // SAFETY: as above.
-            (0..len.min(65_536)).map(|i| pool.load(|p| unsafe { p.cast::<u16>().add(i) })).collect();
+            (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
         let Some(ports) = pool::choose(&held, free) else { return };
         // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
         filter::add(&mut self.tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
-        for (i, port) in ports.iter().enumerate() {
-            // SAFETY: as above.
-            pool.store(|p| unsafe { p.cast::<u16>().add(i) }, *port);
+        for (place, port) in (0..).zip(&ports) {
+            pool.store(pool_port(place), *port);
         }
-        // SAFETY: as above.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).pool_len }, ports.len() as u32);
+        self.tables.state.store(state::pool_len, ports.len() as u32);
         tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
     }
 
@@ -425,6 +410,27 @@ impl Dataplane {
     /// The maps cannot be written.
     pub fn raise(&mut self, changed: Changed) -> Result<()> {
         self.hops.raise(&mut self.tables, changed)
+    }
+
+    /// Compares the fingerprint of the node's routes with the one that stored next hops belong to; if it is another,
+    /// nobody watched when they changed.
+    ///
+    /// # Errors
+    /// The maps cannot be written.
+    pub fn compare_network(&mut self, fingerprint: u32) -> Result<bool> {
+        // SAFETY: a field of the mapped element.
+        let changed = self.tables.state.load(|s| unsafe { &raw mut (*s).network }) != fingerprint;
+        if changed {
+            self.raise(Changed::Routes)?;
+            self.note_network(fingerprint);
+        }
+        Ok(changed)
+    }
+
+    /// Remembers the fingerprint of routes that [`Self::raise`] was called for.
+    pub fn note_network(&mut self, fingerprint: u32) {
+        // SAFETY: a field of the mapped element.
+        self.tables.state.store(|s| unsafe { &raw mut (*s).network }, fingerprint);
     }
 
     /// Next hops that packets take now.

@@ -146,6 +146,11 @@ fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
     Ok(Some(info.max_entries()))
 }
 
+/// The compiled packet path, as an ELF object; empty in a build without a BPF toolchain.
+pub fn object_bytes() -> &'static [u8] {
+    OBJECT
+}
+
 /// Names of the object's maps.
 ///
 /// # Errors

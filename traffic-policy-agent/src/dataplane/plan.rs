@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Frontend, Range, frontend};
 
 use super::ranges::Ranges;
@@ -33,6 +34,17 @@ pub enum Op {
     },
     Put(FrontendId, Frontend),
     Delete(FrontendId),
+    /// Lets sources of a range use the frontends of a Service port that have [`frontend::SOURCE_RANGES`].
+    Allow(Source),
+    Forbid(Source),
+}
+
+/// A source range of the Service port with this index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source {
+    pub ipv6: bool,
+    pub service: u32,
+    pub range: IpNet,
 }
 
 /// What the maps of both families hold.
@@ -41,6 +53,7 @@ pub struct Held {
     pub frontends: BTreeMap<FrontendId, Frontend>,
     /// Endpoints of each range in use, by family and base.
     pub slots: HashMap<(bool, u32), Vec<Endpoint>>,
+    pub sources: BTreeSet<Source>,
 }
 
 /// Numbers that the plan depends on.
@@ -82,6 +95,8 @@ pub struct Plan {
     pub gone: BTreeSet<(SocketAddr, Protocol)>,
     /// Service ports for which the maps have no room.
     pub no_room: Vec<ServicePortKey>,
+    /// Belongs at the end of `ops`.
+    last: Vec<Op>,
 }
 
 /// What the plan must know besides the desired state.
@@ -159,7 +174,7 @@ impl Planner {
                     }
                     self.apply(key, port, context, &mut plan);
                 }
-                None => self.withdraw(key, context.now),
+                None => self.withdraw(key, context.now, &mut plan),
             }
         }
         for id in given_up {
@@ -170,6 +185,15 @@ impl Planner {
                 }
             }
         }
+        if self.first {
+            // Of Service ports that are gone.
+            let leftover = self.held.sources.iter().filter(|source| !self.used.contains(&source.service));
+            for source in leftover.copied().collect::<Vec<_>>() {
+                self.held.sources.remove(&source);
+                plan.last.push(Op::Forbid(source));
+            }
+        }
+        plan.ops.append(&mut plan.last);
         self.first = false;
         plan.gone = before.into_iter().filter(|endpoint| !self.serving.contains_key(endpoint)).collect();
         plan
@@ -193,7 +217,6 @@ impl Planner {
         let now = context.now;
         let index =
             adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
-        let side = usize::from(key.ipv6);
         let (old_cluster, old_local) =
             adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
         let cluster = self.list(key.ipv6, old_cluster, &port.cluster, now, plan);
@@ -204,8 +227,7 @@ impl Planner {
             self.count(key, Some(port), old.as_ref().map(|old| &old.port));
             for (range, old) in [(cluster, old_cluster), (local, old_local)] {
                 if let Some(range) = range.filter(|range| *range != old) {
-                    self.held.slots.remove(&(key.ipv6, range.base));
-                    self.ranges[side].release(range, now);
+                    self.free(key.ipv6, range, now);
                 }
             }
             if let Some(old) = old {
@@ -213,6 +235,17 @@ impl Planner {
             }
             return;
         };
+        // Allowed before the frontends ask for it, forbidden after.
+        let sources: BTreeSet<Source> = port
+            .source_ranges
+            .iter()
+            .map(|range| Source { ipv6: key.ipv6, service: index, range: range.trunc() })
+            .collect();
+        for source in &sources {
+            if self.held.sources.insert(*source) {
+                plan.ops.push(Op::Allow(*source));
+            }
+        }
         for id_and_kind in &port.frontends {
             let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
             let held = self.held.frontends.get(&id).copied();
@@ -226,12 +259,26 @@ impl Planner {
         }
         for (old, new) in [(old_cluster, cluster), (old_local, local)] {
             if old != new {
-                self.held.slots.remove(&(key.ipv6, old.base));
-                self.ranges[side].release(old, now);
+                self.free(key.ipv6, old, now);
+            }
+        }
+        for source in self.sources_of(key.ipv6, index) {
+            if !sources.contains(&source) {
+                self.held.sources.remove(&source);
+                plan.last.push(Op::Forbid(source));
             }
         }
         self.used.insert(index);
         self.ports.insert(key.clone(), Applied { port: port.clone(), index, cluster, local });
+    }
+
+    fn sources_of(&self, ipv6: bool, service: u32) -> Vec<Source> {
+        self.held
+            .sources
+            .iter()
+            .filter(|source| source.ipv6 == ipv6 && source.service == service)
+            .copied()
+            .collect()
     }
 
     /// The range that holds `endpoints`: the old one if it does, else a fresh one.
@@ -268,14 +315,17 @@ impl Planner {
             .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
     }
 
-    fn withdraw(&mut self, key: &ServicePortKey, now: Instant) {
+    fn withdraw(&mut self, key: &ServicePortKey, now: Instant, plan: &mut Plan) {
         let Some(old) = self.ports.remove(key) else { return };
         self.count(key, Some(&old.port), None);
         self.used.remove(&old.index);
+        for source in self.sources_of(key.ipv6, old.index) {
+            self.held.sources.remove(&source);
+            plan.last.push(Op::Forbid(source));
+        }
         self.indices.release(Range { base: old.index, len: 1 }, now);
         for range in [old.cluster, old.local] {
-            self.held.slots.remove(&(key.ipv6, range.base));
-            self.ranges[usize::from(key.ipv6)].release(range, now);
+            self.free(key.ipv6, range, now);
         }
     }
 
@@ -289,9 +339,17 @@ impl Planner {
         }
         self.indices.release(Range { base: frontend.service, len: 1 }, now);
         for range in [frontend.cluster, frontend.local] {
-            if self.held.slots.remove(&(ipv6, range.base)).is_some() {
-                self.ranges[usize::from(ipv6)].release(range, now);
+            if self.held.slots.contains_key(&(ipv6, range.base)) {
+                self.free(ipv6, range, now);
             }
+        }
+    }
+
+    /// Gives a range back. An empty one has no place: the base that it names is another's.
+    fn free(&mut self, ipv6: bool, range: Range, now: Instant) {
+        if range.len > 0 {
+            self.held.slots.remove(&(ipv6, range.base));
+            self.ranges[usize::from(ipv6)].release(range, now);
         }
     }
 
@@ -326,6 +384,9 @@ fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
     }
     if node_address {
         flags |= frontend::NODE_ADDRESS;
+    }
+    if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
+        flags |= frontend::SOURCE_RANGES;
     }
     flags
 }
@@ -433,6 +494,7 @@ mod tests {
             let held = Held {
                 frontends: self.planner.held.frontends.clone(),
                 slots: self.planner.held.slots.clone(),
+                sources: self.planner.held.sources.clone(),
             };
             self.planner = Planner::new(held, SIZES);
         }
@@ -559,5 +621,31 @@ mod tests {
         assert_eq!(node.frontend(A), before);
         // A smaller one fits, and so does another Service.
         assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).no_room.is_empty());
+    }
+
+    #[test]
+    fn sources_are_allowed_first_and_forbidden_last() {
+        let vip = "203.0.113.1:80";
+        let with = |ranges: &[&str]| {
+            let mut port = port(vip, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
+            port.frontends =
+                [crate::model::Frontend { address: vip.parse().unwrap(), kind: FrontendKind::LoadBalancer }]
+                    .into();
+            port.source_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
+            Some(port)
+        };
+        let mut node = Node::new();
+        let plan = node.set("a", with(&["198.51.100.0/24"]));
+        assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Allow(_), Op::Put(..)]), "{plan:?}");
+        assert_ne!(node.frontend(vip).flags & frontend::SOURCE_RANGES, 0);
+        node.restart();
+        assert_eq!(node.plan(&[]).ops, []);
+        let plan = node.set("a", with(&["192.0.2.0/24"]));
+        assert!(matches!(plan.ops[..], [Op::Allow(_), Op::Forbid(_)]), "{plan:?}");
+        let plan = node.set("a", with(&[]));
+        assert!(matches!(plan.ops[..], [Op::Put(..), Op::Forbid(_)]), "{plan:?}");
+        let _ = node.set("a", with(&["192.0.2.0/24"]));
+        let plan = node.set("a", None);
+        assert!(matches!(plan.ops[..], [Op::Delete(_), Op::Forbid(_)]), "{plan:?}");
     }
 }

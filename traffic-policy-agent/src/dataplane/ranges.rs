@@ -95,11 +95,10 @@ mod tests {
                 now += Duration::from_millis(wait);
                 if give_back && !out.is_empty() {
                     ranges.release(out.remove(0), now);
-                } else if let Some(range) = ranges.take(len, now) {
-                    if range.len > 0 {
+                } else if let Some(range) = ranges.take(len, now)
+                    && range.len > 0 {
                         out.push(range);
                     }
-                }
                 let mut used = [false; 64];
                 for range in &out {
                     for slot in range.base..range.base + range.len {

@@ -1,15 +1,16 @@
 //! Reads the frontends and their endpoints from the maps, and writes what the plan says.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::{Array, HashMap, MapData, lpm_trie::Key};
+use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL, Slot, SlotRoute,
+    Address, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL, Slot, SlotRoute, SourceRange,
 };
 
 use super::{
-    plan::{FrontendId, Held, Op},
+    plan::{FrontendId, Held, Op, Source},
     tables::{Family, FromWire, Tables, ToWire, number},
 };
 use crate::model::{Endpoint, Protocol};
@@ -25,8 +26,17 @@ pub fn read(tables: &Tables) -> Result<Held> {
     Ok(held)
 }
 
-fn read_family<A: Address + FromWire>(family: &Family<A>, ipv6: bool, held: &mut Held) -> Result<()> {
-    for entry in family.frontends.iter() {
+fn read_family<A: Address + FromWire, const W: usize>(
+    family: &Family<A, W>,
+    ipv6: bool,
+    held: &mut Held,
+) -> Result<()> {
+    for key in family.sources.keys() {
+        let key = key?;
+        held.sources.insert(source(&key, ipv6)?);
+    }
+
+    for entry in &family.frontends {
         let (key, frontend) = entry?;
         let protocol = match u32::from(key.protocol) {
             PROTOCOL_TCP => Protocol::Tcp,
@@ -88,6 +98,26 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             }
             Ok(1)
         }
+        Op::Allow(source) => {
+            let written = if source.ipv6 {
+                tables.v6.sources.insert(&source_key(source), 1, 0)
+            } else {
+                tables.v4.sources.insert(&source_key(source), 1, 0)
+            };
+            written.with_context(|| {
+                format!("writing source range {} failed (is the map full?)", source.range)
+            })?;
+            Ok(1)
+        }
+        Op::Forbid(source) => {
+            let removed = if source.ipv6 {
+                tables.v6.sources.remove(&source_key(source))
+            } else {
+                tables.v4.sources.remove(&source_key(source))
+            };
+            removed.with_context(|| format!("deleting source range {} failed", source.range))?;
+            Ok(1)
+        }
         Op::Delete(id) => {
             match id.address {
                 SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), *id, None)?,
@@ -96,6 +126,36 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             Ok(1)
         }
     }
+}
+
+/// Bits of a Service's index in a key of the sources.
+const SERVICE_BITS: u32 = 32;
+
+/// The key of a source range.
+fn source_key<const W: usize>(source: &Source) -> Key<SourceRange<W>> {
+    let mut octets = [0; 16];
+    match source.range.network() {
+        IpAddr::V4(address) => octets[..4].copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => octets = address.octets(),
+    }
+    let address = std::array::from_fn(|i| {
+        u32::from_ne_bytes([octets[i * 4], octets[i * 4 + 1], octets[i * 4 + 2], octets[i * 4 + 3]])
+    });
+    let data = SourceRange { service: source.service, address };
+    Key::new(SERVICE_BITS + u32::from(source.range.prefix_len()), data)
+}
+
+/// The reverse of [`source_key`].
+fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<Source> {
+    let data = key.data();
+    let mut octets = [0; 16];
+    for (word, bytes) in data.address.iter().zip(octets.chunks_mut(4)) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    let [a, b, c, d, ..] = octets;
+    let address = if ipv6 { IpAddr::from(octets) } else { IpAddr::from([a, b, c, d]) };
+    let length = u8::try_from(key.prefix_len().saturating_sub(SERVICE_BITS))?;
+    Ok(Source { ipv6, service: data.service, range: IpNet::new(address, length)? })
 }
 
 fn put_slot<A: Address>(

@@ -7,7 +7,7 @@ use aya::{
 };
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
 
-use super::tables::Tables;
+use super::{tables::Tables, words::state};
 
 /// Above this share of a table, in percent, the flows that were idle for longest go first.
 const PRESSURE_PERCENT: u64 = 80;
@@ -73,14 +73,12 @@ impl Sweeper {
             // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
             let no_snat = found.iter().all(|found| found.snat == 0).then_some(snat_created);
             if no_snat.is_some() && no_snat == self.no_snat {
-                // SAFETY: fields of the mapped element.
-                tables.state.store(|state| unsafe { &raw mut (*state).snat_swept }, snat_created);
+                tables.state.store(state::snat_swept, snat_created);
             }
             self.no_snat = no_snat;
             let no_pending = found.iter().all(|found| found.pending == 0).then_some(pending_created);
             if no_pending.is_some() && no_pending == self.no_pending {
-                // SAFETY: as above.
-                tables.state.store(|state| unsafe { &raw mut (*state).pending_swept }, pending_created);
+                tables.state.store(state::pending_swept, pending_created);
             }
             self.no_pending = no_pending;
         }

@@ -5,20 +5,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use anyhow::{Context, Result};
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray},
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey,
-    PROTOCOL_TCP, PROTOCOL_UDP, Slot, SlotRoute, State, Sweep, Tuple, Usage,
+    PROTOCOL_TCP, PROTOCOL_UDP, Slot, SlotRoute, SourceRange, State, Sweep, Tuple, Usage,
 };
 
 use super::words::Words;
 use crate::model::Protocol;
 
 /// The tables of one IP family.
-pub struct Family<A: Address> {
+pub struct Family<A: Address, const W: usize> {
     pub flows: HashMap<MapData, Tuple<A>, Flow<A>>,
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
+    pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
     /// Halves that fit into `flows`.
@@ -27,8 +28,8 @@ pub struct Family<A: Address> {
 
 /// All maps that the agent reads or writes.
 pub struct Tables {
-    pub v4: Family<Address4>,
-    pub v6: Family<Address6>,
+    pub v4: Family<Address4, 1>,
+    pub v6: Family<Address6, 4>,
     pub hops: Array<MapData, Hop>,
     pub hop_index: HashMap<MapData, HopKey, u32>,
     pub devices: HashMap<MapData, u32, Device>,
@@ -71,6 +72,7 @@ impl Tables {
             v4: Family {
                 flows: typed!(object, "FLOWS4"),
                 frontends: typed!(object, "FRONTENDS4"),
+                sources: typed!(object, "SOURCES4"),
                 slots: typed!(object, "SLOTS4"),
                 slot_routes: typed!(object, "SLOT_ROUTES4"),
                 size: sizes[0],
@@ -78,6 +80,7 @@ impl Tables {
             v6: Family {
                 flows: typed!(object, "FLOWS6"),
                 frontends: typed!(object, "FRONTENDS6"),
+                sources: typed!(object, "SOURCES6"),
                 slots: typed!(object, "SLOTS6"),
                 slot_routes: typed!(object, "SLOT_ROUTES6"),
                 size: sizes[1],

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use aya::maps::{Map, MapData};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use traffic_policy_ebpf::abi::{State, Usage};
 
 /// The one element of an mmapable array.
 pub struct Words<T> {
@@ -66,6 +67,44 @@ impl<T> Words<T> {
         unsafe { ptr::write_volatile(word(self.pointer()), value) };
         true
     }
+}
+
+/// Names words of an element for [`Words::load`] and [`Words::store`].
+macro_rules! words {
+    ($module:ident, $element:ident, $($word:ident: $type:ty = $($path:tt).+;)+) => {
+        pub mod $module {
+            use super::$element;
+
+            $(pub fn $word(element: *mut $element) -> *mut $type {
+                // SAFETY: an address within the mapped element; nothing is read.
+                unsafe { (&raw mut (*element).$($path).+).cast() }
+            })+
+        }
+    };
+}
+
+words!(state, State,
+    route: u32 = route;
+    hop_epoch: u32 = hop_epoch;
+    hop_max_age: u32 = hop_max_age;
+    pool_len: u32 = pool_len;
+    unconfirmed_limit: [u32; 2] = unconfirmed_limit;
+    seed: u64 = seed;
+    snat_swept: u64 = snat_swept;
+    pending_swept: u64 = pending_swept;
+    answers_per_jiffy: u32 = answers_per_jiffy;
+);
+
+/// Number of hops handed out in an arena, 0 or 1.
+pub fn used_hops(arena: u32) -> impl Fn(*mut Usage) -> *mut u64 {
+    // SAFETY: an address within the mapped element; nothing is read.
+    move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(arena as usize & 1) }
+}
+
+/// The source port at a place of the pool.
+pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
+    // SAFETY: as above.
+    move |pool| unsafe { pool.cast::<u16>().add(usize::from(place)) }
 }
 
 impl<T> Drop for Words<T> {

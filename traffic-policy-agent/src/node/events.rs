@@ -91,10 +91,10 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     for attribute in &message.attributes {
         match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) => {
-                address = Some(IpAddr::V4(*found))
+                address = Some(IpAddr::V4(*found));
             }
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(found)) => {
-                address = Some(IpAddr::V6(*found))
+                address = Some(IpAddr::V6(*found));
             }
             NeighbourAttribute::LinkLayerAddress(found) => mac = <[u8; 6]>::try_from(found.as_slice()).ok(),
             _ => {}

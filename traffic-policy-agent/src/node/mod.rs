@@ -3,6 +3,7 @@
 
 mod devices;
 mod events;
+mod fingerprint;
 mod neighbours;
 
 use std::{
@@ -172,10 +173,12 @@ fn link(message: &LinkMessage) -> Link {
 fn route(message: &RouteMessage) -> Vec<Route> {
     let default = message.header.destination_prefix_length == 0;
     let gateway = |attributes: &[RouteAttribute]| {
-        attributes.iter().any(|attribute| match attribute {
-            RouteAttribute::Gateway(RouteAddress::Inet(_) | RouteAddress::Inet6(_))
-            | RouteAttribute::Via(_) => true,
-            _ => false,
+        attributes.iter().any(|attribute| {
+            matches!(
+                attribute,
+                RouteAttribute::Gateway(RouteAddress::Inet(_) | RouteAddress::Inet6(_))
+                    | RouteAttribute::Via(_)
+            )
         })
     };
     let mut routes = Vec::new();

@@ -125,6 +125,14 @@ pub(super) fn service(
         drain
     });
 
+    let affinity = affinity(spec)?;
+    if affinity.is_some() {
+        problems.tell(
+            "spec.sessionAffinity",
+            "is not kept by this version: each new connection chooses any endpoint",
+        );
+    }
+
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
         service_type,
@@ -137,7 +145,7 @@ pub(super) fn service(
         external_policy: policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref())?,
         internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref())?,
         source_ranges: source_ranges(spec, &mut problems),
-        affinity: affinity(spec)?,
+        affinity,
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         drain,
         problems: problems.sentences,

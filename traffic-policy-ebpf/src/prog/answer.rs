@@ -50,7 +50,7 @@ pub trait Answer: Rewrite {
 /// The program that answers the sender, if its turn has come.
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
-    exit::leave::<P>(P::HOOK, answer::<P, F>(packet))
+    exit::leave(packet, P::HOOK, answer::<P, F>(packet))
 }
 
 #[inline(always)]

@@ -6,7 +6,7 @@ use aya_ebpf::helpers::{bpf_ktime_get_coarse_ns, bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
         Address, Claim, Flow, Frontend, FrontendKey, HOP_LOCAL, Range, SLOT_LOCAL, Scratch, Slot, SlotRoute,
-        Tuple, Usage, destination_port, frontend, kind, ports, source_port,
+        SourceQuery, Tuple, Usage, destination_port, frontend, kind, ports, source_port,
     },
     checksum, hash,
     outcome::Outcome,
@@ -19,7 +19,7 @@ use super::{
     family::{Family, pending_in_use},
     hop::{self, Route, Via},
     maps::{ANY, EXISTS, NOEXIST, POOL, STATE, USAGE},
-    pair::table,
+    pair::{other_key, table},
     parse::Parsed,
     wire::{fetch_add, load16, load32},
 };
@@ -34,24 +34,33 @@ pub struct Created<A> {
     pub unresolved: u32,
 }
 
-/// The frontend of a packet, if it is one of ours and may start a flow.
+/// The frontend that a packet is addressed to.
 #[inline(always)]
-fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+pub fn frontend_of<F: Family>(parsed: &Parsed<F>) -> Option<*mut Frontend> {
     let key = FrontendKey {
         address: parsed.tuple.destination,
         port: destination_port(parsed.tuple.ports),
         protocol: parsed.tuple.protocol as u16,
         zero: 0,
     };
-    let Some(found) = F::frontends().lookup::<_, Frontend>(&key) else {
-        // The tuple of a packet that XDP has delivered is that of a reply, reversed.
-        if P::TC && exists::<F>(&parsed.tuple.reversed()) {
-            return Err(Outcome::PassedDelivered);
-        }
+    F::frontends().lookup::<_, Frontend>(&key)
+}
+
+/// The frontend of a packet, if it is one of ours and may start a flow.
+#[inline(always)]
+fn range<F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+    let Some(found) = frontend_of(parsed) else {
         return Err(Outcome::PassedNotService);
     };
     let found = found.cast_const();
-    let flags = unsafe { (*found).flags };
+    let (flags, service) = unsafe { ((*found).flags, (*found).service) };
+    if flags & frontend::SOURCE_RANGES != 0 {
+        let bits = 32 + size_of::<F::Address>() as u32 * 8;
+        let query = SourceQuery { bits, service, address: parsed.tuple.source };
+        if F::sources().lookup::<_, u32>(&query).is_none() {
+            return Err(Outcome::DroppedSourceRange);
+        }
+    }
     let mut range = unsafe { (*found).cluster };
     if flags & frontend::LOCAL != 0 && flags & frontend::HAS_ENDPOINTS != 0 {
         let local = unsafe { (*found).local };
@@ -77,11 +86,14 @@ fn range<P: Packet, F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Fron
     Ok((range, found))
 }
 
-/// Whether a half with this key exists.
+/// Whether XDP has delivered this packet: then its tuple is that of a reply, reversed.
 #[inline(always)]
-fn exists<F: Family>(key: &Tuple<F::Address>) -> bool {
-    F::flows().lookup::<_, Flow<F::Address>>(key).is_some()
-        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(key).is_some()
+fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    let key = unsafe { &mut (*scratch).other };
+    *key = parsed.tuple.reversed();
+    F::flows().lookup::<_, Flow<F::Address>>(&*key).is_some()
+        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(&*key).is_some()
 }
 
 /// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
@@ -106,7 +118,7 @@ fn route<P: Packet, F: Family>(
             if hop == HOP_LOCAL {
                 return Route::Local;
             }
-            if hop::fresh(epoch, hop, now) {
+            if hop::fresh(epoch, hop, now).is_some() {
                 return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source });
             }
         }
@@ -138,7 +150,10 @@ pub fn create<P: Packet, F: Family>(
     restart: Option<*mut Flow<F::Address>>,
     now: u32,
 ) -> Result<Created<F::Address>, Exit> {
-    let (range, found) = range::<P, F>(parsed)?;
+    if P::TC && restart.is_none() && delivered(parsed) {
+        return Err(Outcome::PassedDelivered.into());
+    }
+    let (range, found) = range(parsed)?;
     let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0)) else {
         return Err(Outcome::DroppedFailed.into());
     };
@@ -147,9 +162,10 @@ pub fn create<P: Packet, F: Family>(
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedFailed.into());
     };
-    let slot = unsafe { *slot };
+    // Its range rests before it is written again, so it does not change under our hands.
+    let slot = unsafe { &*slot.cast_const() };
 
-    let route = route::<P, F>(packet, index, &slot, now);
+    let route = route::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => return Err(outcome.into()),
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
@@ -240,11 +256,11 @@ fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
 /// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
 #[inline(always)]
 unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
-    let key = unsafe { (*request).translated(protocol) }.reversed();
-    if key == *successor {
+    let Some(key) = other_key::<F>(request, protocol) else { return };
+    if *key == *successor {
         return;
     }
-    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(&key) {
+    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(key) {
         unsafe { (*old).state |= GONE };
     }
 }
@@ -254,7 +270,7 @@ struct Halves<'a, P, F: Family> {
     scratch: *mut Scratch<F::Address>,
     packet: P,
     parsed: &'a Parsed<F>,
-    slot: Slot<F::Address>,
+    slot: &'a Slot<F::Address>,
     /// Source towards the endpoint.
     source: F::Address,
     service: u32,
@@ -305,6 +321,9 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         }
         if !self.local {
             unsafe { fetch_add(&raw mut (*usage).snat_created, 1) };
+        }
+        if pool_len == 0 {
+            return Err(Outcome::DroppedNoPort.into());
         }
         // As a callback the verifier sees one turn only.
         unsafe { bpf_loop(TRIES, F::next_port(), ptr::null_mut(), 0) };

@@ -1,5 +1,6 @@
 //! How a packet leaves: an outcome, counted once, and what the kernel is told.
 
+use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome, Verdict};
 
 use super::{context::Packet, maps::COUNTERS};
@@ -43,7 +44,8 @@ impl Exit {
 
 /// Counts the outcome and translates it for the kernel.
 #[inline(always)]
-pub fn leave<P: Packet>(hook: u32, exit: Exit) -> i32 {
+pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
+    log(packet.raw(), hook, exit.outcome as u32);
     if let Some(counter) = COUNTERS.get_ptr_mut(hook * OUTCOMES + exit.outcome as u32) {
         unsafe { *counter += 1 };
     }
@@ -53,3 +55,21 @@ pub fn leave<P: Packet>(hook: u32, exit: Exit) -> i32 {
         Verdict::Send => exit.action,
     }
 }
+
+/// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function of its own, for the
+/// stack of `attend` has little room to spare.
+#[cfg(feature = "log")]
+#[inline(never)]
+fn log(context: *mut c_void, hook: u32, outcome: u32) {
+    struct Context(*mut c_void);
+    impl aya_ebpf::EbpfContext for Context {
+        fn as_ptr(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    aya_log_ebpf::info!(&Context(context), "hook {}: outcome {}", hook, outcome);
+}
+
+#[cfg(not(feature = "log"))]
+#[inline(always)]
+fn log(_: *mut c_void, _: u32, _: u32) {}

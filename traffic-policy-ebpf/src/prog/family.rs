@@ -7,7 +7,7 @@ use super::{
     create,
     maps::{
         self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SLOT_ROUTES4,
-        SLOT_ROUTES6, SLOTS4, SLOTS6, Table,
+        SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
     },
 };
 
@@ -22,6 +22,7 @@ pub trait Family: 'static {
     fn flows() -> Table;
     fn pending() -> Table;
     fn frontends() -> Table;
+    fn sources() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
@@ -51,6 +52,10 @@ impl Family for V4 {
     #[inline(always)]
     fn frontends() -> Table {
         Table::of(&raw const FRONTENDS4)
+    }
+    #[inline(always)]
+    fn sources() -> Table {
+        Table::of(&raw const SOURCES4)
     }
     #[inline(always)]
     fn slots() -> Table {
@@ -91,6 +96,10 @@ impl Family for V6 {
     #[inline(always)]
     fn frontends() -> Table {
         Table::of(&raw const FRONTENDS6)
+    }
+    #[inline(always)]
+    fn sources() -> Table {
+        Table::of(&raw const SOURCES6)
     }
     #[inline(always)]
     fn slots() -> Table {

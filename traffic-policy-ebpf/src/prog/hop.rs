@@ -9,7 +9,7 @@ use aya_ebpf::{
     helpers::{bpf_fib_lookup, bpf_jiffies64},
 };
 use traffic_policy_ebpf::{
-    abi::{Device, HOP_ARENA, HOP_XDP, HopKey},
+    abi::{Device, HOP_ARENA, HOP_XDP, Hop, HopKey},
     outcome::Outcome,
 };
 
@@ -61,15 +61,16 @@ pub fn now() -> u32 {
     (unsafe { bpf_jiffies64() }) as u32
 }
 
-/// Whether a stored hop may be used without asking the FIB.
+/// A stored hop, if it may be used without asking the FIB.
 #[inline(always)]
-pub fn fresh(epoch: u16, hop: u16, now: u32) -> bool {
-    let (Some(state), Some(hop)) = (STATE.get_ptr(0), HOPS.get_ptr(hop as u32)) else { return false };
-    unsafe {
+pub fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
+    let (state, hop) = (STATE.get_ptr(0)?, HOPS.get_ptr(hop as u32)?);
+    let fresh = unsafe {
         epoch == (*state).route as u16
             && (*hop).epoch == (*state).hop_epoch
             && now.wrapping_sub((*hop).resolved) < (*state).hop_max_age
-    }
+    };
+    if fresh { Some(hop) } else { None }
 }
 
 /// Current route epoch.

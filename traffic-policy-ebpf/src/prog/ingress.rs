@@ -15,7 +15,7 @@ use super::{
     context::Packet,
     create,
     exit::{self, Exit},
-    family::{V4, V6},
+    family::{V4, V6, pending_in_use},
     hop::{self, Route},
     maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
     pair::{self, Tracked},
@@ -37,7 +37,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
             _ => Outcome::PassedNotIp.into(),
         }
     };
-    exit::leave::<P>(P::HOOK, exit)
+    exit::leave(packet, P::HOOK, exit)
 }
 
 #[inline(always)]
@@ -46,7 +46,8 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         Ok(parsed) => parsed,
         Err(outcome) => return outcome.into(),
     };
-    if !ours(&parsed) {
+    let ours = ours(&parsed);
+    if matches!(ours, Ours::No) {
         return Outcome::Passed.into();
     }
     if let Err(outcome) = parse::finish(packet, &parsed) {
@@ -58,14 +59,22 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
             unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
         if pair::quiet(state, parsed.tcp_flags()) {
             let mut hop = core::ptr::null();
-            if kind <= kind::REPLY && hop::fresh(epoch, index, now) {
-                hop = HOPS.get_ptr(index as u32).unwrap_or(core::ptr::null());
+            // A half that is being written has no kind.
+            if matches!(kind, kind::FORWARD | kind::REPLY) {
+                hop = hop::fresh(epoch, index, now).unwrap_or(core::ptr::null());
             }
             if kind == kind::DELIVER || !hop.is_null() {
                 let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
                 return answered::<P, F>(packet, exit);
             }
         }
+    } else if !P::TC
+        && !pending_in_use()
+        && (matches!(ours, Ours::Pool) || create::frontend_of(&parsed).is_none())
+    {
+        // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
+        // delivered the packet.)
+        return Outcome::PassedNotService.into();
     }
     packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ATTEND);
     Outcome::PassedUnfinished.into()
@@ -85,7 +94,7 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
         }
         Err(outcome) => outcome.into(),
     };
-    exit::leave::<P>(P::HOOK, exit)
+    exit::leave(packet, P::HOOK, exit)
 }
 
 /// Hands a packet whose sender is to be told to the program that does it.
@@ -104,20 +113,34 @@ fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
     Outcome::PassedUnfinished.into()
 }
 
-/// Whether any bit says that the packet may be ours.
+/// What the bits say of a packet.
+enum Ours {
+    No,
+    /// It may be a reply, and is no request.
+    Pool,
+    Maybe,
+}
+
 #[inline(always)]
-fn ours<F: Rewrite>(parsed: &Parsed<F>) -> bool {
-    let (Some(filter), Some(state), Some(usage)) = (FILTER.get_ptr(0), STATE.get_ptr(0), USAGE.get_ptr(0))
-    else {
-        return false;
-    };
+fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
+    let Some(filter) = FILTER.get_ptr(0) else { return Ours::No };
     let port = u16::from_be(destination_port(parsed.tuple.ports));
     let hash = hash::address(parsed.tuple.destination);
     unsafe {
-        bit((&raw const (*filter).frontends).cast(), port)
-            || bit((&raw const (*filter).pool).cast(), port) && (*usage).snat_created != (*state).snat_swept
+        if bit((&raw const (*filter).frontends).cast(), port)
             || bit((&raw const (*filter).cluster_ips).cast(), hash)
+        {
+            return Ours::Maybe;
+        }
+        if bit((&raw const (*filter).pool).cast(), port) && snat_in_use() { Ours::Pool } else { Ours::No }
     }
+}
+
+/// Whether there may be flows with SNAT.
+#[inline(always)]
+fn snat_in_use() -> bool {
+    let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr(0)) else { return false };
+    unsafe { (*usage).snat_created != (*state).snat_swept }
 }
 
 /// Bit `index` of a bit array of 65,536.
@@ -177,9 +200,7 @@ fn prepare<P: Packet, F: Rewrite>(
     if kind == kind::DELIVER {
         return Ok(Ready { half, hop: core::ptr::null(), unresolved: 0 });
     }
-    if hop::fresh(epoch, index, now)
-        && let Some(hop) = HOPS.get_ptr(index as u32)
-    {
+    if let Some(hop) = hop::fresh(epoch, index, now) {
         return Ok(Ready { half, hop, unresolved: 0 });
     }
     let (source, destination) = unsafe { ((*half).source, (*half).destination) };
@@ -293,5 +314,3 @@ pub fn account<F: Rewrite>(half: *mut Flow<F::Address>, parsed: &Parsed<F>, now:
         }
     }
 }
-
-const _: () = assert!(kind::FORWARD <= kind::REPLY && kind::REPLY < kind::DELIVER);

@@ -3,7 +3,7 @@
 use core::ptr;
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
     cty::c_void,
     helpers::{bpf_map_delete_elem, bpf_map_lookup_elem, bpf_map_update_elem},
     macros::btf_map,
@@ -11,7 +11,8 @@ use aya_ebpf::{
 use traffic_policy_ebpf::{
     abi::{
         Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey,
-        HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, State, Sweep, Tuple, Usage, hook, jump,
+        HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, SourceRange, State, Sweep, Tuple, Usage,
+        hook, jump,
     },
     outcome::OUTCOMES,
 };
@@ -33,6 +34,11 @@ pub static PENDING6: LruHashMap<Tuple<Address6>, Flow<Address6>, 16_384> = LruHa
 pub static FRONTENDS4: HashMap<FrontendKey<Address4>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
 #[btf_map]
 pub static FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
+/// `loadBalancerSourceRanges` of Service ports that have any.
+#[btf_map]
+pub static SOURCES4: LpmTrie<SourceRange<1>, u32, 65_536> = LpmTrie::new();
+#[btf_map]
+pub static SOURCES6: LpmTrie<SourceRange<4>, u32, 65_536> = LpmTrie::new();
 #[btf_map]
 pub static SLOTS4: Array<Slot<Address4>, 262_144> = Array::new();
 #[btf_map]

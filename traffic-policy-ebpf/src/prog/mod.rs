@@ -17,6 +17,7 @@ mod wire;
 
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
+    cty::c_void,
     macros::{classifier, raw_tracepoint, xdp},
     programs::{RawTracePointContext, TcContext, XdpContext},
 };
@@ -88,7 +89,7 @@ pub fn tc_answer6(ctx: TcContext) -> i32 {
 pub fn tc_egress(ctx: TcContext) -> i32 {
     let packet = skb(&ctx);
     packet.pull();
-    exit::leave::<Tc>(hook::EGRESS, egress::run(packet))
+    exit::leave(packet, hook::EGRESS, egress::run(packet))
 }
 
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.
@@ -98,8 +99,10 @@ pub fn sweep(_: RawTracePointContext) -> i32 {
     0
 }
 
-/// Tells the time in jiffies; run by the agent as [`sweep`] is.
-#[raw_tracepoint(tracepoint = "sys_enter")]
-pub fn clock(_: RawTracePointContext) -> i32 {
-    hop::now() as i32
+/// Tells the time in jiffies; run by the agent as [`sweep`] is. Without the macro, which answers 0 whatever the function
+/// says.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sys_enter")]
+pub fn clock(_: *mut c_void) -> u32 {
+    hop::now()
 }

@@ -29,7 +29,7 @@ pub enum Tracked<A> {
 /// Whether the half is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
 #[inline(always)]
 pub fn quiet(state: u8, tcp_flags: u8) -> bool {
-    state == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
+    state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
 /// Finds a half that is not in the main table.
@@ -39,6 +39,19 @@ pub fn in_pending<F: Family>(tuple: &Tuple<F::Address>) -> Option<*mut Flow<F::A
         return None;
     }
     F::pending().lookup(tuple)
+}
+
+/// The key of a half's other half, in `Scratch`: the stack has no room for all the keys that are looked up.
+#[inline(always)]
+pub fn other_key<F: Family>(
+    half: *const Flow<F::Address>,
+    protocol: u32,
+) -> Option<&'static Tuple<F::Address>> {
+    let scratch = F::scratch()?;
+    unsafe {
+        (*scratch).other = (*half).translated(protocol).reversed();
+        Some(&(*scratch).other)
+    }
 }
 
 /// Whether `other` is a half whose packets come back as packets of `tuple`.
@@ -56,8 +69,10 @@ pub fn track<F: Family>(
 ) -> Tracked<F::Address> {
     let kind = unsafe { (*half).kind };
     let table = if pending { F::pending() } else { F::flows() };
-    let key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
-    let other = table.lookup::<Tuple<F::Address>, Flow<F::Address>>(&key);
+    let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
+        return Tracked::Leave(Outcome::DroppedFailed);
+    };
+    let other = table.lookup::<Tuple<F::Address>, Flow<F::Address>>(key);
     // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
     // table a half left behind by a restart is marked as gone.
     let other = other.filter(|other| names::<F>(*other, &parsed.tuple));
@@ -65,7 +80,7 @@ pub fn track<F: Family>(
         unsafe { (*half).state &= !MARKED };
     }
     match kind {
-        kind::FORWARD | kind::DELIVER => request(parsed, half, other, pending),
+        kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
         kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, other.is_some(), pending),
         // A half that is just being written.
         _ => Tracked::Leave(Outcome::PassedStale),
@@ -76,6 +91,7 @@ pub fn track<F: Family>(
 fn request<F: Family>(
     parsed: &Parsed<F>,
     half: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
     reply: Option<*mut Flow<F::Address>>,
     pending: bool,
 ) -> Tracked<F::Address> {
@@ -103,8 +119,9 @@ fn request<F: Family>(
     } else if state & GONE != 0 {
         return again;
     }
-    if confirmed && state & CONFIRMED == 0 {
-        return confirm(parsed, half, reply, pending);
+    // What found no room in the main table tries again.
+    if state & CONFIRMED == 0 && confirmed || state & CONFIRMED != 0 && pending {
+        return confirm(parsed, half, key, reply, pending);
     }
     Tracked::Keep(half)
 }
@@ -113,6 +130,7 @@ fn request<F: Family>(
 fn confirm<F: Family>(
     parsed: &Parsed<F>,
     half: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
@@ -132,16 +150,15 @@ fn confirm<F: Family>(
         return Tracked::Keep(half);
     }
     // It has earned a place that is never evicted. Reply half first, as for a new flow.
-    let key = unsafe { (*half).translated(parsed.tuple.protocol) }.reversed();
-    if F::flows().insert(&key, reply.cast_const(), NOEXIST) != 0 {
+    if F::flows().insert(key, reply.cast_const(), NOEXIST) != 0 {
         return Tracked::Keep(half);
     }
     if F::flows().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
-        F::flows().remove(&key);
+        F::flows().remove(key);
         return Tracked::Keep(half);
     }
     F::pending().remove(&parsed.tuple);
-    F::pending().remove(&key);
+    F::pending().remove(key);
     match F::flows().lookup(&parsed.tuple) {
         Some(half) => Tracked::Keep(half),
         None => Tracked::Leave(Outcome::DroppedTableFull),

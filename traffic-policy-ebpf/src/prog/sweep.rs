@@ -17,15 +17,16 @@ use super::{
     wire::{fetch_add, opaque},
 };
 
-/// Endpoint of a request half, for `GONE`.
+/// Whether the endpoint of a request half takes no more new flows.
 #[inline(always)]
-fn endpoint<F: Family>(request: &Flow<F::Address>, protocol: u32) -> EndpointKey {
-    EndpointKey {
+fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
+    let endpoint = EndpointKey {
         address: request.destination.wide(),
         port: destination_port(request.ports),
         protocol: protocol as u16,
         ipv6: F::V6 as u32,
-    }
+    };
+    Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
 #[inline(always)]
@@ -125,12 +126,8 @@ fn request<F: Family>(
         let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) & 31;
         (*sweep).idle[magnitude as usize] += 1;
     }
-    if mark_gone != 0 {
-        let gone =
-            Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint::<F>(flow, tuple.protocol));
-        if gone.is_some() && flow.state & GONE == 0 {
-            unsafe { (*half).state |= GONE };
-        }
+    if mark_gone != 0 && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
+        unsafe { (*half).state |= GONE };
     }
     let limit = timeouts.of(tuple.protocol == PROTOCOL_TCP, flow.state, reply_state);
     let limit = if pressure < limit { pressure } else { limit };
@@ -186,19 +183,23 @@ fn reply<F: Family>(
     }
 }
 
-/// Halves in `PENDING`: the kernel evicts them; the sweep only tells when none is left.
+/// Halves in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
 #[inline(always)]
 fn unconfirmed<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) -> i64 {
     let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 1 };
-    let (tuple, last) = unsafe { (*key, (*half).last) };
+    let (tuple, flow) = unsafe { (*key, *half) };
+    let (now, timeouts, mark_gone) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark_gone) };
+    let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
+    if idle(now, flow.last) > timeouts.unconfirmed
+        || mark_gone != 0 && request && gone::<F>(&flow, tuple.protocol)
+    {
+        F::pending().remove(&tuple);
+        return 0;
+    }
     unsafe {
-        if idle((*sweep).now, last) > (*sweep).timeouts.unconfirmed {
-            F::pending().remove(&tuple);
-        } else {
-            (*sweep).pending += 1;
-            if (*half).kind == kind::FORWARD {
-                (*sweep).snat += 1;
-            }
+        (*sweep).pending += 1;
+        if flow.kind == kind::FORWARD {
+            (*sweep).snat += 1;
         }
     }
     0

@@ -1,0 +1,42 @@
+//! Packets that are none of ours: all other traffic of the node.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use traffic_policy_ebpf::outcome::Outcome;
+
+use super::{
+    Effort,
+    established::{Case, costs},
+    flows::{Protocol, flows, later, open},
+    frame::{Content, Frame, frame},
+    loaded::{Hook, Loaded, NODE_PORT, POOL_PORT, Subject},
+    report::{Goal, Report},
+    stand::{Stand, V4},
+};
+
+const SENDERS: u32 = 1_000;
+
+pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+    let mut loaded = Loaded::new(stand)?;
+    // Without a flow, pool ports are not asked about at all.
+    open(&mut loaded, Hook::Xdp, &mut flows(false, Protocol::Tcp, SENDERS))?;
+    let rows = [
+        ("none of ours: no bit set", V4.node, 22, Outcome::Passed, 10.0),
+        ("none of ours: a port of the pool", V4.node, POOL_PORT, Outcome::PassedNotService, 30.0),
+        ("none of ours: a frontend's port", later(V4.node, 8), NODE_PORT, Outcome::PassedNotService, 50.0),
+    ];
+    for (name, address, port, outcome, goal) in rows {
+        let sender = |i| SocketAddr::new(later(V4.client, 1_000 + i), 40_000 + i as u16);
+        let frames = (0..SENDERS)
+            .map(|i| frame(sender(i), SocketAddr::new(address, port), Content::Ack))
+            .collect::<Result<Vec<Frame>>>()?;
+        for (hook, suffix, goal) in [(Hook::Xdp, "", Some(Goal::Nanoseconds(goal))), (Hook::Tc, ", TC", None)]
+        {
+            let case = Case { subject: Subject::Ours(hook), frames: &frames, outcome };
+            let [ours] = costs(&mut loaded, effort, &[case])?;
+            report.add(&format!("{name}{suffix}"), ours, None, goal);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! `cargo xtask demo`: the three stories that this project exists for, on real packets between real nodes.
+
+mod policies;
+mod preemption;
+mod share;
+mod stage;
+mod switch;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Parser;
+use stage::Stage;
+
+/// Shows what externalTrafficPolicy does to real requests: three nodes in network namespaces, an agent on each, a client
+/// and a load balancer. Takes about a minute; everything is removed at the end.
+#[derive(Parser)]
+#[command(name = "cargo xtask demo")]
+struct Cli {
+    /// How the agents take packets: tc, xdp or xdp-generic
+    #[arg(long, default_value = "tc")]
+    attach: String,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let start = Instant::now();
+    let stage = Stage::build(&cli.attach)?;
+    stage.introduce();
+    policies::show(&stage)?;
+    preemption::show(&stage)?;
+    switch::show(&stage)?;
+    share::show(&stage)?;
+    println!(
+        "\nThat was all, in {:.0} s. Namespaces, programs and processes are removed now.",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(())
+}

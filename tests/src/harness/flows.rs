@@ -1,0 +1,169 @@
+//! The flow tables in the terms of a test: halves of both families alike.
+
+use std::net::{IpAddr, SocketAddr};
+
+use aya::maps::{HashMap, MapData};
+use traffic_policy_agent::dataplane::{FromWire, ToWire};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Flow, Tuple, destination_port, kind, ports, source_port,
+};
+
+use super::Harness;
+use crate::lab::Family;
+
+/// An address of one family in the form of the maps, from one that may be of either.
+pub(super) trait Wire: FromWire {
+    fn from_ip(address: IpAddr) -> Self;
+}
+
+impl Wire for Address4 {
+    fn from_ip(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => address.to_wire(),
+            IpAddr::V6(address) => panic!("{address} is no IPv4 address"),
+        }
+    }
+}
+
+impl Wire for Address6 {
+    fn from_ip(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V6(address) => address.to_wire(),
+            IpAddr::V4(address) => panic!("{address} is no IPv6 address"),
+        }
+    }
+}
+
+/// The table that holds a half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Main,
+    Pending,
+}
+
+/// One half of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Half {
+    pub place: Place,
+    pub protocol: u8,
+    /// The packets that it matches.
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    /// What they become.
+    pub new_from: SocketAddr,
+    pub new_to: SocketAddr,
+    pub kind: u8,
+    pub state: u8,
+    pub hop: u16,
+    pub epoch: u16,
+    /// Jiffies of its last packet.
+    pub last: u32,
+    pub service: u32,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+impl Half {
+    fn read<A: Address + FromWire>(place: Place, key: &Tuple<A>, flow: &Flow<A>) -> Self {
+        let end = |address: A, port: u16| SocketAddr::new(address.to_ip(), u16::from_be(port));
+        Self {
+            place,
+            protocol: key.protocol as u8,
+            from: end(key.source, source_port(key.ports)),
+            to: end(key.destination, destination_port(key.ports)),
+            new_from: end(flow.source, source_port(flow.ports)),
+            new_to: end(flow.destination, destination_port(flow.ports)),
+            kind: flow.kind,
+            state: flow.state,
+            hop: flow.hop,
+            epoch: flow.epoch,
+            last: flow.last,
+            service: flow.service,
+            packets: flow.packets,
+            bytes: flow.bytes,
+        }
+    }
+
+    fn key<A: Address + Wire>(&self) -> Tuple<A> {
+        Tuple {
+            source: A::from_ip(self.from.ip()),
+            destination: A::from_ip(self.to.ip()),
+            ports: ports(self.from.port().to_be(), self.to.port().to_be()),
+            protocol: u32::from(self.protocol),
+        }
+    }
+
+    /// Takes over what a test may change.
+    fn write<A: Address>(&self, flow: &mut Flow<A>) {
+        flow.kind = self.kind;
+        flow.state = self.state;
+        flow.hop = self.hop;
+        flow.epoch = self.epoch;
+        flow.last = self.last;
+    }
+
+    /// Whether it is a request half.
+    pub fn is_request(&self) -> bool {
+        matches!(self.kind, kind::FORWARD | kind::DELIVER)
+    }
+}
+
+impl Harness {
+    /// All halves of a family, requests first, by the addresses that they match.
+    pub fn flows(&self, family: Family) -> Vec<Half> {
+        let mut halves = match family {
+            Family::V4 => [dump(Place::Main, &self.tables.v4.flows), dump(Place::Pending, &self.pending4)],
+            Family::V6 => [dump(Place::Main, &self.tables.v6.flows), dump(Place::Pending, &self.pending6)],
+        }
+        .concat();
+        halves.sort_by_key(|half| (!half.is_request(), half.place, half.from, half.to, half.protocol));
+        halves
+    }
+
+    /// The only flow of a family: its request half and its reply half.
+    pub fn flow(&self, family: Family) -> (Half, Half) {
+        match self.flows(family).as_slice() {
+            [request, reply] if request.is_request() && !reply.is_request() => (*request, *reply),
+            other => panic!("not one pair of halves: {other:#?}"),
+        }
+    }
+
+    /// Changes a half: `kind`, `state`, `hop`, `epoch` or `last`.
+    pub fn change(&mut self, half: &Half, change: impl FnOnce(&mut Half)) {
+        let mut half = *half;
+        change(&mut half);
+        match (half.from.is_ipv4(), half.place) {
+            (true, Place::Main) => edit(&mut self.tables.v4.flows, &half),
+            (true, Place::Pending) => edit(&mut self.pending4, &half),
+            (false, Place::Main) => edit(&mut self.tables.v6.flows, &half),
+            (false, Place::Pending) => edit(&mut self.pending6, &half),
+        }
+    }
+
+    /// Deletes one half, as the kernel may in the pending table.
+    pub fn evict(&mut self, half: &Half) {
+        match (half.from.is_ipv4(), half.place) {
+            (true, Place::Main) => self.tables.v4.flows.remove(&half.key()),
+            (true, Place::Pending) => self.pending4.remove(&half.key()),
+            (false, Place::Main) => self.tables.v6.flows.remove(&half.key()),
+            (false, Place::Pending) => self.pending6.remove(&half.key()),
+        }
+        .unwrap_or_else(|error| panic!("deleting {half:?}: {error}"));
+    }
+}
+
+fn dump<A: Address + FromWire>(place: Place, map: &HashMap<MapData, Tuple<A>, Flow<A>>) -> Vec<Half> {
+    map.iter()
+        .map(|entry| {
+            let (key, flow) = entry.unwrap_or_else(|error| panic!("reading the flows: {error}"));
+            Half::read(place, &key, &flow)
+        })
+        .collect()
+}
+
+fn edit<A: Address + Wire>(map: &mut HashMap<MapData, Tuple<A>, Flow<A>>, half: &Half) {
+    let key = half.key();
+    let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no half {half:?}: {error}"));
+    half.write(&mut flow);
+    map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {half:?}: {error}"));
+}

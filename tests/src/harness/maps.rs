@@ -1,0 +1,183 @@
+//! Writes a [`Setup`] into the maps, over whatever an earlier test left there.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::Result;
+use aya::maps::{Array, HashMap, MapData, PerCpuValues};
+use traffic_policy_agent::dataplane::wide;
+use traffic_policy_ebpf::abi::{
+    Address, Bucket, Device as DeviceEntry, Frontend as FrontendEntry, FrontendKey, HOP_XDP, PROTOCOL_TCP,
+    PROTOCOL_UDP, Range, SLOT_LOCAL, Slot, SlotRoute, State, Usage,
+};
+
+use super::flows::Wire;
+use super::{Frontend, Harness, Setup, Spot};
+use crate::lab::Family;
+
+/// Slots of one frontend; each list has half of them.
+const SLOTS: u32 = 64;
+
+impl Harness {
+    /// Makes the maps as `setup` says, without any flow, counter or hop.
+    pub fn set_up(&mut self, setup: &Setup) {
+        self.try_set_up(setup).unwrap_or_else(|error| panic!("writing the maps: {error:#}"));
+    }
+
+    fn try_set_up(&mut self, setup: &Setup) -> Result<()> {
+        self.clear()?;
+        let mut destinations = BTreeSet::new();
+        let mut sources = BTreeSet::new();
+        for (number, frontend) in (1..).zip(&setup.frontends) {
+            destinations.insert(frontend.port);
+            sources.extend(frontend.cluster.iter().chain(&frontend.local).map(|(_, port)| *port));
+            let v4 = &mut self.tables.v4;
+            write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
+            let v6 = &mut self.tables.v6;
+            write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6)?;
+        }
+        let state = State {
+            route: 1,
+            hop_epoch: 1,
+            hop_max_age: setup.hop_max_age,
+            pool_len: setup.pool.len() as u32,
+            unconfirmed_limit: [setup.unconfirmed_limit; 2],
+            seed: setup.seed,
+            answers_per_jiffy: setup.answers_per_jiffy,
+            ..State::default()
+        };
+        // SAFETY: the elements are mapped as long as the tables live, and no program runs meanwhile. The indices are
+        // below the lengths of the arrays.
+        unsafe {
+            self.tables.state.pointer().write_volatile(state);
+            self.tables.usage.pointer().write_volatile(Usage::default());
+            let filter = self.tables.filter.pointer();
+            filter.write_bytes(0, 1);
+            let set = |array: *mut u64, port: u16| {
+                let word = array.add(usize::from(port >> 6));
+                word.write_volatile(word.read_volatile() | 1 << (port & 63));
+            };
+            destinations.into_iter().for_each(|port| set((&raw mut (*filter).frontends).cast(), port));
+            sources.into_iter().for_each(|port| set((&raw mut (*filter).endpoints).cast(), port));
+            for (index, port) in setup.pool.iter().enumerate() {
+                set((&raw mut (*filter).pool).cast(), *port);
+                self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
+            }
+        }
+        for (device, xdp) in &setup.devices {
+            let v6 = wide(device.spot().of(Family::V6));
+            let entry = DeviceEntry {
+                mac: device.mac(),
+                flags: if *xdp { HOP_XDP } else { 0 },
+                addresses: [wide(device.spot().of(Family::V4))[0], v6[0], v6[1]],
+                ..DeviceEntry::default()
+            };
+            let index = self.ifindex(*device);
+            self.tables.devices.insert(index, entry, 0)?;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        clear(&mut self.tables.v4.flows)?;
+        clear(&mut self.tables.v6.flows)?;
+        clear(&mut self.pending4)?;
+        clear(&mut self.pending6)?;
+        clear(&mut self.tables.v4.frontends)?;
+        clear(&mut self.tables.v6.frontends)?;
+        clear(&mut self.tables.hop_index)?;
+        clear(&mut self.tables.devices)?;
+        clear(&mut self.tables.gone)?;
+        for index in 0..SLOTS * 8 {
+            self.tables.v4.slot_routes.set(index, SlotRoute::default(), 0)?;
+            self.tables.v6.slot_routes.set(index, SlotRoute::default(), 0)?;
+        }
+        self.fill_buckets(0)
+    }
+
+    /// Gives every CPU this many answers to make; more come with time.
+    pub fn fill_buckets(&mut self, tokens: u32) -> Result<()> {
+        let filled = self.now();
+        let buckets = vec![Bucket { tokens, filled }; aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        // A bucket that was last filled long ago is full.
+        let buckets: Vec<_> = if tokens == 0 {
+            buckets.into_iter().map(|b| Bucket { filled: b.filled.wrapping_sub(1 << 20), ..b }).collect()
+        } else {
+            buckets
+        };
+        Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
+    }
+
+    /// As if every CPU had just made as many answers as it may.
+    pub fn empty_buckets(&mut self) {
+        // SAFETY: a field of the mapped element.
+        self.tables.state.store(|state| unsafe { &raw mut (*state).answers_per_jiffy }, 0);
+        self.clear_buckets().unwrap_or_else(|error| panic!("emptying the buckets: {error:#}"));
+    }
+
+    fn clear_buckets(&mut self) -> Result<()> {
+        let buckets = vec![Bucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
+    }
+
+    /// A copy of the words that the packet path writes.
+    pub fn usage(&self) -> Usage {
+        // SAFETY: the element is mapped as long as the tables live.
+        unsafe { self.tables.usage.pointer().read_volatile() }
+    }
+
+    /// Changes the words that the agent writes.
+    pub fn change_state(&mut self, change: impl FnOnce(&mut State)) {
+        // SAFETY: as above; no program runs meanwhile.
+        unsafe { change(&mut *self.tables.state.pointer()) }
+    }
+
+    /// Writes one more frontend, or another one in its place.
+    pub fn put(&mut self, number: u32, frontend: &Frontend) {
+        let v4 = &mut self.tables.v4;
+        let first = write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4);
+        let v6 = &mut self.tables.v6;
+        let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
+        first.and(second).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
+    }
+}
+
+fn clear<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
+    let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
+    for key in keys {
+        map.remove(&key)?;
+    }
+    Ok(())
+}
+
+fn write<A: Address + Wire>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
+    slots: &mut Array<MapData, Slot<A>>,
+    number: u32,
+    frontend: &Frontend,
+    family: Family,
+) -> Result<()> {
+    let base = number * SLOTS;
+    let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<Range> {
+        for (index, (spot, port)) in (base..).zip(endpoints) {
+            let address: IpAddr = spot.of(family);
+            let flags = if *spot == Spot::Local { SLOT_LOCAL } else { 0 };
+            let slot = Slot { address: A::from_ip(address), port: port.to_be(), flags, zero: 0 };
+            slots.set(index, slot, 0)?;
+        }
+        Ok(Range { base, len: endpoints.len() as u32 })
+    };
+    let entry = FrontendEntry {
+        service: number,
+        flags: frontend.flags,
+        cluster: list(base, &frontend.cluster)?,
+        local: list(base + SLOTS / 2, &frontend.local)?,
+        drain_until: frontend.drain_until,
+    };
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+        let address = A::from_ip(frontend.address.of(family));
+        let key = FrontendKey { address, port: frontend.port.to_be(), protocol: protocol as u16, zero: 0 };
+        frontends.insert(key, entry, 0)?;
+    }
+    Ok(())
+}

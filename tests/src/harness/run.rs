@@ -1,0 +1,204 @@
+//! One packet through one program.
+
+use aya::programs::{
+    Program, RawTracePoint, RawTracePointRunOptions, SchedClassifier, TestRun, TestRunOptions, Xdp,
+};
+use traffic_policy_ebpf::abi::hook;
+use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome, Verdict};
+
+use super::{Device, Harness};
+use crate::packet::{Packet, difference, render};
+
+/// A program that sees packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Xdp,
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    /// Those that see packets come in: one table of cases serves both.
+    pub const INGRESS: [Self; 2] = [Self::Xdp, Self::Ingress];
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp_ingress",
+            Self::Ingress => "tc_ingress",
+            Self::Egress => "tc_egress",
+        }
+    }
+
+    fn number(self) -> u32 {
+        match self {
+            Self::Xdp => hook::XDP,
+            Self::Ingress => hook::INGRESS,
+            Self::Egress => hook::EGRESS,
+        }
+    }
+
+    /// What the program's answer to the kernel means.
+    fn way(self, verdict: u32) -> Way {
+        // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and linux/pkt_cls.h.
+        match (self, verdict as i32) {
+            (Self::Xdp, 2) | (Self::Ingress | Self::Egress, -1) => Way::Pass,
+            (Self::Xdp, 1) | (Self::Ingress | Self::Egress, 2) => Way::Drop,
+            (Self::Xdp, 3) => Way::Back,
+            (Self::Xdp, 4) | (Self::Ingress | Self::Egress, 7) => Way::Redirect,
+            (hook, other) => panic!("{hook:?} answered {other}, which is no verdict of ours"),
+        }
+    }
+}
+
+/// Where the kernel takes the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Pass,
+    Drop,
+    /// XDP: out of the device by which it came.
+    Back,
+    Redirect,
+}
+
+/// A frame at a hook.
+#[derive(Clone, Debug)]
+pub struct Input {
+    pub hook: Hook,
+    pub device: Device,
+    pub frame: Vec<u8>,
+    /// Payload bytes of each segment of an aggregate, for TC.
+    pub segment: u32,
+}
+
+impl Input {
+    pub fn new(hook: Hook, frame: Vec<u8>) -> Self {
+        Self { hook, device: Device::Eth0, frame, segment: 0 }
+    }
+}
+
+/// What became of a packet.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    pub outcome: &'static str,
+    pub way: Way,
+    pub frame: Vec<u8>,
+}
+
+impl Ran {
+    /// Compares the whole frame.
+    #[track_caller]
+    pub fn expect_frame(&self, expected: &Packet) -> &Self {
+        if let Some(difference) = difference(&expected.bytes(), &self.frame) {
+            panic!("{}: {difference}", self.outcome);
+        }
+        self
+    }
+
+    #[track_caller]
+    pub fn expect(&self, outcome: &str) -> &Self {
+        assert_eq!(self.outcome, outcome, "{:?}\n{}", self.way, render(&self.frame));
+        self
+    }
+}
+
+impl Harness {
+    /// Runs a packet that comes in by eth0 (or, at egress, leaves by it).
+    #[track_caller]
+    pub fn run(&self, hook: Hook, packet: &Packet) -> Ran {
+        self.input(&Input::new(hook, packet.bytes()))
+    }
+
+    /// Runs a frame, and checks what holds of every packet: one counter moves by one and its name says the verdict, a
+    /// packet that is only passed is untouched.
+    #[track_caller]
+    pub fn input(&self, input: &Input) -> Ran {
+        let before = self.counters(input.hook);
+        let (verdict, frame) = self.execute(input);
+        let after = self.counters(input.hook);
+        let moved: Vec<_> = before
+            .iter()
+            .zip(&after)
+            .filter(|((_, before), (_, after))| before != after)
+            .map(|((outcome, before), (_, after))| (*outcome, after - before))
+            .collect();
+        let [(outcome, 1)] = moved.as_slice() else {
+            panic!("not one outcome: {moved:?}\n{}", render(&input.frame));
+        };
+        let way = input.hook.way(verdict);
+        let fits = match outcome.verdict() {
+            Verdict::Pass => way == Way::Pass,
+            Verdict::Drop => way == Way::Drop,
+            Verdict::Send => matches!(way, Way::Back | Way::Redirect),
+        };
+        assert!(fits, "{} with verdict {way:?}", outcome.name());
+        if outcome.name().starts_with("passed")
+            && let Some(difference) = difference(&input.frame, &frame)
+        {
+            panic!("{}, but {difference}", outcome.name());
+        }
+        Ran { outcome: outcome.name(), way, frame }
+    }
+
+    fn counters(&self, hook: Hook) -> Vec<(Outcome, u64)> {
+        Outcome::ALL
+            .iter()
+            .map(|outcome| {
+                let index = hook.number() * OUTCOMES + *outcome as u32;
+                let values = self.tables.counters.get(&index, 0);
+                let values = values.unwrap_or_else(|error| panic!("reading a counter: {error}"));
+                (*outcome, values.iter().sum())
+            })
+            .collect()
+    }
+
+    fn execute(&self, input: &Input) -> (u32, Vec<u8>) {
+        let index = self.ifindex(input.device);
+        let mut frame = vec![0; input.frame.len() + 256];
+        let xdp = xdp_context(input.frame.len() as u32, index);
+        let skb = skb_context(index, input.segment);
+        let program = self.program(input.hook.program());
+        let options = TestRunOptions {
+            data_in: Some(&input.frame),
+            data_out: Some(&mut frame),
+            ctx_in: Some(if input.hook == Hook::Xdp { &xdp } else { &skb }),
+            ..TestRunOptions::default()
+        };
+        let ran = if input.hook == Hook::Xdp {
+            let program: Result<&Xdp, _> = program.try_into();
+            program.and_then(|program| program.test_run(options))
+        } else {
+            let program: Result<&SchedClassifier, _> = program.try_into();
+            program.and_then(|program| program.test_run(options))
+        };
+        let ran = ran.unwrap_or_else(|error| panic!("running {}: {error:?}", input.hook.program()));
+        frame.truncate(ran.data_size_out as usize);
+        (ran.return_value, frame)
+    }
+
+    fn program(&self, name: &str) -> &Program {
+        self.object.program(name).unwrap_or_else(|| panic!("no program {name}"))
+    }
+
+    /// The time in jiffies, as flows note it.
+    pub fn now(&self) -> u32 {
+        let program: Result<&RawTracePoint, _> = self.program("clock").try_into();
+        let ran = program.and_then(|program| program.test_run(RawTracePointRunOptions::default()));
+        ran.unwrap_or_else(|error| panic!("running clock: {error}")).return_value
+    }
+}
+
+/// `struct xdp_md`: data_end at 4, ingress_ifindex at 12.
+fn xdp_context(length: u32, ifindex: u32) -> [u8; 24] {
+    let mut context = [0; 24];
+    context[4..8].copy_from_slice(&length.to_ne_bytes());
+    context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
+    context
+}
+
+/// `struct __sk_buff`: ifindex at 40, gso_size at 176.
+fn skb_context(ifindex: u32, segment: u32) -> [u8; 192] {
+    let mut context = [0; 192];
+    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+    context[176..180].copy_from_slice(&segment.to_ne_bytes());
+    context
+}

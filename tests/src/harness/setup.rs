@@ -1,0 +1,111 @@
+//! What the maps hold before a packet comes.
+
+use traffic_policy_ebpf::abi::frontend;
+
+use super::{Device, Spot};
+
+/// A Service port on one address.
+#[derive(Clone, Debug)]
+pub struct Frontend {
+    pub address: Spot,
+    pub port: u16,
+    pub flags: u32,
+    pub cluster: Vec<(Spot, u16)>,
+    pub local: Vec<(Spot, u16)>,
+    pub drain_until: u64,
+}
+
+impl Frontend {
+    /// For TCP and UDP, with policy Cluster. The node's own address is known as such.
+    pub fn new(address: Spot, port: u16) -> Self {
+        let flags = if address == Spot::Node { frontend::NODE_ADDRESS } else { 0 };
+        Self { address, port, flags, cluster: Vec::new(), local: Vec::new(), drain_until: 0 }
+    }
+
+    /// Endpoints of policy Cluster; those of this node are endpoints of policy Local, too.
+    #[must_use]
+    pub fn endpoints(mut self, endpoints: &[(Spot, u16)]) -> Self {
+        self.cluster = endpoints.to_vec();
+        self.local = endpoints.iter().copied().filter(|(spot, _)| *spot == Spot::Local).collect();
+        if !endpoints.is_empty() {
+            self.flags |= frontend::HAS_ENDPOINTS;
+        }
+        self
+    }
+
+    /// With policy Local.
+    #[must_use]
+    pub fn local(mut self) -> Self {
+        self.flags |= frontend::LOCAL;
+        self
+    }
+
+    /// CLOCK_MONOTONIC nanoseconds.
+    #[must_use]
+    pub fn drain_until(mut self, until: u64) -> Self {
+        self.drain_until = until;
+        self
+    }
+}
+
+/// What the maps hold.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub frontends: Vec<Frontend>,
+    /// Source ports towards endpoints, in the order in which they are tried from a random start.
+    pub pool: Vec<u16>,
+    pub unconfirmed_limit: u32,
+    pub hop_max_age: u32,
+    pub answers_per_jiffy: u32,
+    pub seed: u64,
+    /// Attached devices, and whether each takes frames from XDP.
+    pub devices: Vec<(Device, bool)>,
+}
+
+/// The one source port of the pool, if a test does not say otherwise: then the whole packet is known beforehand.
+pub const POOL_PORT: u16 = 5555;
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            frontends: Vec::new(),
+            pool: vec![POOL_PORT],
+            unconfirmed_limit: 1000,
+            hop_max_age: u32::MAX / 2,
+            answers_per_jiffy: 100,
+            seed: 1,
+            devices: vec![(Device::Eth0, true), (Device::Eth1, true), (Device::Slim0, true)],
+        }
+    }
+}
+
+impl Setup {
+    /// One frontend.
+    pub fn of(frontend: Frontend) -> Self {
+        Self::default().and(frontend)
+    }
+
+    #[must_use]
+    pub fn and(mut self, frontend: Frontend) -> Self {
+        self.frontends.push(frontend);
+        self
+    }
+
+    #[must_use]
+    pub fn pool(mut self, ports: impl IntoIterator<Item = u16>) -> Self {
+        self.pool = ports.into_iter().collect();
+        self
+    }
+
+    #[must_use]
+    pub fn unconfirmed_limit(mut self, limit: u32) -> Self {
+        self.unconfirmed_limit = limit;
+        self
+    }
+
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}

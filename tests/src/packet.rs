@@ -1,0 +1,315 @@
+//! Packets as values: built layer by layer, changed like any value, and turned into bytes with every length and checksum
+//! computed by etherparse, independently of the packet path.
+
+mod render;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use etherparse::{
+    EtherType, Ethernet2Header, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpDscp, IpEcn,
+    IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, Ipv6Header, SingleVlanHeader, TcpHeader, UdpHeader,
+    VlanId,
+};
+
+pub use self::render::{difference, render};
+use crate::netlink::Mac;
+
+/// Bits of the flags byte of a TCP header.
+pub mod flag {
+    pub const FIN: u8 = 1;
+    pub const SYN: u8 = 2;
+    pub const RST: u8 = 4;
+    pub const PSH: u8 = 8;
+    pub const ACK: u8 = 16;
+}
+
+/// An Ethernet frame with an IP packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    pub to: Mac,
+    pub from: Mac,
+    pub vlan: Option<u16>,
+    pub source: IpAddr,
+    pub destination: IpAddr,
+    pub ttl: u8,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// Identification of IPv4, flow label of IPv6.
+    pub label: u16,
+    /// IPv4 only, as are the three fields after it. A multiple of four bytes.
+    pub options: Vec<u8>,
+    pub dont_fragment: bool,
+    pub more_fragments: bool,
+    /// In units of eight bytes.
+    pub fragment_offset: u16,
+    /// IPv6 only: the number of one extension header of eight bytes.
+    pub extension: Option<u8>,
+    pub transport: Transport,
+    pub payload: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Tcp(Tcp),
+    Udp {
+        source: u16,
+        destination: u16,
+        /// False: the field is 0, which over IPv4 says that there is none.
+        checksum: bool,
+    },
+    /// ICMP or ICMPv6, as the addresses say.
+    Icmp {
+        kind: u8,
+        code: u8,
+        rest: [u8; 4],
+    },
+    /// Any other protocol: the payload follows the IP header.
+    Other(u8),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tcp {
+    pub source: u16,
+    pub destination: u16,
+    pub sequence: u32,
+    pub acknowledgement: u32,
+    pub flags: u8,
+    pub window: u16,
+    /// A multiple of four bytes.
+    pub options: Vec<u8>,
+}
+
+impl Packet {
+    pub fn new(source: IpAddr, destination: IpAddr, transport: Transport) -> Self {
+        Self {
+            to: [2; 6],
+            from: [4; 6],
+            vlan: None,
+            source,
+            destination,
+            ttl: 64,
+            traffic_class: 0,
+            label: 0,
+            options: Vec::new(),
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: 0,
+            extension: None,
+            transport,
+            payload: Vec::new(),
+        }
+    }
+
+    /// A TCP segment without data.
+    pub fn tcp(source: (IpAddr, u16), destination: (IpAddr, u16), flags: u8) -> Self {
+        let tcp = Tcp {
+            source: source.1,
+            destination: destination.1,
+            sequence: 1000,
+            acknowledgement: if flags & flag::ACK == 0 { 0 } else { 2000 },
+            flags,
+            window: 512,
+            options: Vec::new(),
+        };
+        Self::new(source.0, destination.0, Transport::Tcp(tcp))
+    }
+
+    /// A UDP datagram with a checksum.
+    pub fn udp(source: (IpAddr, u16), destination: (IpAddr, u16)) -> Self {
+        let udp = Transport::Udp { source: source.1, destination: destination.1, checksum: true };
+        Self::new(source.0, destination.0, udp).payload(b"payload")
+    }
+
+    #[must_use]
+    pub fn macs(mut self, from: Mac, to: Mac) -> Self {
+        (self.from, self.to) = (from, to);
+        self
+    }
+
+    #[must_use]
+    pub fn payload(mut self, payload: &[u8]) -> Self {
+        self.payload = payload.to_vec();
+        self
+    }
+
+    #[must_use]
+    pub fn ttl(mut self, ttl: u8) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    #[must_use]
+    pub fn source(mut self, (address, port): (IpAddr, u16)) -> Self {
+        self.source = address;
+        *self.ports().0 = port;
+        self
+    }
+
+    #[must_use]
+    pub fn destination(mut self, (address, port): (IpAddr, u16)) -> Self {
+        self.destination = address;
+        *self.ports().1 = port;
+        self
+    }
+
+    /// Sequence and acknowledgement number of a TCP segment.
+    #[must_use]
+    pub fn numbers(mut self, sequence: u32, acknowledgement: u32) -> Self {
+        let tcp = self.tcp_mut();
+        (tcp.sequence, tcp.acknowledgement) = (sequence, acknowledgement);
+        self
+    }
+
+    /// Applies any other change.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    pub fn tcp_mut(&mut self) -> &mut Tcp {
+        match &mut self.transport {
+            Transport::Tcp(tcp) => tcp,
+            other => panic!("not TCP: {other:?}"),
+        }
+    }
+
+    fn ports(&mut self) -> (&mut u16, &mut u16) {
+        match &mut self.transport {
+            Transport::Tcp(tcp) => (&mut tcp.source, &mut tcp.destination),
+            Transport::Udp { source, destination, .. } => (source, destination),
+            other => panic!("no ports: {other:?}"),
+        }
+    }
+
+    /// The frame.
+    pub fn bytes(&self) -> Vec<u8> {
+        let (number, segment) = self.segment();
+        let (ether_type, ip) = match (self.source, self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                (EtherType::IPV4, self.ipv4(source, destination, number, segment.len()))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                (EtherType::IPV6, self.ipv6(source, destination, number, segment.len()))
+            }
+            (source, destination) => panic!("{source} and {destination} are of two families"),
+        };
+        let outer = if self.vlan.is_some() { EtherType::VLAN_TAGGED_FRAME } else { ether_type };
+        let ethernet = Ethernet2Header { source: self.from, destination: self.to, ether_type: outer };
+        let mut bytes = ethernet.to_bytes().to_vec();
+        if let Some(vlan) = self.vlan {
+            let vlan_id = VlanId::try_new(vlan).expect("a VLAN number has twelve bits");
+            let tag = SingleVlanHeader { vlan_id, ether_type, ..SingleVlanHeader::default() };
+            bytes.extend(tag.to_bytes());
+        }
+        bytes.extend(ip);
+        bytes.extend(segment);
+        bytes
+    }
+
+    fn ipv4(&self, source: Ipv4Addr, destination: Ipv4Addr, number: IpNumber, length: usize) -> Vec<u8> {
+        let length = u16::try_from(length).expect("an IPv4 packet has at most 65,535 bytes");
+        let mut header = Ipv4Header::new(length, self.ttl, number, source.octets(), destination.octets())
+            .expect("an IPv4 packet has at most 65,535 bytes");
+        header.options = Ipv4Options::try_from(self.options.as_slice()).expect("whole words of options");
+        header.set_payload_len(usize::from(length)).expect("an IPv4 packet has at most 65,535 bytes");
+        header.dscp = IpDscp::try_new(self.traffic_class >> 2).expect("six bits");
+        header.ecn = IpEcn::try_new(self.traffic_class & 3).expect("two bits");
+        header.identification = self.label;
+        header.dont_fragment = self.dont_fragment;
+        header.more_fragments = self.more_fragments;
+        header.fragment_offset =
+            IpFragOffset::try_new(self.fragment_offset).expect("a fragment offset has 13 bits");
+        header.header_checksum = header.calc_header_checksum();
+        header.to_bytes().to_vec()
+    }
+
+    fn ipv6(&self, source: Ipv6Addr, destination: Ipv6Addr, number: IpNumber, length: usize) -> Vec<u8> {
+        let extension = self.extension.map(|_| [number.0, 0, 1, 4, 0, 0, 0, 0]);
+        let length = length + extension.map_or(0, |extension| extension.len());
+        let header = Ipv6Header {
+            traffic_class: self.traffic_class,
+            flow_label: u32::from(self.label).try_into().expect("a flow label has twenty bits"),
+            payload_length: length.try_into().expect("an IPv6 packet holds at most 65,535 bytes"),
+            next_header: self.extension.map_or(number, IpNumber),
+            hop_limit: self.ttl,
+            source: source.octets(),
+            destination: destination.octets(),
+        };
+        let mut bytes = header.to_bytes().to_vec();
+        bytes.extend(extension.into_iter().flatten());
+        bytes
+    }
+
+    /// Protocol number and bytes of the transport header with its payload.
+    fn segment(&self) -> (IpNumber, Vec<u8>) {
+        let (number, mut bytes) = match &self.transport {
+            Transport::Tcp(tcp) => (IpNumber::TCP, self.tcp_bytes(tcp)),
+            Transport::Udp { source, destination, checksum } => {
+                (IpNumber::UDP, self.udp_bytes(*source, *destination, *checksum))
+            }
+            Transport::Icmp { kind, code, rest } => self.icmp_bytes(*kind, *code, *rest),
+            Transport::Other(number) => (IpNumber(*number), Vec::new()),
+        };
+        bytes.extend(&self.payload);
+        (number, bytes)
+    }
+
+    fn tcp_bytes(&self, tcp: &Tcp) -> Vec<u8> {
+        let mut header = TcpHeader::new(tcp.source, tcp.destination, tcp.sequence, tcp.window);
+        header.acknowledgment_number = tcp.acknowledgement;
+        header.fin = tcp.flags & flag::FIN != 0;
+        header.syn = tcp.flags & flag::SYN != 0;
+        header.rst = tcp.flags & flag::RST != 0;
+        header.psh = tcp.flags & flag::PSH != 0;
+        header.ack = tcp.flags & flag::ACK != 0;
+        header.set_options_raw(&tcp.options).expect("at most forty bytes of options");
+        header.checksum = match (self.source, self.destination) {
+            (IpAddr::V4(s), IpAddr::V4(d)) => {
+                header.calc_checksum_ipv4_raw(s.octets(), d.octets(), &self.payload)
+            }
+            (IpAddr::V6(s), IpAddr::V6(d)) => {
+                header.calc_checksum_ipv6_raw(s.octets(), d.octets(), &self.payload)
+            }
+            _ => panic!("addresses of two families"),
+        }
+        .expect("a segment fits its packet");
+        header.to_bytes().to_vec()
+    }
+
+    fn udp_bytes(&self, source_port: u16, destination_port: u16, checksum: bool) -> Vec<u8> {
+        let length = 8 + self.payload.len();
+        let length = u16::try_from(length).expect("a datagram has at most 65,535 bytes");
+        let mut header = UdpHeader { source_port, destination_port, length, checksum: 0 };
+        if checksum {
+            header.checksum = match (self.source, self.destination) {
+                (IpAddr::V4(s), IpAddr::V4(d)) => {
+                    header.calc_checksum_ipv4_raw(s.octets(), d.octets(), &self.payload)
+                }
+                (IpAddr::V6(s), IpAddr::V6(d)) => {
+                    header.calc_checksum_ipv6_raw(s.octets(), d.octets(), &self.payload)
+                }
+                _ => panic!("addresses of two families"),
+            }
+            .expect("a datagram fits its packet");
+        }
+        header.to_bytes().to_vec()
+    }
+
+    fn icmp_bytes(&self, type_u8: u8, code_u8: u8, bytes5to8: [u8; 4]) -> (IpNumber, Vec<u8>) {
+        match (self.source, self.destination) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => {
+                let kind = Icmpv4Type::Unknown { type_u8, code_u8, bytes5to8 };
+                let header = Icmpv4Header::with_checksum(kind, &self.payload);
+                (IpNumber::ICMP, header.to_bytes().to_vec())
+            }
+            (IpAddr::V6(s), IpAddr::V6(d)) => {
+                let kind = Icmpv6Type::Unknown { type_u8, code_u8, bytes5to8 };
+                let header = Icmpv6Header::with_checksum(kind, s.octets(), d.octets(), &self.payload)
+                    .expect("an error fits its packet");
+                (IpNumber::IPV6_ICMP, header.to_bytes().to_vec())
+            }
+            _ => panic!("addresses of two families"),
+        }
+    }
+}

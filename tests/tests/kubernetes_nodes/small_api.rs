@@ -1,0 +1,140 @@
+//! Against the small API server, which has the faults of real ones at a test's command.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::api_server::Kind;
+use traffic_policy_tests::control_plane::ControlPlane;
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_tests::traffic::{Ledger, NewConnections, Outcome, Server};
+
+use crate::black_box::{POD_PORT, ask, check_cluster, check_health, check_local, until};
+
+const CLUSTER: u16 = 30080;
+const LOCAL: u16 = 30081;
+const HEALTH: u16 = 32_000;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn web(name: &str, port: u16) -> Service {
+    let ports = [Port::tcp(80, POD_PORT), Port::udp(80, POD_PORT)];
+    ports.into_iter().fold(Service::new(name), |service, each| service.port(each.node_port(port)))
+}
+
+struct Cluster {
+    // In the order in which they have to go.
+    agents: Vec<Agent>,
+    _servers: Vec<Server>,
+    control_plane: ControlPlane,
+    backends: Vec<Backend>,
+    lab: Lab,
+}
+
+impl Cluster {
+    /// One Service of each policy; the agents are started, no more.
+    fn start(attach: &str, before_agents: impl FnOnce(&ControlPlane)) -> Self {
+        let lab = Lab::builder().pods(&[1, 1, 0]).wire_offloads(attach == "tc").build().unwrap();
+        let ledger = Ledger::default();
+        let servers = lab.pods().map(|pod| Server::start(pod, POD_PORT, &ledger).unwrap()).collect();
+        let backends: Vec<_> = lab.pods().map(Backend::of).collect();
+        let control_plane = ControlPlane::start(&lab).unwrap();
+        control_plane.apply(&web("cluster", CLUSTER), &backends).unwrap();
+        let local = web("local", LOCAL).policy(Policy::Local).health_port(HEALTH);
+        control_plane.apply(&local, &backends).unwrap();
+        before_agents(&control_plane);
+        let start =
+            |node| Agent::builder(&lab, node).attach(attach).kubeconfig(control_plane.kubeconfig()).start();
+        let agents = lab.nodes().iter().map(|node| start(node).unwrap()).collect();
+        Self { agents, _servers: servers, control_plane, backends, lab }
+    }
+
+    fn wait_ready(&self) {
+        self.agents.iter().for_each(|agent| agent.wait_ready(PATIENCE).unwrap());
+    }
+}
+
+fn node_ports_work(attach: &str) {
+    let cluster = Cluster::start(attach, |_| {});
+    cluster.wait_ready();
+    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
+    check_local(&cluster.lab, LOCAL);
+    check_health(&cluster.lab, HEALTH);
+}
+
+#[test]
+fn node_ports_work_tc() {
+    node_ports_work("tc");
+}
+
+#[test]
+fn node_ports_work_xdp() {
+    node_ports_work("xdp");
+}
+
+/// A node that knows Services without their endpoints would refuse what it should forward.
+#[test]
+fn nodes_are_ready_only_after_both_lists() {
+    for held in [Kind::Service, Kind::EndpointSlice] {
+        let cluster = Cluster::start("tc", |control_plane| control_plane.server().hold_lists(held));
+        let other = if held == Kind::Service { Kind::EndpointSlice } else { Kind::Service };
+        until("the lists to be asked for", || {
+            cluster.control_plane.server().lists_of(held) >= 3
+                && cluster.control_plane.server().lists_of(other) >= 3
+        });
+        sleep(Duration::from_millis(500));
+        for agent in &cluster.agents {
+            assert_eq!(agent.healthz().unwrap().status, 503, "{held:?} have not been listed");
+            assert!(!agent.log().contains("first sync"), "{held:?} have not been listed: {}", agent.log());
+        }
+        // Nothing is in the maps, so nobody but the node itself answers, and it knows of no such port.
+        let outcome = ask(&cluster.lab, cluster.lab.node(1), Family::V4, false, CLUSTER);
+        assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
+        cluster.control_plane.server().release_lists();
+        cluster.wait_ready();
+        check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
+    }
+}
+
+/// The API goes away, an agent is even started again meanwhile: traffic goes on as it was. What changed meanwhile is
+/// applied when the API is back.
+#[test]
+fn an_outage_changes_nothing() {
+    let mut cluster = Cluster::start("xdp", |_| {});
+    cluster.wait_ready();
+    let target = SocketAddr::new(cluster.lab.node(3).address(Family::V4), CLUSTER);
+    let meter = NewConnections::start(cluster.lab.client().netns(), 50, move |_| Some(target));
+    let syncs = |agent: &Agent| agent.log().matches("synced").count();
+    let before: Vec<_> = cluster.agents.iter().map(syncs).collect();
+
+    cluster.control_plane.go_away();
+    cluster.control_plane.endpoints(&web("cluster", CLUSTER), &cluster.backends[..1]).unwrap();
+    let new = web("new", 30082);
+    cluster.control_plane.apply(&new, &cluster.backends).unwrap();
+    sleep(Duration::from_secs(2));
+    // One of the agents dies of something else just now. Its successor knows of nothing, and so touches nothing.
+    cluster.agents[2].kill().unwrap();
+    cluster.agents[2].start_again().unwrap();
+    sleep(Duration::from_secs(2));
+    assert_eq!(cluster.agents[2].healthz().unwrap().status, 503, "it cannot know yet");
+    assert!(
+        cluster.agents[..2].iter().all(|agent| agent.healthz().unwrap().status == 200),
+        "they know enough"
+    );
+    assert_eq!(before, cluster.agents.iter().map(syncs).collect::<Vec<_>>());
+    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
+    check_local(&cluster.lab, LOCAL);
+
+    cluster.control_plane.come_back().unwrap();
+    cluster.wait_ready();
+    until("the new Service", || {
+        let asks = |node| ask(&cluster.lab, node, Family::V4, false, 30082);
+        cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
+    });
+    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1"]);
+    check_cluster(&cluster.lab, 30082, &["pod-1-1", "pod-2-1"]);
+    let report = meter.finish();
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+}

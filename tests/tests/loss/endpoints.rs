@@ -1,0 +1,120 @@
+//! Endpoints change while no agent runs.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::object::Backend;
+use traffic_policy_tests::traffic::Probe;
+
+use crate::cluster::{Cluster, web};
+use crate::meters::{Meters, both};
+use crate::quiet;
+
+/// node-1 loses the second of its two pods, and the pod of node-3 is new; the pods of the others stay.
+fn endpoints_change_without_an_agent(attach: &str, family: Family) {
+    let _alone = quiet::alone();
+    let mut cluster = Cluster::start(&[2, 2, 1], attach);
+    let pods = ["pod-1-1", "pod-1-2", "pod-2-1", "pod-2-2", "pod-3-1"];
+    let backends = |names: &[&str]| -> Vec<Backend> {
+        let pods = cluster.lab.pods().filter(|pod| names.contains(&pod.name.as_str()));
+        pods.map(Backend::of).collect()
+    };
+    let before = backends(&pods[..4]);
+    let after = backends(&[pods[0], pods[2], pods[4]]);
+    cluster.manifests.endpoints(&web(), &before).unwrap();
+    let targets = both(family, |family| cluster.port_of(1, family));
+    let client = cluster.lab.client().netns().clone();
+    let ask =
+        |port: u16| Probe::udp(targets[0]).source_port(port).from(&client).unwrap().answer().unwrap().pod;
+    until(|| (0..40).all(|number| ask(20_100 + number) != "pod-3-1"));
+
+    // Flows known by their source ports, some of them to pods that will go, one of node-1 and one of node-2.
+    let ports = 21_000..21_040;
+    let flows: Vec<(u16, String)> = ports.clone().map(|port| (port, ask(port))).collect();
+    for pod in &pods[..4] {
+        assert!(flows.iter().any(|(_, answered)| answered == pod), "{pod} answers nobody: {flows:?}");
+    }
+
+    let meters = Meters::start(
+        &format!("{attach} {family:?} endpoints change while no agent runs"),
+        &cluster.lab,
+        &targets,
+        &cluster.ledger,
+    );
+    sleep(Duration::from_millis(300));
+    cluster.kill();
+    cluster.manifests.endpoints(&web(), &after).unwrap();
+    sleep(Duration::from_secs(1));
+    // Nobody could know: the flows go on, to whom they went.
+    assert!(flows.iter().all(|(port, pod)| ask(*port) == *pod));
+    cluster.start_again();
+    // The pods that went are there still, so whoever asked them over a held connection goes on to do so: nothing lost.
+    let counted = meters.finish(&cluster.lab);
+    assert!(counted.new.by_pod.contains_key("pod-1-2"), "nobody asked the pod that will go: {}", counted.new);
+
+    // The agents are back. What is new goes to the endpoints that there are now, all of them and no other.
+    let meters = Meters::start("  … and after the agents' return", &cluster.lab, &targets, &cluster.ledger);
+    sleep(Duration::from_millis(700));
+    let counted = meters.finish(&cluster.lab);
+    let now = ["pod-1-1", "pod-2-1", "pod-3-1"];
+    assert!(counted.new.by_pod.keys().eq(now), "{}", counted.new);
+    assert!(counted.datagrams.by_pod.keys().all(|pod| now.contains(&pod.as_str())), "{}", counted.datagrams);
+
+    // Old flows: those to endpoints that stayed are where they were, the others have moved.
+    for (port, pod) in &flows {
+        let answered = ask(*port);
+        if now.contains(&pod.as_str()) {
+            assert_eq!(answered, *pod, "a flow to an endpoint that stayed has moved");
+        } else {
+            assert!(now.contains(&answered.as_str()), "a flow from {pod} went to {answered}");
+        }
+    }
+}
+
+fn until(mut condition: impl FnMut() -> bool) {
+    for _ in 0..100 {
+        if condition() {
+            return;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    panic!("waited in vain");
+}
+
+#[test]
+fn tc() {
+    endpoints_change_without_an_agent("tc", Family::V6);
+}
+
+#[test]
+fn xdp() {
+    endpoints_change_without_an_agent("xdp", Family::V4);
+}
+
+/// The only endpoint vanishes with its node while no agent runs: after the agents' return nobody waits for it.
+#[test]
+fn a_vanished_endpoint_is_asked_by_nobody() {
+    let _alone = quiet::alone();
+    let mut cluster = Cluster::start(&[1, 1, 0], "tc");
+    cluster.kill();
+    // Pod and node are silent from now on; a connection that is sent there fails.
+    cluster.lab.cut(cluster.lab.node(2)).unwrap();
+    let left: Vec<_> = [cluster.lab.node(1).pod(1)].map(Backend::of).to_vec();
+    cluster.manifests.endpoints(&web(), &left).unwrap();
+    let to = |cluster: &Cluster, family| -> SocketAddr { cluster.port_of(1, family) };
+    let ask = |cluster: &Cluster, family: Family, times: usize| {
+        let answers = (0..times).map(|_| {
+            let probe = Probe::tcp(to(cluster, family)).limit(Duration::from_millis(150));
+            probe.from(cluster.lab.client().netns()).unwrap().answer().is_ok()
+        });
+        answers.filter(|answered| *answered).count()
+    };
+    let answered = ask(&cluster, Family::V4, 12);
+    assert!(answered < 12, "without an agent nobody can know that the endpoint is gone");
+    cluster.start_again();
+    for family in Family::BOTH {
+        assert_eq!(ask(&cluster, family, 30), 30, "{family:?}");
+    }
+}

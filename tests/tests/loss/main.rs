@@ -1,0 +1,19 @@
+//! Nothing is lost: not when the agent is killed, restarted or stopped, not when endpoints change behind its back, not when
+//! a policy is switched under load. With real agents and sockets. Needs root; without it each test fails with a sentence
+//! that says so.
+//!
+//! The figures are printed: `cargo test -p traffic-policy-tests --test loss -- --nocapture`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod churn;
+mod cluster;
+mod control;
+mod endpoints;
+mod meters;
+mod preemption;
+mod quiet;
+mod restart;
+mod switch;
+mod uplink;
+mod writes;

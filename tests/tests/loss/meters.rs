@@ -1,0 +1,90 @@
+//! All three meters at once, and what the kernel itself knows of segments that had to be sent again.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::traffic::{
+    Datagrams, HeldConnections, Ledger, NewConnections, connections, datagrams, held, retransmissions,
+};
+
+/// Numbered datagrams in each direction.
+const DATAGRAMS_PER_SECOND: u32 = 5000;
+const CONNECTIONS_PER_SECOND: u32 = 100;
+
+/// The meters of one phase, running.
+pub struct Meters {
+    what: String,
+    start: Instant,
+    retransmitted: Vec<(String, u64)>,
+    datagrams: Datagrams,
+    held: HeldConnections,
+    new: NewConnections,
+}
+
+/// What they counted.
+pub struct Counted {
+    pub datagrams: datagrams::Report,
+    pub held: held::Report,
+    pub new: connections::Report,
+    /// TcpRetransSegs of each end.
+    retransmitted: Vec<(String, u64)>,
+    /// All of it in words.
+    pub report: String,
+}
+
+impl Counted {
+    /// Nothing was lost.
+    pub fn is_clean(&self) -> bool {
+        let reports = self.datagrams.is_clean() && self.held.is_clean() && self.new.is_clean();
+        reports && self.retransmitted.iter().all(|(_, segments)| *segments == 0)
+    }
+}
+
+impl Meters {
+    /// From the client: datagrams to `targets[0]`, connections to all in turn.
+    pub fn start(what: &str, lab: &Lab, targets: &[SocketAddr], ledger: &Ledger) -> Self {
+        let (client, start) = (lab.client().netns(), Instant::now());
+        let retransmitted = retransmitted(lab);
+        let held = HeldConnections::start(client, targets, 20, Duration::from_millis(20)).unwrap();
+        let datagrams = Datagrams::start(client, targets[0], 20, DATAGRAMS_PER_SECOND, ledger).unwrap();
+        let each = targets.to_vec();
+        let choose = move |number| each.get(usize::try_from(number).ok()? % each.len()).copied();
+        let new = NewConnections::start(client, CONNECTIONS_PER_SECOND, choose);
+        Self { what: what.to_owned(), start, retransmitted, datagrams, held, new }
+    }
+
+    /// Stops, prints the figures, and fails unless nothing was lost.
+    pub fn finish(self, lab: &Lab) -> Counted {
+        let counted = self.stop(lab);
+        assert!(counted.is_clean(), "{}", counted.report);
+        counted
+    }
+
+    /// Stops and prints the figures.
+    pub fn stop(self, lab: &Lab) -> Counted {
+        let datagrams = self.datagrams.finish().unwrap();
+        let (held, new) = (self.held.finish(), self.new.finish());
+        let since = self.retransmitted.into_iter().zip(retransmitted(lab));
+        let retransmitted: Vec<_> =
+            since.map(|((role, before), (_, after))| (role, after - before)).collect();
+        let seconds = self.start.elapsed().as_secs_f64();
+        let mut report = format!("{}, {seconds:.1} s\n  {datagrams}\n  {held}\n  {new}\n", self.what);
+        write!(report, "  segments sent again: {retransmitted:?}").unwrap();
+        println!("{report}");
+        Counted { datagrams, held, new, retransmitted, report }
+    }
+}
+
+/// TcpRetransSegs of everybody who ends a connection: also of those that have been closed since.
+fn retransmitted(lab: &Lab) -> Vec<(String, u64)> {
+    let ends = lab.namespaces().into_iter().filter(|(role, _)| *role == "client" || role.starts_with("pod"));
+    ends.map(|(role, netns)| (role.to_owned(), retransmissions::in_namespace(netns).unwrap())).collect()
+}
+
+/// Both families of what `port_of` names; the first one gets the datagrams.
+pub fn both(first: Family, port_of: impl Fn(Family) -> SocketAddr) -> [SocketAddr; 2] {
+    let other = if first == Family::V4 { Family::V6 } else { Family::V4 };
+    [port_of(first), port_of(other)]
+}

@@ -1,0 +1,79 @@
+//! The agents go and come back; whoever uses the cluster does not notice.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_tests::lab::Family;
+
+use crate::cluster::Cluster;
+use crate::meters::{Meters, both};
+use crate::quiet;
+
+fn restarts(attach: &str, family: Family) {
+    let _alone = quiet::alone();
+    let mut cluster = Cluster::start(&[1, 1, 0], attach);
+    let targets = both(family, |family| cluster.port_of(1, family));
+    let start = |what: &str, cluster: &Cluster| {
+        Meters::start(&format!("{attach} {family:?} {what}"), &cluster.lab, &targets, &cluster.ledger)
+    };
+
+    let meters = start("SIGKILL, 3 s without an agent, start", &cluster);
+    sleep(Duration::from_millis(300));
+    cluster.kill();
+    sleep(Duration::from_secs(3));
+    cluster.start_again();
+    sleep(Duration::from_millis(300));
+    let counted = meters.finish(&cluster.lab);
+    // The way over another node and the way to a pod of the node itself were both under load.
+    assert_eq!(counted.datagrams.by_pod.len(), 2);
+    assert_eq!(counted.new.by_pod.len(), 2);
+
+    let meters = start("three times SIGKILL and start", &cluster);
+    for _ in 0..3 {
+        cluster.kill();
+        cluster.start_again();
+    }
+    meters.finish(&cluster.lab);
+
+    let meters = start("SIGTERM and start", &cluster);
+    cluster.stop();
+    cluster.start_again();
+    sleep(Duration::from_millis(300));
+    meters.finish(&cluster.lab);
+}
+
+/// The next agent is told to take packets in another way: both hooks are in place for a moment.
+#[test]
+fn from_tc_to_xdp_and_back() {
+    let _alone = quiet::alone();
+    let mut cluster = Cluster::on_finished_checksums(&[1, 1, 0], "tc");
+    let targets = both(Family::V4, |family| cluster.port_of(1, family));
+    for attach in ["xdp", "tc", "xdp-generic", "tc"] {
+        let what = format!("SIGKILL, start with --attach {attach}");
+        let meters = Meters::start(&what, &cluster.lab, &targets, &cluster.ledger);
+        cluster.kill();
+        cluster.launch(|agent| agent.attach(attach));
+        sleep(Duration::from_millis(200));
+        meters.finish(&cluster.lab);
+    }
+}
+
+#[test]
+fn tc_ipv4() {
+    restarts("tc", Family::V4);
+}
+
+#[test]
+fn tc_ipv6() {
+    restarts("tc", Family::V6);
+}
+
+#[test]
+fn xdp_ipv4() {
+    restarts("xdp", Family::V4);
+}
+
+#[test]
+fn xdp_ipv6() {
+    restarts("xdp", Family::V6);
+}

@@ -1,0 +1,167 @@
+//! What the agent writes: nothing where nothing changed, and of one Service's change only that Service.
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_tests::pinned::{self, Entries};
+use traffic_policy_tests::traffic::Probe;
+
+use crate::cluster::{Cluster, PATIENCE, POD_PORT, web};
+use crate::quiet;
+
+/// Maps that the packet path writes for every flow, and the sweep's orders.
+const OF_THE_TRAFFIC: [&str; 4] = ["FLOWS4", "FLOWS6", "USAGE", "SWEEP"];
+
+/// One agent with many Services, whatever their policies.
+fn cluster(attach: &str, services: u16) -> Cluster {
+    let mut cluster = Cluster::without_agents(&[2, 1], attach);
+    let backends = cluster.backends();
+    cluster.manifests.apply(&web(), &backends).unwrap();
+    for number in 0..services {
+        cluster.manifests.apply(&other(number), &backends[..1 + usize::from(number % 3)]).unwrap();
+    }
+    cluster.launch(|agent| agent.attach(attach));
+    cluster
+}
+
+fn other(number: u16) -> Service {
+    let policy = if number.is_multiple_of(2) { Policy::Cluster } else { Policy::Local };
+    let port = Port::tcp(80, POD_PORT).node_port(31_000 + number);
+    Service::new(&format!("other-{number}")).policy(policy).port(port)
+}
+
+/// What the maps hold, by name.
+type Content = BTreeMap<String, Entries>;
+
+fn content(agent: &Agent) -> Content {
+    let mut maps = pinned::maps(agent.pin_dir()).unwrap();
+    for name in OF_THE_TRAFFIC {
+        assert!(maps.remove(name).is_some(), "no map {name}");
+    }
+    for name in ["FRONTENDS4", "FRONTENDS6", "SLOTS4", "FILTER", "POOL", "STATE", "DEVICES"] {
+        assert!(maps.get(name).is_some_and(|entries| !entries.is_empty()), "nothing in {name}");
+    }
+    maps
+}
+
+/// The number of writes of each step that the log tells of so far, the first one of each start included.
+fn writes(agent: &Agent) -> Vec<usize> {
+    let log = agent.log();
+    let numbers = log.lines().filter_map(|line| line.split_once("writes=")).map(|(_, number)| number);
+    numbers.map(|number| number.trim().parse().unwrap()).collect()
+}
+
+/// Waits for one more step than `before`, and that it stays the only one.
+fn next_write(agent: &Agent, before: usize) -> usize {
+    let start = Instant::now();
+    while writes(agent).len() <= before {
+        assert!(start.elapsed() < PATIENCE, "nothing was written: {}", agent.log());
+        sleep(Duration::from_millis(20));
+    }
+    sleep(Duration::from_millis(700));
+    let all = writes(agent);
+    assert_eq!(all.len(), before + 1, "one change was written in several steps: {all:?}");
+    all[before]
+}
+
+/// Where two contents differ, by map.
+fn differences(before: &Content, after: &Content) -> BTreeMap<String, usize> {
+    assert!(before.keys().eq(after.keys()));
+    let maps = before.iter().map(|(name, before)| {
+        let after = &after[name];
+        let changed = before.iter().filter(|(key, value)| after.get(*key) != Some(value)).count();
+        let new = after.keys().filter(|key| !before.contains_key(*key)).count();
+        (name.clone(), changed + new)
+    });
+    maps.filter(|(_, differences)| *differences > 0).collect()
+}
+
+fn a_restart_writes_nothing(attach: &str) -> (Cluster, Vec<Content>) {
+    let mut cluster = cluster(attach, 200);
+    // There are flows and next hops, some of them for a while.
+    for family in Family::BOTH {
+        for _ in 0..10 {
+            let probe = Probe::tcp(cluster.port_of(1, family));
+            probe.from(cluster.lab.client().netns()).unwrap().answer().unwrap();
+        }
+    }
+    let before: Vec<_> = cluster.agents.iter().map(content).collect();
+    for round in 0..2 {
+        if round == 0 {
+            cluster.kill();
+        } else {
+            cluster.stop();
+        }
+        cluster.start_again();
+        for (agent, before) in cluster.agents.iter().zip(&before) {
+            let writes = writes(agent);
+            assert_eq!(writes[1..], vec![0; round + 1], "writes of each start");
+            assert!(writes[0] > 400, "{writes:?}");
+            assert_eq!(differences(before, &content(agent)), BTreeMap::new(), "{}", agent.log());
+        }
+    }
+    (cluster, before)
+}
+
+#[test]
+fn a_restart_writes_nothing_tc() {
+    let _alone = quiet::alone();
+    a_restart_writes_nothing("tc");
+}
+
+#[test]
+fn a_restart_writes_nothing_xdp() {
+    let _alone = quiet::alone();
+    let (cluster, before) = a_restart_writes_nothing("xdp");
+    // Nor later: some sweeps and an upkeep have passed.
+    sleep(Duration::from_millis(5500));
+    for (agent, before) in cluster.agents.iter().zip(&before) {
+        assert_eq!(differences(before, &content(agent)), BTreeMap::new(), "{}", agent.log());
+    }
+}
+
+/// Writes and differences of three changes of one Service among `services` others.
+fn one_service_changes(services: u16) -> Vec<(usize, BTreeMap<String, usize>)> {
+    let cluster = cluster("tc", services);
+    let agent = &cluster.agents[0];
+    let backends: Vec<Backend> = cluster.backends();
+    let mut steps = Vec::new();
+    let mut step = |change: &dyn Fn()| {
+        let (before, said) = (content(agent), writes(agent).len());
+        change();
+        let written = next_write(agent, said);
+        let mut differences = differences(&before, &content(agent));
+        // The bits of a Service that is gone are taken away by some later sweep.
+        assert!(differences.remove("FILTER").unwrap_or(0) <= 1);
+        steps.push((written, differences));
+    };
+    let web_local = web().policy(Policy::Local);
+    step(&|| cluster.manifests.endpoints(&web(), &backends[..2]).unwrap());
+    step(&|| cluster.manifests.service(&web_local).unwrap());
+    step(&|| cluster.manifests.apply(&other(900), &backends).unwrap());
+    step(&|| cluster.manifests.delete(&other(900)).unwrap());
+    steps
+}
+
+#[test]
+fn one_service_changes_and_only_that_one_is_written() {
+    let _alone = quiet::alone();
+    let few = one_service_changes(3);
+    let many = one_service_changes(200);
+    println!("writes and changed entries, 3 other Services: {few:?}\n200 other Services: {many:?}");
+    assert_eq!(few, many, "they depend on the number of other Services");
+    // The node has two addresses of each family, the Service TCP and UDP: four frontends of each family change, and two
+    // endpoints get fresh slots for each of them. No other entry of any map has changed a bit.
+    for (written, differences) in &many {
+        assert!(*written <= 16, "{written} writes");
+        for (map, most) in [("FRONTENDS4", 4), ("FRONTENDS6", 4), ("SLOTS4", 4), ("SLOTS6", 4)] {
+            assert!(differences.get(map).is_none_or(|changed| *changed <= most), "{differences:?}");
+        }
+        let known = ["FRONTENDS4", "FRONTENDS6", "SLOTS4", "SLOTS6"];
+        assert!(differences.keys().all(|map| known.contains(&map.as_str())), "{differences:?}");
+    }
+}

@@ -1,0 +1,210 @@
+//! Packets that the programs make themselves: ICMP errors and RST.
+
+use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Setup, Spot};
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::packet::{Packet, Transport, flag};
+
+use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
+
+const NODE: (Spot, u16) = (Spot::Node, PORT);
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
+
+/// The error about a packet: from the address that it was sent to, with its IP header and eight bytes more.
+fn error(about: &Packet, v4: (u8, u8), v6: (u8, u8), rest: [u8; 4]) -> Packet {
+    let is_v4 = about.source.is_ipv4();
+    let quoted = if is_v4 { 20 + about.options.len() + 8 } else { 48 };
+    let (kind, code) = if is_v4 { v4 } else { v6 };
+    Packet::new(about.destination, about.source, Transport::Icmp { kind, code, rest })
+        .macs(about.to, about.from)
+        .payload(&about.bytes()[14..14 + quoted])
+}
+
+fn port_unreachable(about: &Packet) -> Packet {
+    error(about, (3, 3), (1, 4), [0; 4])
+}
+
+fn time_exceeded(about: &Packet) -> Packet {
+    error(about, (11, 0), (3, 0), [0; 4])
+}
+
+fn too_long(about: &Packet, mtu: u16) -> Packet {
+    let [high, low] = mtu.to_be_bytes();
+    error(about, (3, 4), (2, 0), [0, 0, high, low])
+}
+
+#[test]
+fn no_endpoint_anywhere() {
+    table::run(|terms| {
+        let request = terms.request(NODE).payload(&[7; 100]);
+        let short = terms.request(NODE).payload(&[]);
+        let mut cases = Vec::new();
+        for (what, frontend) in [
+            ("policy Cluster", Frontend::new(NODE.0, NODE.1)),
+            ("policy Local", Frontend::new(NODE.0, NODE.1).local()),
+        ] {
+            cases.push(Case::new(
+                what,
+                Setup::of(frontend),
+                [&request, &short]
+                    .map(|request| Step::new(request, "rejected-no-endpoint", &port_unreachable(request))),
+            ));
+        }
+        if terms.v4() {
+            let steps = (0..=10).map(|words| {
+                let request = request.clone().with(|p| p.options = vec![1; words * 4]);
+                let answer = port_unreachable(&request);
+                Step::new(&request, "rejected-no-endpoint", &answer)
+            });
+            cases.push(Case::new(
+                "IPv4 options are repeated",
+                Setup::of(Frontend::new(NODE.0, NODE.1)),
+                steps,
+            ));
+        }
+        cases
+    });
+}
+
+#[test]
+fn answers_are_few() {
+    harness::with(|harness| {
+        for family in Family::BOTH {
+            for hook in Hook::INGRESS {
+                let terms = Terms { hook, family, tcp: false };
+                harness.set_up(&Setup::of(Frontend::new(NODE.0, NODE.1)));
+                let request = terms.request(NODE);
+                harness.run(hook, &request).expect("rejected-no-endpoint");
+                harness.empty_buckets();
+                harness.run(hook, &request).expect("dropped-rate-limited");
+            }
+        }
+    });
+}
+
+#[test]
+fn time_to_live_ends() {
+    table::run(|terms| {
+        let request = terms.request(NODE).ttl(1);
+        let alive = terms.request(NODE);
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let reply = terms.reply(NEAR, Device::Eth0, Spot::RouterNear);
+        vec![
+            Case::new(
+                "of the first packet",
+                Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])),
+                [Step::new(&request, "rejected-ttl", &time_exceeded(&request))],
+            ),
+            Case::new(
+                "of a later one",
+                Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])),
+                [
+                    Step::new(&alive, "forwarded", &forwarded),
+                    Step::new(&request, "rejected-ttl", &time_exceeded(&request)),
+                    Step::new(&reply, "replied", &terms.replied(NODE)),
+                    Step::new(&reply.clone().ttl(1), "rejected-ttl", &time_exceeded(&reply.clone().ttl(1))),
+                ],
+            ),
+        ]
+    });
+}
+
+#[test]
+fn longer_than_the_way_out() {
+    table::run(|terms| {
+        let header = if terms.v4() { 20 } else { 40 } + if terms.tcp { 20 } else { 8 };
+        let request = |length: usize| {
+            let filler = vec![7; length - header];
+            terms.request(VIP).payload(&filler).with(|p| {
+                if let Transport::Tcp(tcp) = &mut p.transport {
+                    tcp.flags = flag::SYN;
+                }
+            })
+        };
+        let forwarded = |length: usize| {
+            let filler = vec![7; length - header];
+            terms.forwarded(VIP, SLIM, Device::Slim0, Spot::RouterSlim).payload(&filler)
+        };
+        let setup = || Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[SLIM]));
+        let long = request(1401);
+        let fits = || Step::new(&request(1400), "forwarded", &forwarded(1400));
+        let mut cases = Vec::new();
+        if terms.xdp() {
+            cases.push(Case::new(
+                "TC tells the sender",
+                setup(),
+                [Step::passed(&long, "passed-to-tc"), fits(), Step::passed(&long, "passed-to-tc")],
+            ));
+            return cases;
+        }
+        let told = || Step::new(&long, "rejected-too-long", &too_long(&long, 1400));
+        cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
+        if terms.v4() {
+            let may = long.clone().with(|p| p.dont_fragment = false);
+            cases.push(Case::new("may be fragmented", setup(), [Step::dropped(&may, "dropped-too-long")]));
+        }
+        // Only the segments are sent, so only their length counts.
+        let aggregate = request(3000);
+        let largest = (1400 - header) as u32;
+        cases.push(Case::new(
+            "aggregate of segments",
+            setup(),
+            [
+                Step::new(&aggregate, "forwarded", &forwarded(3000)).segments(largest),
+                Step::new(&aggregate, "rejected-too-long", &too_long(&aggregate, 1400)).segments(largest + 1),
+            ],
+        ));
+        cases
+    });
+}
+
+#[test]
+fn segments_of_unknown_connections() {
+    table::run(|terms| {
+        if !terms.tcp {
+            return Vec::new();
+        }
+        let segment = |to, flags| {
+            let payload: &[u8] = if flags & flag::PSH != 0 { b"some data" } else { b"" };
+            terms.request(to).with(|p| p.tcp_mut().flags = flags).numbers(1, 0xdead_beef).payload(payload)
+        };
+        let reset = |about: &Packet| {
+            let (to, from) = ((about.source, 40000), (about.destination, PORT));
+            Packet::tcp(from, to, flag::RST)
+                .numbers(0xdead_beef, 0)
+                .macs(about.to, about.from)
+                .with(|p| p.tcp_mut().window = 0)
+        };
+        let setup = |to: (Spot, u16)| Setup::of(Frontend::new(to.0, to.1).endpoints(&[NEAR]));
+        let flags = [flag::ACK, flag::ACK | flag::PSH, flag::ACK | flag::FIN, flag::ACK | flag::SYN];
+        let mut cases = vec![Case::new(
+            "to the node's own address: the stack's business",
+            setup(NODE),
+            flags.map(|flags| Step::passed(&segment(NODE, flags), "passed-no-flow")),
+        )];
+        let steps = flags.map(|flags| {
+            let segment = segment(VIP, flags);
+            Step::new(&segment, "reset-no-flow", &reset(&segment))
+        });
+        cases.push(Case::new("to a VIP: RST with the number that they acknowledge", setup(VIP), steps));
+        let resets = [flag::RST, flag::RST | flag::ACK];
+        cases.push(Case::new(
+            "RST is never answered",
+            setup(VIP),
+            resets.map(|flags| Step::passed(&segment(VIP, flags), "passed-no-flow")),
+        ));
+        if terms.v4() {
+            let with_options = segment(VIP, flag::ACK).with(|p| {
+                p.options = vec![1; 40];
+                p.tcp_mut().options = vec![1; 40];
+            });
+            cases.push(Case::new(
+                "options of both headers are left out",
+                setup(VIP),
+                [Step::new(&with_options, "reset-no-flow", &reset(&with_options))],
+            ));
+        }
+        cases
+    });
+}

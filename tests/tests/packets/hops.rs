@@ -1,0 +1,191 @@
+//! Next hops: kept as long as nothing changed, asked for again when something may have.
+
+use traffic_policy_ebpf::abi::HOP_ARENA;
+use traffic_policy_tests::harness::{Device, Frontend, Harness, Setup, Spot, Way};
+use traffic_policy_tests::netlink::Mac;
+use traffic_policy_tests::packet::flag;
+
+use crate::table::{ENDPOINT_PORT, PORT, Terms};
+use crate::talk::{Talk, everywhere};
+
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const ACK: u8 = flag::ACK;
+const MOVED: Mac = [2, 0, 0, 0, 0, 0x99];
+
+fn set_up(harness: &mut Harness) {
+    harness.set_up(
+        &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)])).pool(5000..5100),
+    );
+}
+
+fn neighbour(harness: &Harness, terms: Terms, device: Device, router: Spot, mac: Mac) {
+    let (address, name) = (router.of(terms.family), device.name());
+    harness.namespace().netlink(async |net| net.neighbour(name, address, mac).await).unwrap();
+}
+
+fn route(harness: &Harness, terms: Terms, to: Spot, router: Spot) {
+    let network = to.addresses().network().of(terms.family);
+    let (prefix, gateway) = (terms.family.prefix(), router.of(terms.family));
+    harness.namespace().netlink(async |net| net.route(network, prefix, gateway).await).unwrap();
+}
+
+/// The MAC address that the client's next packet is sent to.
+#[track_caller]
+fn sent_to(talk: Talk, harness: &Harness) -> Mac {
+    let ran = talk.send(harness, ACK);
+    ran.expect("forwarded");
+    ran.frame[..6].try_into().unwrap()
+}
+
+/// Changes what is stored of all hops.
+fn age_hops(harness: &mut Harness, jiffies: u32) {
+    let now = harness.now();
+    for index in 1..4 {
+        let mut hop = harness.tables.hops.get(&index, 0).unwrap();
+        hop.resolved = now.wrapping_sub(jiffies);
+        harness.tables.hops.set(index, hop, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
+    let occasions: [fn(&mut Harness); 3] = [
+        |harness| harness.change_state(|state| state.hop_epoch += 1),
+        |harness| harness.change_state(|state| state.route += 1),
+        |harness| age_hops(harness, 1001),
+    ];
+    everywhere(|harness, terms| {
+        for occasion in occasions {
+            set_up(harness);
+            harness.change_state(|state| state.hop_max_age = 1000);
+            let (talk, sharer) = (Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(2));
+            talk.establish(harness);
+            sharer.establish(harness);
+            assert_eq!(talk.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
+            neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
+            age_hops(harness, 900);
+            for talk in [talk, sharer] {
+                assert_eq!(sent_to(talk, harness), Spot::RouterNear.mac(), "nothing said so yet");
+            }
+            occasion(harness);
+            for talk in [talk, sharer] {
+                assert_eq!(sent_to(talk, harness), MOVED);
+                harness.without_jumps(|harness| talk.send(harness, ACK).expect("forwarded").clone());
+            }
+            neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
+        }
+    });
+}
+
+#[test]
+fn new_flows_use_the_route_of_their_slot() {
+    everywhere(|harness, terms| {
+        set_up(harness);
+        Talk::new(terms, VIP).with_port(1).establish(harness);
+        neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
+        let second = Talk::new(terms, VIP).with_port(2);
+        let ran = second.open(harness);
+        assert_eq!(ran.frame[..6], Spot::RouterNear.mac(), "the FIB was asked once");
+        harness.change_state(|state| state.route += 1);
+        let ran = Talk::new(terms, VIP).with_port(3).open(harness);
+        assert_eq!(ran.frame[..6], MOVED);
+        neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
+    });
+}
+
+/// The flow moves with its route, and keeps its source address: the endpoint knows it by that.
+#[test]
+fn a_route_that_moves_to_another_device() {
+    everywhere(|harness, terms| {
+        set_up(harness);
+        let talk = Talk::new(terms, VIP);
+        talk.establish(harness);
+        let before = talk.halves(harness).0;
+        route(harness, terms, Spot::Near, Spot::RouterFar);
+        harness.change_state(|state| state.route += 1);
+        for _ in 0..2 {
+            let ran = talk.send(harness, ACK);
+            ran.expect("forwarded");
+            assert_eq!(ran.way, Way::Redirect);
+            let expected = talk
+                .request(ACK)
+                .source((before.new_from.ip(), before.new_from.port()))
+                .destination(terms.at((Spot::Near, ENDPOINT_PORT)))
+                .macs(Device::Eth1.mac(), Spot::RouterFar.mac())
+                .ttl(63);
+            ran.expect_frame(&expected);
+        }
+        route(harness, terms, Spot::Near, Spot::RouterNear);
+    });
+}
+
+#[test]
+fn a_reply_asks_for_the_way_back_once() {
+    everywhere(|harness, terms| {
+        set_up(harness);
+        let talk = Talk::new(terms, VIP);
+        talk.establish(harness);
+        neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
+        assert_eq!(talk.answer(harness, ACK).frame[..6], Spot::Router.mac());
+        harness.change_state(|state| state.hop_epoch += 1);
+        assert_eq!(talk.answer(harness, ACK).frame[..6], MOVED);
+        neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
+    });
+}
+
+/// Established flows whose next hop is not resolved any more: XDP leaves them to TC as they are.
+#[test]
+fn a_neighbour_that_is_lost() {
+    everywhere(|harness, terms| {
+        set_up(harness);
+        let talk = Talk::new(terms, VIP);
+        talk.establish(harness);
+        let before = talk.halves(harness);
+        route(harness, terms, Spot::Near, Spot::RouterSilent);
+        harness.change_state(|state| state.route += 1);
+        let ran = talk.send(harness, ACK);
+        if terms.xdp() {
+            ran.expect("passed-to-tc");
+            assert_eq!(talk.halves(harness), before, "nothing was noted");
+        } else {
+            ran.expect("forwarded");
+        }
+        route(harness, terms, Spot::Near, Spot::RouterNear);
+        harness.change_state(|state| state.route += 1);
+        assert_eq!(sent_to(talk, harness), Spot::RouterNear.mac());
+    });
+}
+
+#[test]
+fn xdp_makes_no_flow_that_it_cannot_send() {
+    everywhere(|harness, terms| {
+        let endpoint = [(Spot::Silent, ENDPOINT_PORT)];
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoint)));
+        let talk = Talk::new(terms, VIP);
+        talk.open(harness);
+        if terms.xdp() {
+            assert_eq!(harness.flows(terms.family), []);
+            assert_eq!(harness.usage().unconfirmed, [0, 0]);
+        } else {
+            assert_eq!(talk.halves(harness).0.hop, 0, "to be asked for again");
+            talk.establish(harness);
+        }
+    });
+}
+
+/// Then the kernel finds the neighbours itself, in TC.
+#[test]
+fn no_room_for_another_hop() {
+    everywhere(|harness, terms| {
+        set_up(harness);
+        // SAFETY: a field of the mapped element.
+        unsafe { (*harness.tables.usage.pointer()).hops[0] = u64::from(HOP_ARENA) };
+        let talk = Talk::new(terms, VIP);
+        let outcome = talk.open(harness).outcome;
+        assert_eq!(outcome, if terms.xdp() { "passed-to-tc" } else { "forwarded" });
+        // The other arena is empty.
+        harness.change_state(|state| state.route = 1 << 16 | 2);
+        talk.open(harness).expect("forwarded");
+        assert!(u32::from(talk.halves(harness).0.hop) > HOP_ARENA);
+    });
+}

@@ -1,0 +1,18 @@
+//! The compiled programs, packet by packet. Needs root; without it each test fails with a sentence that says so.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod answers;
+mod checksums;
+mod clock;
+mod conversation;
+mod hops;
+mod identity;
+mod limits;
+mod noise;
+mod pending;
+mod sweeping;
+mod table;
+mod talk;
+mod untouched;
+mod ways;

@@ -1,0 +1,80 @@
+//! Bytes that nobody meant: they never disturb the programs, and touch nothing that is not addressed to a frontend.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use traffic_policy_tests::harness::{self, Frontend, Harness, Hook, Input, Setup, Spot};
+
+use crate::table::{ENDPOINT_PORT, PORT, Terms};
+
+fn set_up(harness: &mut Harness) {
+    let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::Local, ENDPOINT_PORT), (Spot::Slim, ENDPOINT_PORT)];
+    harness.set_up(&Setup::of(Frontend::new(Spot::Node, PORT).endpoints(&endpoints)));
+    // Every packet is looked at, whatever its port.
+    // SAFETY: the element is mapped, and no program runs meanwhile.
+    unsafe { harness.tables.filter.pointer().write_bytes(0xff, 1) };
+}
+
+fn run(cases: u32, frames: &(impl Strategy<Value = Vec<u8>> + Clone), terms: Terms, harness: &Harness) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let ran = TestRunner::new(config).run(frames, |frame| {
+        for hook in [terms.hook, Hook::Egress] {
+            let ran = harness.input(&Input::new(hook, frame.clone()));
+            prop_assert!(
+                ran.outcome.starts_with("passed") || addressed(terms, &frame),
+                "{hook:?}: {}",
+                ran.outcome
+            );
+        }
+        Ok(())
+    });
+    ran.unwrap_or_else(|error| panic!("{terms:?}: {error}"));
+}
+
+/// Whether the bytes say the frontend's address.
+fn addressed(terms: Terms, frame: &[u8]) -> bool {
+    let destination = match terms.at((Spot::Node, PORT)).0 {
+        std::net::IpAddr::V4(address) => (30, address.octets().to_vec()),
+        std::net::IpAddr::V6(address) => (38, address.octets().to_vec()),
+    };
+    frame[destination.0..].starts_with(&destination.1)
+}
+
+#[test]
+fn random_bytes_after_the_ethernet_header() {
+    harness::with(|harness| {
+        set_up(harness);
+        for terms in Terms::all().filter(|terms| terms.tcp) {
+            let header = terms.request((Spot::Node, PORT)).bytes()[..14].to_vec();
+            let version = if terms.v4() { 4u8 } else { 6 };
+            let frames = (proptest::collection::vec(any::<u8>(), 40..200), any::<bool>()).prop_map(
+                move |(mut bytes, plausible)| {
+                    if plausible {
+                        bytes[0] = version << 4 | bytes[0] & 15;
+                    }
+                    [header.clone(), bytes].concat()
+                },
+            );
+            run(1500, &frames.boxed(), terms, harness);
+        }
+    });
+}
+
+/// A few bytes of a valid packet changed: much closer to the edges than random ones.
+#[test]
+fn damaged_packets() {
+    harness::with(|harness| {
+        for terms in Terms::all() {
+            set_up(harness);
+            let frame = terms.request((Spot::Node, PORT)).payload(&[7; 30]).bytes();
+            let damage = proptest::collection::vec((14..frame.len(), any::<u8>()), 1..6);
+            let frames = damage.prop_map(move |damage| {
+                let mut frame = frame.clone();
+                for (at, byte) in damage {
+                    frame[at] = byte;
+                }
+                frame
+            });
+            run(500, &frames.boxed(), terms, harness);
+        }
+    });
+}

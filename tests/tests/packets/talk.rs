@@ -1,0 +1,119 @@
+//! A client and an endpoint that talk through the programs, for tests of what the flow table remembers.
+
+use std::net::IpAddr;
+
+use traffic_policy_tests::harness::{Device, Half, Harness, Hook, Ran, Spot};
+use traffic_policy_tests::packet::{Packet, flag};
+
+use crate::table::{CLIENT_PORT, Terms};
+
+/// Sequence number of the client's SYN, and of the endpoint's SYN-ACK.
+pub(crate) const SYN_NUMBER: u32 = 1000;
+pub(crate) const ANSWER_NUMBER: u32 = 5000;
+
+/// One client's packets to a frontend, and the answers to it. The endpoint is the one that the flow table names.
+#[derive(Clone, Copy)]
+pub(crate) struct Talk {
+    pub(crate) terms: Terms,
+    pub(crate) client: (Spot, u16),
+    pub(crate) frontend: (Spot, u16),
+}
+
+impl Talk {
+    pub(crate) fn new(terms: Terms, frontend: (Spot, u16)) -> Self {
+        Self { terms, client: (Spot::Client, CLIENT_PORT), frontend }
+    }
+
+    pub(crate) fn with_port(self, port: u16) -> Self {
+        Self { client: (self.client.0, port), ..self }
+    }
+
+    pub(crate) fn opening(self) -> Packet {
+        self.terms.request(self.frontend).source(self.terms.at(self.client))
+    }
+
+    /// A segment of the client after its SYN, acknowledging the SYN-ACK; a datagram for UDP.
+    pub(crate) fn request(self, flags: u8) -> Packet {
+        if !self.terms.tcp {
+            return self.opening();
+        }
+        self.opening()
+            .with(|packet| packet.tcp_mut().flags = flags)
+            .numbers(SYN_NUMBER + 1, if flags & flag::ACK == 0 { 0 } else { ANSWER_NUMBER + 1 })
+    }
+
+    /// Sends the SYN or first datagram.
+    #[track_caller]
+    pub(crate) fn open(self, harness: &Harness) -> Ran {
+        harness.run(self.terms.hook, &self.opening())
+    }
+
+    #[track_caller]
+    pub(crate) fn send(self, harness: &Harness, flags: u8) -> Ran {
+        harness.run(self.terms.hook, &self.request(flags))
+    }
+
+    /// The two halves of this talk.
+    #[track_caller]
+    pub(crate) fn halves(self, harness: &Harness) -> (Half, Half) {
+        let request = self.request_half(harness).expect("no request half");
+        let flows = harness.flows(self.terms.family);
+        let mut replies = flows
+            .iter()
+            .filter(|half| (half.from, half.to) == (request.new_to, request.new_from) && !half.is_request());
+        (request, *replies.next().expect("no reply half"))
+    }
+
+    pub(crate) fn request_half(self, harness: &Harness) -> Option<Half> {
+        let (address, port) = self.terms.at(self.frontend);
+        let (client, client_port) = self.terms.at(self.client);
+        let (from, to) = ((client, client_port).into(), (address, port).into());
+        let flows = harness.flows(self.terms.family);
+        flows.into_iter().find(|half| half.is_request() && half.from == from && half.to == to)
+    }
+
+    /// A packet of the endpoint, as it comes back by eth0 or leaves this node.
+    #[track_caller]
+    pub(crate) fn answer_packet(self, harness: &Harness, flags: u8) -> Packet {
+        let (request, _) = self.halves(harness);
+        let end = |socket: std::net::SocketAddr| -> (IpAddr, u16) { (socket.ip(), socket.port()) };
+        let (from, to) = (end(request.new_to), end(request.new_from));
+        let packet = if self.terms.tcp {
+            let number = if flags & flag::SYN == 0 { ANSWER_NUMBER + 1 } else { ANSWER_NUMBER };
+            Packet::tcp(from, to, flags).numbers(number, SYN_NUMBER + 1)
+        } else {
+            Packet::udp(from, to)
+        };
+        packet.macs(Spot::RouterNear.mac(), Device::Eth0.mac())
+    }
+
+    #[track_caller]
+    pub(crate) fn answer(self, harness: &Harness, flags: u8) -> Ran {
+        let packet = self.answer_packet(harness, flags);
+        let local = matches!(self.halves(harness).0.kind, traffic_policy_ebpf::abi::kind::DELIVER);
+        harness.run(if local { Hook::Egress } else { self.terms.hook }, &packet)
+    }
+
+    /// Opens it and confirms it: SYN, SYN-ACK, ACK; or three datagrams.
+    #[track_caller]
+    pub(crate) fn establish(self, harness: &Harness) {
+        for outcome in [self.open(harness).outcome, self.answer(harness, flag::SYN | flag::ACK).outcome] {
+            assert!(matches!(outcome, "forwarded" | "replied" | "delivered" | "replied-local"), "{outcome}");
+        }
+        let outcome = self.send(harness, flag::ACK).outcome;
+        assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+    }
+}
+
+/// Runs `work` in all columns, on fresh maps for each.
+pub(crate) fn everywhere(work: impl Fn(&mut Harness, Terms) + Sync) {
+    traffic_policy_tests::harness::with(|harness| {
+        for terms in Terms::all() {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(harness, terms)));
+            if let Err(panic) = result {
+                eprintln!("in {terms:?}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+}

@@ -1,0 +1,186 @@
+//! Packets that are none of ours, or not what they say: passed on as they came, byte for byte.
+
+use traffic_policy_tests::harness::{self, Device, Frontend, Input, Setup, Spot};
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::packet::{Packet, Transport};
+
+use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
+
+const NODE: (Spot, u16) = (Spot::Node, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+
+/// With endpoints on both sides, so that nothing can hide behind a missing route.
+fn setup() -> Setup {
+    Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR, (Spot::Local, ENDPOINT_PORT)]))
+}
+
+#[test]
+fn other_ports_and_addresses() {
+    table::run(|terms| {
+        let steps = [
+            Step::passed(&terms.request((Spot::Node, 22)), "passed"),
+            Step::passed(&terms.request((Spot::Client, PORT)), "passed-not-service"),
+            Step::passed(&terms.reply(NEAR, Device::Eth0, Spot::RouterNear), "passed"),
+        ];
+        let pool = Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR]));
+        let forwarded = terms.forwarded((Spot::Vip, PORT), NEAR, Device::Eth0, Spot::RouterNear);
+        let other = terms.reply((Spot::OtherNear, ENDPOINT_PORT), Device::Eth0, Spot::RouterNear);
+        vec![
+            Case::new("no frontend", setup(), steps),
+            Case::new(
+                "a pool port without a flow, while there are flows",
+                pool,
+                [
+                    Step::new(&terms.request((Spot::Vip, PORT)), "forwarded", &forwarded),
+                    Step::passed(&other, "passed-not-service"),
+                ],
+            ),
+        ]
+    });
+}
+
+#[test]
+fn other_protocols() {
+    table::run(|terms| {
+        let request = terms.request(NODE);
+        let of = |transport| Packet { transport, ..request.clone() }.payload(&[0x75; 40]);
+        let ping = of(Transport::Icmp { kind: if terms.v4() { 8 } else { 128 }, code: 0, rest: [1; 4] });
+        let mut arp = request.bytes();
+        arp[12..14].copy_from_slice(&[8, 6]);
+        let mut steps = vec![
+            Step::passed(&request.clone().with(|p| p.vlan = Some(7)), "passed-not-ip"),
+            Step::frame(arp, "passed-not-ip"),
+            Step::passed(&ping, "passed-protocol"),
+            Step::passed(&of(Transport::Other(132)), "passed-protocol"),
+            Step::passed(&of(Transport::Other(4)), "passed-protocol"),
+        ];
+        if terms.v4() {
+            let first = request.clone().with(|p| p.more_fragments = true);
+            let later = request.clone().with(|p| p.fragment_offset = 3);
+            let last = request.clone().with(|p| p.fragment_offset = 0x1fff);
+            steps.extend([first, later, last].map(|packet| Step::passed(&packet, "passed-fragment")));
+        } else {
+            for (number, outcome) in [
+                (0, "passed-extension"),
+                (43, "passed-extension"),
+                (44, "passed-fragment"),
+                (51, "passed-extension"),
+                (60, "passed-extension"),
+                (59, "passed-protocol"),
+            ] {
+                let packet = request.clone().with(|p| p.extension = Some(number));
+                steps.push(Step::passed(&packet, outcome));
+            }
+        }
+        vec![Case::new("not a whole TCP segment or datagram", setup(), steps)]
+    });
+}
+
+/// No prefix of a packet is taken for one. A test run wants a whole Ethernet header.
+#[test]
+fn truncated_anywhere() {
+    harness::with(|harness| {
+        for terms in Terms::all() {
+            harness.set_up(&setup());
+            let plain = terms.request(NODE).payload(b"some payload");
+            let mut packets = vec![plain.clone(), plain.clone().payload(b"")];
+            if terms.v4() {
+                packets.push(plain.clone().with(|p| p.options = vec![1; 40]));
+            }
+            if terms.tcp {
+                packets.push(plain.clone().with(|p| p.tcp_mut().options = vec![1; 40]));
+            }
+            for packet in packets {
+                let whole = packet.bytes();
+                for length in shortest(terms)..whole.len() {
+                    let frame = whole[..length].to_vec();
+                    let ran = harness.input(&Input::new(terms.hook, frame));
+                    assert!(
+                        matches!(ran.outcome, "passed" | "passed-malformed" | "passed-not-ip"),
+                        "{length} of {} bytes: {} ({terms:?})",
+                        whole.len(),
+                        ran.outcome
+                    );
+                }
+                assert!(harness.flows(terms.family).is_empty(), "a truncated packet made a flow");
+                let ran = harness.input(&Input::new(terms.hook, whole));
+                assert!(matches!(ran.outcome, "forwarded" | "delivered"), "{}", ran.outcome);
+                harness.set_up(&setup());
+            }
+        }
+    });
+}
+
+/// The kernel makes no socket buffer for a test run of less than an IP header; live ones may be as short.
+fn shortest(terms: Terms) -> usize {
+    match (terms.xdp(), terms.v4()) {
+        (true, _) => 14,
+        (false, true) => 14 + 20,
+        (false, false) => 14 + 40,
+    }
+}
+
+#[test]
+fn headers_that_lie() {
+    table::run(|terms| {
+        let packet = terms.request(NODE).payload(b"payload");
+        let (bytes, ip, transport) = (packet.bytes(), 14, if terms.v4() { 34 } else { 54 });
+        let changed = |at: usize, value: &[u8]| {
+            let mut frame = bytes.clone();
+            frame[at..at + value.len()].copy_from_slice(value);
+            Step::frame(frame, "passed-malformed")
+        };
+        let mut steps = Vec::new();
+        if terms.v4() {
+            let length = (bytes.len() - ip) as u16;
+            steps.extend((0..16).filter(|v| *v != 4).map(|version| changed(ip, &[version << 4 | 5])));
+            steps.extend((0..5).map(|words| changed(ip, &[0x40 | words])));
+            steps.push(changed(ip + 2, &(length + 1).to_be_bytes()));
+            steps.push(changed(ip + 2, &u16::MAX.to_be_bytes()));
+            let least = if terms.tcp { 40 } else { 28 };
+            steps.extend((0..least).map(|length: u16| changed(ip + 2, &length.to_be_bytes())));
+        } else {
+            let length = (bytes.len() - ip - 40) as u16;
+            steps.extend((0..16).filter(|v| *v != 6).map(|version| changed(ip, &[version << 4])));
+            steps.push(changed(ip + 4, &(length + 1).to_be_bytes()));
+            steps.push(changed(ip + 4, &u16::MAX.to_be_bytes()));
+            let least = if terms.tcp { 20 } else { 8 };
+            steps.extend((0..least).map(|length: u16| changed(ip + 4, &length.to_be_bytes())));
+        }
+        if terms.tcp {
+            steps.extend((0..5).map(|words: u8| changed(transport + 12, &[words << 4])));
+        }
+        vec![Case::new("lying header", setup(), steps)]
+    });
+}
+
+/// Ethernet frames have at least 60 bytes; what follows the packet is not part of it.
+#[test]
+fn padding_stays() {
+    table::run(|terms| {
+        let (request, setup) =
+            (terms.request(NODE), Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])));
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        vec![Case::new(
+            "padded frame",
+            setup,
+            [Step::with_trailer(&request, "forwarded", &forwarded, &[0xee; 9])],
+        )]
+    });
+}
+
+#[test]
+fn options_of_all_lengths_are_kept() {
+    table::run(|terms| {
+        if terms.family == Family::V6 {
+            return Vec::new();
+        }
+        let setup = Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR]));
+        let steps = (0..=10).map(|words| {
+            let with = |packet: Packet| packet.with(|p| p.options = vec![1; words * 4]);
+            let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+            Step::new(&with(terms.request(NODE)), "forwarded", &with(forwarded))
+        });
+        vec![Case::new("IPv4 options", setup, steps)]
+    });
+}

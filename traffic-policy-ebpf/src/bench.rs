@@ -1,0 +1,39 @@
+//! Map layouts of the programs that `cargo xtask bench` compares with: see `src/bench/main.rs`.
+
+use core::mem::size_of;
+
+/// Words of one frame: room for Ethernet, IPv6 and TCP.
+pub const FRAME_WORDS: usize = 10;
+pub const FRAMES: u32 = 65_536;
+
+/// Which frame comes next.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Feed {
+    pub next: u32,
+    pub count: u32,
+}
+
+/// One half of a flow of the floor: as large as the packet path's own, so that memory costs both the same.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FloorFlow {
+    pub source: u32,
+    pub destination: u32,
+    pub ports: u32,
+    pub address_delta: u16,
+    pub port_delta: u16,
+    pub macs: u64,
+    pub source_mac_tail: u32,
+    pub zero: [u32; 9],
+}
+
+const _: () = assert!(size_of::<FloorFlow>() == size_of::<crate::abi::Flow<crate::abi::Address4>>());
+
+#[cfg(all(feature = "user", not(target_arch = "bpf")))]
+mod pod {
+    // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
+    unsafe impl aya::Pod for super::Feed {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::FloorFlow {}
+}

@@ -1,0 +1,118 @@
+//! Programs for `cargo xtask bench`, for the BPF target only; no part of the agent.
+//!
+//! BPF_PROG_TEST_RUN gives a program the same buffer again and again, as the program left it. So `feed` writes the next
+//! packet into it and jumps to the program that is measured; the time of `feed` with an empty program is subtracted.
+//!
+//! The *floor* is the least that any program of this kind must do: parse, find the flow in one preallocated hash, translate
+//! with checksums, set the MAC addresses. No time-outs, no TCP states, no MTU, no counters, IPv4 without options only.
+#![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
+
+#[cfg(target_arch = "bpf")]
+#[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
+mod floor;
+#[cfg(target_arch = "bpf")]
+#[path = "../prog/wire.rs"]
+#[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
+mod wire;
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}
+
+#[cfg(target_arch = "bpf")]
+#[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
+mod feed {
+    use aya_ebpf::{
+        bindings::{__sk_buff, xdp_md},
+        btf_maps::{Array, ProgramArray},
+        cty::c_void,
+        helpers::bpf_tail_call,
+        macros::{btf_map, classifier, xdp},
+        programs::{TcContext, XdpContext},
+    };
+    use traffic_policy_ebpf::bench::{FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
+
+    use super::wire::store64;
+
+    /// The packets, in the order in which they come.
+    #[btf_map]
+    pub static FRAMES: Array<[u64; FRAME_WORDS], { FRAME_COUNT as usize }> = Array::new();
+    #[btf_map]
+    pub static FEED: Array<Feed, 1> = Array::new();
+    /// The one program that is measured.
+    #[btf_map]
+    pub static XDP_SUBJECT: ProgramArray<1> = ProgramArray::new();
+    #[btf_map]
+    pub static TC_SUBJECT: ProgramArray<1> = ProgramArray::new();
+
+    const XDP_PASS: u32 = 2;
+    const XDP_ABORTED: u32 = 0;
+    const TC_OK: i32 = 0;
+    const TC_SHOT: i32 = 2;
+
+    /// Writes the next packet.
+    #[inline(always)]
+    fn next(data: usize, end: usize) {
+        if data + FRAME_WORDS * 8 > end {
+            return;
+        }
+        let Some(feed) = FEED.get_ptr_mut(0) else { return };
+        let index = unsafe { (*feed).next };
+        let Some(frame) = FRAMES.get_ptr(index) else { return };
+        unsafe {
+            (*feed).next = if index + 1 >= (*feed).count { 0 } else { index + 1 };
+            let frame = *frame;
+            store64::<0>(data, frame[0]);
+            store64::<8>(data, frame[1]);
+            store64::<16>(data, frame[2]);
+            store64::<24>(data, frame[3]);
+            store64::<32>(data, frame[4]);
+            store64::<40>(data, frame[5]);
+            store64::<48>(data, frame[6]);
+            store64::<56>(data, frame[7]);
+            store64::<64>(data, frame[8]);
+            store64::<72>(data, frame[9]);
+        }
+    }
+
+    #[xdp]
+    pub fn feed_xdp(ctx: XdpContext) -> u32 {
+        let md = ctx.ctx as *mut xdp_md;
+        unsafe {
+            next((*md).data as usize, (*md).data_end as usize);
+            bpf_tail_call(md.cast(), (&raw const XDP_SUBJECT).cast_mut().cast::<c_void>(), 0);
+        }
+        XDP_ABORTED
+    }
+
+    #[classifier]
+    pub fn feed_tc(ctx: TcContext) -> i32 {
+        let skb = ctx.skb.skb as *mut __sk_buff;
+        unsafe {
+            next((*skb).data as usize, (*skb).data_end as usize);
+            bpf_tail_call(skb.cast(), (&raw const TC_SUBJECT).cast_mut().cast::<c_void>(), 0);
+        }
+        TC_SHOT
+    }
+
+    #[xdp]
+    pub fn empty_xdp(_: XdpContext) -> u32 {
+        XDP_PASS
+    }
+
+    #[classifier]
+    pub fn empty_tc(_: TcContext) -> i32 {
+        TC_OK
+    }
+}
+
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // The verifier proves that it is never reached.
+    loop {}
+}
+
+#[cfg(target_arch = "bpf")]
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,23 @@
+//! `cargo xtask lab` and `cargo xtask demo`: programs of the tests package, which parse their arguments themselves.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{build, cargo, setup};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn run(program: &str, options: &Options) -> Result<ExitCode> {
+    setup::ensure()?;
+    let built = build::tests_program(program)?;
+    let Some(mut command) = cargo::privileged(built) else {
+        anyhow::bail!("network namespaces need root: run this as root, or install sudo");
+    };
+    cargo::exit_code(command.args(&options.arguments))
+}

@@ -1,0 +1,86 @@
+//! `cargo xtask setup`: sees to it that everything is there that building and testing need.
+
+mod apt;
+mod facts;
+mod plan;
+mod step;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use self::{
+    facts::Facts,
+    plan::{Next, next},
+};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Only tell what is missing; exit code 1 if anything is
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let started = Instant::now();
+    if options.check {
+        let facts = Facts::gather(&Facts::default());
+        print!("{facts}");
+        return Ok(match next(&facts) {
+            Next::Done => ExitCode::SUCCESS,
+            Next::Step(step) => {
+                println!("Next step of `cargo xtask setup`: {step}");
+                ExitCode::FAILURE
+            }
+            Next::Impossible(why) => {
+                println!("{why}");
+                ExitCode::FAILURE
+            }
+        });
+    }
+    let facts = prepare()?;
+    print!("{facts}");
+    println!("Ready ({:.1} s).", started.elapsed().as_secs_f32());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// As `cargo xtask setup`, silent when nothing is missing.
+pub(crate) fn ensure() -> Result<()> {
+    prepare().map(|_| ())
+}
+
+/// One step at a time: each one changes what is known, and what it did not achieve is not tried again.
+fn prepare() -> Result<Facts> {
+    let mut facts = Facts::gather(&Facts::default());
+    let mut installed = false;
+    loop {
+        match next(&facts) {
+            Next::Done => break,
+            Next::Impossible(why) => bail!("{why}"),
+            Next::Step(step) => {
+                let started = Instant::now();
+                println!("setup: {step} …");
+                match step::carry_out(&step) {
+                    Ok(()) => println!("setup: done{}", duration(started.elapsed())),
+                    Err(error) => println!("setup: that failed: {error:#}"),
+                }
+                installed = true;
+                facts.tried.push(step);
+                facts = Facts::gather(&facts);
+            }
+        }
+    }
+    if installed {
+        // The build script of the agent does not look again by itself.
+        step::forget_builds();
+    }
+    Ok(facts)
+}
+
+fn duration(took: Duration) -> String {
+    if took < Duration::from_secs(2) { String::new() } else { format!(" ({} s)", took.as_secs()) }
+}

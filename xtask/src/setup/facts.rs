@@ -1,0 +1,132 @@
+//! What this machine has.
+
+use std::{fmt, process::Command};
+
+use super::{apt::Apt, plan::Step};
+use crate::{
+    cargo,
+    toolchain::{self, Toolchain},
+};
+
+/// Programs that tests call, beside those that every Linux has.
+const PROGRAMS: [&str; 1] = ["openssl"];
+/// Subcommands of cargo that `cargo xtask test` uses.
+const COMPONENTS: [&str; 2] = ["fmt", "clippy"];
+
+/// A bpf-linker in PATH.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Linker {
+    pub(super) version: String,
+    /// Major version of the LLVM that it loads; `None` if it brings its own, which cannot be asked.
+    pub(super) llvm: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    pub(super) toolchain: Option<Toolchain>,
+    /// The environment names a toolchain: no other is looked for.
+    pub(super) named: Option<String>,
+    pub(super) linker: Option<Linker>,
+    /// rustup, and whether it has a nightly.
+    pub(super) rustup: Option<bool>,
+    pub(super) programs_missing: Vec<&'static str>,
+    pub(super) components_missing: Vec<&'static str>,
+    pub(super) root_or_sudo: bool,
+    /// Asked for only if something is missing.
+    pub(super) apt: Option<Apt>,
+    pub(super) tried: Vec<Step>,
+}
+
+impl Facts {
+    /// Looks anew. Of `before` it keeps what has been tried.
+    pub(super) fn gather(before: &Self) -> Self {
+        let has = |subcommand: &&str| {
+            cargo::output(cargo::cargo().args([*subcommand, "--version"]).env_remove("RUSTC")).is_some()
+        };
+        let mut facts = Self {
+            toolchain: toolchain::find(),
+            named: std::env::var(toolchain::VARIABLE).ok(),
+            linker: linker(),
+            rustup: cargo::find("rustup").map(|_| nightly()),
+            programs_missing: PROGRAMS.into_iter().filter(|name| cargo::find(name).is_none()).collect(),
+            components_missing: COMPONENTS.into_iter().filter(|name| !has(name)).collect(),
+            root_or_sudo: cargo::is_root() || cargo::find("sudo").is_some(),
+            apt: None,
+            tried: before.tried.clone(),
+        };
+        if facts.something_missing() {
+            facts.apt = Apt::look(facts.toolchain.as_ref().map(|found| found.llvm));
+        }
+        facts
+    }
+
+    pub(super) fn something_missing(&self) -> bool {
+        !self.programs_missing.is_empty() || !self.components_missing.is_empty() || !self.compiles_for_bpf()
+    }
+
+    pub(super) fn compiles_for_bpf(&self) -> bool {
+        self.toolchain.as_ref().is_some_and(|toolchain| self.linker_fits(toolchain))
+    }
+
+    /// Whether the linker can read what the toolchain writes: both must have the same LLVM.
+    pub(super) fn linker_fits(&self, toolchain: &Toolchain) -> bool {
+        self.linker.as_ref().is_some_and(|linker| linker.llvm.is_none_or(|llvm| llvm == toolchain.llvm))
+    }
+}
+
+fn nightly() -> bool {
+    cargo::output(Command::new("rustup").args(["toolchain", "list"]))
+        .is_some_and(|list| list.lines().any(|line| line.starts_with("nightly")))
+}
+
+fn linker() -> Option<Linker> {
+    let path = cargo::find("bpf-linker")?;
+    let version = cargo::output(Command::new(&path).arg("--version"))?;
+    let version = version.split_whitespace().last().unwrap_or_default().to_owned();
+    let libraries = cargo::output(Command::new("ldd").arg(&path)).unwrap_or_default();
+    Some(Linker { version, llvm: loaded_llvm(&libraries) })
+}
+
+/// `libLLVM.so.22.1 => …` or `libLLVM-22.so.1 => …` in what ldd prints.
+fn loaded_llvm(libraries: &str) -> Option<u32> {
+    let name = libraries.split_whitespace().find_map(|word| word.strip_prefix("libLLVM"))?;
+    let digits = name.trim_start_matches(".so").trim_start_matches(['.', '-']);
+    digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+impl fmt::Display for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.toolchain {
+            Some(found) => writeln!(f, "BPF toolchain: {} (LLVM {}), with rust-src", found.name, found.llvm)?,
+            None => writeln!(f, "BPF toolchain: none (a rustc with rust-src)")?,
+        }
+        match &self.linker {
+            Some(Linker { version, llvm: Some(llvm) }) => {
+                writeln!(f, "bpf-linker: {version} (LLVM {llvm})")?;
+            }
+            Some(Linker { version, llvm: None }) => writeln!(f, "bpf-linker: {version}")?,
+            None => writeln!(f, "bpf-linker: none")?,
+        }
+        for name in PROGRAMS {
+            let found = if self.programs_missing.contains(&name) { "none" } else { "found" };
+            writeln!(f, "{name}: {found}")?;
+        }
+        for name in COMPONENTS {
+            let found = if self.components_missing.contains(&name) { "none" } else { "found" };
+            writeln!(f, "cargo {name}: {found}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llvm_of_a_linker() {
+        assert_eq!(loaded_llvm("\tlibLLVM.so.22.1 => /usr/lib/libLLVM.so.22.1 (0x0)"), Some(22));
+        assert_eq!(loaded_llvm("\tlibLLVM-19.so.1 => /usr/lib/libLLVM-19.so.1 (0x0)"), Some(19));
+        assert_eq!(loaded_llvm("\tlibc.so.6 => /lib/libc.so.6"), None);
+    }
+}

@@ -1,0 +1,64 @@
+//! Carries out one step.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::plan::{LINKER, Step};
+use crate::cargo;
+
+pub(super) fn carry_out(step: &Step) -> Result<()> {
+    match step {
+        Step::NightlySources => rustup(&["component", "add", "rust-src", "--toolchain", "nightly"]),
+        Step::Nightly => {
+            rustup(&["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"])
+        }
+        Step::Components(names) => {
+            let names = names.iter().map(|name| if *name == "fmt" { "rustfmt" } else { name });
+            rustup(&["component", "add"].into_iter().chain(names).collect::<Vec<_>>())
+        }
+        Step::AptUpdate => apt(&["update"]),
+        Step::AptInstall(packages) => {
+            let packages = packages.iter().map(String::as_str);
+            apt(&["install", "--yes", "--no-install-recommends"]
+                .into_iter()
+                .chain(packages)
+                .collect::<Vec<_>>())
+        }
+        Step::Linker(llvm) => {
+            let mut command = cargo::cargo();
+            command.args(["install", "bpf-linker", "--version", LINKER, "--locked", "--force", "--quiet"]);
+            command.args(["--no-default-features", "--features", &format!("llvm-{llvm}")]);
+            command.env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"));
+            // Not into this workspace's target folder, and not as its configuration says.
+            command.env_remove("CARGO_TARGET_DIR").current_dir("/");
+            quietly(&mut command)
+        }
+    }
+}
+
+fn rustup(arguments: &[&str]) -> Result<()> {
+    quietly(Command::new("rustup").args(arguments))
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let mut command = cargo::privileged("apt-get").context("neither root nor sudo")?;
+    quietly(command.arg("-q").args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+/// Shows what the command says only if it fails.
+fn quietly(command: &mut Command) -> Result<()> {
+    let output = command.stdin(Stdio::inherit()).output().context("it cannot be started")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+    bail!("{}: {}", output.status, last[last.len().saturating_sub(5)..].join("\n       "))
+}
+
+/// Throws away what was built without the thing that is there now.
+pub(super) fn forget_builds() {
+    // Nothing may have been built yet.
+    let _ = cargo::cargo().args(["clean", "--quiet", "--package", "traffic-policy-agent"]).output();
+}

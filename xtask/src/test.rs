@@ -1,0 +1,153 @@
+//! `cargo xtask test`: everything that can fail, one stage after the other, also after a failure.
+
+mod tally;
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use self::tally::Tally;
+use crate::{build, cargo, setup};
+
+/// The package whose tests need root.
+const PRIVILEGED: &str = "traffic-policy-tests";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Run only tests whose name, or whose program's name, contains this; style checks are left out
+    filter: Option<String>,
+}
+
+/// A test program that cargo is about to run: see [`run_privileged`].
+#[derive(Args)]
+pub(crate) struct Program {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let mut stages = Stages { started: Instant::now(), tally: Tally::default(), table: Vec::new() };
+    stages.one("set-up", |_| setup::ensure().map(|()| true));
+    match &options.filter {
+        None => everything(&mut stages)?,
+        Some(filter) => matching(&mut stages, filter)?,
+    }
+    Ok(stages.close())
+}
+
+fn everything(stages: &mut Stages) -> Result<()> {
+    stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
+    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    stages.one("lints: cargo clippy", |_| succeeds(cargo::cargo().args(clippy)));
+    let built = stages.one("build", build_all);
+    if !built {
+        return Ok(());
+    }
+    stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
+    stages.one("documentation tests", |tally| tests(tally, &["--doc"], &[]));
+    stages.one("packet, model and namespace tests", |tally| tests(tally, &["--test", "*"], &[]));
+    Ok(())
+}
+
+fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
+    if !stages.one("build", build_all) {
+        return Ok(());
+    }
+    let programs =
+        fs::read_dir(cargo::root().join("tests/tests")).context("the tests are not in tests/tests")?;
+    let programs = programs.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let programs: Vec<String> = programs
+        .map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name))
+        .filter(|name| name.contains(filter))
+        .collect();
+    for name in programs {
+        stages.one(&format!("tests of {name}"), |tally| tests(tally, &["--test", &name], &[]));
+    }
+    stages.one(&format!("tests named {filter}"), |tally| tests(tally, &["--tests"], &[filter]));
+    Ok(())
+}
+
+fn succeeds(command: &mut Command) -> Result<bool> {
+    Ok(cargo::status(command)?.success())
+}
+
+/// The agent, which tests start as a user would, and all test programs.
+fn build_all(_: &mut Tally) -> Result<bool> {
+    let mut tests = cargo::cargo();
+    tests.args(["test", "--workspace", "--no-run", "--quiet"]);
+    Ok(succeeds(build::workspace().arg("--quiet"))? && succeeds(&mut tests)?)
+}
+
+/// Runs tests of the whole workspace, always: see [`build::workspace`].
+fn tests(tally: &mut Tally, targets: &[&str], arguments: &[&str]) -> Result<bool> {
+    let own = env::current_exe().context("this program's own path is unknown")?;
+    let mut command = cargo::cargo();
+    if !cargo::is_root() {
+        // The build stays the user's; only programs of one package run as root.
+        let runner = format!("target.'cfg(all())'.runner = ['{}', 'run-test', '--']", own.display());
+        command.args(["--config", &runner]);
+    }
+    command.args(["test", "--workspace", "--no-fail-fast"]).args(targets).arg("--").args(arguments);
+    command.env("TRAFFIC_POLICY_AGENT", build::program("traffic-policy-agent", false)?);
+    tally.run(&mut command)
+}
+
+/// Runs one test program, as root if it is of the package that needs it. Called by cargo.
+pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
+    let (name, arguments) = program.command.split_first().context("no program to run")?;
+    let mut command = if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == PRIVILEGED) {
+        cargo::privileged(name)
+            .context("these tests need root: run `cargo xtask test` as root, or install sudo")?
+    } else {
+        Command::new(name)
+    };
+    cargo::exit_code(command.args(arguments))
+}
+
+/// The stages so far.
+struct Stages {
+    started: Instant,
+    tally: Tally,
+    /// Name, success, time.
+    table: Vec<(String, bool, Duration)>,
+}
+
+impl Stages {
+    /// Runs a stage; whether it succeeded.
+    fn one(&mut self, name: &str, stage: impl FnOnce(&mut Tally) -> Result<bool>) -> bool {
+        println!("\n=== {name}");
+        let started = Instant::now();
+        let succeeded = stage(&mut self.tally).unwrap_or_else(|error| {
+            println!("Error: {error:#}");
+            false
+        });
+        let took = started.elapsed();
+        println!("=== {name}: {}, {:.1} s", if succeeded { "ok" } else { "FAILED" }, took.as_secs_f32());
+        self.table.push((name.to_owned(), succeeded, took));
+        succeeded
+    }
+
+    /// The summary; its last line is for programs, too.
+    fn close(self) -> ExitCode {
+        println!("\n=== summary, {:.0} s in all", self.started.elapsed().as_secs_f32());
+        for (name, succeeded, took) in &self.table {
+            println!("{:>6.1} s  {:6}  {name}", took.as_secs_f32(), if *succeeded { "ok" } else { "FAILED" });
+        }
+        if !self.tally.failures.is_empty() {
+            println!("Failed tests:");
+        }
+        for name in &self.tally.failures {
+            println!("  {name}");
+        }
+        println!("{}", self.tally);
+        let all = self.table.iter().all(|(_, succeeded, _)| *succeeded) && self.tally.failed == 0;
+        if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}

@@ -1,0 +1,129 @@
+//! What test programs say of themselves, summed up.
+
+use std::{
+    fmt,
+    io::{BufRead, BufReader, Read, Write},
+    process::{Command, Stdio},
+    thread,
+};
+
+use anyhow::{Context, Result};
+
+/// Sums over all test programs.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    /// Tests that found their means missing and said so (`SKIPPED name: why`). Tests that are marked `ignore` are not
+    /// counted: here those are parts of other tests, which start them.
+    pub(super) skipped: u64,
+    pub(super) failures: Vec<String>,
+}
+
+impl Tally {
+    /// Runs a command, shows what it says, and counts; whether it succeeded.
+    pub(super) fn run(&mut self, command: &mut Command) -> Result<bool> {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{} cannot be started", command.get_program().display()))?;
+        let (output, errors) = (child.stdout.take(), child.stderr.take());
+        let before = self.failed;
+        let mut from_errors = Self::default();
+        thread::scope(|scope| {
+            scope.spawn(|| from_errors.follow(errors, std::io::stderr()));
+            self.follow(output, std::io::stdout());
+        });
+        self.skip(from_errors.skipped);
+        let status = child.wait().context("waiting for the tests failed")?;
+        if !status.success() && self.failed == before {
+            // A program that was killed, or could not be built, has no result line.
+            self.failed += 1;
+            self.failures.push(format!("a test program ended with {status}"));
+        }
+        Ok(status.success())
+    }
+
+    fn follow(&mut self, from: Option<impl Read>, mut to: impl Write) {
+        let Some(from) = from else { return };
+        let mut reader = BufReader::new(from);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            // Nobody may be reading any more.
+            let _ = to.write_all(&line).and_then(|()| to.flush());
+            self.note(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+    }
+
+    fn skip(&mut self, number: u64) {
+        self.skipped += number;
+        self.passed = self.passed.saturating_sub(number);
+    }
+
+    fn note(&mut self, line: &str) {
+        if let Some(result) = line.strip_prefix("test result: ") {
+            let number = |what: &str| -> u64 {
+                let found = result.split(['.', ';']).find_map(|part| part.trim().strip_suffix(what));
+                found.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+            };
+            self.passed += number("passed");
+            self.failed += number("failed");
+        } else if line.starts_with("SKIPPED ") {
+            self.skip(1);
+        } else if let Some(test) = line.strip_prefix("test ")
+            && let Some(name) = test.strip_suffix(" ... FAILED")
+        {
+            self.failures.push(name.to_owned());
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        if self.skipped > 0 {
+            write!(f, ", {} skipped", self.skipped)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(lines: &[&str]) -> Tally {
+        let mut tally = Tally::default();
+        for line in lines {
+            tally.note(line);
+        }
+        tally
+    }
+
+    #[test]
+    fn results_add_up() {
+        let tally = tally(&[
+            "test a ... ok",
+            "test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test b::c ... FAILED",
+            "test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 5 filtered out; finished in 1.20s",
+        ]);
+        assert_eq!(tally.to_string(), "10 passed, 1 failed");
+        assert_eq!(tally.failures, ["b::c"]);
+    }
+
+    #[test]
+    fn a_skipped_test_has_not_passed() {
+        let tally = tally(&["test result: ok. 7 passed; 0 failed; 0 ignored", "SKIPPED x: no means"]);
+        assert_eq!(tally.to_string(), "6 passed, 0 failed, 1 skipped");
+    }
+
+    #[test]
+    fn a_program_that_says_nothing_has_failed() {
+        let mut tally = Tally::default();
+        assert!(!tally.run(Command::new("sh").args(["-c", "exit 3"])).unwrap());
+        assert_eq!(tally.failed, 1);
+    }
+}
