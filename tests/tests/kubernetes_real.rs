@@ -57,7 +57,7 @@ async fn until(
 
 #[tokio::test]
 async fn a_real_api_server_is_followed() {
-    let Some(server) = RealApiServer::start().unwrap() else {
+    let Some(server) = RealApiServer::start().await.unwrap() else {
         // Past the test harness, which would keep it to itself: a skipped test must be seen.
         writeln!(std::io::stderr(), "SKIPPED a_real_api_server_is_followed: KUBEBUILDER_ASSETS is not set")
             .unwrap();
