@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::lab::{Family, Lab, LabBuilder};
 use crate::object::{Backend, Manifests, Policy, Port, Service};
@@ -72,9 +72,10 @@ impl Cluster {
         protocol.probe(to).from(self.lab.client().netns())
     }
 
-    /// The client asks once and must be answered.
+    /// The client asks once and must be answered, be it late on a busy machine.
     pub fn answer(&self, protocol: Protocol, to: SocketAddr) -> Result<Answer> {
-        self.ask(protocol, to)?.answer()
+        let outcome = protocol.probe(to).limit(Duration::from_secs(3)).from(self.lab.client().netns())?;
+        outcome.answer().with_context(|| format!("{protocol:?} {to}"))
     }
 
     /// Asks until the outcome is as wanted; fails with the last one.

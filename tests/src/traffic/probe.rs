@@ -105,9 +105,9 @@ impl Outcome {
         }
     }
 
-    /// Refused, and at once: not after something was sent again.
+    /// Refused, and at once: not after something was sent again, which takes a second.
     pub fn is_refused_at_once(&self) -> bool {
-        matches!(self, Self::Refused(took) if *took < Duration::from_millis(200))
+        matches!(self, Self::Refused(took) if *took < Duration::from_millis(500))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Devices that come and go while the agent runs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use traffic_policy_tests::agent::{Agent, AgentBuilder};
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
+use traffic_policy_tests::netlink::VethEnd;
 use traffic_policy_tests::object::Policy;
 use traffic_policy_tests::traffic::Outcome;
 
@@ -55,26 +56,35 @@ fn found_devices_vanish_and_return() {
     vanishes_and_returns(Lab::builder().overlay(), |agent| agent.attach("auto").devices(&[]));
 }
 
-/// A device of that name that no programs can be attached to: the others go on, and it is tried again.
+/// A device comes back as one that cannot have XDP: the others go on, and it is tried again.
 #[test]
-fn a_device_returns_with_another_xdp_program() {
-    use traffic_policy_tests::xdp::Always;
-
+fn a_device_returns_unfit() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
-    let node = lab.node(1);
+    let node = lab.node(1).netns();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let mut agents = Agent::start_all(lab, |agent| agent.attach("xdp")).unwrap();
-    lab.remove_uplink(node).unwrap();
-    agents[0].wait_said(&["detached: the device is gone"], SOON).unwrap();
-    // Stopped, so that the other program is surely first.
-    agents[0].stop().unwrap();
-    lab.restore_uplink(node).unwrap();
-    node.netns().attach_xdp("eth0", Always::Pass).unwrap();
-    agents[0].start_again().unwrap();
-    assert_eq!(agents[0].wait_ended(SOON).unwrap(), Some(1));
-    node.netns().detach_xdp("eth0").unwrap();
-    agents[0].start_again().unwrap();
-    agents[0].wait_ready(SOON).unwrap();
-    cluster.ask_until_all(Protocol::Tcp, cluster.at(1, Family::V4, PORT), &["pod-1-1", "pod-2-1"]).unwrap();
+    let fit = || {
+        let (end, peer) = (end("up1"), end("up1-peer"));
+        node.netlink(async |net| net.veth(&end, None, &peer, lab.router()).await).unwrap();
+    };
+    fit();
+    let agent = Agent::builder(lab, lab.node(1)).attach("xdp").devices(&["eth0", "up1"]).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    node.netlink(async |net| net.delete("up1").await).unwrap();
+    agent.wait_said(&["detached: the device is gone", "up1"], SOON).unwrap();
+    node.netlink(async |net| net.bridge("up1", [2, 0, 0, 0, 0, 9], 1500).await).unwrap();
+    agent.wait_said(&["not attached, trying again", "the driver of up1 has no XDP"], SOON).unwrap();
+    let to = cluster.at(1, Family::V4, PORT);
+    cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+    node.netlink(async |net| net.delete("up1").await).unwrap();
+    fit();
+    let start = Instant::now();
+    while !node.attached("up1").unwrap().xdp {
+        assert!(start.elapsed() < SOON, "not attached again\n{}", agent.log());
+    }
+    cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+}
+
+fn end(name: &str) -> VethEnd<'_> {
+    VethEnd { name, mac: None, mtu: None }
 }

@@ -119,6 +119,16 @@ fn another_xdp_program() {
     answered(&cluster);
 }
 
+/// The second device cannot have XDP; the first has it already by then, and gives it back.
+#[test]
+fn a_device_without_xdp() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1]).overlay()).unwrap();
+    let texts = ["the driver of flannel.1 has no XDP", "--attach tc", "--attach xdp-generic"];
+    refused(builder(&cluster).attach("xdp").devices(&["eth0", "flannel.1"]), &texts);
+    is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
+    assert_eq!(cluster.lab.node(1).netns().attached("flannel.1").unwrap(), Attached::default());
+}
+
 /// The start of an agent that would take over, but cannot.
 #[test]
 fn a_refused_successor_leaves_what_it_found() {
@@ -132,6 +142,20 @@ fn a_refused_successor_leaves_what_it_found() {
     let attached = node.netns().attached("eth0").unwrap();
     assert_eq!(attached, Attached { xdp: true, ingress: 1, egress: 1 });
     answered(&cluster);
+}
+
+/// Each mode takes the place of the other; the programs at TC stay through all of it.
+#[test]
+fn another_mode_than_before() {
+    let cluster = one_node();
+    for mode in ["xdp", "xdp-generic", "tc", "xdp-generic", "xdp", "tc"] {
+        let mut agent = builder(&cluster).attach(mode).start().unwrap();
+        agent.wait_ready(SOON).unwrap();
+        let attached = cluster.lab.node(1).netns().attached("eth0").unwrap();
+        assert_eq!(attached, Attached { xdp: mode != "tc", ingress: 1, egress: 1 }, "{mode}");
+        answered(&cluster);
+        agent.stop().unwrap();
+    }
 }
 
 #[test]

@@ -147,7 +147,7 @@ impl Dataplane {
         let kernel = Kernel::running()?;
         let ports = config.pool.ports()?;
         let pins = config.pins.as_deref().map(Pins::open).transpose()?;
-        match Self::load(&config, kernel, pins.as_ref()) {
+        match Self::load(config, kernel, pins.as_ref()) {
             Ok(mut dataplane) => {
                 dataplane.set_pool(ports);
                 dataplane.pins = pins;
@@ -160,7 +160,7 @@ impl Dataplane {
         }
     }
 
-    fn load(config: &Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
+    fn load(config: Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
         let maps = pins.map(Pins::maps);
         let mut object = load(config.sizes, maps.as_deref(), &kernel)?;
         load_programs(&mut object)?;
@@ -181,7 +181,7 @@ impl Dataplane {
             attached: BTreeMap::new(),
             cluster_ips: BTreeSet::new(),
             untidy: false,
-            config: config.clone(),
+            config,
             kernel,
             pins: None,
         };
