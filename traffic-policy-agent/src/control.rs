@@ -342,6 +342,7 @@ impl Control {
                 Event::Address => (routes, devices, addresses) = (true, true, true),
                 Event::Route => (routes, devices) = (true, self.settings.devices.is_empty() || devices),
                 Event::Neighbour(neighbour) => neighbours |= self.keeper.changed(neighbour),
+                Event::NeighbourGone(link, address) => self.keeper.gone(link, address),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }
         }

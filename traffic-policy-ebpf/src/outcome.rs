@@ -100,6 +100,8 @@ outcomes! {
     PassedStale = 42, "passed-stale", Pass;
     /// The program that should have gone on is not in place.
     PassedUnfinished = 43, "passed-unfinished", Pass;
+    /// A frame for another machine's MAC address, flooded by a switch: that machine's business.
+    PassedOtherHost = 44, "passed-other-host", Pass;
 }
 
 #[cfg(test)]

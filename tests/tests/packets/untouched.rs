@@ -39,6 +39,17 @@ fn other_ports_and_addresses() {
     });
 }
 
+/// A switch that does not know an address yet floods frames: what is for another machine is left to it, even if both have
+/// the Service's address.
+#[test]
+fn frames_for_other_machines() {
+    table::run(|terms| {
+        let flooded = |to| Step::passed(&terms.request(NODE).with(|p| p.to = to), "passed-other-host");
+        let steps = [flooded([2, 9, 9, 9, 9, 9]), flooded([0xff; 6]), flooded([1, 0, 0x5e, 0, 0, 1])];
+        vec![Case::new("another MAC address", setup(), steps)]
+    });
+}
+
 #[test]
 fn other_protocols() {
     table::run(|terms| {

@@ -71,7 +71,7 @@ fn the_intended_hook_works(agent: &Agent, attach: &str) {
     for outcome in ["forwarded", "replied"] {
         let (ours, theirs) = (packets(intended, outcome), packets(other, outcome));
         // TC finishes what finds its neighbour not resolved yet.
-        assert!(ours > 10 && theirs * 4 < ours, "{attach} {outcome}: {intended} {ours}, {other} {theirs}");
+        assert!(ours > 0 && theirs * 4 < ours, "{attach} {outcome}: {intended} {ours}, {other} {theirs}");
         if attach == "tc" {
             assert_eq!(theirs, 0, "{attach} {outcome}");
         }

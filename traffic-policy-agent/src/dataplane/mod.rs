@@ -334,24 +334,29 @@ impl Dataplane {
     pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         let links = self.links(&interface.name, interface.ifindex);
         // Announced before the first packet can come, so that nobody takes it for a pod's device.
-        self.describe(interface, false)?;
+        self.describe(interface, None)?;
         let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel);
         if attached.is_err() && !self.attached.contains_key(&interface.ifindex) {
             // Its packets do not come by us, so nobody may count on it.
             let _ = self.tables.devices.remove(&interface.ifindex);
         }
         let attached = attached?;
-        self.describe(interface, attached == Attached::XdpDriver)?;
+        self.describe(interface, Some(attached == Attached::XdpDriver))?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
         Ok(attached)
     }
 
-    /// Writes what the packet path must know of a device.
-    fn describe(&mut self, interface: &Interface, xdp: bool) -> Result<()> {
+    /// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
+    fn describe(&mut self, interface: &Interface, xdp: Option<bool>) -> Result<()> {
+        let held = self.tables.devices.get(&interface.ifindex, 0).ok();
         let mut device = Device {
             mac: interface.mac,
             zero: 0,
-            flags: if xdp { HOP_XDP } else { 0 },
+            flags: match xdp {
+                Some(true) => HOP_XDP,
+                Some(false) => 0,
+                None => held.map_or(0, |held| held.flags),
+            },
             zero2: 0,
             addresses: [0; 3],
         };
@@ -361,8 +366,7 @@ impl Dataplane {
                 IpAddr::V6(_) => [device.addresses[1], device.addresses[2]] = wide(*address),
             }
         }
-        let held = self.tables.devices.get(&interface.ifindex, 0).ok();
-        if held.is_some_and(|held| held == device || !xdp && Device { flags: 0, ..held } == device) {
+        if held == Some(device) {
             return Ok(());
         }
         self.tables.devices.insert(interface.ifindex, device, 0).context("writing a device failed")

@@ -7,10 +7,16 @@ use aya::{
 };
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
 
-use super::{tables::Tables, words::state};
+use super::{
+    tables::Tables,
+    words::{state, unconfirmed},
+};
 
 /// Above this share of a table, in percent, the flows that were idle for longest go first.
 const PRESSURE_PERCENT: u64 = 80;
+
+/// The count of unconfirmed flows is set right when it is off by more than this.
+const DRIFT: u64 = 1024;
 
 /// What a sweep found in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +73,12 @@ impl Sweeper {
                 deleted: result.deleted,
             };
             self.pressure[family] = pressure(&result, self.sizes[family]);
+            // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
+            // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
+            let counted = u64::from(result.unconfirmed);
+            if tables.usage.load(unconfirmed(family)).abs_diff(counted) > DRIFT {
+                tables.usage.store(unconfirmed(family), counted);
+            }
         }
         if let Some((snat_created, pending_created)) = first {
             // What was created after the sweeps began keeps the words different. A flow announced just before may have

@@ -101,6 +101,12 @@ pub fn used_hops(arena: u32) -> impl Fn(*mut Usage) -> *mut u64 {
     move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(arena as usize & 1) }
 }
 
+/// Number of flows of the main table that are not confirmed: 0 for IPv4, 1 for IPv6.
+pub fn unconfirmed(family: usize) -> impl Fn(*mut Usage) -> *mut u64 {
+    // SAFETY: as above.
+    move |usage| unsafe { (&raw mut (*usage).unconfirmed).cast::<u64>().add(family & 1) }
+}
+
 /// The source port at a place of the pool.
 pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
     // SAFETY: as above.

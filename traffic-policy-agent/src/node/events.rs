@@ -18,6 +18,8 @@ pub enum Event {
     Address,
     Route,
     Neighbour(Neighbour),
+    /// The entry of a neighbour on this device is gone.
+    NeighbourGone(u32, IpAddr),
     /// The kernel told more than was read in time: anything may have changed.
     Lost,
 }
@@ -80,25 +82,26 @@ fn event(message: &RouteNetlinkMessage) -> Option<Event> {
         | RouteNetlinkMessage::NewRule(_)
         | RouteNetlinkMessage::DelRule(_) => Some(Event::Route),
         RouteNetlinkMessage::NewNeighbour(message) => neighbour(message).map(Event::Neighbour),
+        RouteNetlinkMessage::DelNeighbour(message) => {
+            address(message).map(|address| Event::NeighbourGone(message.header.ifindex, address))
+        }
         _ => None,
     }
 }
 
 /// The neighbour of a message, if its MAC address is known.
 pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
-    let mut address = None;
-    let mut mac = None;
-    for attribute in &message.attributes {
-        match attribute {
-            NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) => {
-                address = Some(IpAddr::V4(*found));
-            }
-            NeighbourAttribute::Destination(NeighbourAddress::Inet6(found)) => {
-                address = Some(IpAddr::V6(*found));
-            }
-            NeighbourAttribute::LinkLayerAddress(found) => mac = <[u8; 6]>::try_from(found.as_slice()).ok(),
-            _ => {}
-        }
-    }
-    Some(Neighbour { link: message.header.ifindex, address: address?, mac: mac? })
+    let mac = message.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(mac) => <[u8; 6]>::try_from(mac.as_slice()).ok(),
+        _ => None,
+    });
+    Some(Neighbour { link: message.header.ifindex, address: address(message)?, mac: mac? })
+}
+
+fn address(message: &NeighbourMessage) -> Option<IpAddr> {
+    message.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
 }

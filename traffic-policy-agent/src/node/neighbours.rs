@@ -86,6 +86,11 @@ impl Keeper {
         self.managed.retain(|entry| hops.contains(entry));
     }
 
+    /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again.
+    pub fn gone(&mut self, link: u32, address: IpAddr) {
+        self.managed.remove(&(link, address));
+    }
+
     /// Forgets what was asked of a device's neighbours: it is gone, or came back.
     pub fn forget(&mut self, link: u32) {
         self.managed.retain(|(managed, _)| *managed != link);

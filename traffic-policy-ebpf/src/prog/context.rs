@@ -10,9 +10,15 @@ use aya_ebpf::{
     },
 };
 
-use traffic_policy_ebpf::abi::hook;
+use traffic_policy_ebpf::abi::{Device, hook};
 
-use super::maps::{TC_JUMPS, Table, XDP_JUMPS};
+use super::{
+    maps::{DEVICES, TC_JUMPS, Table, XDP_JUMPS},
+    wire::{load16, load32},
+};
+
+/// `skb->pkt_type` of a frame for this machine.
+const PACKET_HOST: u32 = 0;
 
 const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
@@ -50,6 +56,8 @@ pub trait Packet: Copy {
     fn ingress(self) -> u32;
     /// A VLAN tag that the device took out of the frame.
     fn tagged(self) -> bool;
+    /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
+    fn for_us(self) -> bool;
     /// Payload bytes of each segment that this aggregate becomes on the wire, 0 if it is no aggregate.
     fn segment(self) -> u32;
     /// Sends it out of a device: the verdict.
@@ -100,6 +108,18 @@ impl Packet for Xdp {
     #[inline(always)]
     fn tagged(self) -> bool {
         false
+    }
+    #[inline(always)]
+    fn for_us(self) -> bool {
+        let ifindex = self.ingress();
+        let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else { return true };
+        let data = self.data();
+        if data + 14 > self.end() {
+            return false;
+        }
+        let (head, tail) = unsafe { (load32::<0>(data).to_ne_bytes(), load16::<4>(data).to_ne_bytes()) };
+        let mac = unsafe { (*device).mac };
+        mac == [head[0], head[1], head[2], head[3], tail[0], tail[1]]
     }
     #[inline(always)]
     fn segment(self) -> u32 {
@@ -178,6 +198,10 @@ impl Packet for Tc {
     #[inline(always)]
     fn tagged(self) -> bool {
         unsafe { (*self.skb).vlan_present != 0 }
+    }
+    #[inline(always)]
+    fn for_us(self) -> bool {
+        unsafe { (*self.skb).pkt_type == PACKET_HOST }
     }
     #[inline(always)]
     fn segment(self) -> u32 {

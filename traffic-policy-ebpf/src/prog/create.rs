@@ -48,10 +48,13 @@ pub fn frontend_of<F: Family>(parsed: &Parsed<F>) -> Option<*mut Frontend> {
 
 /// The frontend of a packet, if it is one of ours and may start a flow.
 #[inline(always)]
-fn range<F: Family>(parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
+fn range<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
     let Some(found) = frontend_of(parsed) else {
         return Err(Outcome::PassedNotService);
     };
+    if !packet.for_us() {
+        return Err(Outcome::PassedOtherHost);
+    }
     let found = found.cast_const();
     let (flags, service) = unsafe { ((*found).flags, (*found).service) };
     if flags & frontend::SOURCE_RANGES != 0 {
@@ -153,7 +156,7 @@ pub fn create<P: Packet, F: Family>(
     if P::TC && restart.is_none() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
-    let (range, found) = range(parsed)?;
+    let (range, found) = range(packet, parsed)?;
     let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0)) else {
         return Err(Outcome::DroppedFailed.into());
     };
