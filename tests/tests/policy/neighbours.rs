@@ -42,7 +42,8 @@ fn the_first_packet_waits_for_its_neighbour_in_xdp() {
     first_packet("xdp");
 }
 
-/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become stale.
+/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become stale and
+/// to be given up.
 fn hurry(cluster: &Cluster) {
     for node in cluster.lab.nodes() {
         for family in ["ipv4", "ipv6"] {
@@ -50,6 +51,8 @@ fn hurry(cluster: &Cluster) {
                 ("base_reachable_time_ms", "1000"),
                 ("delay_first_probe_time", "1"),
                 ("interval_probe_time_ms", "500"),
+                ("ucast_solicit", "1"),
+                ("retrans_time_ms", "250"),
             ];
             for (name, value) in settings {
                 node.netns().sysctl(&format!("net.{family}.neigh.eth0.{name}"), value).unwrap();
