@@ -74,8 +74,8 @@ impl ApiServer {
     /// # Errors
     ///
     /// If there is no free port.
-    pub async fn start() -> Result<Self> {
-        Self::start_with(None).await
+    pub fn start() -> Result<Self> {
+        Self::start_with(None)
     }
 
     /// Starts an empty server on an address of a namespace, where the nodes of a lab reach it. Called within a runtime
@@ -93,11 +93,11 @@ impl ApiServer {
     /// # Errors
     ///
     /// If there is no free port.
-    pub async fn start_tls(certificate: Certificate) -> Result<Self> {
-        Self::start_with(Some(certificate)).await
+    pub fn start_tls(certificate: Certificate) -> Result<Self> {
+        Self::start_with(Some(certificate))
     }
 
-    async fn start_with(certificate: Option<Certificate>) -> Result<Self> {
+    fn start_with(certificate: Option<Certificate>) -> Result<Self> {
         Self::start_at(None, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), certificate)
     }
 

@@ -132,7 +132,7 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
 #[tokio::test]
 async fn nothing_is_whole_before_all_lists_have_come() {
     for held in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
-        let server = ApiServer::start().await.unwrap();
+        let server = ApiServer::start().unwrap();
         server.apply(&service("web", "10.96.0.1")).unwrap();
         server.apply(&slice("web", &["10.1.0.1"])).unwrap();
         server.hold_lists(held);
@@ -151,7 +151,7 @@ async fn nothing_is_whole_before_all_lists_have_come() {
 
 #[tokio::test]
 async fn changes_are_followed() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     server.apply(&node("here", "192.0.2.10")).unwrap();
     server.apply(&node("there", "192.0.2.11")).unwrap();
     let mut agent = Agent::with_kubeconfig(&server).await;
@@ -184,7 +184,7 @@ async fn changes_are_followed() {
 
 #[tokio::test]
 async fn long_lists_come_in_pages() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     for i in 0..1_200u16 {
         let [high, low] = i.to_be_bytes();
         server.apply(&service(&format!("s{i:04}"), &format!("10.96.{high}.{low}"))).unwrap();
@@ -201,7 +201,7 @@ async fn long_lists_come_in_pages() {
 
 #[tokio::test]
 async fn an_outage_changes_nothing() {
-    let mut server = ApiServer::start().await.unwrap();
+    let mut server = ApiServer::start().unwrap();
     server.apply(&format!("{}---\n{}", service("web", "10.96.0.1"), slice("web", &["10.1.0.1"]))).unwrap();
     let mut agent = Agent::with_kubeconfig(&server).await;
     agent.expect(&["web=10.1.0.1:8080"]).await;
@@ -222,7 +222,7 @@ async fn an_outage_changes_nothing() {
 
 #[tokio::test]
 async fn an_api_that_comes_late_is_waited_for() {
-    let mut server = ApiServer::start().await.unwrap();
+    let mut server = ApiServer::start().unwrap();
     server.apply(&service("web", "10.96.0.1")).unwrap();
     server.stop().await;
     let mut agent = Agent::with_kubeconfig(&server).await;
@@ -235,7 +235,7 @@ async fn an_api_that_comes_late_is_waited_for() {
 
 #[tokio::test]
 async fn what_vanished_unseen_is_removed_by_the_relist() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     for (name, ip) in [("a", "10.96.0.1"), ("b", "10.96.0.2")] {
         server.apply(&format!("{}---\n{}", service(name, ip), slice(name, &["10.1.0.1"]))).unwrap();
     }
@@ -255,7 +255,7 @@ async fn what_vanished_unseen_is_removed_by_the_relist() {
 
 #[tokio::test]
 async fn a_cut_watch_goes_on_where_it_was() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     server.apply(&service("a", "10.96.0.1")).unwrap();
     let mut agent = Agent::with_kubeconfig(&server).await;
     agent.expect(&["a="]).await;
@@ -272,7 +272,7 @@ async fn a_cut_watch_goes_on_where_it_was() {
 
 #[tokio::test]
 async fn a_bad_object_stops_nobody_else() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     let impossible = service("never", "10.96.0.9").replace("[{port: 80}]", "yes");
     server.apply(&format!("{}---\n{impossible}", service("a", "10.96.0.1"))).unwrap();
     let mut agent = Agent::with_kubeconfig(&server).await;
@@ -303,7 +303,7 @@ async fn a_bad_object_stops_nobody_else() {
 
 #[tokio::test]
 async fn a_rotated_token_is_used_at_once() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     server.require_tokens(&["first"]);
     server.apply(&service("a", "10.96.0.1")).unwrap();
     let mut agent = Agent::in_cluster(&server, "first\n").await;
@@ -319,7 +319,7 @@ async fn a_rotated_token_is_used_at_once() {
 
 #[tokio::test]
 async fn a_refused_token_is_told_and_nothing_is_given() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     server.require_tokens(&["right"]);
     server.apply(&service("a", "10.96.0.1")).unwrap();
     let mut agent = Agent::in_cluster(&server, "wrong").await;
@@ -333,7 +333,7 @@ async fn a_refused_token_is_told_and_nothing_is_given() {
 
 #[tokio::test]
 async fn events_are_posted_about_the_service() {
-    let server = ApiServer::start().await.unwrap();
+    let server = ApiServer::start().unwrap();
     server.apply(&service("web", "10.96.0.1")).unwrap();
     let agent = Agent::with_kubeconfig(&server).await;
     agent.source.events().post(ServiceEvent {
@@ -360,7 +360,7 @@ async fn tls_is_checked_against_the_name_of_the_api_server() {
         let files = tempfile::tempdir().unwrap();
         fs::write(files.path().join("token"), "t").unwrap();
         fs::write(files.path().join("ca.crt"), &certificate.pem).unwrap();
-        let server = ApiServer::start_tls(certificate).await.unwrap();
+        let server = ApiServer::start_tls(certificate).unwrap();
         server.apply(&service("a", "10.96.0.1")).unwrap();
         let service_account = files.path().to_owned();
         let access = Access::InCluster { api_server: Some(server.url()), service_account };
