@@ -12,7 +12,7 @@ use crate::cluster::{Cluster, POD_PORT, web};
 use crate::meters::{Meters, both};
 use crate::quiet;
 
-const TIME: Duration = Duration::from_secs(4);
+const TIME: Duration = Duration::from_secs(3);
 
 /// Services come, change and go. Some have the pods of the Service under load as endpoints: that one of them goes away
 /// says nothing about the pod.

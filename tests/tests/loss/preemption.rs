@@ -8,8 +8,8 @@ use traffic_policy_tests::traffic::connections::Report;
 use crate::quiet;
 use crate::switch::{Balanced, HEALTH_PORT, policy_cluster, policy_local};
 
-fn preempt(balanced: &Balanced, what: &str) -> (Report, String) {
-    let meter = balanced.connect(200, 1200);
+fn preempt(balanced: &Balanced, what: &str, connections: u64) -> (Report, String) {
+    let meter = balanced.connect(200, connections);
     sleep(Duration::from_secs(1));
     let node = balanced.cluster.lab.node(3);
     balanced.cluster.lab.cut(node).unwrap();
@@ -24,8 +24,8 @@ fn with_policy_local_nobody_notices() {
     let _alone = quiet::alone();
     let balanced = Balanced::start("xdp", &[], &policy_local(), HEALTH_PORT);
     balanced.wait_for(&["node-1"]);
-    let (report, figures) = preempt(&balanced, "node-3 preempted, policy Local");
-    assert_eq!((report.ok, report.failed, report.slow), (1200, 0, 0), "{figures}");
+    let (report, figures) = preempt(&balanced, "node-3 preempted, policy Local", 800);
+    assert_eq!((report.ok, report.failed, report.slow), (800, 0, 0), "{figures}");
 }
 
 /// Every node takes part, so what goes through this one is lost until the load balancer has noticed.
@@ -34,7 +34,7 @@ fn with_policy_cluster_requests_are_lost() {
     let _alone = quiet::alone();
     let balanced = Balanced::start("xdp", &[], &policy_cluster(), 10256);
     balanced.wait_for(&["node-1", "node-2", "node-3"]);
-    let (report, figures) = preempt(&balanced, "node-3 preempted, policy Cluster");
+    let (report, figures) = preempt(&balanced, "node-3 preempted, policy Cluster", 1200);
     assert!(report.failed > 0, "{figures}");
     assert!(
         report

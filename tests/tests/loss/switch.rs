@@ -138,7 +138,7 @@ fn without_a_drain_connections_fail() {
     let _alone = quiet::alone();
     let balanced = Balanced::start("tc", &["--drain", "0"], &policy_cluster(), HEALTHZ);
     balanced.wait_for(&ALL);
-    let report = balanced.switch(&policy_local(), HEALTH_PORT, 10_000);
+    let report = balanced.switch(&policy_local(), HEALTH_PORT, 5000);
     let figures = balanced.figures("tc --drain 0 Cluster → Local", &report);
     assert!(report.failed > 0, "the test cannot fail: {figures}");
     assert_eq!(balanced.balancer.healthy(), ["node-1"], "{figures}");
