@@ -43,8 +43,9 @@ fn matrix(attach: &str, wire_offloads: bool) {
 fn every_pod_answers(cluster: &Cluster, family: Family, number: usize, protocol: Protocol, what: &str) {
     let lab = &cluster.lab;
     let node = lab.node(number);
-    let answers = cluster.ask_until_all(protocol, cluster.at(number, family, CLUSTER), &PODS).unwrap();
-    for answer in answers {
+    let ask = || cluster.ask_until_all(protocol, cluster.at(number, family, CLUSTER), &PODS).unwrap();
+    // Several rounds, so that what each hook did is many packets.
+    for answer in (0..4).flat_map(|_| ask()) {
         // Only a way over two nodes needs the node's address; what stays here keeps the client's.
         let here = answer.node == node.name;
         let source = if here { lab.client().address(family) } else { node.address(family) };
