@@ -14,5 +14,6 @@ mod neighbours;
 mod overlay;
 mod reject;
 mod router;
+mod source_ranges;
 mod transfer;
 mod uplinks;

@@ -1,0 +1,57 @@
+//! `loadBalancerSourceRanges`: who may use a load balancer's address. Node ports are not restricted by it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde_json::json;
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Port, Service};
+use traffic_policy_tests::traffic::Outcome;
+
+const NODE_PORT: u16 = 30080;
+
+fn restricted(ranges: &[&str]) -> Service {
+    Service::new("restricted")
+        .port(Port::tcp(80, TARGET).node_port(NODE_PORT))
+        .vip(vip(Family::V4))
+        .vip(vip(Family::V6))
+        .spec("loadBalancerSourceRanges", json!(ranges))
+}
+
+fn vip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 9].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
+    }
+}
+
+#[test]
+fn other_sources_are_dropped() {
+    for attach in ["tc", "xdp"] {
+        let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+        // The client is 192.0.2.10 in IPv4; in IPv6 no range is given, so everybody may.
+        cluster.manifests.apply(&restricted(&["198.51.100.0/24"]), &cluster.backends()).unwrap();
+        let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+        for family in Family::BOTH {
+            cluster.lab.route_vip(vip(family), cluster.lab.node(1)).unwrap();
+        }
+        let ask = |family| cluster.ask(Protocol::Tcp, SocketAddr::new(vip(family), 80)).unwrap();
+        assert_eq!(ask(Family::V4), Outcome::Silent, "{attach}");
+        assert!(matches!(ask(Family::V6), Outcome::Answered(_)), "{attach}");
+        let hook = if attach == "tc" { "ingress" } else { "xdp" };
+        assert!(agents[0].packets(hook, "dropped-source-range").unwrap() > 0, "{attach}");
+        cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, NODE_PORT)).unwrap();
+
+        // One more range, not normalized, lets the client in; without it the client is out again.
+        let limit = Duration::from_secs(5);
+        let to = SocketAddr::new(vip(Family::V4), 80);
+        let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
+        let service = restricted(&["198.51.100.0/24", "192.0.2.9/29"]);
+        cluster.manifests.apply(&service, &cluster.backends()).unwrap();
+        cluster.wait_for(Protocol::Tcp, to, limit, answered).unwrap();
+        cluster.manifests.apply(&restricted(&["198.51.100.0/24"]), &cluster.backends()).unwrap();
+        cluster.wait_for(Protocol::Tcp, to, limit, |outcome| *outcome == Outcome::Silent).unwrap();
+    }
+}
