@@ -1,5 +1,8 @@
 //! The run loop: what a source says becomes map content, and the network's changes become epochs and devices.
 
+mod network;
+mod node_port_addresses;
+
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
@@ -7,77 +10,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
 use crate::{
-    dataplane::{Changed, Config, Dataplane, Interface},
+    dataplane::{Config, Dataplane},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
     model::{Index, NodeInput, ServicePortKey},
-    node::{self, Address, Event, Events, Keeper, Link, Neighbour, Network},
+    node::{self, Address, Events, Keeper, Network},
     source::{Kubernetes, Manifests, ServiceEvent, Source},
 };
+
+pub use self::node_port_addresses::NodePortAddresses;
 
 /// Where objects come from.
 #[derive(Clone, Debug)]
 pub enum Origin {
     Manifests(Manifests),
     Kubernetes(Kubernetes),
-}
-
-/// `--node-port-addresses`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// Every address of the node but loopback and link-local ones.
-    All,
-    /// The Node object's addresses.
-    Primary,
-    /// Addresses of the node in these ranges; a family without a range has all.
-    Within(Vec<IpNet>),
-}
-
-impl std::str::FromStr for NodePortAddresses {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "all" => Ok(Self::All),
-            "primary" => Ok(Self::Primary),
-            ranges => ranges
-                .split(',')
-                .map(|range| {
-                    range.trim().parse::<IpNet>().map_err(|_| {
-                        format!("`{range}` is neither `all`, `primary` nor a CIDR such as 192.0.2.0/24")
-                    })
-                })
-                .collect::<Result<_, _>>()
-                .map(Self::Within),
-        }
-    }
-}
-
-impl NodePortAddresses {
-    fn resolve(&self, addresses: &[Address], primary: &[IpAddr]) -> Vec<IpAddr> {
-        let global = addresses.iter().filter(|address| address.global).map(|address| address.address);
-        let mut resolved: Vec<IpAddr> = match self {
-            Self::All => global.collect(),
-            Self::Primary => global.filter(|address| primary.contains(address)).collect(),
-            Self::Within(ranges) => global
-                .filter(|address| {
-                    let mut of_family =
-                        ranges.iter().filter(|range| range.addr().is_ipv4() == address.is_ipv4());
-                    let unrestricted = of_family.clone().next().is_none();
-                    unrestricted || of_family.any(|range| range.contains(address))
-                })
-                .collect(),
-        };
-        resolved.sort_unstable();
-        resolved.dedup();
-        resolved
-    }
 }
 
 /// All that `run` needs.
@@ -327,169 +279,5 @@ impl Control {
             }
             Err(error) => tracing::warn!("{error:#}"),
         }
-    }
-
-    async fn network_changed(&mut self, first: Event, events: &mut Events, source: &Source) -> Result<()> {
-        let mut burst = vec![first];
-        let end = Instant::now() + SETTLE;
-        while let Ok(Some(event)) = tokio::time::timeout_at(end, events.next()).await {
-            burst.push(event);
-        }
-        let (mut routes, mut neighbours, mut devices, mut addresses) = (false, false, false, false);
-        for event in burst {
-            match event {
-                Event::Link => devices = true,
-                Event::Address => (routes, devices, addresses) = (true, true, true),
-                Event::Route => (routes, devices) = (true, self.settings.devices.is_empty() || devices),
-                Event::Neighbour(neighbour) => neighbours |= self.keeper.changed(neighbour),
-                Event::NeighbourGone(link, address) => self.keeper.gone(link, address),
-                Event::Lost => (routes, devices, addresses) = (true, true, true),
-            }
-        }
-        if addresses || devices {
-            self.refresh_network().await?;
-        }
-        if devices {
-            routes |= self.find_devices(false).await?;
-        }
-        if routes {
-            self.unnoted = Some(Instant::now());
-            self.dataplane.raise(Changed::Routes)?;
-        } else if neighbours {
-            self.dataplane.raise(Changed::Neighbours)?;
-        }
-        if addresses && self.index.is_synced() {
-            // Frontends on the node's own addresses may have come or gone.
-            self.write(source).await;
-        }
-        Ok(())
-    }
-
-    async fn look_again(&mut self) -> Result<()> {
-        self.refresh_network().await?;
-        if self.find_devices(false).await? {
-            self.dataplane.raise(Changed::Routes)?;
-        }
-        Ok(())
-    }
-
-    async fn refresh_network(&mut self) -> Result<()> {
-        self.addresses = self.network.addresses().await?;
-        Ok(())
-    }
-
-    /// Attaches to devices that came, forgets those that went. Returns whether routes over them may have changed.
-    ///
-    /// At start a device that cannot be attached to is an error; later it is logged, and the others go on.
-    async fn find_devices(&mut self, start: bool) -> Result<bool> {
-        let links = self.network.links().await?;
-        let routes = self.network.routes().await?;
-        self.primary = self.index.node_addresses(&self.settings.node_name).to_vec();
-        let (wanted, missing) =
-            node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &self.primary);
-        self.look_again = false;
-        let mut changed = false;
-        for name in &missing {
-            if self.missing.insert(name.clone()) {
-                tracing::warn!(device = name, "the device is gone; waiting until it comes back");
-            }
-        }
-        let gone: Vec<(u32, String)> = self
-            .dataplane
-            .attached()
-            .filter(|(attached, _)| !links.iter().any(|link| link.index == attached.ifindex))
-            .map(|(attached, _)| (attached.ifindex, attached.name.clone()))
-            .collect();
-        for (ifindex, name) in gone {
-            self.dataplane.detach(ifindex)?;
-            self.keeper.forget(ifindex);
-            tracing::warn!(device = name, "detached: the device is gone");
-            changed = true;
-        }
-        for link in wanted {
-            let interface = self.interface(link);
-            if self.dataplane.attached().any(|(attached, _)| *attached == interface) {
-                continue;
-            }
-            match self.dataplane.attach(&interface) {
-                Ok(attached) => {
-                    self.missing.remove(&link.name);
-                    self.warned_of.remove(&link.index);
-                    tracing::info!(device = link.name, mode = %attached, "attached");
-                    changed = true;
-                }
-                Err(error) if start => return Err(error),
-                Err(error) => {
-                    if self.warned_of.insert(link.index) {
-                        tracing::warn!(device = link.name, "not attached, trying again: {error:#}");
-                    }
-                    self.look_again = true;
-                }
-            }
-        }
-        if start {
-            self.dataplane.forget_others()?;
-            if self.dataplane.attached().next().is_none() {
-                tracing::warn!("no device to attach to: name one with --device");
-            }
-            // What is attached now was so before, or is new: nothing stored can be wrong for it.
-            return Ok(false);
-        }
-        Ok(changed)
-    }
-
-    fn interface(&self, link: &Link) -> Interface {
-        Interface {
-            name: link.name.clone(),
-            ifindex: link.index,
-            mac: link.mac,
-            wire: link.wire,
-            addresses: self
-                .addresses
-                .iter()
-                .filter(|address| address.link == link.index && address.global)
-                .map(|address| address.address)
-                .collect(),
-        }
-    }
-
-    /// After a time without an agent: routes may lead elsewhere by now, a next hop may have another MAC address.
-    async fn compare_network(&mut self) -> Result<()> {
-        if self.dataplane.compare_network(self.network.fingerprint().await?)? {
-            tracing::debug!("routes are not those that the next hops were found by");
-        }
-        let hops = self.dataplane.next_hops()?;
-        let hops = hops.iter().map(|hop| Neighbour { link: hop.ifindex, address: hop.gateway, mac: hop.mac });
-        if self.keeper.learn(&self.network, hops).await? {
-            self.dataplane.raise(Changed::Neighbours)?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn node_port_addresses() {
-        let address = |text: &str, global| Address { link: 2, address: text.parse().unwrap(), global };
-        let all = [
-            address("127.0.0.1", false),
-            address("192.0.2.1", true),
-            address("198.51.100.1", true),
-            address("fe80::1", false),
-            address("2001:db8::1", true),
-        ];
-        let resolve = |text: &str, primary: &[&str]| {
-            let primary: Vec<IpAddr> = primary.iter().map(|text| text.parse().unwrap()).collect();
-            let resolved = text.parse::<NodePortAddresses>().unwrap().resolve(&all, &primary);
-            resolved.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(resolve("all", &[]), "192.0.2.1 198.51.100.1 2001:db8::1");
-        assert_eq!(resolve("primary", &["198.51.100.1"]), "198.51.100.1");
-        assert_eq!(resolve("192.0.2.0/24", &[]), "192.0.2.1 2001:db8::1", "a family without a range has all");
-        assert_eq!(resolve("192.0.2.0/24,::/0", &[]), "192.0.2.1 2001:db8::1");
-        assert!("everything".parse::<NodePortAddresses>().is_err());
     }
 }

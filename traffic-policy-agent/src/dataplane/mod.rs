@@ -1,6 +1,8 @@
 //! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
 
 mod attach;
+mod config;
+mod counters;
 mod filter;
 mod hops;
 mod kernel;
@@ -10,6 +12,7 @@ mod object;
 mod pins;
 mod plan;
 mod pool;
+mod programs;
 mod ranges;
 mod store;
 mod sweep;
@@ -19,30 +22,25 @@ mod words;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
-use aya::{
-    Ebpf,
-    maps::{Map, MapData, PerCpuArray},
-    programs::{ProgramFd, SchedClassifier, Xdp},
-};
-use traffic_policy_ebpf::{
-    abi::{Device, HOP_XDP, hook, jump},
-    outcome::{OUTCOMES, Outcome},
-    tcp::Timeouts,
-};
+use aya::Ebpf;
+use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
 pub use self::{
     attach::{Attached, Mode},
+    config::{Config, IdleTimes, Interface, Written},
+    counters::{Counter, pinned_counters},
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
     object::{Sizes, load, map_names, object_bytes},
     pins::{DEFAULT as DEFAULT_PINS, cleanup},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
+    programs::{jumps, load_programs},
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
 };
@@ -53,63 +51,6 @@ use self::{
     words::{pool_port, state},
 };
 use crate::model::{Desired, FrontendKind, ServicePortKey};
-
-/// Idle times after which flows may go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdleTimes {
-    pub established: Duration,
-    pub finished: Duration,
-    pub reset: Duration,
-    pub unconfirmed: Duration,
-    pub udp: Duration,
-    pub udp_answered: Duration,
-}
-
-impl Default for IdleTimes {
-    fn default() -> Self {
-        Self {
-            established: Duration::from_secs(24 * 3600),
-            finished: Duration::from_secs(120),
-            reset: Duration::from_secs(10),
-            unconfirmed: Duration::from_secs(60),
-            udp: Duration::from_secs(30),
-            udp_answered: Duration::from_secs(120),
-        }
-    }
-}
-
-/// How the data plane is set up.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Folder on a bpffs; `None`: nothing outlives this process (tests).
-    pub pins: Option<PathBuf>,
-    pub sizes: Sizes,
-    pub idle: IdleTimes,
-    pub pool: Pool,
-    pub drain: Duration,
-    pub mode: Mode,
-}
-
-/// A device to attach to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    pub name: String,
-    pub ifindex: u32,
-    pub mac: [u8; 6],
-    /// It stands for a real wire: packets on it carry finished checksums.
-    pub wire: bool,
-    /// Its global addresses, in the kernel's order.
-    pub addresses: Vec<IpAddr>,
-}
-
-/// What a sync did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// Map elements written or deleted; 0 if the maps held everything already.
-    pub elements: usize,
-    /// Service ports for which there was no room.
-    pub no_room: Vec<ServicePortKey>,
-}
 
 /// Service ports, and slots of each family: as the maps are declared.
 const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
@@ -170,7 +111,7 @@ impl Dataplane {
         jumps(&object, &mut tables)?;
         let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;
         let flows = [tables.v4.size, tables.v6.size];
-        let sweeper = Sweeper::new(jiffies(&config.idle, hz), flows);
+        let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(store::read(&tables)?, PLAN_SIZES);
         let mut dataplane = Self {
             object,
@@ -450,7 +391,7 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be read.
     pub fn counters(&self) -> Result<Vec<Counter>> {
-        counters(&self.tables.counters)
+        counters::counters(&self.tables.counters)
     }
 
     /// Frontends in the maps.
@@ -469,113 +410,4 @@ fn undo(pins: Option<&Pins>) {
     if let Some(Err(error)) = pins.map(Pins::undo) {
         tracing::warn!("cleaning up after the failed start: {error:#}");
     }
-}
-
-/// Programs of the XDP hook, and of TC, that others jump to, by their index.
-const XDP_JUMPS: [(u32, &str); 4] = [
-    (jump::ATTEND, "xdp_attend4"),
-    (jump::ANSWER, "xdp_answer4"),
-    (jump::FAMILY + jump::ATTEND, "xdp_attend6"),
-    (jump::FAMILY + jump::ANSWER, "xdp_answer6"),
-];
-const TC_JUMPS: [(u32, &str); 4] = [
-    (jump::ATTEND, "tc_attend4"),
-    (jump::ANSWER, "tc_answer4"),
-    (jump::FAMILY + jump::ATTEND, "tc_attend6"),
-    (jump::FAMILY + jump::ANSWER, "tc_answer6"),
-];
-
-/// Verifies and loads every program of the object.
-///
-/// # Errors
-/// The verifier's word, for a kernel that understands less than ours.
-pub fn load_programs(object: &mut Ebpf) -> Result<()> {
-    for (name, program) in object.programs_mut() {
-        let loaded = match program {
-            aya::programs::Program::Xdp(program) => program.load(),
-            aya::programs::Program::SchedClassifier(program) => program.load(),
-            aya::programs::Program::RawTracePoint(program) => program.load(),
-            _ => continue,
-        };
-        loaded.with_context(|| format!("this kernel refuses the program {name}"))?;
-    }
-    Ok(())
-}
-
-/// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together
-/// because their layout version is the same.
-///
-/// # Errors
-/// A program that is missing or not loaded.
-pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
-    for (index, name) in XDP_JUMPS {
-        tables
-            .xdp_jumps
-            .set(index, &fd(object, name)?, 0)
-            .with_context(|| format!("{name} cannot be put in place"))?;
-    }
-    for (index, name) in TC_JUMPS {
-        tables
-            .tc_jumps
-            .set(index, &fd(object, name)?, 0)
-            .with_context(|| format!("{name} cannot be put in place"))?;
-    }
-    Ok(())
-}
-
-fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
-    let program = object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
-    let xdp: Result<&Xdp, _> = program.try_into();
-    let fd = match xdp {
-        Ok(program) => program.fd()?.try_clone()?,
-        Err(_) => {
-            let program: &SchedClassifier = program.try_into()?;
-            program.fd()?.try_clone()?
-        }
-    };
-    Ok(fd)
-}
-
-fn jiffies(idle: &IdleTimes, hz: u32) -> Timeouts {
-    let jiffies =
-        |time: Duration| u32::try_from(time.as_millis() * u128::from(hz) / 1000).unwrap_or(u32::MAX / 2);
-    Timeouts {
-        established: jiffies(idle.established),
-        finished: jiffies(idle.finished),
-        reset: jiffies(idle.reset),
-        unconfirmed: jiffies(idle.unconfirmed),
-        udp: jiffies(idle.udp),
-        udp_answered: jiffies(idle.udp_answered),
-    }
-}
-
-/// Hook, outcome, packets.
-pub type Counter = (&'static str, Outcome, u64);
-
-fn counters(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> {
-    let hooks = [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress")];
-    let mut counters = Vec::new();
-    for (number, name) in hooks {
-        for outcome in Outcome::ALL {
-            let values =
-                map.get(&(number * OUTCOMES + *outcome as u32), 0).context("reading the counters failed")?;
-            let sum = values.iter().sum();
-            if sum > 0 {
-                counters.push((name, *outcome, sum));
-            }
-        }
-    }
-    Ok(counters)
-}
-
-/// The counters of the packet path pinned below `root`, whether or not an agent runs.
-///
-/// # Errors
-/// Nothing of this version is pinned there.
-pub fn pinned_counters(root: &Path) -> Result<Vec<Counter>> {
-    let path = pins::maps_below(root).join("COUNTERS");
-    let data = MapData::from_pin(&path).with_context(|| {
-        format!("no packet path of this version is pinned in {}: is --pin-dir right?", root.display())
-    })?;
-    counters(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?)
 }

@@ -1,0 +1,231 @@
+//! What is written, in which order, and what is not.
+
+use super::*;
+use crate::model::ServiceName;
+
+const SIZES: Sizes = Sizes { slots: 100, services: 10 };
+
+fn key(name: &str) -> ServicePortKey {
+    let service = ServiceName { namespace: "default".into(), name: name.into() };
+    ServicePortKey { service, port: String::new(), protocol: Protocol::Tcp, ipv6: false }
+}
+
+fn endpoint(text: &str, local: bool) -> Endpoint {
+    Endpoint { address: text.parse().unwrap(), local }
+}
+
+fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
+    let local = endpoints.iter().filter(|e| e.local && policy == Policy::Local).copied().collect();
+    ServicePort {
+        frontends: [crate::model::Frontend {
+            address: address.parse().unwrap(),
+            kind: FrontendKind::NodePort,
+        }]
+        .into(),
+        external_policy: policy,
+        internal_policy: Policy::Cluster,
+        cluster: endpoints.to_vec(),
+        local,
+        has_endpoints: !endpoints.is_empty(),
+        serving: endpoints.iter().map(|e| e.address).collect(),
+        drain: None,
+        source_ranges: vec![],
+        affinity: None,
+    }
+}
+
+struct Node {
+    planner: Planner,
+    desired: Desired,
+    addresses: BTreeSet<IpAddr>,
+    now: Instant,
+    monotonic: u64,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self {
+            planner: Planner::new(Held::default(), SIZES),
+            desired: Desired::default(),
+            addresses: ["192.0.2.1".parse().unwrap()].into(),
+            now: Instant::now(),
+            monotonic: 1_000,
+        }
+    }
+
+    fn set(&mut self, name: &str, port: Option<ServicePort>) -> Plan {
+        match port {
+            Some(port) => self.desired.ports.insert(key(name), port),
+            None => self.desired.ports.remove(&key(name)),
+        };
+        self.plan(&[key(name)])
+    }
+
+    fn plan(&mut self, changed: &[ServicePortKey]) -> Plan {
+        let context = Context {
+            addresses: &self.addresses,
+            drain: Duration::from_secs(30),
+            monotonic: self.monotonic,
+            now: self.now,
+        };
+        self.planner.plan(&self.desired, &changed.iter().cloned().collect(), &context)
+    }
+
+    /// Another agent takes over what this one has written.
+    fn restart(&mut self) {
+        let held = Held {
+            frontends: self.planner.held.frontends.clone(),
+            slots: self.planner.held.slots.clone(),
+            sources: self.planner.held.sources.clone(),
+        };
+        self.planner = Planner::new(held, SIZES);
+    }
+
+    fn frontend(&self, address: &str) -> Frontend {
+        self.planner.held.frontends
+            [&FrontendId { address: address.parse().unwrap(), protocol: Protocol::Tcp }]
+    }
+}
+
+const A: &str = "192.0.2.1:30080";
+const B: &str = "192.0.2.1:30081";
+
+#[test]
+fn slots_before_frontends_and_nothing_twice() {
+    let mut node = Node::new();
+    let plan = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..)]), "{plan:?}");
+    assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS);
+    assert_eq!(node.plan(&[key("a")]).ops, []);
+    // Another Service does not touch the first.
+    let plan = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.2:80", false)])));
+    assert_eq!(plan.ops.len(), 2);
+    assert_ne!(node.frontend(A).cluster, node.frontend(B).cluster);
+    assert_ne!(node.frontend(A).service, node.frontend(B).service);
+}
+
+#[test]
+fn takeover_without_a_change_writes_nothing() {
+    let mut node = Node::new();
+    let _ = node.set(
+        "a",
+        Some(port(A, Policy::Local, &[endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)])),
+    );
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &[])));
+    node.restart();
+    let plan = node.plan(&[]);
+    assert_eq!(plan.ops, []);
+    assert_eq!(plan.gone, BTreeSet::new());
+}
+
+#[test]
+fn takeover_finds_what_changed_meanwhile() {
+    let mut node = Node::new();
+    let _ = node.set(
+        "a",
+        Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)])),
+    );
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.3:80", false)])));
+    let index = node.frontend(A).service;
+    node.restart();
+    node.desired.ports.remove(&key("b"));
+    node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]));
+    let plan = node.plan(&[]);
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_)]), "{plan:?}");
+    assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
+    let gone: Vec<_> = plan.gone.iter().map(|(address, _)| address.to_string()).collect();
+    assert_eq!(gone, ["10.0.0.1:80", "10.0.0.3:80"]);
+}
+
+#[test]
+fn drains_only_when_the_policy_turns_local() {
+    let remote = [endpoint("10.0.1.1:80", false)];
+    let both = [endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)];
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    let until = 1_000 + 30_000_000_000;
+    assert_eq!(node.frontend(A).drain_until, until);
+    node.monotonic += 5_000_000_000;
+    let _ = node.set("a", Some(port(A, Policy::Local, &[remote[0], endpoint("10.0.2.1:80", false)])));
+    assert_eq!(node.frontend(A).drain_until, until, "another change neither prolongs nor ends it");
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, [], "a takeover keeps a running drain");
+    let _ = node.set("a", Some(port(A, Policy::Local, &both)));
+    assert_eq!(node.frontend(A).drain_until, 0);
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    assert_eq!(node.frontend(A).drain_until, 0, "the last local endpoint left: no drain");
+    let _ = node.set("b", Some(port(B, Policy::Local, &remote)));
+    assert_eq!(node.frontend(B).drain_until, 0, "a new Service does not drain");
+}
+
+#[test]
+fn annotation_overrides_the_drain() {
+    let remote = [endpoint("10.0.1.1:80", false)];
+    for (drain, until) in [(Duration::ZERO, 0), (Duration::from_secs(2), 2_000_001_000)] {
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+        let _ = node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
+        assert_eq!(node.frontend(A).drain_until, until);
+    }
+}
+
+#[test]
+fn an_endpoint_of_two_services_is_gone_when_both_lose_it() {
+    let one = [endpoint("10.0.1.1:80", false)];
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &one)));
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
+    assert!(node.set("a", None).gone.is_empty());
+    assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).gone.len(), 1);
+}
+
+#[test]
+fn a_frontend_that_moves_is_replaced_not_deleted() {
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
+    let moved = node.desired.ports.remove(&key("a")).unwrap();
+    node.desired.ports.insert(key("b"), moved);
+    let plan = node.plan(&[key("a"), key("b")]);
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::Delete(_))), "{plan:?}");
+}
+
+#[test]
+fn without_room_the_old_endpoints_stay() {
+    let mut node = Node::new();
+    let many: Vec<_> = (0..60).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &many)));
+    let before = node.frontend(A);
+    let more: Vec<_> = (0..70).map(|i| endpoint(&format!("10.0.1.{i}:80"), false)).collect();
+    let plan = node.set("a", Some(port(A, Policy::Cluster, &more)));
+    assert_eq!(plan.no_room, [key("a")]);
+    assert_eq!(node.frontend(A), before);
+    // A smaller one fits, and so does another Service.
+    assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).no_room.is_empty());
+}
+
+#[test]
+fn sources_are_allowed_first_and_forbidden_last() {
+    let vip = "203.0.113.1:80";
+    let with = |ranges: &[&str]| {
+        let mut port = port(vip, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
+        port.frontends =
+            [crate::model::Frontend { address: vip.parse().unwrap(), kind: FrontendKind::LoadBalancer }]
+                .into();
+        port.source_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
+        Some(port)
+    };
+    let mut node = Node::new();
+    let plan = node.set("a", with(&["198.51.100.0/24"]));
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Allow(_), Op::Put(..)]), "{plan:?}");
+    assert_ne!(node.frontend(vip).flags & frontend::SOURCE_RANGES, 0);
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, []);
+    let plan = node.set("a", with(&["192.0.2.0/24"]));
+    assert!(matches!(plan.ops[..], [Op::Allow(_), Op::Forbid(_)]), "{plan:?}");
+    let plan = node.set("a", with(&[]));
+    assert!(matches!(plan.ops[..], [Op::Put(..), Op::Forbid(_)]), "{plan:?}");
+    let _ = node.set("a", with(&["192.0.2.0/24"]));
+    let plan = node.set("a", None);
+    assert!(matches!(plan.ops[..], [Op::Delete(_), Op::Forbid(_)]), "{plan:?}");
+}

@@ -1,0 +1,75 @@
+//! The programs: loaded, and put where others jump to them.
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    programs::{ProgramFd, SchedClassifier, Xdp},
+};
+use traffic_policy_ebpf::abi::jump;
+
+use super::Tables;
+
+/// Programs of the XDP hook, and of TC, that others jump to, by their index.
+const XDP_JUMPS: [(u32, &str); 4] = [
+    (jump::ATTEND, "xdp_attend4"),
+    (jump::ANSWER, "xdp_answer4"),
+    (jump::FAMILY + jump::ATTEND, "xdp_attend6"),
+    (jump::FAMILY + jump::ANSWER, "xdp_answer6"),
+];
+const TC_JUMPS: [(u32, &str); 4] = [
+    (jump::ATTEND, "tc_attend4"),
+    (jump::ANSWER, "tc_answer4"),
+    (jump::FAMILY + jump::ATTEND, "tc_attend6"),
+    (jump::FAMILY + jump::ANSWER, "tc_answer6"),
+];
+
+/// Verifies and loads every program of the object.
+///
+/// # Errors
+/// The verifier's word, for a kernel that understands less than ours.
+pub fn load_programs(object: &mut Ebpf) -> Result<()> {
+    for (name, program) in object.programs_mut() {
+        let loaded = match program {
+            aya::programs::Program::Xdp(program) => program.load(),
+            aya::programs::Program::SchedClassifier(program) => program.load(),
+            aya::programs::Program::RawTracePoint(program) => program.load(),
+            _ => continue,
+        };
+        loaded.with_context(|| format!("this kernel refuses the program {name}"))?;
+    }
+    Ok(())
+}
+
+/// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together
+/// because their layout version is the same.
+///
+/// # Errors
+/// A program that is missing or not loaded.
+pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
+    for (index, name) in XDP_JUMPS {
+        tables
+            .xdp_jumps
+            .set(index, &fd(object, name)?, 0)
+            .with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    for (index, name) in TC_JUMPS {
+        tables
+            .tc_jumps
+            .set(index, &fd(object, name)?, 0)
+            .with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    Ok(())
+}
+
+fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
+    let program = object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
+    let xdp: Result<&Xdp, _> = program.try_into();
+    let fd = match xdp {
+        Ok(program) => program.fd()?.try_clone()?,
+        Err(_) => {
+            let program: &SchedClassifier = program.try_into()?;
+            program.fd()?.try_clone()?
+        }
+    };
+    Ok(fd)
+}
