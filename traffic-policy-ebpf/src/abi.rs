@@ -4,7 +4,15 @@
 //! and stores them and never needs their numeric value. Each type is free of implicit padding where its bytes are
 //! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
+mod scratch;
+mod sweep;
+
 use core::mem::{align_of, size_of};
+
+pub use self::{
+    scratch::{Claim, Scratch},
+    sweep::Sweep,
+};
 
 /// Version of all layouts below.
 pub const ABI_VERSION: u32 = 1;
@@ -385,37 +393,6 @@ pub struct EndpointKey {
     pub ipv6: u32,
 }
 
-/// What the sweep is told, and what it tells. One element, written by one sweep at a time.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Sweep {
-    /// 0: IPv4, 1: IPv6.
-    pub ipv6: u32,
-    /// Flows idle for longer go whatever their state; `u32::MAX` unless the table is nearly full. Jiffies.
-    pub pressure: u32,
-    /// Time-outs, jiffies: see [`crate::tcp::Timeouts`].
-    pub timeouts: crate::tcp::Timeouts,
-    /// 1: mark the flows of the endpoints in `GONE`.
-    pub mark_gone: u32,
-    /// Out: jiffies at the start, low half.
-    pub now: u32,
-    /// Out: halves in the table.
-    pub entries: u32,
-    /// Out: request halves with SNAT.
-    pub snat: u32,
-    pub unconfirmed: u32,
-    pub marked: u32,
-    pub deleted: u32,
-    /// Out: halves in `PENDING`.
-    pub pending: u32,
-    /// Out: flows by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
-    pub idle: [u32; 32],
-    /// Out: Usage words at the start.
-    pub zero: u32,
-    pub snat_created: u64,
-    pub pending_created: u64,
-}
-
 /// A token bucket of one CPU for answers that the program makes itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -434,48 +411,6 @@ pub mod jump {
     pub const ANSWER: u32 = 1;
     pub const FAMILY: u32 = 2;
     pub const COUNT: u32 = 4;
-}
-
-/// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Scratch<A> {
-    pub request: Flow<A>,
-    pub reply: Flow<A>,
-    /// The kernel's `struct bpf_fib_lookup`.
-    pub fib: [u64; 8],
-    /// The kernel's `struct bpf_redir_neigh`: family, address.
-    pub neighbour: [u32; 5],
-    /// The outcome whose answer is due.
-    pub outcome: u32,
-    /// The way back to a client without a route.
-    pub way_back: Hop,
-    /// For an outcome that says "too long": what would have fitted, in bytes.
-    pub mtu: u32,
-    pub claim: Claim,
-    /// The key of `reply`.
-    pub key: Tuple<A>,
-    /// The key of another half, while that is looked up.
-    pub other: Tuple<A>,
-}
-
-/// The search for a free source port.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Claim {
-    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`].
-    pub client_ports: u32,
-    pub ports: u32,
-    /// Endpoint's port, memory order.
-    pub endpoint_port: u16,
-    /// 1: in `PENDING`.
-    pub pending: u16,
-    /// Next place in `POOL`, and how many there are.
-    pub at: u32,
-    pub pool_len: u32,
-    /// What the last insertion said: 0, or a negative error number.
-    pub result: i32,
-    pub zero: u32,
 }
 
 /// Hooks, the upper part of an index into `COUNTERS`.

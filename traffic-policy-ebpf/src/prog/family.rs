@@ -4,7 +4,7 @@ use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
 
 use super::{
-    create,
+    claim,
     maps::{
         self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SLOT_ROUTES4,
         SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
@@ -26,7 +26,7 @@ pub trait Family: 'static {
     fn slots() -> Table;
     fn slot_routes() -> Table;
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
-    /// [`create::next_port`] of this family, as `bpf_loop` calls it.
+    /// [`claim::next_port`] of this family, as `bpf_loop` calls it.
     fn next_port() -> *mut c_void;
     /// From the wide form of the FIB.
     fn narrow(wide: [u64; 2]) -> Self::Address;
@@ -131,9 +131,9 @@ pub fn pending_in_use() -> bool {
 }
 
 extern "C" fn next_port4(_: u64, _: *mut c_void) -> i64 {
-    create::next_port::<V4>()
+    claim::next_port::<V4>()
 }
 
 extern "C" fn next_port6(_: u64, _: *mut c_void) -> i64 {
-    create::next_port::<V6>()
+    claim::next_port::<V6>()
 }

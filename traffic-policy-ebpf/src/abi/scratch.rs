@@ -1,0 +1,45 @@
+//! Notes of the programs for each other.
+
+use super::{Flow, Hop, Tuple};
+
+/// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Scratch<A> {
+    pub request: Flow<A>,
+    pub reply: Flow<A>,
+    /// The kernel's `struct bpf_fib_lookup`.
+    pub fib: [u64; 8],
+    /// The kernel's `struct bpf_redir_neigh`: family, address.
+    pub neighbour: [u32; 5],
+    /// The outcome whose answer is due.
+    pub outcome: u32,
+    /// The way back to a client without a route.
+    pub way_back: Hop,
+    /// For an outcome that says "too long": what would have fitted, in bytes.
+    pub mtu: u32,
+    pub claim: Claim,
+    /// The key of `reply`.
+    pub key: Tuple<A>,
+    /// The key of another half, while that is looked up.
+    pub other: Tuple<A>,
+}
+
+/// The search for a free source port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Claim {
+    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`].
+    pub client_ports: u32,
+    pub ports: u32,
+    /// Endpoint's port, memory order.
+    pub endpoint_port: u16,
+    /// 1: in `PENDING`.
+    pub pending: u16,
+    /// Next place in `POOL`, and how many there are.
+    pub at: u32,
+    pub pool_len: u32,
+    /// What the last insertion said: 0, or a negative error number.
+    pub result: i32,
+    pub zero: u32,
+}

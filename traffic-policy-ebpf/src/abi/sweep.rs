@@ -1,0 +1,34 @@
+//! Orders for the sweep, and its report.
+
+use crate::tcp::Timeouts;
+
+/// What the sweep is told, and what it tells. One element, written by one sweep at a time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sweep {
+    /// 0: IPv4, 1: IPv6.
+    pub ipv6: u32,
+    /// Flows idle for longer go whatever their state; `u32::MAX` unless the table is nearly full. Jiffies.
+    pub pressure: u32,
+    /// Time-outs, jiffies: see [`crate::tcp::Timeouts`].
+    pub timeouts: Timeouts,
+    /// 1: mark the flows of the endpoints in `GONE`.
+    pub mark_gone: u32,
+    /// Out: jiffies at the start, low half.
+    pub now: u32,
+    /// Out: halves in the table.
+    pub entries: u32,
+    /// Out: request halves with SNAT.
+    pub snat: u32,
+    pub unconfirmed: u32,
+    pub marked: u32,
+    pub deleted: u32,
+    /// Out: halves in `PENDING`.
+    pub pending: u32,
+    /// Out: flows by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
+    pub idle: [u32; 32],
+    /// Out: Usage words at the start.
+    pub zero: u32,
+    pub snat_created: u64,
+    pub pending_created: u64,
+}
