@@ -85,6 +85,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         unnoted: None,
         warned_of: BTreeSet::new(),
         look_again: false,
+        rewrite: false,
         primary: Vec::new(),
         settings,
     };
@@ -119,6 +120,8 @@ struct Control {
     warned_of: BTreeSet<u32>,
     /// Devices could not be looked at, or one of them not be attached to.
     look_again: bool,
+    /// The node's addresses changed, and the maps do not say so yet.
+    rewrite: bool,
     /// Addresses of the Node object, as they were when devices were last looked for.
     primary: Vec<IpAddr>,
 }
@@ -192,8 +195,23 @@ impl Control {
         Ok(())
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    /// Brings devices and maps up to date. Returns whether it has to be tried again.
     async fn write(&mut self, source: &Source) -> bool {
+        // Now that the Node's addresses are known, their devices are too.
+        let primary = self.index.node_addresses(&self.settings.node_name);
+        if self.index.is_synced()
+            && self.settings.devices.is_empty()
+            && primary != self.primary
+            && let Err(error) = self.look_again(source).await
+        {
+            tracing::warn!("looking at the devices failed: {error:#}");
+            self.look_again = true;
+        }
+        self.write_maps(source).await
+    }
+
+    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    async fn write_maps(&mut self, source: &Source) -> bool {
         if !self.index.is_synced() {
             return false;
         }
@@ -204,14 +222,6 @@ impl Control {
             ipv4: true,
             ipv6: true,
         };
-        // Now that the Node's addresses are known, their devices are too.
-        if self.settings.devices.is_empty()
-            && primary != self.primary
-            && let Err(error) = self.look_again().await
-        {
-            tracing::warn!("looking at the devices failed: {error:#}");
-            self.look_again = true;
-        }
         let mut changes = self.index.update(&input);
         changes.ports.append(&mut self.pending);
         let desired = self.index.desired();
@@ -223,18 +233,26 @@ impl Control {
         match self.dataplane.sync(desired, &changes.ports, &local) {
             Ok(written) => {
                 for key in &written.no_room {
-                    tracing::warn!(service = %key.service, port = key.port, "the maps have no room for its endpoints; the old ones stay");
+                    tracing::warn!(service = %key.service, port = key.port, "the maps have no room for its endpoints; the old ones stay, trying again");
                 }
+                let again = !written.no_room.is_empty();
+                self.pending.extend(written.no_room);
                 if !self.synced_once {
                     tracing::info!(services = desired.ports.len(), writes = written.elements, "first sync");
                 } else if written.elements > 0 {
                     tracing::info!(changed = changes.ports.len(), writes = written.elements, "synced");
                 }
+                if !self.synced_once
+                    && let Err(error) = self.dataplane.forget_others()
+                {
+                    // They go on as they did; the next start tries again.
+                    tracing::warn!("devices of an earlier run were not forgotten: {error:#}");
+                }
                 self.synced_once = true;
                 self.health.set_node_eligible(desired.node_eligible);
                 self.health.synced();
                 self.update_health(source).await;
-                false
+                again
             }
             Err(error) => {
                 tracing::error!("writing the maps failed, trying again in {} s: {error:#}", RETRY.as_secs());
@@ -265,8 +283,8 @@ impl Control {
                 Err(error) => tracing::warn!("{error:#}"),
             }
         }
-        if self.look_again
-            && let Err(error) = self.look_again().await
+        if (self.look_again || self.rewrite)
+            && let Err(error) = self.look_again(source).await
         {
             tracing::warn!("looking at the devices failed: {error:#}");
         }

@@ -237,7 +237,8 @@ pub struct Frontend {
     pub drain_until: u64,
 }
 
-/// An endpoint of this node by its `nodeName`: delivered here whatever the routes say.
+/// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered here whatever the routes
+/// say.
 pub const SLOT_LOCAL: u16 = 1;
 
 /// An endpoint, by value.
@@ -271,7 +272,7 @@ pub struct SlotRoute<A> {
 /// A frame may be sent to this hop from XDP.
 pub const HOP_XDP: u32 = 1;
 
-/// A next hop. A hop keeps its device and gateway for life. Its destination MAC lies within one aligned word, so a
+/// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within one aligned word, so a
 /// reader on another CPU never sees half of one.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -291,15 +292,18 @@ pub struct Hop {
     pub flags: u32,
 }
 
-/// What makes a next hop: its device and the address that is resolved to a MAC.
+/// What makes a next hop: its device, the address that is resolved to a MAC, and what fits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct HopKey {
     pub gateway: [u64; 2],
     pub ifindex: u32,
     /// 2 (AF_INET) or 10 (AF_INET6).
-    pub family: u16,
-    pub arena: u16,
+    pub family: u8,
+    pub arena: u8,
+    /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery found), not of the
+    /// gateway alone.
+    pub mtu: u16,
 }
 
 /// Number of hops; half of them are in use at a time (see [`State::route`]).
@@ -315,7 +319,8 @@ pub struct Device {
     pub zero: u16,
     /// [`HOP_XDP`] if it takes frames from XDP.
     pub flags: u32,
-    pub zero2: u32,
+    /// Largest IP packet, bytes; 0 = not known.
+    pub mtu: u32,
     /// Its first global IPv4 address ([`Address4`]), then its first global IPv6 address. Used where the kernel's FIB
     /// does not name the source.
     pub addresses: [u64; 3],

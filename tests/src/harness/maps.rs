@@ -161,7 +161,9 @@ fn write<A: Address + Wire>(
     let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<Range> {
         for (index, (spot, port)) in (base..).zip(endpoints) {
             let address: IpAddr = spot.of(family);
-            let flags = if *spot == Spot::Local { SLOT_LOCAL } else { 0 };
+            // As the agent does: by `nodeName`, and for the node's own addresses.
+            let own = matches!(spot, Spot::Local | Spot::Node | Spot::NodeEth1);
+            let flags = if own { SLOT_LOCAL } else { 0 };
             let slot = Slot { address: A::from_ip(address), port: port.to_be(), flags, zero: 0 };
             slots.set(index, slot, 0)?;
         }

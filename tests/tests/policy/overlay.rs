@@ -72,3 +72,23 @@ fn found_devices() {
 fn named_devices_by_generic_xdp() {
     overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
 }
+
+/// An overlay's neighbours are written by hand, and nobody would answer if the kernel were made to probe for them.
+#[test]
+fn neighbours_written_by_hand_stay() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).overlay()).unwrap();
+    let lab = &cluster.lab;
+    let far = [Backend::of(lab.node(2).pod(1))];
+    cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &far).unwrap();
+    let _agents = Agent::start_all(lab, |agent| agent.devices(&["eth0", "flannel.1"])).unwrap();
+    for family in Family::BOTH {
+        cluster.answer(Protocol::Tcp, cluster.at(1, family, REMOTE)).unwrap();
+    }
+    // The agent sees to the neighbours of its next hops every 5 s, and the kernel probes what it is told to at once.
+    std::thread::sleep(std::time::Duration::from_secs(9));
+    for family in Family::BOTH {
+        let (near, far) = (lab.node(1).pod(1), lab.node(2).pod(1));
+        near.netns().ping(far.address(family), std::time::Duration::from_secs(2)).unwrap();
+        cluster.answer(Protocol::Tcp, cluster.at(1, family, REMOTE)).unwrap();
+    }
+}

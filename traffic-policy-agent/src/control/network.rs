@@ -33,29 +33,31 @@ impl Control {
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }
         }
-        if addresses || devices {
-            self.refresh_network().await?;
-        }
-        if devices {
-            routes |= self.find_devices(false).await?;
-        }
+        // First what costs packets, and cannot be done later: nobody tells of it twice.
         if routes {
             self.unnoted = Some(Instant::now());
             self.dataplane.raise(Changed::Routes)?;
         } else if neighbours {
             self.dataplane.raise(Changed::Neighbours)?;
         }
-        if addresses && self.index.is_synced() {
-            // Frontends on the node's own addresses may have come or gone.
-            self.write(source).await;
+        // Until they have been looked at; if that fails, the next upkeep tries again.
+        self.look_again |= devices;
+        self.rewrite |= addresses;
+        if self.look_again || self.rewrite {
+            self.look_again(source).await?;
         }
         Ok(())
     }
 
-    pub(super) async fn look_again(&mut self) -> Result<()> {
+    /// Looks at addresses and devices again, and writes what follows.
+    pub(super) async fn look_again(&mut self, source: &Source) -> Result<()> {
         self.refresh_network().await?;
         if self.find_devices(false).await? {
             self.dataplane.raise(Changed::Routes)?;
+        }
+        if self.rewrite && self.index.is_synced() {
+            // Frontends on the node's own addresses may have come or gone.
+            self.rewrite = self.write_maps(source).await;
         }
         Ok(())
     }
@@ -115,7 +117,6 @@ impl Control {
             }
         }
         if start {
-            self.dataplane.forget_others()?;
             if self.dataplane.attached().next().is_none() {
                 tracing::warn!("no device to attach to: name one with --device");
             }
@@ -130,6 +131,8 @@ impl Control {
             name: link.name.clone(),
             ifindex: link.index,
             mac: link.mac,
+            mtu: link.mtu,
+            running: link.running,
             wire: link.wire,
             addresses: self
                 .addresses
@@ -146,7 +149,12 @@ impl Control {
             tracing::debug!("routes are not those that the next hops were found by");
         }
         let hops = self.dataplane.next_hops()?;
-        let hops = hops.iter().map(|hop| Neighbour { link: hop.ifindex, address: hop.gateway, mac: hop.mac });
+        let hops = hops.iter().map(|hop| Neighbour {
+            link: hop.ifindex,
+            address: hop.gateway,
+            mac: hop.mac,
+            fixed: false,
+        });
         if self.keeper.learn(&self.network, hops).await? {
             self.dataplane.raise(Changed::Neighbours)?;
         }

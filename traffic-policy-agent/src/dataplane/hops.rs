@@ -87,14 +87,14 @@ impl Arena {
     /// # Errors
     /// The maps cannot be read.
     pub fn list(&self, tables: &Tables) -> Result<Vec<NextHop>> {
-        let arena = (route(tables) >> 16) as u16;
+        let arena = (route(tables) >> 16) as u8;
         let mut hops = Vec::new();
         for entry in &tables.hop_index {
             let (key, index) = entry.context("reading the hops failed")?;
             if key.arena != arena {
                 continue;
             }
-            let gateway = if key.family == libc::AF_INET as u16 {
+            let gateway = if i32::from(key.family) == libc::AF_INET {
                 (key.gateway[0] as Address4).to_ip()
             } else {
                 key.gateway.to_ip()

@@ -21,7 +21,7 @@ mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
 };
@@ -50,7 +50,7 @@ use self::{
     plan::{Context, Planner},
     words::{pool_port, state},
 };
-use crate::model::{Desired, FrontendKind, ServicePortKey};
+use crate::model::{Desired, FrontendKind, Protocol, ServicePortKey};
 
 /// Service ports, and slots of each family: as the maps are declared.
 const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
@@ -73,6 +73,10 @@ pub struct Dataplane {
     cluster_ips: BTreeSet<IpAddr>,
     /// The filter may hold bits of Services that are gone.
     untidy: bool,
+    /// Endpoints in `GONE`: their flows are being marked.
+    gone: BTreeSet<(SocketAddr, Protocol)>,
+    /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
+    synced: bool,
     config: Config,
     kernel: Kernel,
     pins: Option<Pins>,
@@ -113,6 +117,7 @@ impl Dataplane {
         let flows = [tables.v4.size, tables.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(store::read(&tables)?, PLAN_SIZES);
+        let gone = store::gone(&tables)?;
         let mut dataplane = Self {
             object,
             tables,
@@ -122,6 +127,8 @@ impl Dataplane {
             attached: BTreeMap::new(),
             cluster_ips: BTreeSet::new(),
             untidy: false,
+            gone,
+            synced: false,
             config,
             kernel,
             pins: None,
@@ -204,6 +211,8 @@ impl Dataplane {
             .collect();
         let mut elements = Needed::of(&plan.ops, &self.cluster_ips).add_to(&mut self.tables.filter);
         self.untidy |= !plan.ops.is_empty();
+        // Named before the maps forget them: an agent that is killed here leaves word for the next one.
+        self.name_gone(&plan.gone)?;
         let mut failed = None;
         for op in &plan.ops {
             match store::write(&mut self.tables, op) {
@@ -214,32 +223,47 @@ impl Dataplane {
                 }
             }
         }
-        if !plan.gone.is_empty() {
-            self.mark_gone(&plan.gone)?;
-        }
         if let Some(error) = failed {
             self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
             return Err(error);
         }
+        if !self.gone.is_empty() {
+            self.sweeper.run(&self.object, &mut self.tables, true)?;
+        }
+        self.synced = true;
         Ok(Written { elements, no_room: plan.no_room })
     }
 
-    /// Marks the flows of endpoints that take no more new flows.
-    fn mark_gone(&mut self, gone: &BTreeSet<(std::net::SocketAddr, crate::model::Protocol)>) -> Result<()> {
+    /// Names endpoints that take no more new flows, for the sweeps from now on to the next periodic one: a packet that
+    /// chose one of them just before may insert its flow behind the first sweep's back. Endpoints that serve again, or
+    /// that a killed agent named and that serve, are taken off.
+    fn name_gone(&mut self, gone: &BTreeSet<(SocketAddr, Protocol)>) -> Result<()> {
+        let back: Vec<_> = self
+            .gone
+            .iter()
+            .filter(|(endpoint, protocol)| self.planner.is_serving(*endpoint, *protocol))
+            .copied()
+            .collect();
+        for (endpoint, protocol) in back {
+            self.forget_gone(endpoint, protocol)?;
+        }
         for (endpoint, protocol) in gone {
             self.tables
                 .gone
                 .insert(endpoint_key(*endpoint, *protocol), 1, 0)
                 .context("naming a gone endpoint failed")?;
+            self.gone.insert((*endpoint, *protocol));
         }
-        let swept = self.sweeper.run(&self.object, &mut self.tables, true);
-        for (endpoint, protocol) in gone {
-            self.tables
-                .gone
-                .remove(&endpoint_key(*endpoint, *protocol))
-                .context("forgetting a gone endpoint failed")?;
-        }
-        swept.map(|_| ())
+        Ok(())
+    }
+
+    fn forget_gone(&mut self, endpoint: SocketAddr, protocol: Protocol) -> Result<()> {
+        self.tables
+            .gone
+            .remove(&endpoint_key(endpoint, protocol))
+            .context("forgetting a gone endpoint failed")?;
+        self.gone.remove(&(endpoint, protocol));
+        Ok(())
     }
 
     /// Removes flows that are over; moves to fresh hops when they run out.
@@ -247,8 +271,13 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses.
     pub fn sweep(&mut self) -> Result<()> {
-        let found = self.sweeper.run(&self.object, &mut self.tables, false)?;
+        let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
         tracing::trace!(?found, "swept");
+        if self.synced {
+            for (endpoint, protocol) in self.gone.clone() {
+                self.forget_gone(endpoint, protocol)?;
+            }
+        }
         if self.untidy && found.iter().all(|found| found.entries == 0 && found.pending == 0) {
             self.tidy();
         }
@@ -274,6 +303,10 @@ impl Dataplane {
     /// See [`Mode`]; the device keeps what it had.
     pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         let links = self.links(&interface.name, interface.ifindex);
+        if self.tables.devices.get(&interface.ifindex, 0).is_err() {
+            // What lay behind it was taken for a pod so far.
+            self.raise(Changed::Routes)?;
+        }
         // Announced before the first packet can come, so that nobody takes it for a pod's device.
         self.describe(interface, None)?;
         let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel);
@@ -298,7 +331,7 @@ impl Dataplane {
                 Some(false) => 0,
                 None => held.map_or(0, |held| held.flags),
             },
-            zero2: 0,
+            mtu: interface.mtu,
             addresses: [0; 3],
         };
         for address in interface.addresses.iter().rev() {

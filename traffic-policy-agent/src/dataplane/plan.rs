@@ -204,6 +204,11 @@ impl Planner {
         &self.held.frontends
     }
 
+    /// Whether some Service port names the endpoint as serving.
+    pub fn is_serving(&self, endpoint: SocketAddr, protocol: Protocol) -> bool {
+        self.serving.contains_key(&(endpoint, protocol))
+    }
+
     /// Endpoints as they are after the last plan.
     pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
         self.held.slots.values().flatten()
@@ -219,11 +224,19 @@ impl Planner {
             adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
         let (old_cluster, old_local) =
             adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
-        let cluster = self.list(key.ipv6, old_cluster, &port.cluster, now, plan);
-        let local = self.list(key.ipv6, old_local, &port.local, now, plan);
+        // The node's own addresses need no route: the packet path could not tell them from a destination that has none.
+        let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
+            let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
+            endpoints.iter().map(|e| Endpoint { local: e.local || own(e), ..*e }).collect()
+        };
+        let cluster = self.list(key.ipv6, old_cluster, &placed(&port.cluster), now, plan);
+        let local = self.list(key.ipv6, old_local, &placed(&port.local), now, plan);
         let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
             // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
             plan.no_room.push(key.clone());
+            if let (Some(index), None) = (index, adopted) {
+                self.indices.release(Range { base: index, len: 1 }, now);
+            }
             self.count(key, Some(port), old.as_ref().map(|old| &old.port));
             for (range, old) in [(cluster, old_cluster), (local, old_local)] {
                 if let Some(range) = range.filter(|range| *range != old) {

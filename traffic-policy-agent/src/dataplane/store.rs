@@ -1,12 +1,16 @@
 //! Reads the frontends and their endpoints from the maps, and writes what the plan says.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, MapData, lpm_trie::Key};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL, Slot, SlotRoute, SourceRange,
+    Address, Address4, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL, Slot,
+    SlotRoute, SourceRange,
 };
 
 use super::{
@@ -38,11 +42,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
 
     for entry in &family.frontends {
         let (key, frontend) = entry?;
-        let protocol = match u32::from(key.protocol) {
-            PROTOCOL_TCP => Protocol::Tcp,
-            PROTOCOL_UDP => Protocol::Udp,
-            other => anyhow::bail!("a frontend of protocol {other}"),
-        };
+        let protocol = protocol(key.protocol)?;
         let address = SocketAddr::new(key.address.to_ip(), u16::from_be(key.port));
         held.frontends.insert(FrontendId { address, protocol }, frontend);
         for range in [frontend.cluster, frontend.local] {
@@ -62,6 +62,26 @@ fn read_family<A: Address + FromWire, const W: usize>(
         }
     }
     Ok(())
+}
+
+fn protocol(number: u16) -> Result<Protocol> {
+    match u32::from(number) {
+        PROTOCOL_TCP => Ok(Protocol::Tcp),
+        PROTOCOL_UDP => Ok(Protocol::Udp),
+        other => anyhow::bail!("a map names protocol {other}"),
+    }
+}
+
+/// Endpoints whose flows an earlier agent was marking when it ended.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn gone(tables: &Tables) -> Result<BTreeSet<(SocketAddr, Protocol)>> {
+    let endpoint = |key: EndpointKey| {
+        let address = if key.ipv6 == 0 { (key.address[0] as Address4).to_ip() } else { key.address.to_ip() };
+        Ok((SocketAddr::new(address, u16::from_be(key.port)), protocol(key.protocol)?))
+    };
+    tables.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
 }
 
 /// Carries out one step; returns the number of map elements written.

@@ -63,6 +63,7 @@ mod tests {
             mac: [2, 0, 0, 0, 0, index as u8],
             mtu: 1500,
             up: true,
+            running: true,
             loopback: name == "lo",
             ethernet: name != "lo",
             wire: false,

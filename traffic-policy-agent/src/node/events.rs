@@ -6,7 +6,7 @@ use futures::{StreamExt, channel::mpsc::UnboundedReceiver};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
 use netlink_sys::{AsyncSocket, SocketAddr};
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
@@ -30,6 +30,8 @@ pub struct Neighbour {
     pub link: u32,
     pub address: IpAddr,
     pub mac: [u8; 6],
+    /// Somebody wrote the entry by hand (an overlay's static neighbours): the kernel never probes it.
+    pub fixed: bool,
 }
 
 /// The stream of changes.
@@ -48,6 +50,7 @@ pub(super) fn connect() -> io::Result<(Handle, Events)> {
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
         MulticastGroup::Ipv4Rule,
+        MulticastGroup::Ipv6Rule,
     ];
     let (mut connection, handle, messages) = new_multicast_connection(&groups)?;
     // A smaller buffer only means that `Lost` comes sooner.
@@ -95,7 +98,8 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
         NeighbourAttribute::LinkLayerAddress(mac) => <[u8; 6]>::try_from(mac.as_slice()).ok(),
         _ => None,
     });
-    Some(Neighbour { link: message.header.ifindex, address: address(message)?, mac: mac? })
+    let fixed = matches!(message.header.state, NeighbourState::Permanent | NeighbourState::Noarp);
+    Some(Neighbour { link: message.header.ifindex, address: address(message)?, mac: mac?, fixed })
 }
 
 fn address(message: &NeighbourMessage) -> Option<IpAddr> {

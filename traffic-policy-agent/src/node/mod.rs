@@ -33,7 +33,10 @@ pub struct Link {
     pub name: String,
     pub mac: [u8; 6],
     pub mtu: u32,
+    /// Switched on.
     pub up: bool,
+    /// Has a carrier, too.
+    pub running: bool,
     pub loopback: bool,
     /// Frames on it begin with an Ethernet header.
     pub ethernet: bool,
@@ -150,6 +153,7 @@ fn link(message: &LinkMessage) -> Link {
         mac: [0; 6],
         mtu: 0,
         up: message.header.flags.contains(LinkFlags::Up),
+        running: message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         ethernet: message.header.link_layer_type == LinkLayerType::Ether,
         wire: true,

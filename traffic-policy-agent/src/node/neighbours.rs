@@ -11,8 +11,9 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
-use netlink_packet_route::neighbour::{
-    NeighbourAttribute, NeighbourExtFlags, NeighbourMessage, NeighbourState,
+use netlink_packet_route::{
+    AddressFamily,
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourMessage, NeighbourState},
 };
 
 use super::{
@@ -29,12 +30,19 @@ const MOST: usize = 512;
 pub struct Keeper {
     known: HashMap<(u32, IpAddr), [u8; 6]>,
     managed: BTreeSet<(u32, IpAddr)>,
+    /// Entries that are not to be touched: a managed one is no longer permanent.
+    fixed: BTreeSet<(u32, IpAddr)>,
 }
 
 impl Keeper {
     /// Takes note; whether the MAC address differs from the one known before.
     pub fn changed(&mut self, neighbour: Neighbour) -> bool {
-        let Neighbour { link, address, mac } = neighbour;
+        let Neighbour { link, address, mac, fixed } = neighbour;
+        if fixed {
+            self.fixed.insert((link, address));
+        } else {
+            self.fixed.remove(&(link, address));
+        }
         self.known.insert((link, address), mac).is_some_and(|known| known != mac)
     }
 
@@ -47,7 +55,7 @@ impl Keeper {
         network: &Network,
         hops: impl IntoIterator<Item = Neighbour>,
     ) -> Result<bool> {
-        for Neighbour { link, address, mac } in hops {
+        for Neighbour { link, address, mac, .. } in hops {
             self.known.insert((link, address), mac);
         }
         let messages: Vec<NeighbourMessage> = network
@@ -68,7 +76,8 @@ impl Keeper {
     /// Has the kernel keep the entries of these next hops.
     pub async fn keep(&mut self, network: &Network, hops: impl IntoIterator<Item = (u32, IpAddr)>) {
         let hops: BTreeSet<_> = hops.into_iter().take(MOST).collect();
-        let news: Vec<_> = hops.difference(&self.managed).copied().collect();
+        let news = hops.difference(&self.managed).filter(|hop| !self.fixed.contains(hop));
+        let news: Vec<_> = news.copied().collect();
         for (link, address) in news {
             let mut request = network.handle.neighbours().add(link, address).replace();
             let message = request.message_mut();
@@ -78,21 +87,36 @@ impl Keeper {
                 Ok(()) => {
                     self.managed.insert((link, address));
                 }
-                // The device is gone, or the entry is a permanent one: nothing to keep.
+                // The device is gone: nothing to keep.
                 Err(error) => tracing::debug!(link, %address, "the neighbour cannot be managed: {error}"),
             }
         }
-        // What is used no more ages like any other entry once its hop is gone; asking again is harmless.
-        self.managed.retain(|entry| hops.contains(entry));
+        let unused: Vec<_> = self.managed.difference(&hops).copied().collect();
+        for (link, address) in unused {
+            // A managed entry would be probed for ever. Whoever needs the neighbour resolves it anew.
+            let mut entry = NeighbourMessage::default();
+            entry.header.family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+            entry.header.ifindex = link;
+            entry.attributes.push(NeighbourAttribute::Destination(match address {
+                IpAddr::V4(address) => NeighbourAddress::Inet(address),
+                IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+            }));
+            if let Err(error) = network.handle.neighbours().del(entry).execute().await {
+                tracing::debug!(link, %address, "the neighbour is gone already: {error}");
+            }
+            self.managed.remove(&(link, address));
+        }
     }
 
     /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again.
     pub fn gone(&mut self, link: u32, address: IpAddr) {
         self.managed.remove(&(link, address));
+        self.fixed.remove(&(link, address));
     }
 
     /// Forgets what was asked of a device's neighbours: it is gone, or came back.
     pub fn forget(&mut self, link: u32) {
         self.managed.retain(|(managed, _)| *managed != link);
+        self.fixed.retain(|(fixed, _)| *fixed != link);
     }
 }

@@ -1,6 +1,9 @@
 //! A new flow: from a frontend to a pair of halves in the table.
 
-use core::ptr;
+use core::{
+    ptr,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
@@ -124,11 +127,18 @@ fn route<P: Packet, F: Family>(
             }
         }
     }
-    let route = hop::resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now);
+    let route =
+        match hop::resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now) {
+            // The FIB says the same of the node's own addresses and of a destination without a route; slots of the
+            // former are marked.
+            Route::Local => Route::Failed(Outcome::DroppedNoRoute),
+            // Behind a device to which no program is attached: a pod's.
+            Route::Via(via) if !via.attached => Route::Local,
+            route => route,
+        };
     if let Some(stored) = stored {
         let (hop, source) = match &route {
             Route::Local => (HOP_LOCAL, F::Address::default()),
-            Route::Via(via) if !via.attached => (HOP_LOCAL, F::Address::default()),
             Route::Via(via) => (via.hop, via.source),
             Route::Failed(_) => (0, F::Address::default()),
         };
@@ -143,15 +153,15 @@ fn route<P: Packet, F: Family>(
     route
 }
 
-/// Makes the flow of a packet that has none. `restart`: a half of the main table to be written over.
+/// Makes the flow of a packet that has none. `restart`: a half of the main table to be written over, or null.
 #[inline(always)]
 pub fn create<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
-    restart: Option<*mut Flow<F::Address>>,
+    restart: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Created<F::Address>, Exit> {
-    if P::TC && restart.is_none() && delivered(parsed) {
+    if P::TC && restart.is_null() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
     let (range, found) = range(packet, parsed)?;
@@ -170,7 +180,6 @@ pub fn create<P: Packet, F: Family>(
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => return Err(outcome.into()),
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
-        Route::Via(via) if !via.attached => (true, parsed.tuple.source, 0, 0, 0),
         Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
         Route::Via(via) => {
             if !P::TC {
@@ -183,7 +192,7 @@ pub fn create<P: Packet, F: Family>(
         return Err(Outcome::RejectedTtl.into());
     }
 
-    let pending = restart.is_none()
+    let pending = restart.is_null()
         && unsafe { (*usage).unconfirmed[F::INDEX] >= (*state).unconfirmed_limit[F::INDEX] as u64 };
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedFailed.into()) };
     let halves = Halves {
@@ -201,43 +210,27 @@ pub fn create<P: Packet, F: Family>(
     let key = unsafe { &(*scratch).key };
     let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 
-    match restart {
-        Some(half) => unsafe {
-            // Packets of the old conversation may be reading: no kind while it is being written. A mixture would carry
-            // a wrong checksum.
-            let was_confirmed = (*half).state & CONFIRMED != 0;
-            retire::<F>(half, parsed.tuple.protocol, key);
-            ptr::write_volatile(&raw mut (*half).kind, 0);
-            let kind = (*request).kind;
-            (*request).kind = 0;
-            *half = *request;
-            ptr::write_volatile(&raw mut (*half).kind, kind);
-            if was_confirmed {
-                fetch_add(unconfirmed::<F>(usage), 1);
+    if !restart.is_null() {
+        unsafe { begin_anew::<F>(restart, request, parsed.tuple.protocol, key, usage) };
+        return Ok(Created { request: restart, unresolved });
+    }
+    let flags = if pending { ANY } else { NOEXIST };
+    match table::<F>(pending).insert(&parsed.tuple, request.cast_const(), flags) {
+        0 if pending => {}
+        0 => {
+            unsafe { fetch_add(unconfirmed::<F>(usage), 1) };
+        }
+        failed => {
+            // Another CPU was first, or the table is full. Our reply half is nobody else's, unless the winner made it
+            // too: for an endpoint on this node both have the same.
+            let winner = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
+            let shared =
+                winner.is_some_and(|w| unsafe { (*w).translated(parsed.tuple.protocol) }.reversed() == *key);
+            if !shared {
+                table::<F>(pending).remove(key);
             }
-            return Ok(Created { request: half, unresolved });
-        },
-        None => {
-            let flags = if pending { ANY } else { NOEXIST };
-            match table::<F>(pending).insert(&parsed.tuple, request.cast_const(), flags) {
-                0 if pending => {}
-                0 => {
-                    unsafe { fetch_add(unconfirmed::<F>(usage), 1) };
-                }
-                failed => {
-                    // Another CPU was first, or the table is full. Our reply half is nobody else's, unless the winner
-                    // made it too: for an endpoint on this node both have the same.
-                    let winner = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
-                    let shared = winner.is_some_and(|w| {
-                        unsafe { (*w).translated(parsed.tuple.protocol) }.reversed() == *key
-                    });
-                    if !shared {
-                        table::<F>(pending).remove(key);
-                    }
-                    if failed != EXISTS {
-                        return Err(Outcome::DroppedTableFull.into());
-                    }
-                }
+            if failed != EXISTS {
+                return Err(Outcome::DroppedTableFull.into());
             }
         }
     }
@@ -245,6 +238,32 @@ pub fn create<P: Packet, F: Family>(
     match table::<F>(pending).lookup(&parsed.tuple) {
         Some(request) => Ok(Created { request, unresolved }),
         None => Err(Outcome::DroppedTableFull.into()),
+    }
+}
+
+/// Writes a new conversation over the request half of one that is over. Packets of the old one may be reading: the half
+/// has no kind while it is being written, and a mixture of both would carry a wrong checksum.
+#[inline(always)]
+unsafe fn begin_anew<F: Family>(
+    half: *mut Flow<F::Address>,
+    request: *mut Flow<F::Address>,
+    protocol: u32,
+    reply_key: &Tuple<F::Address>,
+    usage: *mut Usage,
+) {
+    unsafe {
+        let was_confirmed = (*half).state & CONFIRMED != 0;
+        retire::<F>(half, protocol, reply_key);
+        let kind = (*request).kind;
+        (*request).kind = 0;
+        ptr::write_volatile(&raw mut (*half).kind, 0);
+        compiler_fence(Ordering::SeqCst);
+        *half = *request;
+        compiler_fence(Ordering::SeqCst);
+        ptr::write_volatile(&raw mut (*half).kind, kind);
+        if was_confirmed {
+            fetch_add(unconfirmed::<F>(usage), 1);
+        }
     }
 }
 

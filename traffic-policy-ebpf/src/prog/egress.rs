@@ -1,7 +1,7 @@
 //! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
 
 use traffic_policy_ebpf::{
-    abi::{Flow, kind, source_port},
+    abi::{kind, source_port},
     outcome::Outcome,
 };
 
@@ -46,11 +46,10 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
     if let Err(outcome) = parse::finish(packet, &parsed) {
         return outcome;
     }
-    let found = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
-    let pending = found.is_none();
-    let Some(mut half) = found.or_else(|| pair::in_pending::<F>(&parsed.tuple)) else {
+    let (mut half, pending) = pair::find::<F>(&parsed.tuple);
+    if half.is_null() {
         return Outcome::PassedNotService;
-    };
+    }
     if unsafe { (*half).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStale;
     }

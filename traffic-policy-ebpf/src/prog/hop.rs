@@ -35,7 +35,7 @@ const RET_NO_NEIGHBOUR: i64 = 7;
 
 /// What the FIB says about a destination.
 pub enum Route<A> {
-    /// The node itself.
+    /// The node itself, or nowhere: the FIB does not tell them apart.
     Local,
     /// Out by an attached device.
     Via(Via<A>),
@@ -140,15 +140,15 @@ pub fn resolve<F: Family>(
     if ret == RET_NO_NEIGHBOUR {
         return Route::Via(via);
     }
-    let key = HopKey { gateway, ifindex, family, arena: (route >> 16) as u16 };
+    let mtu = match unsafe { (*fib).__bindgen_anon_1.mtu_result } {
+        0 => 0xffff,
+        mtu => mtu,
+    };
+    let key = HopKey { gateway, ifindex, family: family as u8, arena: (route >> 16) as u8, mtu };
     let index = index(&key);
     if let Some(hop) = HOPS.get_ptr_mut(index).filter(|_| index != 0) {
         let macs = unsafe { base.add(SOURCE_MAC) };
         unsafe {
-            let mtu = match (*fib).__bindgen_anon_1.mtu_result {
-                0 => 0xffff,
-                mtu => mtu as u32,
-            };
             let source = macs.cast::<[u8; 6]>().read();
             let to = macs.add(6).cast::<[u8; 6]>().read();
             let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
@@ -156,7 +156,7 @@ pub fn resolve<F: Family>(
             ptr::write_volatile(&raw mut (*hop).macs, word);
             ptr::write_volatile(&raw mut (*hop).source_mac_tail, tail);
             ptr::write_volatile(&raw mut (*hop).ifindex, ifindex);
-            ptr::write_volatile(&raw mut (*hop).mtu, mtu);
+            ptr::write_volatile(&raw mut (*hop).mtu, mtu as u32);
             ptr::write_volatile(&raw mut (*hop).flags, flags & HOP_XDP);
             ptr::write_volatile(&raw mut (*hop).resolved, now);
             ptr::write_volatile(&raw mut (*hop).epoch, hop_epoch);

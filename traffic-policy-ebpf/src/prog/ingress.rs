@@ -5,6 +5,8 @@
 //!                          └ no flow, not quiet, or its hop is old: the program `attend`
 //! ```
 
+use core::ptr;
+
 use traffic_policy_ebpf::{
     abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
     hash,
@@ -58,10 +60,10 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         let (kind, state, epoch, index) =
             unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
         if pair::quiet(state, parsed.tcp_flags()) {
-            let mut hop = core::ptr::null();
+            let mut hop = ptr::null();
             // A half that is being written has no kind.
             if matches!(kind, kind::FORWARD | kind::REPLY) {
-                hop = hop::fresh(epoch, index, now).unwrap_or(core::ptr::null());
+                hop = hop::fresh(epoch, index, now).unwrap_or(ptr::null());
             }
             if kind == kind::DELIVER || !hop.is_null() {
                 let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
@@ -166,39 +168,32 @@ fn prepare<P: Packet, F: Rewrite>(
     parsed: &Parsed<F>,
     now: u32,
 ) -> Result<Ready<F::Address>, Exit> {
-    let found = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
-    let pending = found.is_none();
-    let found = found.or_else(|| pair::in_pending::<F>(&parsed.tuple));
-    let mut restart = None;
-    let mut kept = None;
-    if let Some(half) = found {
+    let (half, pending) = pair::find::<F>(&parsed.tuple);
+    // Null pointers rather than `Option`s, as in `find`.
+    let mut restart = ptr::null_mut();
+    let mut kept = ptr::null_mut();
+    if !half.is_null() {
         if unsafe { (*half).kind } == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStale.into());
         }
         match pair::track(parsed, half, pending) {
-            Tracked::Keep(half) => kept = Some(half),
-            Tracked::Restart(half) => restart = Some(half),
+            Tracked::Keep(half) => kept = half,
+            Tracked::Restart(half) => restart = half,
             Tracked::Forget => {}
             Tracked::Leave(outcome) => return Err(outcome.into()),
         }
     }
-    let half = match kept {
-        Some(half) => half,
-        None => {
-            let created = create::create(packet, parsed, restart, now)?;
-            if created.unresolved != 0 {
-                return Ok(Ready {
-                    half: created.request,
-                    hop: core::ptr::null(),
-                    unresolved: created.unresolved,
-                });
-            }
-            created.request
+    let mut half = kept;
+    if half.is_null() {
+        let created = create::create(packet, parsed, restart, now)?;
+        half = created.request;
+        if created.unresolved != 0 {
+            return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
         }
-    };
+    }
     let (kind, epoch, index) = unsafe { ((*half).kind, (*half).epoch, (*half).hop) };
     if kind == kind::DELIVER {
-        return Ok(Ready { half, hop: core::ptr::null(), unresolved: 0 });
+        return Ok(Ready { half, hop: ptr::null(), unresolved: 0 });
     }
     if let Some(hop) = hop::fresh(epoch, index, now) {
         return Ok(Ready { half, hop, unresolved: 0 });
@@ -214,7 +209,7 @@ fn prepare<P: Packet, F: Rewrite>(
             Ok(Ready { half, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
-        Route::Via(via) => Ok(Ready { half, hop: core::ptr::null(), unresolved: via.ifindex }),
+        Route::Via(via) => Ok(Ready { half, hop: ptr::null(), unresolved: via.ifindex }),
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
             way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: 0 })
         }
@@ -237,7 +232,7 @@ fn way_back<F: Rewrite>(half: *mut Flow<F::Address>) -> Result<*const Hop, Exit>
     spare.ifindex = ifindex;
     spare.mtu = 0xffff;
     spare.flags = unsafe { (*device).flags } & HOP_XDP;
-    Ok(core::ptr::from_ref(spare))
+    Ok(ptr::from_ref(spare))
 }
 
 /// Translates and sends. All checks precede the first write.
@@ -262,6 +257,11 @@ fn carry_out<P: Packet, F: Rewrite>(
         return Outcome::RejectedTtl.into();
     }
     if P::TC && ready.unresolved != 0 {
+        let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ready.unresolved);
+        let mtu = device.map_or(0, |device| unsafe { (*device).mtu });
+        if mtu != 0 && parsed.wire_length(packet) > mtu {
+            return too_long(parsed, mtu);
+        }
         let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed.into() };
         account(half, parsed, now);
         if !rewrite::translate(packet, parsed, half, true) {
@@ -281,10 +281,7 @@ fn carry_out<P: Packet, F: Rewrite>(
         if !P::TC {
             return Outcome::PassedToTc.into();
         }
-        if !F::V6 && !unfragmentable(parsed) {
-            return Outcome::DroppedTooLong.into();
-        }
-        return Exit { outcome: Outcome::RejectedTooLong, action: 0, mtu };
+        return too_long(parsed, mtu);
     }
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
@@ -295,6 +292,15 @@ fn carry_out<P: Packet, F: Rewrite>(
         return Outcome::DroppedFailed.into();
     }
     Exit::sent(outcome, packet.send(ifindex))
+}
+
+/// What becomes of a packet that is longer than the way out.
+#[inline(always)]
+fn too_long<F: Rewrite>(parsed: &Parsed<F>, mtu: u32) -> Exit {
+    if !F::V6 && !unfragmentable(parsed) {
+        return Outcome::DroppedTooLong.into();
+    }
+    Exit { outcome: Outcome::RejectedTooLong, action: 0, mtu }
 }
 
 /// The DF bit of IPv4.

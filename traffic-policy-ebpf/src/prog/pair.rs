@@ -2,6 +2,8 @@
 //!
 //! Either half names the other: a half's translated tuple, reversed, is the key of the other half.
 
+use core::ptr;
+
 use traffic_policy_ebpf::{
     abi::{Flow, Tuple, kind},
     outcome::Outcome,
@@ -32,13 +34,20 @@ pub fn quiet(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
-/// Finds a half that is not in the main table.
+/// The half of a packet, null if it has none, and whether it lies in `PENDING`. (An empty `Option` would leave a register
+/// that the verifier has never seen written.)
 #[inline(always)]
-pub fn in_pending<F: Family>(tuple: &Tuple<F::Address>) -> Option<*mut Flow<F::Address>> {
-    if !pending_in_use() {
-        return None;
+pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
+    let main: *mut Flow<F::Address> = F::flows().lookup(tuple).unwrap_or(ptr::null_mut());
+    if !main.is_null() || !pending_in_use() {
+        return (main, false);
     }
-    F::pending().lookup(tuple)
+    let pending: *mut Flow<F::Address> = F::pending().lookup(tuple).unwrap_or(ptr::null_mut());
+    if !pending.is_null() {
+        return (pending, true);
+    }
+    // Another CPU may have moved it to the main table between the two looks.
+    (F::flows().lookup(tuple).unwrap_or(ptr::null_mut()), false)
 }
 
 /// The key of a half's other half, in `Scratch`: the stack has no room for all the keys that are looked up.

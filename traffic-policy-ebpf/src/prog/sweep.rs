@@ -4,6 +4,8 @@
 //! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
 //! sends packets the slow way, which takes it off. The request half goes first: without it no packet uses the pair.
 
+use core::ptr;
+
 use aya_ebpf::{cty::c_void, helpers::bpf_for_each_map_elem};
 use traffic_policy_ebpf::{
     abi::{Address, EndpointKey, Flow, PROTOCOL_TCP, Sweep, Tuple, destination_port, kind, source_port},
@@ -139,6 +141,13 @@ fn request<F: Family>(
             (*half).state |= MARKED;
             (*sweep).marked += 1;
         }
+        return;
+    }
+    // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since the copy was made.
+    let now_is = unsafe {
+        (ptr::read_volatile(&raw const (*half).state), ptr::read_volatile(&raw const (*half).last))
+    };
+    if now_is != (flow.state, flow.last) {
         return;
     }
     F::flows().remove(tuple);

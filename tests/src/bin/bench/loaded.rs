@@ -282,7 +282,7 @@ fn service() -> Frontend {
 
 fn device() -> Device {
     let [a, b] = wide(V6.node);
-    Device { mac: MAC, zero: 0, flags: HOP_XDP, zero2: 0, addresses: [wide(V4.node)[0], a, b] }
+    Device { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node)[0], a, b] }
 }
 
 /// The address of an endpoint.
