@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
-use crate::dataplane::{self, DEFAULT_PINS};
+use crate::{
+    dataplane::{self, DEFAULT_PINS},
+    node::{self, Network},
+};
 
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
 #[derive(Debug, Args)]
@@ -18,7 +21,13 @@ pub(super) struct Arguments {
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
         let dir = self.pin_dir.display();
+        let devices = dataplane::pinned_devices(&self.pin_dir);
         if dataplane::cleanup(&self.pin_dir)? {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (network, _events) = Network::connect()?;
+                node::release(&network, &devices).await
+            })?;
             println!("removed all programs and maps pinned in {dir}");
         } else {
             println!("nothing is pinned in {dir}");

@@ -21,7 +21,7 @@ pub(super) struct Arguments {
     /// Name of this node's Node object; endpoints whose nodeName is this one are local.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
     node_name: String,
-    /// A device by which packets from outside come; may be repeated. Default: the devices of the default route, of the
+    /// A device by which packets come from outside, or to and from other nodes' pods (an overlay's device); may be repeated. Default: the devices of the default route, of the
     /// Node's addresses and of routes to other nodes' pods, followed as they change.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<String>,

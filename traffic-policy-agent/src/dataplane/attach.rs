@@ -11,12 +11,12 @@ use aya::{
     programs::{
         LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode,
         links::{FdLink, PinnedLink},
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
+        tc::{SchedClassifierLink, TcAttachOptions},
         xdp::XdpLink,
     },
 };
 
-use super::{kernel::Kernel, pins::remove_link};
+use super::{clsact, kernel::Kernel, pins::remove_link};
 
 /// `--attach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -48,10 +48,6 @@ impl std::fmt::Display for Attached {
         })
     }
 }
-
-/// Below Linux 6.6 TC programs have no link: they are found again by these.
-const PRIORITY: u16 = 0x7470;
-const HANDLE: u32 = 1;
 
 /// Where the links of a device are pinned.
 #[derive(Clone, Debug)]
@@ -181,7 +177,7 @@ impl Links {
             .try_into()?;
         let context = || format!("attaching {name} to {} failed", self.device);
         if !kernel.has_tcx() {
-            return self.attach_filter(program, attach_type).with_context(context);
+            return clsact::attach(program, &self.device, attach_type).with_context(context);
         }
         let path = self.path(hook);
         if let Some(link) = pinned(&path)
@@ -200,26 +196,6 @@ impl Links {
         let id = program.attach_with_options(&self.device, attach_type, options).with_context(context)?;
         let link: FdLink = program.take_link(id)?.try_into().context("TC was attached without a link")?;
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
-        Ok(())
-    }
-
-    /// By clsact: the new filter replaces one of the same priority and handle.
-    fn attach_filter(&self, program: &mut SchedClassifier, attach_type: TcAttachType) -> Result<()> {
-        // It may exist already.
-        let _ = tc::qdisc_add_clsact(&self.device);
-        let handle = TcHandle::from(HANDLE);
-        let options = NlOptions { priority: PRIORITY, handle, ..Default::default() };
-        let id =
-            match program.attach_with_options(&self.device, attach_type, TcAttachOptions::Netlink(options)) {
-                Ok(id) => id,
-                Err(_) => {
-                    let old =
-                        SchedClassifierLink::attached(&self.device, attach_type, PRIORITY, handle, None)?;
-                    program.attach_to_link(old)?
-                }
-            };
-        // Without a link there is nothing to hold; forgetting it leaves the filter in place.
-        std::mem::forget(program.take_link(id)?);
         Ok(())
     }
 

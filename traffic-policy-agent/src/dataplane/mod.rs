@@ -1,6 +1,7 @@
 //! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
 
 mod attach;
+mod clsact;
 mod config;
 mod counters;
 mod filter;
@@ -27,7 +28,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use aya::Ebpf;
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData},
+};
 use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
 pub use self::{
@@ -37,7 +41,7 @@ pub use self::{
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
     object::{Sizes, load, map_names, object_bytes},
-    pins::{DEFAULT as DEFAULT_PINS, cleanup},
+    pins::DEFAULT as DEFAULT_PINS,
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
     programs::{jumps, load_programs},
@@ -139,6 +143,9 @@ impl Dataplane {
 
     /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
     pub fn undo(self) {
+        if !self.kernel.has_tcx() && self.pins.as_ref().is_some_and(Pins::is_new) {
+            self.attached.keys().copied().for_each(clsact::detach);
+        }
         undo(self.pins.as_ref());
     }
 
@@ -354,6 +361,9 @@ impl Dataplane {
         if let Some((interface, _)) = self.attached.remove(&ifindex) {
             self.links(&interface.name, ifindex).detach()?;
         }
+        if !self.kernel.has_tcx() {
+            clsact::detach(ifindex);
+        }
         // It may never have been described.
         let _ = self.tables.devices.remove(&ifindex);
         Ok(())
@@ -371,6 +381,9 @@ impl Dataplane {
         let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
         for ifindex in described {
             if !present.contains(&ifindex) {
+                if !self.kernel.has_tcx() {
+                    clsact::detach(ifindex);
+                }
                 self.tables.devices.remove(&ifindex).context("forgetting a device failed")?;
             }
         }
@@ -439,6 +452,26 @@ impl Dataplane {
 }
 
 /// Takes back what a failed start has pinned.
+/// Numbers of the devices that the packet path pinned below `root` is attached to; none if there is none.
+pub fn pinned_devices(root: &Path) -> Vec<u32> {
+    let Ok(devices) = MapData::from_pin(pins::maps_below(root).join("DEVICES")) else { return Vec::new() };
+    let Ok(devices) = HashMap::<_, u32, Device>::try_from(Map::HashMap(devices)) else { return Vec::new() };
+    devices.keys().filter_map(Result::ok).collect()
+}
+
+/// Takes all programs of this agent off their devices and frees its maps, of any layout version; false if there were none.
+///
+/// # Errors
+/// An agent is running, or what could not be removed.
+pub fn cleanup(root: &Path) -> Result<bool> {
+    let kernel = Kernel::running()?;
+    pins::cleanup(root, || {
+        if !kernel.has_tcx() {
+            pinned_devices(root).into_iter().for_each(clsact::detach);
+        }
+    })
+}
+
 fn undo(pins: Option<&Pins>) {
     if let Some(Err(error)) = pins.map(Pins::undo) {
         tracing::warn!("cleaning up after the failed start: {error:#}");

@@ -77,6 +77,11 @@ impl Pins {
         Ok(())
     }
 
+    /// Nothing of this version was pinned before.
+    pub fn is_new(&self) -> bool {
+        self.before.is_none()
+    }
+
     pub fn maps(&self) -> PathBuf {
         self.dir.join(MAPS)
     }
@@ -102,17 +107,19 @@ pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
 }
 
-/// Removes every pin below `root`, of any layout version; false if there was none.
+/// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; false if there was
+/// none.
 ///
 /// # Errors
 /// Another agent is running, or what could not be removed.
-pub fn cleanup(root: &Path) -> Result<bool> {
+pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<bool> {
     if !root.exists() {
         return Ok(false);
     }
     let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
     let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
         .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
+    first();
     remove_all(root)?;
     Ok(true)
 }

@@ -102,7 +102,7 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     Some(Neighbour { link: message.header.ifindex, address: address(message)?, mac: mac?, fixed })
 }
 
-fn address(message: &NeighbourMessage) -> Option<IpAddr> {
+pub(super) fn address(message: &NeighbourMessage) -> Option<IpAddr> {
     message.attributes.iter().find_map(|attribute| match attribute {
         NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => Some(IpAddr::V4(*address)),
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(IpAddr::V6(*address)),

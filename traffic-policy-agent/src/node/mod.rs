@@ -23,7 +23,7 @@ use rtnetlink::{Handle, RouteMessageBuilder};
 pub use self::{
     devices::{check, wanted},
     events::{Event, Events, Neighbour},
-    neighbours::Keeper,
+    neighbours::{Keeper, release},
 };
 
 /// A network device.

@@ -94,16 +94,7 @@ impl Keeper {
         let unused: Vec<_> = self.managed.difference(&hops).copied().collect();
         for (link, address) in unused {
             // A managed entry would be probed for ever. Whoever needs the neighbour resolves it anew.
-            let mut entry = NeighbourMessage::default();
-            entry.header.family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-            entry.header.ifindex = link;
-            entry.attributes.push(NeighbourAttribute::Destination(match address {
-                IpAddr::V4(address) => NeighbourAddress::Inet(address),
-                IpAddr::V6(address) => NeighbourAddress::Inet6(address),
-            }));
-            if let Err(error) = network.handle.neighbours().del(entry).execute().await {
-                tracing::debug!(link, %address, "the neighbour is gone already: {error}");
-            }
+            delete(network, link, address).await;
             self.managed.remove(&(link, address));
         }
     }
@@ -118,5 +109,47 @@ impl Keeper {
     pub fn forget(&mut self, link: u32) {
         self.managed.retain(|(managed, _)| *managed != link);
         self.fixed.retain(|(fixed, _)| *fixed != link);
+    }
+}
+
+/// Deletes the managed entries on these devices: nobody needs their next hops any more, and the kernel would probe them
+/// for ever.
+///
+/// # Errors
+/// The kernel refuses the dump.
+pub async fn release(network: &Network, links: &[u32]) -> Result<()> {
+    let messages: Vec<NeighbourMessage> = network
+        .handle
+        .neighbours()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .context("listing neighbours failed")?;
+    for message in messages {
+        let managed = message.attributes.iter().any(|attribute| {
+            matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed))
+        });
+        let link = message.header.ifindex;
+        if managed
+            && links.contains(&link)
+            && let Some(address) = events::address(&message)
+        {
+            delete(network, link, address).await;
+        }
+    }
+    Ok(())
+}
+
+async fn delete(network: &Network, link: u32, address: IpAddr) {
+    let mut entry = NeighbourMessage::default();
+    entry.header.family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    entry.header.ifindex = link;
+    entry.attributes.push(NeighbourAttribute::Destination(match address {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    }));
+    if let Err(error) = network.handle.neighbours().del(entry).execute().await {
+        tracing::debug!(link, %address, "the neighbour is gone already: {error}");
     }
 }

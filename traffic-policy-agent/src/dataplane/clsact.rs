@@ -1,0 +1,46 @@
+//! TC programs below Linux 6.6: filters of a clsact qdisc. They have no link that could be pinned; priority and handle say
+//! which are ours.
+
+use anyhow::Result;
+use aya::programs::{
+    Link as _, SchedClassifier, TcAttachType,
+    tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
+};
+use nix::net::if_::if_indextoname;
+
+const PRIORITY: u16 = 0x7470;
+const HANDLE: u32 = 1;
+
+/// Attaches a program; an earlier agent's is replaced.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn attach(program: &mut SchedClassifier, device: &str, attach_type: TcAttachType) -> Result<()> {
+    // It may exist already.
+    let _ = tc::qdisc_add_clsact(device);
+    let handle = TcHandle::from(HANDLE);
+    let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle, ..Default::default() });
+    let id = match program.attach_with_options(device, attach_type, options) {
+        Ok(id) => id,
+        Err(_) => {
+            let old = SchedClassifierLink::attached(device, attach_type, PRIORITY, handle, None)?;
+            program.attach_to_link(old)?
+        }
+    };
+    // Nothing holds the filter, and forgetting it here leaves it in place.
+    std::mem::forget(program.take_link(id)?);
+    Ok(())
+}
+
+/// Takes our filters off a device, where there are any.
+pub fn detach(ifindex: u32) {
+    let Ok(device) = if_indextoname(ifindex) else { return };
+    let device = device.to_string_lossy();
+    for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
+        let link =
+            SchedClassifierLink::attached(&device, attach_type, PRIORITY, TcHandle::from(HANDLE), None);
+        if let Some(error) = link.ok().and_then(|link| link.detach().err()) {
+            tracing::debug!(%device, "no filter to take off: {error}");
+        }
+    }
+}
