@@ -58,16 +58,8 @@ impl Keeper {
         for Neighbour { link, address, mac, .. } in hops {
             self.known.insert((link, address), mac);
         }
-        let messages: Vec<NeighbourMessage> = network
-            .handle
-            .neighbours()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .context("listing neighbours failed")?;
         let mut changed = false;
-        for neighbour in messages.iter().filter_map(events::neighbour) {
+        for neighbour in list(network).await?.iter().filter_map(events::neighbour) {
             changed |= self.changed(neighbour);
         }
         Ok(changed)
@@ -118,15 +110,7 @@ impl Keeper {
 /// # Errors
 /// The kernel refuses the dump.
 pub async fn release(network: &Network, links: &[u32]) -> Result<()> {
-    let messages: Vec<NeighbourMessage> = network
-        .handle
-        .neighbours()
-        .get()
-        .execute()
-        .try_collect()
-        .await
-        .context("listing neighbours failed")?;
-    for message in messages {
+    for message in list(network).await? {
         let managed = message.attributes.iter().any(|attribute| {
             matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed))
         });
@@ -139,6 +123,11 @@ pub async fn release(network: &Network, links: &[u32]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+async fn list(network: &Network) -> Result<Vec<NeighbourMessage>> {
+    let neighbours = network.handle.neighbours().get().execute();
+    neighbours.try_collect().await.context("listing neighbours failed")
 }
 
 async fn delete(network: &Network, link: u32, address: IpAddr) {

@@ -1,0 +1,114 @@
+//! Devices: attached to, described for the packet path, forgotten.
+
+use std::{net::IpAddr, path::Path};
+
+use anyhow::{Context as _, Result};
+use aya::maps::{HashMap, Map, MapData};
+use traffic_policy_ebpf::abi::{Device, HOP_XDP};
+
+use super::{Attached, Changed, Dataplane, Interface, attach, clsact, pins, pins::Pins, wide};
+
+impl Dataplane {
+    /// Attaches the programs to a device.
+    ///
+    /// # Errors
+    /// See [`Mode`]; the device keeps what it had.
+    pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        let links = self.links(&interface.name, interface.ifindex);
+        if self.tables.devices.get(&interface.ifindex, 0).is_err() {
+            // What lay behind it was taken for a pod so far.
+            self.raise(Changed::Routes)?;
+        }
+        // Announced before the first packet can come, so that nobody takes it for a pod's device.
+        self.describe(interface, None)?;
+        let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel);
+        if attached.is_err() && !self.attached.contains_key(&interface.ifindex) {
+            // Its packets do not come by us, so nobody may count on it.
+            let _ = self.tables.devices.remove(&interface.ifindex);
+        }
+        let attached = attached?;
+        self.describe(interface, Some(attached == Attached::XdpDriver))?;
+        self.attached.insert(interface.ifindex, (interface.clone(), attached));
+        Ok(attached)
+    }
+
+    /// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
+    fn describe(&mut self, interface: &Interface, xdp: Option<bool>) -> Result<()> {
+        let held = self.tables.devices.get(&interface.ifindex, 0).ok();
+        let mut device = Device {
+            mac: interface.mac,
+            zero: 0,
+            flags: match xdp {
+                Some(true) => HOP_XDP,
+                Some(false) => 0,
+                None => held.map_or(0, |held| held.flags),
+            },
+            mtu: interface.mtu,
+            addresses: [0; 3],
+        };
+        for address in interface.addresses.iter().rev() {
+            match address {
+                IpAddr::V4(_) => device.addresses[0] = wide(*address)[0],
+                IpAddr::V6(_) => [device.addresses[1], device.addresses[2]] = wide(*address),
+            }
+        }
+        if held == Some(device) {
+            return Ok(());
+        }
+        self.tables.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
+    }
+
+    /// Forgets a device: it is gone, or not wanted any more.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn detach(&mut self, ifindex: u32) -> Result<()> {
+        if let Some((interface, _)) = self.attached.remove(&ifindex) {
+            self.links(&interface.name, ifindex).detach()?;
+        }
+        if !self.kernel.has_tcx() {
+            clsact::detach(ifindex);
+        }
+        // It may never have been described.
+        let _ = self.tables.devices.remove(&ifindex);
+        Ok(())
+    }
+
+    /// Forgets devices that an earlier agent attached to and that are not attached to now.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn forget_others(&mut self) -> Result<()> {
+        let present: Vec<u32> = self.attached.keys().copied().collect();
+        if let Some(pins) = &self.pins {
+            attach::retain(&pins.links(), &present)?;
+        }
+        let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
+        for ifindex in described {
+            if !present.contains(&ifindex) {
+                if !self.kernel.has_tcx() {
+                    clsact::detach(ifindex);
+                }
+                self.tables.devices.remove(&ifindex).context("forgetting a device failed")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Devices with the way each is attached.
+    pub fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+        self.attached.values().map(|(interface, attached)| (interface, *attached))
+    }
+
+    fn links(&self, name: &str, ifindex: u32) -> attach::Links {
+        let folder = self.pins.as_ref().map_or_else(|| Path::new("/nonexistent").to_owned(), Pins::links);
+        attach::Links::new(&folder, name, ifindex)
+    }
+}
+
+/// Numbers of the devices that the packet path pinned below `root` is attached to; none if there is none.
+pub fn pinned_devices(root: &Path) -> Vec<u32> {
+    let Ok(devices) = MapData::from_pin(pins::maps_below(root).join("DEVICES")) else { return Vec::new() };
+    let Ok(devices) = HashMap::<_, u32, Device>::try_from(Map::HashMap(devices)) else { return Vec::new() };
+    devices.keys().filter_map(Result::ok).collect()
+}

@@ -1,0 +1,58 @@
+//! Next hops, and the devices that lead to them.
+
+/// A frame may be sent to this hop from XDP.
+pub const HOP_XDP: u32 = 1;
+
+/// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within one aligned word, so a
+/// reader on another CPU never sees half of one.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Hop {
+    /// Destination MAC, then the first two bytes of the source MAC.
+    pub macs: u64,
+    /// The other four bytes of the source MAC.
+    pub source_mac_tail: u32,
+    pub ifindex: u32,
+    /// Largest IP packet that fits, in bytes.
+    pub mtu: u32,
+    /// The hop epoch under which it was resolved.
+    pub epoch: u32,
+    /// Time of resolution: low half of jiffies.
+    pub resolved: u32,
+    /// [`HOP_XDP`].
+    pub flags: u32,
+}
+
+/// What makes a next hop: its device, the address that is resolved to a MAC, and what fits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct HopKey {
+    pub gateway: [u64; 2],
+    pub ifindex: u32,
+    /// 2 (AF_INET) or 10 (AF_INET6).
+    pub family: u8,
+    pub arena: u8,
+    /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery found), not of the
+    /// gateway alone.
+    pub mtu: u16,
+}
+
+/// Number of hops; half of them are in use at a time (see [`State::route`]).
+pub const HOPS: u32 = 16_384;
+/// Hops of one arena.
+pub const HOP_ARENA: u32 = HOPS / 2;
+
+/// An attached device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Device {
+    pub mac: [u8; 6],
+    pub zero: u16,
+    /// [`HOP_XDP`] if it takes frames from XDP.
+    pub flags: u32,
+    /// Largest IP packet, bytes; 0 = not known.
+    pub mtu: u32,
+    /// Its first global IPv4 address ([`Address4`]), then its first global IPv6 address. Used where the kernel's FIB
+    /// does not name the source.
+    pub addresses: [u64; 3],
+}
