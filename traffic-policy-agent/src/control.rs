@@ -287,6 +287,7 @@ impl Control {
             && let Err(error) = self.look_again(source).await
         {
             tracing::warn!("looking at the devices failed: {error:#}");
+            self.look_again = true;
         }
         if self.service_health.has_failures() {
             self.update_health(source).await;

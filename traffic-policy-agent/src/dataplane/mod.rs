@@ -38,7 +38,7 @@ pub use self::{
     devices::pinned_devices,
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
-    object::{Sizes, load, map_names, object_bytes},
+    object::{Sizes, load, object_bytes},
     pins::DEFAULT as DEFAULT_PINS,
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
@@ -217,8 +217,7 @@ impl Dataplane {
         let mut elements = Needed::of(&plan.ops, &self.cluster_ips).add_to(&mut self.tables.filter);
         self.untidy |= !plan.ops.is_empty();
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
-        self.name_gone(&plan.gone)?;
-        let mut failed = None;
+        let mut failed = self.name_gone(&plan.gone).err();
         for op in &plan.ops {
             match store::write(&mut self.tables, op) {
                 Ok(written) => elements += written,
@@ -337,19 +336,6 @@ impl Dataplane {
     /// The maps cannot be read.
     pub fn next_hops(&self) -> Result<Vec<NextHop>> {
         self.hops.list(&self.tables)
-    }
-
-    /// Packets by hook and outcome, all CPUs together; only those that are not 0.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
-    pub fn counters(&self) -> Result<Vec<Counter>> {
-        counters::counters(&self.tables.counters)
-    }
-
-    /// Frontends in the maps.
-    pub fn frontends(&self) -> &BTreeMap<FrontendId, traffic_policy_ebpf::abi::Frontend> {
-        self.planner.frontends()
     }
 }
 

@@ -150,11 +150,3 @@ fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
 pub fn object_bytes() -> &'static [u8] {
     OBJECT
 }
-
-/// Names of the object's maps.
-///
-/// # Errors
-/// A damaged object.
-pub fn map_names() -> Result<Vec<String>> {
-    Ok(shapes()?.into_keys().collect())
-}

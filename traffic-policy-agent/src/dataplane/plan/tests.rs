@@ -204,6 +204,19 @@ fn without_room_the_old_endpoints_stay() {
     assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).no_room.is_empty());
 }
 
+/// A Service that never found room must not use up the indices of others.
+#[test]
+fn without_room_no_index_is_kept() {
+    let mut node = Node::new();
+    let many: Vec<_> = (0..101).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
+    for _ in 0..2 * SIZES.services {
+        let plan = node.set("a", Some(port(A, Policy::Cluster, &many)));
+        assert_eq!(plan.no_room, [key("a")]);
+        node.now += Duration::from_secs(2);
+    }
+    assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..1]))).no_room.is_empty());
+}
+
 #[test]
 fn sources_are_allowed_first_and_forbidden_last() {
     let vip = "203.0.113.1:80";
