@@ -274,7 +274,9 @@ fn first_key(name: &ServiceName) -> ServicePortKey {
 fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -> String {
     let protocol = key.protocol;
     let what = match frontend.kind {
-        FrontendKind::NodePort => format!("node port {}/{protocol}", frontend.address.port()),
+        FrontendKind::NodePort | FrontendKind::LoopbackNodePort => {
+            format!("node port {}/{protocol}", frontend.address.port())
+        }
         FrontendKind::ClusterIp => format!("cluster IP {}/{protocol}", frontend.address),
         FrontendKind::LoadBalancer => format!("load balancer address {}/{protocol}", frontend.address),
         FrontendKind::ExternalIp => format!("external IP {}/{protocol}", frontend.address),

@@ -30,6 +30,7 @@ fn render_port(key: &ServicePortKey, port: &ServicePort, lines: &mut Vec<String>
             FrontendKind::NodePort => "NodePort",
             FrontendKind::LoadBalancer => "LoadBalancer",
             FrontendKind::ExternalIp => "ExternalIP",
+            FrontendKind::LoopbackNodePort => "LoopbackNodePort",
         };
         lines.push(format!("  {kind} {}", frontend.address));
     }

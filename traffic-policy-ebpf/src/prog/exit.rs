@@ -1,7 +1,10 @@
 //! How a packet leaves: an outcome, counted once, and what the kernel is told.
 
 use aya_ebpf::cty::c_void;
-use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome, Verdict};
+use traffic_policy_ebpf::{
+    abi::NO_SERVICE,
+    outcome::{OUTCOMES, Outcome, Verdict},
+};
 
 use super::{context::Packet, maps::COUNTERS};
 
@@ -14,19 +17,26 @@ pub struct Exit {
     pub action: i32,
     /// For [`Outcome::RejectedTooLong`]: what would have fitted, in bytes.
     pub mtu: u32,
+    /// Index of the Service port that refused it, or [`NO_SERVICE`].
+    pub service: u32,
 }
 
 impl From<Outcome> for Exit {
     #[inline(always)]
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, action: 0, mtu: 0 }
+        Self { outcome, action: 0, mtu: 0, service: NO_SERVICE }
     }
 }
 
 impl Exit {
     #[inline(always)]
     pub fn sent(outcome: Outcome, action: i32) -> Self {
-        Self { outcome, action, mtu: 0 }
+        Self { outcome, action, mtu: 0, service: NO_SERVICE }
+    }
+
+    #[inline(always)]
+    pub fn refused(outcome: Outcome, service: u32) -> Self {
+        Self { outcome, action: 0, mtu: 0, service }
     }
 
     /// Whether the program itself answers the sender.
@@ -35,6 +45,7 @@ impl Exit {
         matches!(
             self.outcome,
             Outcome::RejectedNoEndpoint
+                | Outcome::RejectedUnknownPort
                 | Outcome::RejectedTtl
                 | Outcome::RejectedTooLong
                 | Outcome::ResetNoFlow

@@ -1,6 +1,7 @@
 //! The programs: `xdp_ingress`, `tc_ingress` and `tc_egress` for packets, with those that they jump to, `sweep` for old flows.
 
 mod answer;
+mod choose;
 mod claim;
 mod context;
 mod create;
