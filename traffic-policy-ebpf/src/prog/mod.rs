@@ -15,6 +15,7 @@ mod pair;
 mod parse;
 mod rewrite;
 mod sweep;
+mod trace;
 mod wire;
 
 use aya_ebpf::{
