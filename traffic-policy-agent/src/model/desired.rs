@@ -66,6 +66,9 @@ pub enum FrontendKind {
     NodePort,
     LoadBalancer,
     ExternalIp,
+    /// A node port on the node's loopback addresses, for sockets of the node's own network namespace only. Its address
+    /// is the unspecified one of the family and stands for 127.0.0.0/8 or `::1`; no packet is ever sent to it.
+    LoopbackNodePort,
 }
 
 /// An endpoint as chosen for a list. Ordered by its address, as a string, as kube-proxy does.
@@ -116,7 +119,23 @@ pub struct Desired {
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
     /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
     pub node_eligible: bool,
-    /// Things a person should know: two Services that claim one node port, an address that is none, an endpoint of the
-    /// wrong family. One complete sentence each, naming the object.
-    pub warnings: BTreeSet<String>,
+    /// Where cluster IPs come from: an address of these that no Service has is nobody's.
+    pub service_cidrs: BTreeSet<ipnet::IpNet>,
+    pub warnings: BTreeSet<Warning>,
+}
+
+/// Something a person should know: two Services that claim one node port, an address that is none, an endpoint of the
+/// wrong family.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// The Service that is not, or not wholly, as it asks to be; `None` for what concerns all of them.
+    pub service: Option<ServiceName>,
+    /// One complete sentence, naming the object.
+    pub text: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }

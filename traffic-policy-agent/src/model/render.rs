@@ -15,6 +15,7 @@ pub fn render(desired: &Desired) -> String {
         lines.push(format!("health {name} on {}: {} local", health.port, health.local_endpoints));
     }
     lines.push(format!("node {}", if desired.node_eligible { "eligible" } else { "not eligible" }));
+    lines.extend(desired.service_cidrs.iter().map(|cidr| format!("service CIDR {cidr}")));
     lines.extend(desired.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines.push(String::new());
     lines.join("\n")
@@ -30,6 +31,7 @@ fn render_port(key: &ServicePortKey, port: &ServicePort, lines: &mut Vec<String>
             FrontendKind::NodePort => "NodePort",
             FrontendKind::LoadBalancer => "LoadBalancer",
             FrontendKind::ExternalIp => "ExternalIP",
+            FrontendKind::LoopbackNodePort => "LoopbackNodePort",
         };
         lines.push(format!("  {kind} {}", frontend.address));
     }
