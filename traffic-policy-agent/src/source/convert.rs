@@ -395,7 +395,7 @@ impl Problems {
                     );
                 }
                 None => {
-                    self.tell(&format!("{field}[{i}]"), &format!("{text:?} is not a CIDR, and is left out"))
+                    self.tell(&format!("{field}[{i}]"), &format!("{text:?} is not a CIDR, and is left out"));
                 }
             }
         }

@@ -111,13 +111,12 @@ pub(super) async fn run<K, T>(
 
 /// What the API server answers to who asks for a resource that it does not have, or that the role does not name.
 fn refusal(error: &watcher::Error) -> Option<&Status> {
-    let status = match error {
+    match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => status,
-        _ => return None,
-    };
-    matches!(status.code, 403 | 404).then_some(&**status)
+        | watcher::Error::WatchError(status) => matches!(status.code, 403 | 404).then_some(&**status),
+        _ => None,
+    }
 }
 
 struct Watch<K, T> {
