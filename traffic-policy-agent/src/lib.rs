@@ -7,6 +7,7 @@ pub mod advice;
 pub mod command;
 pub mod control;
 pub mod dataplane;
+pub mod explain;
 pub mod health;
 pub mod model;
 pub mod node;

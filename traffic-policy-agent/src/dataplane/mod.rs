@@ -19,6 +19,7 @@ mod ranges;
 mod store;
 mod sweep;
 mod tables;
+mod trial;
 mod words;
 
 use std::{
@@ -45,6 +46,7 @@ pub use self::{
     programs::{jumps, load_programs},
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
+    trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},
 };
 use self::{
     filter::{Array, Bits, Needed},

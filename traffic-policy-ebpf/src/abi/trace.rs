@@ -63,3 +63,24 @@ pub struct Trace {
     pub zero: u32,
     pub steps: [Step; STEPS],
 }
+
+/// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of
+/// `QUESTION`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SocketQuestion {
+    /// [`Address::wide`][super::Address::wide].
+    pub destination: [u64; 2],
+    /// Zero if the socket is not bound.
+    pub source: [u64; 2],
+    /// Cookie of the socket's network namespace; not 0.
+    pub netns: u64,
+    /// Spreads clients over endpoints.
+    pub hash: u64,
+    /// Memory order.
+    pub port: u16,
+    pub protocol: u16,
+    /// 1: in the node's own network namespace.
+    pub node: u16,
+    pub ipv6: u16,
+}
