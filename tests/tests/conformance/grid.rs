@@ -128,7 +128,7 @@ fn of_family(endpoints: &[Endpoint], family: Family) -> Vec<Endpoint> {
     let moved = |endpoint: &Endpoint| {
         let std::net::IpAddr::V4(ip) = endpoint.address.ip() else { unreachable!("written in IPv4") };
         let [.., node, number] = ip.octets();
-        Endpoint { address: endpoint_address(family, node, number), ..endpoint.clone() }
+        Endpoint { address: endpoint_address(family, node, number), ..*endpoint }
     };
     endpoints.iter().map(moved).collect()
 }
