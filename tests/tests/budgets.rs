@@ -108,7 +108,8 @@ fn map_fd(map: &aya::maps::Map) -> BorrowedFd<'_> {
         | Map::LpmTrie(map)
         | Map::LruHashMap(map)
         | Map::PerCpuArray(map)
-        | Map::ProgramArray(map) => map.fd().as_fd(),
+        | Map::ProgramArray(map)
+        | Map::RingBuf(map) => map.fd().as_fd(),
         other => panic!("a map of another type: {other:?}"),
     }
 }

@@ -4,20 +4,35 @@
 //! and stores them and never needs their numeric value. Each type is free of implicit padding where its bytes are
 //! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
+mod affinity;
+mod event;
+mod frontends;
 mod hop;
 mod scratch;
+mod service;
+mod socket;
 mod sweep;
+mod trace;
 
 use core::mem::{align_of, size_of};
 
 pub use self::{
+    affinity::{Affinity, AffinityKey, client},
+    event::Event,
+    frontends::{
+        Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
+        scope,
+    },
     hop::{Device, HOP_ARENA, HOP_XDP, HOPS, Hop, HopKey},
-    scratch::{Claim, Scratch},
+    scratch::{Claim, Scratch, Search},
+    service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
+    socket::{Node, Socket, SocketKey},
     sweep::Sweep,
+    trace::{STEPS, Step, Trace, list, step},
 };
 
 /// Version of all layouts below.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// An address as it lies in a packet.
 pub trait Address: Copy + PartialEq + Default + 'static {
@@ -174,71 +189,6 @@ impl<A: Address> Flow<A> {
     }
 }
 
-/// Key of the frontends.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct FrontendKey<A> {
-    pub address: A,
-    /// Memory order.
-    pub port: u16,
-    pub protocol: u16,
-    pub zero: u32,
-}
-
-/// What a source range is matched by, in a longest-prefix trie: the Service port in full, then a prefix of the source.
-/// `W` is 1 word for IPv4, 4 for IPv6, in memory order.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SourceRange<const W: usize> {
-    pub service: u32,
-    pub address: [u32; W],
-}
-
-/// The key of one packet's look-up in the trie: a [`SourceRange`] behind its length in bits.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SourceQuery<A> {
-    pub bits: u32,
-    pub service: u32,
-    pub address: A,
-}
-
-/// A range of `SLOTS`, written as one aligned word.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Range {
-    pub base: u32,
-    pub len: u32,
-}
-
-/// Flags of a [`Frontend`].
-pub mod frontend {
-    /// The policy that holds for packets from outside is Local.
-    pub const LOCAL: u32 = 1;
-    /// Some endpoint, anywhere, takes new connections.
-    pub const HAS_ENDPOINTS: u32 = 2;
-    /// The address is one of this node's: packets without a flow may be the stack's.
-    pub const NODE_ADDRESS: u32 = 4;
-    /// Only sources in the Service's ranges are served.
-    pub const SOURCE_RANGES: u32 = 8;
-}
-
-/// An address on which a Service port is reached.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Frontend {
-    /// Index of the Service port.
-    pub service: u32,
-    /// See [`frontend`].
-    pub flags: u32,
-    /// Slots of the endpoints for policy Cluster, and for policy Local.
-    pub cluster: Range,
-    pub local: Range,
-    /// CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other nodes although the policy is
-    /// Local and no endpoint is here; 0 = not draining.
-    pub drain_until: u64,
-}
-
 /// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered here whatever the routes
 /// say.
 pub const SLOT_LOCAL: u16 = 1;
@@ -296,7 +246,8 @@ pub struct State {
     /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can
     /// tell whether they changed while nobody watched.
     pub network: u32,
-    pub zero: [u32; 2],
+    /// CLOCK_MONOTONIC nanoseconds until which somebody reads `EVENTS`; 0 = nobody does.
+    pub monitor_until: u64,
 }
 
 /// Words that the packet path writes for new flows, in cache lines of their own.
@@ -329,6 +280,8 @@ pub struct Filter {
     pub endpoints: [u64; PORT_WORDS],
     /// Hashes of ClusterIPs: [`crate::hash::address`].
     pub cluster_ips: [u64; PORT_WORDS],
+    /// Prefixes of the ranges that ClusterIPs are taken from: [`crate::hash::prefix`].
+    pub service_cidrs: [u64; PORT_WORDS],
 }
 
 /// Key of `GONE`: an endpoint that takes no more new flows.
@@ -368,7 +321,9 @@ pub mod hook {
     pub const XDP: u32 = 0;
     pub const INGRESS: u32 = 1;
     pub const EGRESS: u32 = 2;
-    pub const COUNT: u32 = 3;
+    /// Calls of processes: connect, sendmsg.
+    pub const SOCKET: u32 = 3;
+    pub const COUNT: u32 = 4;
 }
 
 const _: () = {
@@ -379,9 +334,11 @@ const _: () = {
     assert!(size_of::<Flow<Address6>>() == 88);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
-    assert!(size_of::<Frontend>() == 32);
+    assert!(size_of::<Frontend>() == 40);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
+    assert!(size_of::<CidrQuery<Address4>>() == 4 + size_of::<Cidr<1>>());
+    assert!(size_of::<CidrQuery<Address6>>() == 4 + size_of::<Cidr<4>>());
     assert!(size_of::<Slot<Address4>>() == 12);
     assert!(size_of::<Slot<Address6>>() == 24);
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
@@ -390,6 +347,12 @@ const _: () = {
     assert!(size_of::<State>() == 64);
     assert!(size_of::<Usage>() == 64);
     assert!(size_of::<EndpointKey>() == 24);
+    assert!(size_of::<AffinityKey>() == 24);
+    assert!(size_of::<Affinity>() == 32);
+    assert!(size_of::<SocketKey>() == 32);
+    assert!(size_of::<Socket>() == 40);
+    assert!(size_of::<Node>() == 72);
+    assert!(size_of::<Event>() == 96);
 };
 
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
@@ -428,6 +391,26 @@ mod pod {
     unsafe impl aya::Pod for Sweep {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Bucket {}
+    // SAFETY: as above.
+    unsafe impl<const W: usize> aya::Pod for Cidr<W> {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for AffinityKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Affinity {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for ServiceInfo {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for ServiceCountKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for ServiceCount {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for SocketKey {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Socket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Node {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Trace {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for Scratch<A> {}
 }

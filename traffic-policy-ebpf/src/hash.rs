@@ -1,5 +1,7 @@
 //! The flow hash: chooses endpoints and first source ports.
 
+use core::mem::size_of;
+
 use crate::abi::{Address, Tuple};
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -29,6 +31,14 @@ pub const fn pick(hash: u64, len: u32) -> u32 {
 pub fn address<A: Address>(a: A) -> u16 {
     let h = a.mixed().wrapping_mul(MULTIPLIER);
     (h >> 48) as u16
+}
+
+/// Bit of an address's prefix in a bit array of 65,536: the first 16 bits of an IPv4 address, of an IPv6 address a hash
+/// of the first 64.
+#[inline(always)]
+pub fn prefix<A: Address>(a: A) -> u16 {
+    let wide = a.wide()[0];
+    if size_of::<A>() == 4 { u16::from_be(wide as u16) } else { (wide.wrapping_mul(MULTIPLIER) >> 48) as u16 }
 }
 
 #[cfg(test)]

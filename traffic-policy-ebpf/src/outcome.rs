@@ -57,6 +57,9 @@ outcomes! {
     /// A segment without a flow to an address that is not this node's: RST was sent.
     ResetNoFlow = 11, "reset-no-flow", Send;
 
+    /// A ClusterIP, but none of its ports: port unreachable was sent.
+    RejectedUnknownPort = 12, "rejected-unknown-port", Send;
+
     /// Policy Local and no endpoint here.
     DroppedNoLocalEndpoint = 16, "dropped-no-local-endpoint", Drop;
     /// No free source port towards this endpoint.
@@ -75,6 +78,9 @@ outcomes! {
     DroppedFailed = 23, "dropped-failed", Drop;
     /// The source is in none of the Service's `loadBalancerSourceRanges`.
     DroppedSourceRange = 24, "dropped-source-range", Drop;
+
+    /// An address of the cluster's range of ClusterIPs that no Service has.
+    DroppedUnallocated = 25, "dropped-unallocated", Drop;
 
     /// None of ours by the bit arrays.
     Passed = 32, "passed", Pass;
@@ -102,6 +108,9 @@ outcomes! {
     PassedUnfinished = 43, "passed-unfinished", Pass;
     /// A frame for another machine's MAC address, flooded by a switch: that machine's business.
     PassedOtherHost = 44, "passed-other-host", Pass;
+
+    /// A socket of this node or its pods: its destination was exchanged for an endpoint before any packet was made.
+    Connected = 56, "connected", Pass;
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::wide;
 use traffic_policy_ebpf::abi::{
     Address, Bucket, Device as DeviceEntry, Frontend as FrontendEntry, FrontendKey, HOP_XDP, PROTOCOL_TCP,
-    PROTOCOL_UDP, Range, SLOT_LOCAL, Slot, SlotRoute, State, Usage,
+    PROTOCOL_UDP, Range, SLOT_LOCAL, Slot, SlotRoute, State, Usage, scope,
 };
 
 use super::flows::Wire;
@@ -175,10 +175,16 @@ fn write<A: Address + Wire>(
         cluster: list(base, &frontend.cluster)?,
         local: list(base + SLOTS / 2, &frontend.local)?,
         drain_until: frontend.drain_until,
+        ..FrontendEntry::default()
     };
     for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
         let address = A::from_ip(frontend.address.of(family));
-        let key = FrontendKey { address, port: frontend.port.to_be(), protocol: protocol as u16, zero: 0 };
+        let key = FrontendKey {
+            address,
+            port: frontend.port.to_be(),
+            protocol: protocol as u16,
+            scope: scope::ADDRESS,
+        };
         frontends.insert(key, entry, 0)?;
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use ipnet::IpNet;
 use traffic_policy_ebpf::{
     abi::{Filter, PORT_WORDS},
     hash,
@@ -45,6 +46,7 @@ pub enum Array {
     Pool,
     Endpoints,
     ClusterIps,
+    ServiceCidrs,
 }
 
 fn word(filter: *mut Filter, array: Array, index: usize) -> *mut u64 {
@@ -55,6 +57,7 @@ fn word(filter: *mut Filter, array: Array, index: usize) -> *mut u64 {
             Array::Pool => (&raw mut (*filter).pool).cast::<u64>(),
             Array::Endpoints => (&raw mut (*filter).endpoints).cast::<u64>(),
             Array::ClusterIps => (&raw mut (*filter).cluster_ips).cast::<u64>(),
+            Array::ServiceCidrs => (&raw mut (*filter).service_cidrs).cast::<u64>(),
         };
         first.add(index)
     }
@@ -81,6 +84,7 @@ pub struct Needed {
     pub frontends: Bits,
     pub endpoints: Bits,
     pub cluster_ips: Bits,
+    pub service_cidrs: Bits,
 }
 
 impl Needed {
@@ -96,6 +100,22 @@ impl Needed {
         }
     }
 
+    /// Of a range that ClusterIPs are taken from: [`hash::prefix`] of every address in it.
+    pub fn service_cidr(&mut self, range: IpNet) {
+        match range {
+            IpNet::V4(range) => {
+                let first = u32::from(range.network()) >> 16;
+                let last = u32::from(range.broadcast()) >> 16;
+                (first..=last).for_each(|bit| self.service_cidrs.set(bit as u16));
+            }
+            // Kubernetes takes ClusterIPs from ranges of /64 and longer; a shorter one has too many prefixes to name.
+            IpNet::V6(range) if range.prefix_len() < 64 => {
+                self.service_cidrs = Bits(Box::new([u64::MAX; PORT_WORDS]))
+            }
+            IpNet::V6(range) => self.service_cidrs.set(hash::prefix(range.network().to_wire())),
+        }
+    }
+
     pub fn endpoint(&mut self, address: SocketAddr) {
         self.endpoints.set(address.port());
     }
@@ -107,7 +127,14 @@ impl Needed {
             match op {
                 Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
                 Op::Put(id, _) => needed.frontend(id.address, service_addresses),
-                Op::Delete(_) | Op::Allow(_) | Op::Forbid(_) => {}
+                Op::ServiceCidr(range, true) => needed.service_cidr(*range),
+                Op::Delete(_)
+                | Op::Allow(_)
+                | Op::Forbid(_)
+                | Op::Name(..)
+                | Op::Unname(_)
+                | Op::ClusterIp(..)
+                | Op::ServiceCidr(..) => {}
             }
         }
         needed
@@ -118,6 +145,7 @@ impl Needed {
         replace(filter, Array::Frontends, &self.frontends)
             + replace(filter, Array::Endpoints, &self.endpoints)
             + replace(filter, Array::ClusterIps, &self.cluster_ips)
+            + replace(filter, Array::ServiceCidrs, &self.service_cidrs)
     }
 
     /// Adds them; returns the number of words written.
@@ -125,6 +153,7 @@ impl Needed {
         add(filter, Array::Frontends, &self.frontends)
             + add(filter, Array::Endpoints, &self.endpoints)
             + add(filter, Array::ClusterIps, &self.cluster_ips)
+            + add(filter, Array::ServiceCidrs, &self.service_cidrs)
     }
 }
 

@@ -297,6 +297,9 @@ impl Dataplane {
         for endpoint in self.planner.endpoints() {
             needed.endpoint(endpoint.address);
         }
+        for range in self.planner.service_cidrs() {
+            needed.service_cidr(*range);
+        }
         needed.replace_all(&mut self.tables.filter);
         self.untidy = false;
     }

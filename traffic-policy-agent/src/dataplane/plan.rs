@@ -4,6 +4,8 @@
 //! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
 //! Service, and an agent that takes the maps over writes nothing where nothing changed.
 
+mod entry;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
@@ -11,10 +13,10 @@ use std::{
 };
 
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Frontend, Range, frontend};
+use traffic_policy_ebpf::abi::{Frontend, Range, ServiceInfo};
 
 use super::ranges::Ranges;
-use crate::model::{Desired, Endpoint, FrontendKind, Policy, Protocol, ServicePort, ServicePortKey};
+use crate::model::{Desired, Endpoint, FrontendKind, Protocol, ServicePort, ServicePortKey};
 
 /// A frontend as a key of its map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +36,14 @@ pub enum Op {
     },
     Put(FrontendId, Frontend),
     Delete(FrontendId),
+    /// Says who has the index of a Service port; for people.
+    Name(u32, Box<ServiceInfo>),
+    /// Forgets who had an index, and what was counted for it.
+    Unname(u32),
+    /// Says that an address is a ClusterIP, whatever the port; or no longer.
+    ClusterIp(IpAddr, bool),
+    /// Says that ClusterIPs are taken from a range; or no longer.
+    ServiceCidr(IpNet, bool),
     /// Lets sources of a range use the frontends of a Service port that have [`frontend::SOURCE_RANGES`].
     Allow(Source),
     Forbid(Source),
@@ -54,6 +64,9 @@ pub struct Held {
     /// Endpoints of each range in use, by family and base.
     pub slots: HashMap<(bool, u32), Vec<Endpoint>>,
     pub sources: BTreeSet<Source>,
+    pub names: BTreeMap<u32, ServiceInfo>,
+    pub cluster_ips: BTreeSet<IpAddr>,
+    pub service_cidrs: BTreeSet<IpNet>,
 }
 
 /// Numbers that the plan depends on.
@@ -77,6 +90,8 @@ pub struct Planner {
     first: bool,
     /// Indices of `ports`.
     used: HashSet<u32>,
+    /// How many frontends are on each ClusterIP.
+    cluster_ips: HashMap<IpAddr, u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -139,6 +154,7 @@ impl Planner {
             found,
             first: true,
             used: HashSet::new(),
+            cluster_ips: HashMap::new(),
         }
     }
 
@@ -177,6 +193,14 @@ impl Planner {
                 None => self.withdraw(key, context.now, &mut plan),
             }
         }
+        // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
+        let cluster_ips: BTreeSet<IpAddr> = self.cluster_ips.keys().copied().collect();
+        for address in self.held.cluster_ips.difference(&cluster_ips) {
+            plan.ops.push(Op::ClusterIp(*address, false));
+        }
+        for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
+            plan.ops.push(Op::ServiceCidr(*range, false));
+        }
         for id in given_up {
             if let Some(frontend) = self.held.frontends.remove(&id) {
                 plan.ops.push(Op::Delete(id));
@@ -192,11 +216,29 @@ impl Planner {
                 self.held.sources.remove(&source);
                 plan.last.push(Op::Forbid(source));
             }
+            let leftover = self.held.names.keys().filter(|index| !self.used.contains(index));
+            for index in leftover.copied().collect::<Vec<_>>() {
+                self.held.names.remove(&index);
+                plan.last.push(Op::Unname(index));
+            }
         }
+        for address in cluster_ips.difference(&self.held.cluster_ips) {
+            plan.last.push(Op::ClusterIp(*address, true));
+        }
+        for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
+            plan.last.push(Op::ServiceCidr(*range, true));
+        }
+        self.held.cluster_ips = cluster_ips;
+        self.held.service_cidrs.clone_from(&desired.service_cidrs);
         plan.ops.append(&mut plan.last);
         self.first = false;
         plan.gone = before.into_iter().filter(|endpoint| !self.serving.contains_key(endpoint)).collect();
         plan
+    }
+
+    /// Ranges of ClusterIPs as they are after the last plan.
+    pub fn service_cidrs(&self) -> &BTreeSet<IpNet> {
+        &self.held.service_cidrs
     }
 
     /// Frontends as they are after the last plan.
@@ -259,12 +301,18 @@ impl Planner {
                 plan.ops.push(Op::Allow(*source));
             }
         }
+        let info = entry::info(key, port);
+        if self.held.names.get(&index) != Some(&info) {
+            plan.ops.push(Op::Name(index, Box::new(info)));
+            self.held.names.insert(index, info);
+        }
         for id_and_kind in &port.frontends {
             let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
             let held = self.held.frontends.get(&id).copied();
-            let flags = flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
-            let drain_until = drain_until(port, id_and_kind.kind, flags, local.len, held, context);
-            let wanted = Frontend { service: index, flags, cluster, local, drain_until };
+            let flags = entry::flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            let drain_until = entry::drain_until(port, id_and_kind.kind, flags, local.len, held, context);
+            let affinity = entry::affinity(port);
+            let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };
             if held != Some(wanted) {
                 plan.ops.push(Op::Put(id, wanted));
                 self.held.frontends.insert(id, wanted);
@@ -282,6 +330,7 @@ impl Planner {
             }
         }
         self.used.insert(index);
+        self.count_addresses(old.as_ref().map(|old| &old.port), Some(port));
         self.ports.insert(key.clone(), Applied { port: port.clone(), index, cluster, local });
     }
 
@@ -331,7 +380,10 @@ impl Planner {
     fn withdraw(&mut self, key: &ServicePortKey, now: Instant, plan: &mut Plan) {
         let Some(old) = self.ports.remove(key) else { return };
         self.count(key, Some(&old.port), None);
+        self.count_addresses(Some(&old.port), None);
         self.used.remove(&old.index);
+        self.held.names.remove(&old.index);
+        plan.last.push(Op::Unname(old.index));
         for source in self.sources_of(key.ipv6, old.index) {
             self.held.sources.remove(&source);
             plan.last.push(Op::Forbid(source));
@@ -366,6 +418,25 @@ impl Planner {
         }
     }
 
+    fn count_addresses(&mut self, old: Option<&ServicePort>, new: Option<&ServicePort>) {
+        let cluster_ips = |port: Option<&ServicePort>| -> Vec<IpAddr> {
+            let frontends = port.into_iter().flat_map(|port| &port.frontends);
+            let of_kind = frontends.filter(|frontend| frontend.kind == FrontendKind::ClusterIp);
+            of_kind.map(|frontend| frontend.address.ip()).collect()
+        };
+        for address in cluster_ips(new) {
+            *self.cluster_ips.entry(address).or_default() += 1;
+        }
+        for address in cluster_ips(old) {
+            if let Some(count) = self.cluster_ips.get_mut(&address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.cluster_ips.remove(&address);
+                }
+            }
+        }
+    }
+
     fn count(&mut self, key: &ServicePortKey, old: Option<&ServicePort>, new: Option<&ServicePort>) {
         for endpoint in new.into_iter().flat_map(|port| &port.serving) {
             *self.serving.entry((*endpoint, key.protocol)).or_default() += 1;
@@ -384,49 +455,6 @@ impl Planner {
 fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {
     let protocol = key.protocol;
     port.frontends.iter().map(move |frontend| FrontendId { address: frontend.address, protocol })
-}
-
-fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
-    let policy = if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy };
-    let mut flags = 0;
-    if policy == Policy::Local {
-        flags |= frontend::LOCAL;
-    }
-    if port.has_endpoints {
-        flags |= frontend::HAS_ENDPOINTS;
-    }
-    if node_address {
-        flags |= frontend::NODE_ADDRESS;
-    }
-    if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
-        flags |= frontend::SOURCE_RANGES;
-    }
-    flags
-}
-
-/// Until when new flows are still forwarded from this node: set when the policy turns from Cluster to Local on a node
-/// without an endpoint, kept while it stays so, and never set because the last local endpoint left (Local must not show
-/// a node's address).
-fn drain_until(
-    port: &ServicePort,
-    kind: FrontendKind,
-    flags: u32,
-    local: u32,
-    held: Option<Frontend>,
-    context: &Context<'_>,
-) -> u64 {
-    if kind == FrontendKind::ClusterIp || flags & frontend::LOCAL == 0 || local > 0 {
-        return 0;
-    }
-    let Some(held) = held else { return 0 };
-    if held.flags & frontend::LOCAL != 0 {
-        return held.drain_until;
-    }
-    let drain = port.drain.unwrap_or(context.drain);
-    if drain.is_zero() {
-        return 0;
-    }
-    context.monotonic + drain.as_nanos() as u64
 }
 
 #[cfg(test)]

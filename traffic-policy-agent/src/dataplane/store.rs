@@ -6,11 +6,17 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::maps::{Array, HashMap, MapData, lpm_trie::Key};
+use aya::maps::{
+    Array, HashMap, MapData,
+    lpm_trie::{Key, LpmTrie},
+};
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{
-    Address, Address4, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL, Slot,
-    SlotRoute, SourceRange,
+use traffic_policy_ebpf::{
+    abi::{
+        Address, Address4, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL,
+        ServiceCountKey, Slot, SlotRoute, SourceRange, scope,
+    },
+    outcome::Outcome,
 };
 
 use super::{
@@ -27,6 +33,10 @@ pub fn read(tables: &Tables) -> Result<Held> {
     let mut held = Held::default();
     read_family(&tables.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
     read_family(&tables.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
+    for entry in &tables.services {
+        let (index, info) = entry.context("reading the names of Services failed")?;
+        held.names.insert(index, info);
+    }
     Ok(held)
 }
 
@@ -39,9 +49,17 @@ fn read_family<A: Address + FromWire, const W: usize>(
         let key = key?;
         held.sources.insert(source(&key, ipv6)?);
     }
-
+    for key in family.service_cidrs.keys() {
+        let key = key?;
+        let address = from_words(&key.data().address, ipv6);
+        held.service_cidrs.insert(IpNet::new(address, u8::try_from(key.prefix_len())?)?);
+    }
     for entry in &family.frontends {
         let (key, frontend) = entry?;
+        if key.scope == scope::CLUSTER_IP {
+            held.cluster_ips.insert(key.address.to_ip());
+            continue;
+        }
         let protocol = protocol(key.protocol)?;
         let address = SocketAddr::new(key.address.to_ip(), u16::from_be(key.port));
         held.frontends.insert(FrontendId { address, protocol }, frontend);
@@ -107,15 +125,31 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             }
             Ok(endpoints.len())
         }
-        Op::Put(id, frontend) => {
-            match id.address {
-                SocketAddr::V4(address) => {
-                    put(&mut tables.v4.frontends, address.ip().to_wire(), *id, Some(*frontend))?;
-                }
-                SocketAddr::V6(address) => {
-                    put(&mut tables.v6.frontends, address.ip().to_wire(), *id, Some(*frontend))?;
-                }
+        Op::Put(id, frontend) => put_frontend(tables, *id, Some(*frontend)),
+        Op::Delete(id) => put_frontend(tables, *id, None),
+        Op::ClusterIp(address, known) => {
+            match address {
+                IpAddr::V4(address) => know(&mut tables.v4.frontends, address.to_wire(), *known),
+                IpAddr::V6(address) => know(&mut tables.v6.frontends, address.to_wire(), *known),
             }
+            .with_context(|| format!("writing cluster IP {address} failed (is the map full?)"))?;
+            Ok(1)
+        }
+        Op::ServiceCidr(range, known) => {
+            match range {
+                IpNet::V4(_) => put_range(&mut tables.v4.service_cidrs, *range, *known),
+                IpNet::V6(_) => put_range(&mut tables.v6.service_cidrs, *range, *known),
+            }
+            .with_context(|| format!("writing the range {range} of cluster IPs failed"))?;
+            Ok(1)
+        }
+        Op::Name(index, info) => {
+            tables.services.insert(index, **info, 0).context("writing the name of a Service failed")?;
+            Ok(1)
+        }
+        Op::Unname(index) => {
+            tables.services.remove(index).context("forgetting the name of a Service failed")?;
+            forget_counts(tables, *index);
             Ok(1)
         }
         Op::Allow(source) => {
@@ -138,14 +172,63 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             removed.with_context(|| format!("deleting source range {} failed", source.range))?;
             Ok(1)
         }
-        Op::Delete(id) => {
-            match id.address {
-                SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), *id, None)?,
-                SocketAddr::V6(address) => put(&mut tables.v6.frontends, address.ip().to_wire(), *id, None)?,
-            }
-            Ok(1)
-        }
     }
+}
+
+fn put_frontend(tables: &mut Tables, id: FrontendId, frontend: Option<Frontend>) -> Result<usize> {
+    match id.address {
+        SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), id, frontend)?,
+        SocketAddr::V6(address) => put(&mut tables.v6.frontends, address.ip().to_wire(), id, frontend)?,
+    }
+    Ok(1)
+}
+
+/// Whoever gets the index next starts from nothing.
+fn forget_counts(tables: &mut Tables, service: u32) {
+    for outcome in Outcome::ALL {
+        // Most outcomes were never counted.
+        let _ = tables.service_counts.remove(&ServiceCountKey { service, outcome: *outcome as u32 });
+    }
+}
+
+fn know<A: Address>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, Frontend>,
+    address: A,
+    known: bool,
+) -> Result<(), aya::maps::MapError> {
+    let key = FrontendKey { address, port: 0, protocol: 0, scope: scope::CLUSTER_IP };
+    if known { frontends.insert(key, Frontend::default(), 0) } else { frontends.remove(&key) }
+}
+
+fn put_range<const W: usize>(
+    cidrs: &mut LpmTrie<MapData, Cidr<W>, u32>,
+    range: IpNet,
+    known: bool,
+) -> Result<(), aya::maps::MapError> {
+    let key = Key::new(u32::from(range.prefix_len()), Cidr { address: to_words(range.network()) });
+    if known { cidrs.insert(&key, 1, 0) } else { cidrs.remove(&key) }
+}
+
+/// The words of an address; of an IPv4 address there is one.
+fn to_words<const W: usize>(address: IpAddr) -> [u32; W] {
+    let mut octets = [0; 16];
+    match address {
+        IpAddr::V4(address) => octets[..4].copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => octets = address.octets(),
+    }
+    std::array::from_fn(|i| {
+        u32::from_ne_bytes([octets[i * 4], octets[i * 4 + 1], octets[i * 4 + 2], octets[i * 4 + 3]])
+    })
+}
+
+/// The reverse of [`to_words`].
+fn from_words(words: &[u32], ipv6: bool) -> IpAddr {
+    let mut octets = [0; 16];
+    for (word, bytes) in words.iter().zip(octets.chunks_mut(4)) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    let [a, b, c, d, ..] = octets;
+    if ipv6 { IpAddr::from(octets) } else { IpAddr::from([a, b, c, d]) }
 }
 
 /// Bits of a Service's index in a key of the sources.
@@ -153,27 +236,14 @@ const SERVICE_BITS: u32 = 32;
 
 /// The key of a source range.
 fn source_key<const W: usize>(source: &Source) -> Key<SourceRange<W>> {
-    let mut octets = [0; 16];
-    match source.range.network() {
-        IpAddr::V4(address) => octets[..4].copy_from_slice(&address.octets()),
-        IpAddr::V6(address) => octets = address.octets(),
-    }
-    let address = std::array::from_fn(|i| {
-        u32::from_ne_bytes([octets[i * 4], octets[i * 4 + 1], octets[i * 4 + 2], octets[i * 4 + 3]])
-    });
-    let data = SourceRange { service: source.service, address };
+    let data = SourceRange { service: source.service, address: to_words(source.range.network()) };
     Key::new(SERVICE_BITS + u32::from(source.range.prefix_len()), data)
 }
 
 /// The reverse of [`source_key`].
 fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<Source> {
     let data = key.data();
-    let mut octets = [0; 16];
-    for (word, bytes) in data.address.iter().zip(octets.chunks_mut(4)) {
-        bytes.copy_from_slice(&word.to_ne_bytes());
-    }
-    let [a, b, c, d, ..] = octets;
-    let address = if ipv6 { IpAddr::from(octets) } else { IpAddr::from([a, b, c, d]) };
+    let address = from_words(&{ data.address }, ipv6);
     let length = u8::try_from(key.prefix_len().saturating_sub(SERVICE_BITS))?;
     Ok(Source { ipv6, service: data.service, range: IpNet::new(address, length)? })
 }
@@ -199,7 +269,7 @@ fn put<A: Address>(
         address,
         port: id.address.port().to_be(),
         protocol: number(id.protocol) as u16,
-        zero: 0,
+        scope: if id.address.ip().is_unspecified() { scope::LOOPBACK } else { scope::ADDRESS },
     };
     match frontend {
         Some(frontend) => frontends

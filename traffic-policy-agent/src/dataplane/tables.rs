@@ -8,8 +8,9 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey,
-    PROTOCOL_TCP, PROTOCOL_UDP, Slot, SlotRoute, SourceRange, State, Sweep, Tuple, Usage,
+    Address, Address4, Address6, Cidr, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey,
+    Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
+    SocketKey, SourceRange, State, Sweep, Tuple, Usage,
 };
 
 use super::words::Words;
@@ -20,6 +21,7 @@ pub struct Family<A: Address, const W: usize> {
     pub flows: HashMap<MapData, Tuple<A>, Flow<A>>,
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
+    pub service_cidrs: LpmTrie<MapData, Cidr<W>, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
     /// Halves that fit into `flows`.
@@ -30,6 +32,10 @@ pub struct Family<A: Address, const W: usize> {
 pub struct Tables {
     pub v4: Family<Address4, 1>,
     pub v6: Family<Address6, 4>,
+    pub services: HashMap<MapData, u32, ServiceInfo>,
+    pub service_counts: HashMap<MapData, ServiceCountKey, ServiceCount>,
+    pub sockets: HashMap<MapData, SocketKey, Socket>,
+    pub node: Array<MapData, Node>,
     pub hops: Array<MapData, Hop>,
     pub hop_index: HashMap<MapData, HopKey, u32>,
     pub devices: HashMap<MapData, u32, Device>,
@@ -73,6 +79,7 @@ impl Tables {
                 flows: typed!(object, "FLOWS4"),
                 frontends: typed!(object, "FRONTENDS4"),
                 sources: typed!(object, "SOURCES4"),
+                service_cidrs: typed!(object, "SERVICE_CIDRS4"),
                 slots: typed!(object, "SLOTS4"),
                 slot_routes: typed!(object, "SLOT_ROUTES4"),
                 size: sizes[0],
@@ -81,10 +88,15 @@ impl Tables {
                 flows: typed!(object, "FLOWS6"),
                 frontends: typed!(object, "FRONTENDS6"),
                 sources: typed!(object, "SOURCES6"),
+                service_cidrs: typed!(object, "SERVICE_CIDRS6"),
                 slots: typed!(object, "SLOTS6"),
                 slot_routes: typed!(object, "SLOT_ROUTES6"),
                 size: sizes[1],
             },
+            services: typed!(object, "SERVICES"),
+            service_counts: typed!(object, "SERVICE_COUNTS"),
+            sockets: typed!(object, "SOCKETS"),
+            node: typed!(object, "NODE"),
             hops: typed!(object, "HOPS"),
             hop_index: typed!(object, "HOP_INDEX"),
             devices: typed!(object, "DEVICES"),

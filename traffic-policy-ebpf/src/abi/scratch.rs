@@ -1,6 +1,6 @@
 //! Notes of the programs for each other.
 
-use super::{Flow, Hop, Tuple};
+use super::{Affinity, AffinityKey, Flow, Hop, Tuple};
 
 /// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
 #[repr(C)]
@@ -19,6 +19,7 @@ pub struct Scratch<A> {
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
     pub claim: Claim,
+    pub search: Search<A>,
     /// The key of `reply`.
     pub key: Tuple<A>,
     /// The key of another half, while that is looked up.
@@ -42,4 +43,21 @@ pub struct Claim {
     /// What the last insertion said: 0, or a negative error number.
     pub result: i32,
     pub zero: u32,
+}
+
+/// Notes while the endpoint of a client with affinity is looked for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Search<A> {
+    pub key: AffinityKey,
+    pub value: Affinity,
+    /// The endpoint that is looked for; port in memory order.
+    pub address: A,
+    pub port: u16,
+    /// 1: found, at `offset`.
+    pub found: u16,
+    /// The list.
+    pub base: u32,
+    pub len: u32,
+    pub offset: u32,
 }

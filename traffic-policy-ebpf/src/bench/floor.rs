@@ -11,7 +11,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use traffic_policy_ebpf::{
-    abi::{Address4, Frontend, FrontendKey, Slot, Tuple, destination_port, ports},
+    abi::{Address4, Frontend, FrontendKey, Slot, Tuple, destination_port, ports, scope},
     bench::FloorFlow,
     checksum::{self, TTL_STEP},
     hash,
@@ -103,7 +103,7 @@ fn new(ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
         address: tuple.destination,
         port: destination_port(tuple.ports),
         protocol: tuple.protocol as u16,
-        zero: 0,
+        scope: scope::ADDRESS,
     };
     let frontend = lookup::<_, _, Frontend>(&raw const FLOOR_FRONTENDS, &key)?;
     let range = unsafe { (*frontend).cluster };

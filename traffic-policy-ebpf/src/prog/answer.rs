@@ -60,15 +60,18 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
     if !take() {
         return Outcome::DroppedRateLimited.into();
     }
-    let (outcome, built) = if number == Outcome::ResetNoFlow as u32 {
-        (Outcome::ResetNoFlow, F::reset(packet))
+    let (outcome, kind, rest) = if number == Outcome::ResetNoFlow as u32 {
+        (Outcome::ResetNoFlow, 0, 0)
     } else if number == Outcome::RejectedTtl as u32 {
-        (Outcome::RejectedTtl, F::error(packet, F::TTL_EXCEEDED, 0))
+        (Outcome::RejectedTtl, F::TTL_EXCEEDED, 0)
     } else if number == Outcome::RejectedTooLong as u32 {
-        (Outcome::RejectedTooLong, F::error(packet, F::TOO_LONG, mtu))
+        (Outcome::RejectedTooLong, F::TOO_LONG, mtu)
+    } else if number == Outcome::RejectedUnknownPort as u32 {
+        (Outcome::RejectedUnknownPort, F::PORT_UNREACHABLE, 0)
     } else {
-        (Outcome::RejectedNoEndpoint, F::error(packet, F::PORT_UNREACHABLE, 0))
+        (Outcome::RejectedNoEndpoint, F::PORT_UNREACHABLE, 0)
     };
+    let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest) };
     if !built {
         // A frame that fills its buffer cannot become a longer answer in XDP; it is still as it came, and TC can.
         return if P::TC { Outcome::DroppedFailed } else { Outcome::PassedToTc }.into();

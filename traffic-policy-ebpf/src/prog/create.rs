@@ -5,11 +5,10 @@ use core::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
-use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
     abi::{
-        Flow, Frontend, FrontendKey, HOP_LOCAL, Range, SLOT_LOCAL, Slot, SlotRoute, SourceQuery, Tuple,
-        Usage, destination_port, frontend,
+        Address, Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, Usage, destination_port, frontend,
+        scope, source_port, step,
     },
     hash,
     outcome::Outcome,
@@ -17,6 +16,7 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
+    choose::{self, Client, List, Target},
     claim::Halves,
     context::Packet,
     exit::Exit,
@@ -25,6 +25,7 @@ use super::{
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
     pair::{other_key, table},
     parse::Parsed,
+    trace,
     wire::fetch_add,
 };
 
@@ -35,59 +36,46 @@ pub struct Created<A> {
     pub unresolved: u32,
 }
 
-/// The frontend that a packet is addressed to.
+/// What a packet is addressed to.
 #[inline(always)]
-pub fn frontend_of<F: Family>(parsed: &Parsed<F>) -> Option<*mut Frontend> {
-    let key = FrontendKey {
-        address: parsed.tuple.destination,
-        port: destination_port(parsed.tuple.ports),
-        protocol: parsed.tuple.protocol as u16,
-        zero: 0,
-    };
-    F::frontends().lookup::<_, Frontend>(&key)
+pub fn target<F: Family>(tuple: &Tuple<F::Address>) -> Target<F::Address> {
+    Target {
+        address: tuple.destination,
+        port: destination_port(tuple.ports),
+        protocol: tuple.protocol as u16,
+        scope: scope::ADDRESS,
+    }
 }
 
-/// The frontend of a packet, if it is one of ours and may start a flow.
+/// Endpoints for a packet that may start a flow: a list that is not empty.
 #[inline(always)]
-fn range<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(Range, *const Frontend), Outcome> {
-    let Some(found) = frontend_of(parsed) else {
-        return Err(Outcome::PassedNotService);
+fn list<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    client: &Client<F::Address>,
+) -> Result<List, Exit> {
+    let list = match choose::list::<F>(&target::<F>(&parsed.tuple), client) {
+        Err(refusal) if refusal.outcome as u32 == Outcome::PassedNotService as u32 => {
+            return Err(Outcome::PassedNotService.into());
+        }
+        _ if !packet.for_us() => return Err(Outcome::PassedOtherHost.into()),
+        Err(refusal) => return Err(Exit::refused(refusal.outcome, refusal.service)),
+        Ok(list) => list,
     };
-    if !packet.for_us() {
-        return Err(Outcome::PassedOtherHost);
-    }
-    let found = found.cast_const();
-    let (flags, service) = unsafe { ((*found).flags, (*found).service) };
-    if flags & frontend::SOURCE_RANGES != 0 {
-        let bits = 32 + size_of::<F::Address>() as u32 * 8;
-        let query = SourceQuery { bits, service, address: parsed.tuple.source };
-        if F::sources().lookup::<_, u32>(&query).is_none() {
-            return Err(Outcome::DroppedSourceRange);
-        }
-    }
-    let mut range = unsafe { (*found).cluster };
-    if flags & frontend::LOCAL != 0 && flags & frontend::HAS_ENDPOINTS != 0 {
-        let local = unsafe { (*found).local };
-        let until = unsafe { (*found).drain_until };
-        if local.len != 0 {
-            range = local;
-        } else if until == 0 || until <= unsafe { bpf_ktime_get_coarse_ns() } {
-            return Err(Outcome::DroppedNoLocalEndpoint);
-        }
-    }
     if parsed.is_tcp() && !parsed.opens() {
         // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
         // goes on with a connection that an earlier proxy left in conntrack.
-        let flags_byte = parsed.tcp_flags();
-        if flags & frontend::NODE_ADDRESS != 0 || flags_byte & flag::RST != 0 || flags_byte & flag::ACK == 0 {
-            return Err(Outcome::PassedNoFlow);
+        let flags = unsafe { (*list.frontend).flags };
+        let segment = parsed.tcp_flags();
+        if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
+            return Err(Outcome::PassedNoFlow.into());
         }
-        return Err(Outcome::ResetNoFlow);
+        return Err(Exit::refused(Outcome::ResetNoFlow, list.service));
     }
-    if range.len == 0 {
-        return Err(Outcome::RejectedNoEndpoint);
+    if list.range.len == 0 {
+        return Err(Exit::refused(Outcome::RejectedNoEndpoint, list.service));
     }
-    Ok((range, found))
+    Ok(list)
 }
 
 /// Whether XDP has delivered this packet: then its tuple is that of a reply, reversed.
@@ -164,12 +152,14 @@ pub fn create<P: Packet, F: Family>(
     if P::TC && restart.is_null() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
-    let (range, found) = range(packet, parsed)?;
-    let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0)) else {
+    let (Some(state), Some(usage), Some(scratch)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0), F::scratch())
+    else {
         return Err(Outcome::DroppedFailed.into());
     };
     let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
-    let index = range.base + hash::pick(hash, range.len);
+    let client = Client { source: parsed.tuple.source, netns: 0, hash };
+    let list = list(packet, parsed, &client)?;
+    let index = choose::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).search });
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedFailed.into());
     };
@@ -178,7 +168,10 @@ pub fn create<P: Packet, F: Family>(
 
     let route = route::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
-        Route::Failed(outcome) => return Err(outcome.into()),
+        Route::Failed(outcome) => {
+            trace::note(step::ROUTE, 3, [0; 2]);
+            return Err(Exit::refused(outcome, list.service));
+        }
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
         Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
         Route::Via(via) => {
@@ -188,25 +181,16 @@ pub fn create<P: Packet, F: Family>(
             (false, via.source, 0, 0, via.ifindex)
         }
     };
+    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
     if !local && parsed.ttl <= 1 {
         return Err(Outcome::RejectedTtl.into());
     }
 
     let pending = restart.is_null()
         && unsafe { (*usage).unconfirmed[F::INDEX] >= (*state).unconfirmed_limit[F::INDEX] as u64 };
-    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedFailed.into()) };
-    let halves = Halves {
-        scratch,
-        packet,
-        parsed,
-        slot,
-        source,
-        service: unsafe { (*found).service },
-        now,
-        local,
-        pending,
-    };
+    let halves = Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
     halves.claim(hash, usage, unsafe { (*state).pool_len })?;
+    trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
     let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 

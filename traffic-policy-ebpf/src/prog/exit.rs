@@ -1,9 +1,12 @@
 //! How a packet leaves: an outcome, counted once, and what the kernel is told.
 
 use aya_ebpf::cty::c_void;
-use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome, Verdict};
+use traffic_policy_ebpf::{
+    abi::{NO_SERVICE, step},
+    outcome::{OUTCOMES, Outcome, Verdict},
+};
 
-use super::{context::Packet, maps::COUNTERS};
+use super::{context::Packet, maps::COUNTERS, trace};
 
 /// An outcome with what it needs to be carried out.
 #[must_use]
@@ -14,19 +17,26 @@ pub struct Exit {
     pub action: i32,
     /// For [`Outcome::RejectedTooLong`]: what would have fitted, in bytes.
     pub mtu: u32,
+    /// Index of the Service port that refused it, or [`NO_SERVICE`].
+    pub service: u32,
 }
 
 impl From<Outcome> for Exit {
     #[inline(always)]
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, action: 0, mtu: 0 }
+        Self { outcome, action: 0, mtu: 0, service: NO_SERVICE }
     }
 }
 
 impl Exit {
     #[inline(always)]
     pub fn sent(outcome: Outcome, action: i32) -> Self {
-        Self { outcome, action, mtu: 0 }
+        Self { outcome, action, mtu: 0, service: NO_SERVICE }
+    }
+
+    #[inline(always)]
+    pub fn refused(outcome: Outcome, service: u32) -> Self {
+        Self { outcome, action: 0, mtu: 0, service }
     }
 
     /// Whether the program itself answers the sender.
@@ -35,6 +45,7 @@ impl Exit {
         matches!(
             self.outcome,
             Outcome::RejectedNoEndpoint
+                | Outcome::RejectedUnknownPort
                 | Outcome::RejectedTtl
                 | Outcome::RejectedTooLong
                 | Outcome::ResetNoFlow
@@ -46,6 +57,7 @@ impl Exit {
 #[inline(always)]
 pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
     log(packet.raw(), hook, exit.outcome as u32);
+    trace::note(step::OUTCOME, exit.outcome as u32, [hook as u64, 0]);
     if let Some(counter) = COUNTERS.get_ptr_mut(hook * OUTCOMES + exit.outcome as u32) {
         unsafe { *counter += 1 };
     }

@@ -1,13 +1,13 @@
 //! IPv4 and IPv6 as types, so that the packet path is written once.
 
 use aya_ebpf::cty::c_void;
-use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, Search};
 
 use super::{
-    claim,
+    choose, claim,
     maps::{
-        self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SLOT_ROUTES4,
-        SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
+        self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4,
+        SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
     },
 };
 
@@ -23,11 +23,14 @@ pub trait Family: 'static {
     fn pending() -> Table;
     fn frontends() -> Table;
     fn sources() -> Table;
+    fn service_cidrs() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
     /// [`claim::next_port`] of this family, as `bpf_loop` calls it.
     fn next_port() -> *mut c_void;
+    /// [`choose::next_slot`] of this family, as `bpf_loop` calls it.
+    fn next_slot() -> *mut c_void;
     /// From the wide form of the FIB.
     fn narrow(wide: [u64; 2]) -> Self::Address;
 }
@@ -58,6 +61,10 @@ impl Family for V4 {
         Table::of(&raw const SOURCES4)
     }
     #[inline(always)]
+    fn service_cidrs() -> Table {
+        Table::of(&raw const SERVICE_CIDRS4)
+    }
+    #[inline(always)]
     fn slots() -> Table {
         Table::of(&raw const SLOTS4)
     }
@@ -72,6 +79,10 @@ impl Family for V4 {
     #[inline(always)]
     fn next_port() -> *mut c_void {
         next_port4 as *mut c_void
+    }
+    #[inline(always)]
+    fn next_slot() -> *mut c_void {
+        next_slot4 as *mut c_void
     }
     #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address4 {
@@ -102,6 +113,10 @@ impl Family for V6 {
         Table::of(&raw const SOURCES6)
     }
     #[inline(always)]
+    fn service_cidrs() -> Table {
+        Table::of(&raw const SERVICE_CIDRS6)
+    }
+    #[inline(always)]
     fn slots() -> Table {
         Table::of(&raw const SLOTS6)
     }
@@ -116,6 +131,10 @@ impl Family for V6 {
     #[inline(always)]
     fn next_port() -> *mut c_void {
         next_port6 as *mut c_void
+    }
+    #[inline(always)]
+    fn next_slot() -> *mut c_void {
+        next_slot6 as *mut c_void
     }
     #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address6 {
@@ -136,4 +155,12 @@ extern "C" fn next_port4(_: u64, _: *mut c_void) -> i64 {
 
 extern "C" fn next_port6(_: u64, _: *mut c_void) -> i64 {
     claim::next_port::<V6>()
+}
+
+extern "C" fn next_slot4(_: u64, search: *mut *mut Search<Address4>) -> i64 {
+    choose::next_slot::<V4>(unsafe { *search })
+}
+
+extern "C" fn next_slot6(_: u64, search: *mut *mut Search<Address6>) -> i64 {
+    choose::next_slot::<V6>(unsafe { *search })
 }

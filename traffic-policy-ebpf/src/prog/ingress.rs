@@ -8,12 +8,13 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
+    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
     hash,
     outcome::Outcome,
 };
 
 use super::{
+    choose,
     context::Packet,
     create,
     exit::{self, Exit},
@@ -23,6 +24,7 @@ use super::{
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     rewrite::{self, Rewrite},
+    trace,
     wire::{load16, load64},
 };
 
@@ -49,6 +51,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         Err(outcome) => return outcome.into(),
     };
     let ours = ours(&parsed);
+    trace::note(step::FILTER, ours as u32, [0; 2]);
     if matches!(ours, Ours::No) {
         return Outcome::Passed.into();
     }
@@ -72,7 +75,9 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         }
     } else if !P::TC
         && !pending_in_use()
-        && (matches!(ours, Ours::Pool) || create::frontend_of(&parsed).is_none())
+        && (matches!(ours, Ours::Pool)
+            || matches!(ours, Ours::Port)
+                && choose::frontend::<F>(&create::target::<F>(&parsed.tuple)).is_null())
     {
         // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
         // delivered the packet.)
@@ -115,12 +120,16 @@ fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
     Outcome::PassedUnfinished.into()
 }
 
-/// What the bits say of a packet.
+/// What the bits say of a packet. Numbers as in [`step::FILTER`].
+#[derive(Clone, Copy)]
 enum Ours {
     No,
     /// It may be a reply, and is no request.
     Pool,
-    Maybe,
+    /// A frontend has its port.
+    Port,
+    /// Its address may be a ClusterIP.
+    ClusterIp,
 }
 
 #[inline(always)]
@@ -129,10 +138,13 @@ fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
     let port = u16::from_be(destination_port(parsed.tuple.ports));
     let hash = hash::address(parsed.tuple.destination);
     unsafe {
-        if bit((&raw const (*filter).frontends).cast(), port)
-            || bit((&raw const (*filter).cluster_ips).cast(), hash)
+        if bit((&raw const (*filter).cluster_ips).cast(), hash)
+            || bit((&raw const (*filter).service_cidrs).cast(), hash::prefix(parsed.tuple.destination))
         {
-            return Ours::Maybe;
+            return Ours::ClusterIp;
+        }
+        if bit((&raw const (*filter).frontends).cast(), port) {
+            return Ours::Port;
         }
         if bit((&raw const (*filter).pool).cast(), port) && snat_in_use() { Ours::Pool } else { Ours::No }
     }
@@ -300,7 +312,7 @@ fn too_long<F: Rewrite>(parsed: &Parsed<F>, mtu: u32) -> Exit {
     if !F::V6 && !unfragmentable(parsed) {
         return Outcome::DroppedTooLong.into();
     }
-    Exit { outcome: Outcome::RejectedTooLong, action: 0, mtu }
+    Exit { mtu, ..Outcome::RejectedTooLong.into() }
 }
 
 /// The DF bit of IPv4.

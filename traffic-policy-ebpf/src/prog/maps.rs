@@ -3,15 +3,16 @@
 use core::ptr;
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
     cty::c_void,
     helpers::{bpf_map_delete_elem, bpf_map_lookup_elem, bpf_map_update_elem},
     macros::btf_map,
 };
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey,
-        HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, SourceRange, State, Sweep, Tuple, Usage,
+        Address4, Address6, Affinity, AffinityKey, Bucket, Cidr, Device, EndpointKey, Event, Filter, Flow,
+        Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch, ServiceCount, ServiceCountKey,
+        ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Trace, Tuple, Usage,
         hook, jump,
     },
     outcome::OUTCOMES,
@@ -39,6 +40,31 @@ pub static FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, NO_PREAL
 pub static SOURCES4: LpmTrie<SourceRange<1>, u32, 65_536> = LpmTrie::new();
 #[btf_map]
 pub static SOURCES6: LpmTrie<SourceRange<4>, u32, 65_536> = LpmTrie::new();
+/// Ranges that ClusterIPs are taken from.
+#[btf_map]
+pub static SERVICE_CIDRS4: LpmTrie<Cidr<1>, u32, 1024> = LpmTrie::new();
+#[btf_map]
+pub static SERVICE_CIDRS6: LpmTrie<Cidr<4>, u32, 1024> = LpmTrie::new();
+/// Where clients of Services with session affinity were sent to last.
+#[btf_map]
+pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 65_536> = LruHashMap::new();
+/// Who has the index of a Service port; for people.
+#[btf_map]
+pub static SERVICES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::new();
+/// Packets of Service ports by outcome, but for those of flows that still stand.
+#[btf_map]
+pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
+/// Sockets whose destination was exchanged.
+#[btf_map]
+pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
+#[btf_map]
+pub static NODE: Array<Node, 1> = Array::new();
+/// Notes of a traced copy of the programs.
+#[btf_map]
+pub static TRACE: Array<Trace, 1> = Array::new();
+/// Refusals and new flows, for whoever listens.
+#[btf_map]
+pub static EVENTS: RingBuf<Event, 262_144> = RingBuf::new();
 #[btf_map]
 pub static SLOTS4: Array<Slot<Address4>, 262_144> = Array::new();
 #[btf_map]

@@ -1,6 +1,7 @@
 //! The programs: `xdp_ingress`, `tc_ingress` and `tc_egress` for packets, with those that they jump to, `sweep` for old flows.
 
 mod answer;
+mod choose;
 mod claim;
 mod context;
 mod create;
@@ -14,6 +15,7 @@ mod pair;
 mod parse;
 mod rewrite;
 mod sweep;
+mod trace;
 mod wire;
 
 use aya_ebpf::{

@@ -13,7 +13,7 @@ use traffic_policy_agent::dataplane::{Kernel, Sizes, Tables, ToWire, jumps, load
 use traffic_policy_ebpf::{
     abi::{
         Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, Slot, Tuple,
-        frontend, hook,
+        frontend, hook, scope,
     },
     bench::{Feed, FloorFlow},
     outcome::{OUTCOMES, Outcome},
@@ -267,7 +267,7 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
 }
 
 fn key<A>(address: A, protocol: u32) -> FrontendKey<A> {
-    FrontendKey { address, port: NODE_PORT.to_be(), protocol: protocol as u16, zero: 0 }
+    FrontendKey { address, port: NODE_PORT.to_be(), protocol: protocol as u16, scope: scope::ADDRESS }
 }
 
 fn service() -> Frontend {
@@ -276,7 +276,7 @@ fn service() -> Frontend {
         flags: frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS,
         cluster: Range { base: 0, len: ENDPOINTS },
         local: Range { base: 0, len: 0 },
-        drain_until: 0,
+        ..Frontend::default()
     }
 }
 

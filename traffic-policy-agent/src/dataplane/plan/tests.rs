@@ -1,7 +1,9 @@
 //! What is written, in which order, and what is not.
 
+use traffic_policy_ebpf::abi::{frontend, frontend_kind};
+
 use super::*;
-use crate::model::ServiceName;
+use crate::model::{Policy, ServiceName};
 
 const SIZES: Sizes = Sizes { slots: 100, services: 10 };
 
@@ -77,6 +79,9 @@ impl Node {
             frontends: self.planner.held.frontends.clone(),
             slots: self.planner.held.slots.clone(),
             sources: self.planner.held.sources.clone(),
+            names: self.planner.held.names.clone(),
+            cluster_ips: self.planner.held.cluster_ips.clone(),
+            service_cidrs: self.planner.held.service_cidrs.clone(),
         };
         self.planner = Planner::new(held, SIZES);
     }
@@ -94,12 +99,13 @@ const B: &str = "192.0.2.1:30081";
 fn slots_before_frontends_and_nothing_twice() {
     let mut node = Node::new();
     let plan = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
-    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..)]), "{plan:?}");
-    assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS);
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Name(..), Op::Put(..)]), "{plan:?}");
+    let kind = frontend_kind::NODE_PORT << frontend::KIND_SHIFT;
+    assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS | kind);
     assert_eq!(node.plan(&[key("a")]).ops, []);
     // Another Service does not touch the first.
     let plan = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.2:80", false)])));
-    assert_eq!(plan.ops.len(), 2);
+    assert_eq!(plan.ops.len(), 3);
     assert_ne!(node.frontend(A).cluster, node.frontend(B).cluster);
     assert_ne!(node.frontend(A).service, node.frontend(B).service);
 }
@@ -131,7 +137,10 @@ fn takeover_finds_what_changed_meanwhile() {
     node.desired.ports.remove(&key("b"));
     node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]));
     let plan = node.plan(&[]);
-    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_)]), "{plan:?}");
+    assert!(
+        matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_), Op::Unname(_)]),
+        "{plan:?}"
+    );
     assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
     let gone: Vec<_> = plan.gone.iter().map(|(address, _)| address.to_string()).collect();
     assert_eq!(gone, ["10.0.0.1:80", "10.0.0.3:80"]);
@@ -230,7 +239,7 @@ fn sources_are_allowed_first_and_forbidden_last() {
     };
     let mut node = Node::new();
     let plan = node.set("a", with(&["198.51.100.0/24"]));
-    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Allow(_), Op::Put(..)]), "{plan:?}");
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Allow(_), Op::Name(..), Op::Put(..)]), "{plan:?}");
     assert_ne!(node.frontend(vip).flags & frontend::SOURCE_RANGES, 0);
     node.restart();
     assert_eq!(node.plan(&[]).ops, []);
@@ -240,5 +249,42 @@ fn sources_are_allowed_first_and_forbidden_last() {
     assert!(matches!(plan.ops[..], [Op::Put(..), Op::Forbid(_)]), "{plan:?}");
     let _ = node.set("a", with(&["192.0.2.0/24"]));
     let plan = node.set("a", None);
-    assert!(matches!(plan.ops[..], [Op::Delete(_), Op::Forbid(_)]), "{plan:?}");
+    assert!(matches!(plan.ops[..], [Op::Delete(_), Op::Unname(_), Op::Forbid(_)]), "{plan:?}");
+}
+
+/// A known address with an unknown port is refused: so an address becomes known after its ports, and is forgotten
+/// before them.
+#[test]
+fn cluster_ips_are_known_last_and_forgotten_first() {
+    let frontend = |address: &str| crate::model::Frontend {
+        address: address.parse().unwrap(),
+        kind: FrontendKind::ClusterIp,
+    };
+    let with = |addresses: &[&str]| {
+        let mut port = port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
+        port.frontends = addresses.iter().map(|address| frontend(address)).collect();
+        Some(port)
+    };
+    let mut node = Node::new();
+    node.desired.service_cidrs.insert("10.96.0.0/16".parse().unwrap());
+    let plan = node.set("a", with(&["10.96.0.1:80"]));
+    assert!(
+        matches!(plan.ops[..], [.., Op::Put(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
+        "{plan:?}"
+    );
+    let plan = node.set("b", with(&["10.96.0.1:81"]));
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClusterIp(..))), "known already: {plan:?}");
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, []);
+    let plan = node.set("b", None);
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClusterIp(..))), "the other Service has it: {plan:?}");
+    node.desired.service_cidrs.clear();
+    let plan = node.set("a", None);
+    assert!(
+        matches!(
+            plan.ops[..],
+            [Op::ClusterIp(_, false), Op::ServiceCidr(_, false), Op::Delete(_), Op::Unname(_)]
+        ),
+        "{plan:?}"
+    );
 }

@@ -1,0 +1,37 @@
+//! Which endpoint a client was sent to last, for Services with `sessionAffinity: ClientIP`.
+
+/// What a client is known by.
+pub mod client {
+    /// The source address of its packets.
+    pub const ADDRESS: u16 = 0;
+    /// The cookie of its network namespace: a connection made on this node has no source address yet.
+    pub const NETNS: u16 = 1;
+}
+
+/// Key of `AFFINITY`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct AffinityKey {
+    /// [`Address::wide`][super::Address::wide] of its address, or the cookie.
+    pub client: [u64; 2],
+    /// Index of the Service port.
+    pub service: u32,
+    /// 0: in the list for policy Cluster, 1: in the one for Local. A client that uses both may have two endpoints.
+    pub list: u16,
+    /// See [`client`].
+    pub kind: u16,
+}
+
+/// The endpoint. Where the list was written anew since, `offset` may be wrong.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Affinity {
+    pub endpoint: [u64; 2],
+    /// CLOCK_MONOTONIC nanoseconds (coarse) of the last new connection.
+    pub used: u64,
+    /// Its place within the list.
+    pub offset: u32,
+    /// Memory order.
+    pub port: u16,
+    pub zero: u16,
+}

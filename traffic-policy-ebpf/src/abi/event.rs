@@ -1,0 +1,34 @@
+//! What the packet path tells whoever listens.
+
+/// One packet or call that was refused, or that made a flow. Written to the ring `EVENTS` while
+/// [`State::monitor_until`][super::State::monitor_until] lies ahead.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Event {
+    /// CLOCK_MONOTONIC nanoseconds, coarse.
+    pub time: u64,
+    /// [`Address::wide`][super::Address::wide] of the packet as it came; zero where a socket has no source yet.
+    pub source: [u64; 2],
+    pub destination: [u64; 2],
+    /// The endpoint of a new flow, else zero.
+    pub endpoint: [u64; 2],
+    /// See [`ports`][super::ports].
+    pub ports: u32,
+    /// Memory order.
+    pub endpoint_port: u16,
+    pub protocol: u8,
+    pub ipv6: u8,
+    /// See [`hook`][super::hook].
+    pub hook: u32,
+    /// Number of the [`Outcome`][crate::outcome::Outcome].
+    pub outcome: u32,
+    /// Index of the Service port, or [`NO_SERVICE`][super::NO_SERVICE].
+    pub service: u32,
+    /// Device by which the packet came; 0 for a socket.
+    pub ifindex: u32,
+    /// Cookie of the socket's network namespace; 0 for a packet.
+    pub netns: u64,
+    /// Events that this CPU left out since its last one, for too many came.
+    pub left_out: u32,
+    pub zero: u32,
+}

@@ -1,0 +1,114 @@
+//! Frontends: the addresses on which Service ports are reached, and what is asked about them.
+
+/// What a [`FrontendKey`] is about.
+pub mod scope {
+    /// Address, port and protocol as packets carry them.
+    pub const ADDRESS: u32 = 0;
+    /// A node port on the loopback addresses, for sockets of the node's own network namespace; the address is zero.
+    pub const LOOPBACK: u32 = 1;
+    /// A ClusterIP as such: port and protocol are zero. Its other ports are known to lead nowhere.
+    pub const CLUSTER_IP: u32 = 2;
+}
+
+/// Key of the frontends.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct FrontendKey<A> {
+    pub address: A,
+    /// Memory order.
+    pub port: u16,
+    pub protocol: u16,
+    /// See [`scope`].
+    pub scope: u32,
+}
+
+/// What a source range is matched by, in a longest-prefix trie: the Service port in full, then a prefix of the source.
+/// `W` is 1 word for IPv4, 4 for IPv6, in memory order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceRange<const W: usize> {
+    pub service: u32,
+    pub address: [u32; W],
+}
+
+/// The key of one packet's look-up in the trie: a [`SourceRange`] behind its length in bits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceQuery<A> {
+    pub bits: u32,
+    pub service: u32,
+    pub address: A,
+}
+
+/// A range that ClusterIPs are taken from, in a longest-prefix trie. `W` as in [`SourceRange`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cidr<const W: usize> {
+    pub address: [u32; W],
+}
+
+/// The key of a look-up in that trie; `#[repr(C, packed(4))]`, for the address follows the length at once.
+#[repr(C, packed(4))]
+#[derive(Clone, Copy)]
+pub struct CidrQuery<A> {
+    pub bits: u32,
+    pub address: A,
+}
+
+/// A range of `SLOTS`, written as one aligned word.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Range {
+    pub base: u32,
+    pub len: u32,
+}
+
+/// Flags of a [`Frontend`].
+pub mod frontend {
+    /// The policy that holds here is Local: of a ClusterIP for everybody, of others for packets from outside.
+    pub const LOCAL: u32 = 1;
+    /// Some endpoint, anywhere, takes new connections.
+    pub const HAS_ENDPOINTS: u32 = 2;
+    /// The address is one of this node's: packets without a flow may be the stack's.
+    pub const NODE_ADDRESS: u32 = 4;
+    /// Only sources in the Service's ranges are served.
+    pub const SOURCE_RANGES: u32 = 8;
+    /// Place of the [`kind`][super::frontend_kind] within the flags.
+    pub const KIND_SHIFT: u32 = 8;
+
+    /// The kind of a frontend with these flags: see [`super::frontend_kind`].
+    #[inline(always)]
+    pub const fn kind(flags: u32) -> u32 {
+        flags >> KIND_SHIFT & 7
+    }
+}
+
+/// What makes an address a frontend.
+pub mod frontend_kind {
+    pub const CLUSTER_IP: u32 = 1;
+    pub const NODE_PORT: u32 = 2;
+    pub const LOAD_BALANCER: u32 = 3;
+    pub const EXTERNAL_IP: u32 = 4;
+    /// A node port on the loopback addresses.
+    pub const LOOPBACK: u32 = 5;
+}
+
+/// An address on which a Service port is reached.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Frontend {
+    /// Index of the Service port.
+    pub service: u32,
+    /// See [`frontend`].
+    pub flags: u32,
+    /// Slots of the endpoints for policy Cluster, and for policy Local.
+    pub cluster: Range,
+    pub local: Range,
+    /// CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other nodes although the policy is
+    /// Local and no endpoint is here; 0 = not draining.
+    pub drain_until: u64,
+    /// Seconds for which a client stays with its endpoint (`sessionAffinity: ClientIP`), counted from its last new
+    /// connection; 0 = no affinity.
+    pub affinity: u32,
+    pub zero: u32,
+}

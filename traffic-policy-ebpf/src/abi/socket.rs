@@ -1,0 +1,48 @@
+//! Sockets of this node and its pods whose destination was exchanged for an endpoint.
+
+/// Key of `SOCKETS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct SocketKey {
+    /// The kernel's number of the socket; never used twice.
+    pub cookie: u64,
+    /// [`Address::wide`][super::Address::wide] of the other end: the endpoint, or in a forward entry what the application
+    /// named.
+    pub address: [u64; 2],
+    /// Memory order.
+    pub port: u16,
+    pub protocol: u8,
+    /// 0: keyed by the endpoint, for the way back; 1: keyed by the frontend, for datagrams of an unconnected socket.
+    pub forward: u8,
+    pub ipv6: u32,
+}
+
+/// What the other end is for the application, or, in a forward entry, the endpoint that datagrams go to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Socket {
+    pub address: [u64; 2],
+    /// Memory order.
+    pub port: u16,
+    /// 1: connected, so the kernel sends without asking again.
+    pub connected: u16,
+    /// Index of the Service port.
+    pub service: u32,
+    /// Cookie of the network namespace.
+    pub netns: u64,
+    /// In a forward entry: the endpoint's place within its list, which may have been written anew since.
+    pub offset: u32,
+    pub zero: u32,
+}
+
+/// This node, as sockets need to know it. One element of `NODE`, written by the agent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Node {
+    /// Cookie of the network namespace that the node's own processes live in.
+    pub netns: u64,
+    /// Wide form of the node's primary addresses: IPv4, IPv6; zero if it has none.
+    pub primary: [[u64; 2]; 2],
+    /// Wide form of the first address of the node's pod ranges: IPv4, IPv6; zero if not known.
+    pub pods: [[u64; 2]; 2],
+}
