@@ -156,9 +156,9 @@ fn one_service_changes_and_only_that_one_is_written() {
     let many = one_service_changes(200);
     println!("writes and changed entries, 3 other Services: {few:?}\n200 other Services: {many:?}");
     assert_eq!(few, many, "they depend on the number of other Services");
-    // A node port is on the node's address of each family and on its loopback, the Service TCP and UDP: four frontends of each family change, and two
-    // endpoints get fresh slots for each of them; its four ports have their policy noted. No other entry of any map has
-    // changed a bit.
+    // A node port is on the node's address of each family and on its loopback, the Service TCP and UDP: four frontends of
+    // each family change, and two endpoints get fresh slots for each of them; its four ports have their policy noted. No
+    // other entry of any map has changed a bit.
     for (written, differences) in &many {
         assert!(*written <= 20, "{written} writes");
         let known = ["FRONTENDS4", "FRONTENDS6", "SERVICES", "SLOTS4", "SLOTS6"];
