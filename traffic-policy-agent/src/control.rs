@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -18,7 +19,7 @@ use tokio::{
 use crate::{
     dataplane::{Config, Dataplane},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
-    model::{Index, NodeInput, ServicePortKey},
+    model::{Index, NodeInput, ServicePortKey, Warning},
     node::{self, Address, Events, Keeper, Network},
     source::{Kubernetes, Manifests, ServiceEvent, Source},
 };
@@ -40,6 +41,8 @@ pub struct Settings {
     pub devices: Vec<String>,
     pub origin: Origin,
     pub node_port_addresses: NodePortAddresses,
+    /// Ranges of cluster IPs beside those of ServiceCIDR objects.
+    pub service_cidrs: BTreeSet<IpNet>,
     pub healthz: SocketAddr,
     pub dataplane: Config,
 }
@@ -110,7 +113,7 @@ struct Control {
     /// Named devices that are not there at present.
     missing: BTreeSet<String>,
     /// Warnings that have been logged.
-    warned: BTreeSet<String>,
+    warned: BTreeSet<Warning>,
     /// Service ports whose write failed.
     pending: BTreeSet<ServicePortKey>,
     synced_once: bool,
@@ -216,19 +219,24 @@ impl Control {
             return false;
         }
         let primary = self.index.node_addresses(&self.settings.node_name).to_vec();
+        let chosen = &self.settings.node_port_addresses;
         let input = NodeInput {
             node_name: self.settings.node_name.clone(),
-            node_port_addresses: self.settings.node_port_addresses.resolve(&self.addresses, &primary),
+            node_port_addresses: chosen.resolve(&self.addresses, &primary),
+            loopback_ipv4: chosen.loopback(false),
+            loopback_ipv6: chosen.loopback(true),
+            service_cidrs: self.settings.service_cidrs.clone(),
             ipv4: true,
             ipv6: true,
         };
         let mut changes = self.index.update(&input);
         changes.ports.append(&mut self.pending);
         let desired = self.index.desired();
-        for warning in desired.warnings.difference(&self.warned) {
-            tracing::warn!("{warning}");
-        }
-        self.warned.clone_from(&desired.warnings);
+        let mut warnings = desired.warnings.clone();
+        let missing = chosen.missing(&self.settings.node_name, &primary);
+        warnings.extend(missing.map(|text| Warning { service: None, text }));
+        tell(&warnings, &self.warned, source);
+        self.warned = warnings;
         let local = node::local(&self.addresses);
         match self.dataplane.sync(desired, &changes.ports, &local) {
             Ok(written) => {
@@ -297,6 +305,21 @@ impl Control {
                 self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
             }
             Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+}
+
+/// Logs what has not been told yet, and posts an Event where a Service is concerned.
+fn tell(warnings: &BTreeSet<Warning>, told: &BTreeSet<Warning>, source: &Source) {
+    for warning in warnings.difference(told) {
+        tracing::warn!("{warning}");
+        if let Some(service) = &warning.service {
+            source.events().post(ServiceEvent {
+                service: service.clone(),
+                reason: "Misconfigured".to_owned(),
+                action: "Program".to_owned(),
+                message: warning.text.clone(),
+            });
         }
     }
 }

@@ -12,6 +12,7 @@ mod scratch;
 mod service;
 mod socket;
 mod sweep;
+mod trace;
 
 use core::mem::{align_of, size_of};
 
@@ -27,6 +28,7 @@ pub use self::{
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     socket::{Node, Socket, SocketKey},
     sweep::Sweep,
+    trace::{STEPS, Step, Trace, list, step},
 };
 
 /// Version of all layouts below.
@@ -407,6 +409,8 @@ mod pod {
     unsafe impl aya::Pod for Socket {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Node {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Trace {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for Scratch<A> {}
 }

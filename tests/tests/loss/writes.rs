@@ -156,7 +156,7 @@ fn one_service_changes_and_only_that_one_is_written() {
     let many = one_service_changes(200);
     println!("writes and changed entries, 3 other Services: {few:?}\n200 other Services: {many:?}");
     assert_eq!(few, many, "they depend on the number of other Services");
-    // The node has two addresses of each family, the Service TCP and UDP: four frontends of each family change, and two
+    // A node port is on the node's address of each family and on its loopback, the Service TCP and UDP: four frontends of each family change, and two
     // endpoints get fresh slots for each of them. No other entry of any map has changed a bit.
     for (written, differences) in &many {
         assert!(*written <= 16, "{written} writes");

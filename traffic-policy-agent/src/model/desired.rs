@@ -121,7 +121,21 @@ pub struct Desired {
     pub node_eligible: bool,
     /// Where cluster IPs come from: an address of these that no Service has is nobody's.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
-    /// Things a person should know: two Services that claim one node port, an address that is none, an endpoint of the
-    /// wrong family. One complete sentence each, naming the object.
-    pub warnings: BTreeSet<String>,
+    pub warnings: BTreeSet<Warning>,
+}
+
+/// Something a person should know: two Services that claim one node port, an address that is none, an endpoint of the
+/// wrong family.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// The Service that is not, or not wholly, as it asks to be; `None` for what concerns all of them.
+    pub service: Option<ServiceName>,
+    /// One complete sentence, naming the object.
+    pub text: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }

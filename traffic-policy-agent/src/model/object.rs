@@ -100,8 +100,24 @@ pub struct Node {
     pub name: String,
     /// The first address of each family, internal before external ones.
     pub addresses: Vec<IpAddr>,
+    /// All internal and external addresses, in the order of the object.
+    pub all_addresses: Vec<IpAddr>,
+    /// `spec.podCIDRs`: where the addresses of its pods come from.
+    pub pod_cidrs: Vec<IpNet>,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
     /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
     pub leaving: bool,
+    /// What was left out of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}
+
+/// A range that the API server allocates cluster IPs from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCidr {
+    pub name: String,
+    /// `spec.cidrs`
+    pub cidrs: Vec<IpNet>,
+    /// What was left out of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
 }

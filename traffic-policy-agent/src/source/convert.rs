@@ -3,13 +3,14 @@
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{fmt, net::IpAddr, slice, time::Duration};
 
 use ipnet::IpNet;
 use k8s_openapi::{
     api::{
         core::v1::{self as core},
         discovery::v1 as discovery,
+        networking::v1 as networking,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -125,14 +126,6 @@ pub(super) fn service(
         drain
     });
 
-    let affinity = affinity(spec)?;
-    if affinity.is_some() {
-        problems.tell(
-            "spec.sessionAffinity",
-            "is not kept by this version: each new connection chooses any endpoint",
-        );
-    }
-
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
         service_type,
@@ -145,7 +138,7 @@ pub(super) fn service(
         external_policy: policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref())?,
         internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref())?,
         source_ranges: source_ranges(spec, &mut problems),
-        affinity,
+        affinity: affinity(spec)?,
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         drain,
         problems: problems.sentences,
@@ -155,15 +148,16 @@ pub(super) fn service(
 
 fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object::Port>, FieldError> {
     let mut ports = Vec::new();
+    let mut untranslated = Vec::new();
     for (i, port) in spec.ports.iter().flatten().enumerate() {
         let number = optional_port(&format!("spec.ports[{i}].port"), Some(port.port))?;
         if number == 0 {
             return Err(FieldError::new(format!("spec.ports[{i}].port"), "0 is not a port"));
         }
         let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
-        let field = format!("spec.ports[{i}].protocol");
-        let Some(protocol) = protocol(&field, port.protocol.as_deref())? else {
-            problems.tell(&field, "SCTP is not translated, the port is left alone");
+        let protocol = protocol(&format!("spec.ports[{i}].protocol"), port.protocol.as_deref())?;
+        let Some(protocol) = protocol else {
+            untranslated.push(format!("spec.ports[{i}]"));
             continue;
         };
         ports.push(object::Port {
@@ -172,6 +166,9 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
             port: number,
             node_port,
         });
+    }
+    if !untranslated.is_empty() {
+        problems.tell(&untranslated.join(", "), "SCTP is not translated, and is left alone");
     }
     Ok(ports)
 }
@@ -298,18 +295,40 @@ pub(super) fn node(node: &core::Node) -> Result<object::Node, FieldError> {
             .filter_map(|address| parse_ip(&address.address))
     };
     let mut addresses: Vec<IpAddr> = Vec::new();
+    let mut all_addresses: Vec<IpAddr> = Vec::new();
     for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
         if !addresses.iter().any(|chosen| chosen.is_ipv6() == ip.is_ipv6()) {
             addresses.push(ip);
         }
+        if !all_addresses.contains(&ip) {
+            all_addresses.push(ip);
+        }
     }
+    let name = name(&node.metadata)?.name;
+    let mut problems = Problems { object: format!("Node {name}"), sentences: Vec::new() };
+    let spec = node.spec.as_ref();
+    let pod_cidrs = match spec.and_then(|spec| spec.pod_cidrs.as_deref()) {
+        Some(cidrs) if !cidrs.is_empty() => problems.cidrs("spec.podCIDRs", cidrs),
+        _ => problems
+            .cidrs("spec.podCIDR", spec.and_then(|spec| spec.pod_cidr.as_ref()).map_or(&[], slice::from_ref)),
+    };
     Ok(object::Node {
-        name: name(&node.metadata)?.name,
+        name,
         addresses,
+        all_addresses,
+        pod_cidrs,
         zone: labels.and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
         leaving: node.metadata.deletion_timestamp.is_some()
             || taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
+        problems: problems.sentences,
     })
+}
+
+pub(super) fn service_cidr(object: &networking::ServiceCIDR) -> Result<object::ServiceCidr, FieldError> {
+    let name = name(&object.metadata)?.name;
+    let mut problems = Problems { object: format!("ServiceCIDR {name}"), sentences: Vec::new() };
+    let cidrs = object.spec.as_ref().and_then(|spec| spec.cidrs.as_deref()).unwrap_or_default();
+    Ok(object::ServiceCidr { cidrs: problems.cidrs("spec.cidrs", cidrs), problems: problems.sentences, name })
 }
 
 fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
@@ -361,6 +380,26 @@ impl Problems {
             return None;
         }
         Some(ip)
+    }
+
+    /// The CIDRs that are some. One of all addresses is a mistake: everybody would be inside.
+    fn cidrs(&mut self, field: &str, texts: &[String]) -> Vec<IpNet> {
+        let mut cidrs = Vec::new();
+        for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
+            match parse_cidr(text) {
+                Some(cidr) if cidr.prefix_len() > 0 => cidrs.push(cidr),
+                Some(_) => {
+                    self.tell(
+                        &format!("{field}[{i}]"),
+                        &format!("{text:?} is every address, and is left out"),
+                    );
+                }
+                None => {
+                    self.tell(&format!("{field}[{i}]"), &format!("{text:?} is not a CIDR, and is left out"));
+                }
+            }
+        }
+        cidrs
     }
 
     /// The usable addresses, without duplicates, in order.

@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// the folder.
 const POLL: Duration = Duration::from_secs(3);
 
-/// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices and Nodes, as `kubectl` would take
-/// them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
+/// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices, Nodes and ServiceCIDRs, as `kubectl`
+/// would take them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
 #[derive(Clone, Debug)]
 pub struct Manifests {
     pub folder: PathBuf,
@@ -66,6 +66,7 @@ impl Manifests {
         }
         Ok(Batch(vec![
             Update::Node(all(objects.nodes)),
+            Update::ServiceCidr(all(objects.service_cidrs)),
             Update::Service(all(objects.services)),
             Update::EndpointSlice(all(objects.slices)),
             Update::Synced,

@@ -1,4 +1,4 @@
-//! Where Services, EndpointSlices and Nodes come from: the Kubernetes API or a folder of manifests.
+//! Where Services, EndpointSlices, Nodes and ServiceCIDRs come from: the Kubernetes API or a folder of manifests.
 //!
 //! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`] and writes what follows.
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
@@ -17,7 +17,7 @@ pub use self::{
 };
 use crate::model::{
     Index, Indexed, ServiceName,
-    object::{EndpointSlice, Node, Service},
+    object::{EndpointSlice, Node, Service, ServiceCidr},
 };
 
 /// What happened to objects of one kind.
@@ -37,6 +37,7 @@ pub enum Update {
     Service(Change<Service>),
     EndpointSlice(Change<EndpointSlice>),
     Node(Change<Node>),
+    ServiceCidr(Change<ServiceCidr>),
     /// Everything has been given: what is known is whole.
     Synced,
 }
@@ -54,6 +55,7 @@ impl Batch {
                 Update::Service(change) => change.apply(index),
                 Update::EndpointSlice(change) => change.apply(index),
                 Update::Node(change) => change.apply(index),
+                Update::ServiceCidr(change) => change.apply(index),
                 Update::Synced => {
                     let first = !index.is_synced();
                     index.set_synced();

@@ -6,7 +6,10 @@ use core::{
 };
 
 use traffic_policy_ebpf::{
-    abi::{Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, Usage, destination_port, frontend, scope},
+    abi::{
+        Address, Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, Usage, destination_port, frontend,
+        scope, source_port, step,
+    },
     hash,
     outcome::Outcome,
     tcp::{CONFIRMED, GONE, flag},
@@ -22,6 +25,7 @@ use super::{
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
     pair::{other_key, table},
     parse::Parsed,
+    trace,
     wire::fetch_add,
 };
 
@@ -164,7 +168,10 @@ pub fn create<P: Packet, F: Family>(
 
     let route = route::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
-        Route::Failed(outcome) => return Err(Exit::refused(outcome, list.service)),
+        Route::Failed(outcome) => {
+            trace::note(step::ROUTE, 3, [0; 2]);
+            return Err(Exit::refused(outcome, list.service));
+        }
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
         Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
         Route::Via(via) => {
@@ -174,6 +181,7 @@ pub fn create<P: Packet, F: Family>(
             (false, via.source, 0, 0, via.ifindex)
         }
     };
+    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
     if !local && parsed.ttl <= 1 {
         return Err(Outcome::RejectedTtl.into());
     }
@@ -182,6 +190,7 @@ pub fn create<P: Packet, F: Family>(
         && unsafe { (*usage).unconfirmed[F::INDEX] >= (*state).unconfirmed_limit[F::INDEX] as u64 };
     let halves = Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
     halves.claim(hash, usage, unsafe { (*state).pool_len })?;
+    trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
     let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 

@@ -8,7 +8,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
+    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
     hash,
     outcome::Outcome,
 };
@@ -24,6 +24,7 @@ use super::{
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     rewrite::{self, Rewrite},
+    trace,
     wire::{load16, load64},
 };
 
@@ -50,6 +51,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         Err(outcome) => return outcome.into(),
     };
     let ours = ours(&parsed);
+    trace::note(step::FILTER, ours as u32, [0; 2]);
     if matches!(ours, Ours::No) {
         return Outcome::Passed.into();
     }
@@ -118,7 +120,8 @@ fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
     Outcome::PassedUnfinished.into()
 }
 
-/// What the bits say of a packet.
+/// What the bits say of a packet. Numbers as in [`step::FILTER`].
+#[derive(Clone, Copy)]
 enum Ours {
     No,
     /// It may be a reply, and is no request.

@@ -17,6 +17,7 @@ mod parse;
 mod rewrite;
 mod socket;
 mod sweep;
+mod trace;
 mod wire;
 
 use aya_ebpf::{
