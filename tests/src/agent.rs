@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
+use crate::cgroup::Cgroup;
 use crate::lab::{Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
 use crate::traffic::http::{self, Response};
@@ -22,6 +23,7 @@ const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 pub struct AgentBuilder {
     program: Option<PathBuf>,
     attach: String,
+    cgroup: String,
     devices: Vec<String>,
     source: (&'static str, PathBuf),
     pin_dir: PathBuf,
@@ -40,11 +42,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// By default `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
+    /// By default `--cgroup none` (never the machine's own!), `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
     pub fn builder(lab: &Lab, node: &Node) -> AgentBuilder {
         AgentBuilder {
             program: None,
             attach: "tc".to_owned(),
+            cgroup: "none".to_owned(),
             devices: vec!["eth0".to_owned()],
             source: ("--manifests", lab.manifests()),
             pin_dir: lab.bpffs().join(&node.name),
@@ -198,6 +201,12 @@ impl AgentBuilder {
         self
     }
 
+    /// Serves the connections of this cgroup's processes.
+    pub fn cgroup(mut self, cgroup: &Cgroup) -> Self {
+        self.cgroup = cgroup.path().display().to_string();
+        self
+    }
+
     pub fn devices(mut self, devices: &[&str]) -> Self {
         self.devices = devices.iter().map(|device| (*device).to_owned()).collect();
         self
@@ -245,7 +254,7 @@ impl AgentBuilder {
         let (flag, path) = &self.source;
         words.extend([(*flag).to_owned(), path.display().to_string()]);
         words.extend(["--pin-dir".to_owned(), self.pin_dir.display().to_string()]);
-        words.extend(["--cgroup", "none", "--attach", &self.attach].map(str::to_owned));
+        words.extend(["--cgroup", &self.cgroup, "--attach", &self.attach].map(str::to_owned));
         words.extend(self.extra.iter().cloned());
         words
     }

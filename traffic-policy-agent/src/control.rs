@@ -2,6 +2,7 @@
 
 mod network;
 mod node_port_addresses;
+mod sockets;
 
 use std::{
     collections::BTreeSet,
@@ -133,6 +134,7 @@ impl Control {
     async fn start(&mut self) -> Result<Source> {
         self.refresh_network().await?;
         self.find_devices(true).await?;
+        self.dataplane.attach_cgroup()?;
         self.compare_network().await?;
         Ok(match self.settings.origin.clone() {
             Origin::Manifests(manifests) => manifests.start(),
@@ -180,6 +182,7 @@ impl Control {
                     retry = self.write(&source).await.then(|| Instant::now() + RETRY);
                 }
                 _ = sweep.tick() => {
+                    self.end_sockets();
                     if let Err(error) = self.dataplane.sweep() {
                         tracing::warn!("sweeping old flows failed: {error:#}");
                     }
@@ -219,6 +222,7 @@ impl Control {
             return false;
         }
         let primary = self.index.node_addresses(&self.settings.node_name).to_vec();
+        self.describe_node(&primary);
         let chosen = &self.settings.node_port_addresses;
         let input = NodeInput {
             node_name: self.settings.node_name.clone(),
@@ -240,6 +244,7 @@ impl Control {
         let local = node::local(&self.addresses);
         match self.dataplane.sync(desired, &changes.ports, &local) {
             Ok(written) => {
+                self.end_sockets();
                 for key in &written.no_room {
                     tracing::warn!(service = %key.service, port = key.port, "the maps have no room for its endpoints; the old ones stay, trying again");
                 }

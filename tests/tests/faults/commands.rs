@@ -41,7 +41,6 @@ fn wrong_usage_exits_with_2_and_helps() {
         (run_with(&["--service-cidr", "10.96.0.0/12,::/0"]), &["::/0", "every address"]),
         (run_with(&["--healthz-address", "10256"]), &["10256", "--healthz-address"]),
         (run_with(&["--flow-entries", "1"]), &["--flow-entries", "64"]),
-        (run_with(&["--cgroup", "/sys/fs/cgroup"]), &["--cgroup", "none"]),
         (vec!["status", "--output", "xml"], &["xml", "table, json"]),
     ] {
         let (code, said) = run(&arguments);

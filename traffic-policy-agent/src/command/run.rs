@@ -1,6 +1,6 @@
 //! `run`: the agent itself.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::{
     control::{self, NodePortAddresses, Origin, Settings},
-    dataplane::{Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
+    dataplane::{Cgroup, Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
     model::{address::parse_cidr, parse_duration},
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
@@ -35,9 +35,10 @@ pub(super) struct Arguments {
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// Cgroup whose sockets' connections to Services are served. This version serves packets from outside only: `none`.
-    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "none", value_name = "D", value_parser = cgroup)]
-    cgroup: String,
+    /// Cgroup2 folder whose processes' connections to Services are served: of the node's processes and its pods; `none`:
+    /// nobody's, only packets from outside. Default: the cgroup2 hierarchy that is mounted here.
+    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", value_name = "D|none", value_parser = cgroup)]
+    cgroup: Option<Cgroup>,
     /// On which addresses of this node node ports are reached: `primary` (the Node object's), `all`, CIDRs, or several of
     /// them. The node itself also reaches them on loopback, unless CIDRs are given without it; `localhost` adds it.
     #[arg(
@@ -138,11 +139,8 @@ fn ranges(text: &str) -> Result<PortRanges, String> {
     text.parse()
 }
 
-fn cgroup(text: &str) -> Result<String, String> {
-    if text == "none" {
-        return Ok(text.to_owned());
-    }
-    Err("connections made on this node are not served yet: say `none`".to_owned())
+fn cgroup(text: &str) -> Result<Cgroup, Infallible> {
+    Ok(if text == "none" { Cgroup::None } else { Cgroup::Folder(text.into()) })
 }
 
 impl Arguments {
@@ -196,6 +194,7 @@ impl Arguments {
                 pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,
+                cgroup: self.cgroup.unwrap_or_default(),
             },
         }
     }

@@ -71,7 +71,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Forgets devices that an earlier agent attached to and that are not attached to now.
+    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to now.
     ///
     /// # Errors
     /// A pin that cannot be removed.
@@ -80,6 +80,7 @@ impl Dataplane {
         if let Some(pins) = &self.pins {
             attach::retain(&pins.links(), &present)?;
         }
+        self.forget_other_cgroups()?;
         let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
         for ifindex in described {
             if !present.contains(&ifindex) {

@@ -1,6 +1,7 @@
 //! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
 
 mod attach;
+mod cgroup;
 mod clsact;
 mod config;
 mod counters;
@@ -16,6 +17,7 @@ mod plan;
 mod pool;
 mod programs;
 mod ranges;
+mod sockets;
 mod store;
 mod sweep;
 mod tables;
@@ -25,7 +27,7 @@ mod words;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -34,6 +36,7 @@ use aya::Ebpf;
 
 pub use self::{
     attach::{Attached, Mode},
+    cgroup::Cgroup,
     config::{Config, IdleTimes, Interface, Written},
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
@@ -44,6 +47,7 @@ pub use self::{
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
     programs::{jumps, load_programs},
+    sockets::Exchanged,
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
     trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},
@@ -81,6 +85,8 @@ pub struct Dataplane {
     gone: BTreeSet<(SocketAddr, Protocol)>,
     /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
     synced: bool,
+    /// The cgroup that `config` means.
+    cgroup: Option<PathBuf>,
     config: Config,
     kernel: Kernel,
     pins: Option<Pins>,
@@ -95,11 +101,13 @@ impl Dataplane {
         check_privileges()?;
         let kernel = Kernel::running()?;
         let ports = config.pool.ports()?;
+        let cgroup = config.cgroup.folder()?;
         let pins = config.pins.as_deref().map(Pins::open).transpose()?;
         match Self::load(config, kernel, pins.as_ref()) {
             Ok(mut dataplane) => {
                 dataplane.set_pool(ports);
                 dataplane.pins = pins;
+                dataplane.cgroup = cgroup;
                 Ok(dataplane)
             }
             Err(error) => {
@@ -133,11 +141,13 @@ impl Dataplane {
             untidy: false,
             gone,
             synced: false,
+            cgroup: None,
             config,
             kernel,
             pins: None,
         };
         dataplane.set_up_state(hz, flows)?;
+        dataplane.name_namespace()?;
         Ok(dataplane)
     }
 

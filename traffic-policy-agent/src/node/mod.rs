@@ -5,6 +5,8 @@ mod devices;
 mod events;
 mod fingerprint;
 mod neighbours;
+pub mod netlink;
+pub mod sockets;
 
 use std::{
     collections::BTreeSet,
