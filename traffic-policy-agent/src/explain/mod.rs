@@ -111,10 +111,13 @@ impl Explainer {
     pub fn ask(&mut self, flow: &Flow) -> Result<Answer> {
         let mut steps = Vec::new();
         let from = match flow.from {
-            Some(from) => from,
+            Some(from) => {
+                steps.push(format!("from {}, as the question says", story::origin(from)));
+                from
+            }
             None => {
                 let (from, why) = self.inside.guess(flow.source.ip());
-                steps.push(format!("taken for {}: {why}", story::origin(from)));
+                steps.push(format!("from {}: {why}", story::origin(from)));
                 from
             }
         };

@@ -114,6 +114,7 @@ impl Teller<'_> {
                     _ => "route: there is none that can be used".to_owned(),
                 }
             }
+            step::OWN_LOOPBACK => format!("loopback: {} leads to the pod itself", destination.ip()),
             step::PORT => {
                 format!("port: {} is free towards this endpoint and becomes the source port", step.value)
             }

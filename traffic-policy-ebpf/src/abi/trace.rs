@@ -24,6 +24,8 @@ pub mod step {
     pub const ROUTE: u32 = 8;
     /// A source port claimed. `value`: the port, host order.
     pub const PORT: u32 = 9;
+    /// A socket in a pod names a loopback address, which is the pod's own.
+    pub const OWN_LOOPBACK: u32 = 11;
     /// The end. `value`: number of the outcome. `words[0]`: the hook.
     pub const OUTCOME: u32 = 10;
 }

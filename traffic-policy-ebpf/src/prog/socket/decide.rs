@@ -113,6 +113,7 @@ pub fn decide<F: Family>(
     if is_loopback::<F>(question.destination) {
         // The loopback addresses of a pod are the pod's own business.
         if !question.node {
+            trace::note(step::OWN_LOOPBACK, 0, [0; 2]);
             decision.outcome = Outcome::PassedNotService;
             return decision;
         }
