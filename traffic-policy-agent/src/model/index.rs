@@ -77,6 +77,8 @@ pub trait Indexed: Sized {
     fn name(&self) -> ServiceName;
     /// The names of all objects of this kind.
     fn names(index: &Index) -> Vec<ServiceName>;
+    /// Whether it is there, the same in all that matters.
+    fn is_held(&self, index: &Index) -> bool;
 }
 
 impl Index {
@@ -133,6 +135,11 @@ impl Index {
     #[must_use]
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// How many warnings there are of each Service, as of the last [`Index::update`].
+    pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
+        self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
     }
 
     /// Brings the desired state up to date and says what changed in it since the last call.
@@ -287,7 +294,7 @@ fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -
 
 impl Indexed for Service {
     fn apply(self, index: &mut Index) -> bool {
-        if index.services.get(&self.name) == Some(&self) {
+        if self.is_held(index) {
             return false;
         }
         index.dirty.insert(self.name.clone());
@@ -309,6 +316,10 @@ impl Indexed for Service {
 
     fn names(index: &Index) -> Vec<ServiceName> {
         index.services.keys().cloned().collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.services.get(&self.name) == Some(self)
     }
 }
 
@@ -350,11 +361,15 @@ impl Indexed for EndpointSlice {
     fn names(index: &Index) -> Vec<ServiceName> {
         index.slices.keys().cloned().collect()
     }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.slices.get(&self.name) == Some(self)
+    }
 }
 
 impl Indexed for Node {
     fn apply(self, index: &mut Index) -> bool {
-        if index.nodes.get(&self.name) == Some(&self) {
+        if self.is_held(index) {
             return false;
         }
         index.nodes.insert(self.name.clone(), self);
@@ -373,6 +388,10 @@ impl Indexed for Node {
 
     fn names(index: &Index) -> Vec<ServiceName> {
         index.nodes.keys().map(|name| ServiceName { namespace: String::new(), name: name.clone() }).collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.nodes.get(&self.name) == Some(self)
     }
 }
 

@@ -3,7 +3,11 @@
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    fmt,
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use ipnet::IpNet;
 use k8s_openapi::{
@@ -12,6 +16,7 @@ use k8s_openapi::{
         discovery::v1 as discovery,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
 };
 
 use crate::model::{
@@ -27,6 +32,7 @@ const FOREIGN_LABELS: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
@@ -261,14 +267,29 @@ pub(super) fn endpoint_slice(
             Some(slice_endpoint(address, endpoint))
         })
         .collect();
+    let last_change = last_change(&slice.metadata, &mut problems);
     Ok(Some(object::EndpointSlice {
         service: service.clone(),
         ipv6,
         ports,
         endpoints,
         problems: problems.sentences,
+        last_change,
         name,
     }))
+}
+
+fn last_change(metadata: &ObjectMeta, problems: &mut Problems) -> object::LastChange {
+    let annotations = metadata.annotations.as_ref();
+    let text = annotations.and_then(|annotations| annotations.get(LAST_CHANGE_ANNOTATION));
+    let time = text.map(|text| text.parse::<Timestamp>());
+    if let (Some(text), Some(Err(_))) = (text, &time) {
+        problems.tell(
+            &format!("metadata.annotations[{LAST_CHANGE_ANNOTATION}]"),
+            &format!("{text:?} is not a time, so how long its changes take is not measured"),
+        );
+    }
+    object::LastChange(time.and_then(Result::ok).map(SystemTime::from))
 }
 
 fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::SliceEndpoint {
