@@ -4,6 +4,8 @@
 //! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
 //! Service, and an agent that takes the maps over writes nothing where nothing changed.
 
+mod usage;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
