@@ -7,6 +7,7 @@ pub mod command;
 pub mod control;
 pub mod dataplane;
 pub mod health;
+pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod source;

@@ -1,6 +1,6 @@
 //! `run`: the agent itself.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -59,6 +59,14 @@ pub(super) struct Arguments {
     /// Where /healthz and /livez are answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
+    /// Where /metrics and /proxyMode are answered; `none`: nowhere.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_METRICS_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "A|none"
+    )]
+    metrics_address: MetricsAddress,
     #[command(flatten)]
     table: TableArguments,
 }
@@ -114,6 +122,24 @@ struct TableArguments {
     idle_udp_answered: Duration,
 }
 
+/// `--metrics-address`.
+#[derive(Clone, Copy, Debug)]
+struct MetricsAddress(Option<SocketAddr>);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text == "none" {
+            return Ok(Self(None));
+        }
+        let address = text
+            .parse()
+            .map_err(|_| format!("`{text}` is not an address: write 127.0.0.1:10249, [::1]:10249 or none"))?;
+        Ok(Self(Some(address)))
+    }
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m, 24h or 0"))
 }
@@ -161,6 +187,7 @@ impl Arguments {
             origin,
             node_port_addresses: self.node_port_addresses,
             healthz: self.healthz_address,
+            metrics: self.metrics_address.0,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 sizes: Sizes {
