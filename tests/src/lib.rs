@@ -31,6 +31,7 @@ pub mod capture;
 pub mod checksum;
 pub mod cluster;
 pub mod control_plane;
+pub mod exposition;
 pub mod harness;
 pub mod lab;
 pub mod netlink;
