@@ -9,6 +9,7 @@ mod devices;
 mod filter;
 mod hops;
 mod kernel;
+mod levels;
 #[cfg(feature = "log")]
 mod log;
 mod object;
@@ -42,6 +43,7 @@ pub use self::{
     devices::pinned_devices,
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
+    levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pins::DEFAULT as DEFAULT_PINS,
     plan::FrontendId,
@@ -83,6 +85,8 @@ pub struct Dataplane {
     untidy: bool,
     /// Endpoints in `GONE`: their flows are being marked.
     gone: BTreeSet<(SocketAddr, Protocol)>,
+    /// What the last periodic sweep found: IPv4, IPv6.
+    found: [Found; 2],
     /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
     synced: bool,
     /// The cgroup that `config` means.
@@ -140,6 +144,7 @@ impl Dataplane {
             cluster_ips: BTreeSet::new(),
             untidy: false,
             gone,
+            found: Default::default(),
             synced: false,
             cgroup: None,
             config,
@@ -289,6 +294,7 @@ impl Dataplane {
     pub fn sweep(&mut self) -> Result<()> {
         let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
         tracing::trace!(?found, "swept");
+        self.found = found;
         if self.synced {
             for (endpoint, protocol) in self.gone.clone() {
                 self.forget_gone(endpoint, protocol)?;

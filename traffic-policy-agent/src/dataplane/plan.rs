@@ -5,6 +5,7 @@
 //! Service, and an agent that takes the maps over writes nothing where nothing changed.
 
 mod entry;
+mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

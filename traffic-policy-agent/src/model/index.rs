@@ -90,6 +90,8 @@ pub trait Indexed: Sized {
     fn name(&self) -> ServiceName;
     /// The names of all objects of this kind.
     fn names(index: &Index) -> Vec<ServiceName>;
+    /// Whether it is there, the same in all that matters.
+    fn is_held(&self, index: &Index) -> bool;
 }
 
 impl Index {
@@ -158,6 +160,11 @@ impl Index {
     #[must_use]
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// How many warnings there are of each Service, as of the last [`Index::update`].
+    pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
+        self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
     }
 
     /// Brings the desired state up to date and says what changed in it since the last call.

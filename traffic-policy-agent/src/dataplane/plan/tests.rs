@@ -2,7 +2,7 @@
 
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
-use super::*;
+use super::{usage::Usage, *};
 use crate::model::{Policy, ServiceName};
 
 const SIZES: Sizes = Sizes { slots: 100, services: 10 };
@@ -287,4 +287,25 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
         ),
         "{plan:?}"
     );
+}
+
+#[test]
+fn what_is_used_up_and_what_drains() {
+    let remote = [endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)];
+    let mut node = Node::new();
+    assert_eq!(node.planner.usage(), Usage::default());
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+    let mut ranged = port("[2001:db8::1]:80", Policy::Cluster, &[endpoint("[2001:db8::2]:80", false)]);
+    ranged.source_ranges = vec!["2001:db8:1::/48".parse().unwrap()];
+    let six = ServicePortKey { ipv6: true, ..key("b") };
+    node.desired.ports.insert(six.clone(), ranged);
+    let _ = node.plan(&[six]);
+    let both = Usage { frontends: [1, 1], slots: [2, 1], source_ranges: [0, 1], services: 2 };
+    assert_eq!(node.planner.usage(), both);
+
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    assert_eq!(node.planner.draining(1_000), [(key("a"), Duration::from_secs(30))]);
+    assert_eq!(node.planner.draining(30_000_001_000), [], "it is over");
+    let _ = node.set("a", None);
+    assert_eq!(node.planner.usage(), Usage { frontends: [0, 1], slots: [0, 1], services: 1, ..both });
 }
