@@ -236,6 +236,14 @@ impl Index {
     fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
         let created = self.services.get(&name).and_then(|service| service.created);
         if let Some(old) = self.wanted.remove(&name) {
+            for address in &old.cluster_ips {
+                if let Some(count) = self.desired.cluster_ips.get_mut(address) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.desired.cluster_ips.remove(address);
+                    }
+                }
+            }
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
                     self.claims.remove(key, *frontend, settle);
@@ -243,6 +251,9 @@ impl Index {
             }
         }
         if let Some(wanted) = wanted {
+            for address in &wanted.cluster_ips {
+                *self.desired.cluster_ips.entry(*address).or_default() += 1;
+            }
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
                     self.claims.add(created, key, *frontend, settle);
