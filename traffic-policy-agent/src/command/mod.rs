@@ -1,5 +1,6 @@
 //! The command line.
 
+mod check;
 mod cleanup;
 mod run;
 mod status;
@@ -24,6 +25,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Arguments>),
+    Check(check::Arguments),
     Status(status::Arguments),
     Cleanup(cleanup::Arguments),
 }
@@ -43,6 +45,7 @@ impl Arguments {
             .init();
         match self.command {
             Command::Run(arguments) => arguments.execute(),
+            Command::Check(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
             Command::Cleanup(arguments) => arguments.execute(),
         }

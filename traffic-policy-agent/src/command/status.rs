@@ -18,8 +18,9 @@ pub(super) struct Arguments {
     output: Output,
 }
 
+/// `--output`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Output {
+pub(super) enum Output {
     Table,
     Json,
 }

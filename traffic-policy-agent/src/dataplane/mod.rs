@@ -14,6 +14,7 @@ mod object;
 mod pins;
 mod plan;
 mod pool;
+pub mod probe;
 mod programs;
 mod ranges;
 mod store;
@@ -37,11 +38,13 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges},
+    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges},
     object::{Sizes, load, object_bytes},
-    pins::DEFAULT as DEFAULT_PINS,
+    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook},
     plan::FrontendId,
-    pool::{PortRanges, Wanted as Pool},
+    pool::{
+        LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
+    },
     programs::{jumps, load_programs},
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},

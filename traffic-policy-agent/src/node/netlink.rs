@@ -67,21 +67,6 @@ impl Connection {
         Ok(self.receive()?.0)
     }
 
-    /// Sends several requests in one datagram, as nf_tables takes a transaction; only the last is acknowledged to the
-    /// caller, and any error before it is its error.
-    ///
-    /// # Errors
-    /// What the kernel answers.
-    pub fn batch(&mut self, requests: &[(u16, u16, Vec<u8>)]) -> io::Result<()> {
-        let mut datagram = Vec::new();
-        for (kind, flags, payload) in requests {
-            self.sequence += 1;
-            datagram.extend(message(*kind, NLM_F_REQUEST | flags, self.sequence, payload));
-        }
-        self.socket.send(&datagram, 0)?;
-        self.receive().map(drop)
-    }
-
     fn send(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<()> {
         self.sequence += 1;
         self.socket.send(&message(kind, flags, self.sequence, payload), 0).map(drop)
