@@ -36,6 +36,7 @@ pub mod harness;
 pub mod lab;
 pub mod netlink;
 pub mod netns;
+pub mod nftables;
 pub mod object;
 pub mod offload;
 pub mod packet;

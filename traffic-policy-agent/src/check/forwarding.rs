@@ -1,6 +1,6 @@
 //! Sysctls that let this node forward packets.
 
-use std::fs;
+use std::{fs, net::IpAddr};
 
 use anyhow::{Context, Result};
 
@@ -41,8 +41,8 @@ impl Facts {
                     number(&format!("ipv6/conf/{name}/forwarding")).ok().map(|value| value != 0),
                 ],
                 used: [
-                    device.addresses.iter().any(|address| address.is_ipv4()),
-                    device.addresses.iter().any(|address| address.is_ipv6()),
+                    device.addresses.iter().any(IpAddr::is_ipv4),
+                    device.addresses.iter().any(IpAddr::is_ipv6),
                 ],
                 rp_filter: number(&format!("ipv4/conf/{name}/rp_filter"))?,
             })

@@ -25,7 +25,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Arguments>),
-    Check(check::Arguments),
+    Check(Box<check::Arguments>),
     Status(status::Arguments),
     Cleanup(cleanup::Arguments),
 }
