@@ -8,15 +8,19 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use aya::programs::SchedClassifier;
+use aya::programs::tc::{NlOptions, TcAttachOptions, TcAttachType, TcHandle, qdisc_add_clsact};
 use serde_json::Value;
 use traffic_policy_agent::check::forward_policy_drop;
+use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
 use traffic_policy_tests::agent::{self, Agent};
 use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::cluster::Cluster;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Lab, LabBuilder};
 use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::nftables::{Chain, Family};
 use traffic_policy_tests::object::{Manifests, Policy};
+use traffic_policy_tests::traffic::Outcome;
 use traffic_policy_tests::xdp::Always;
 
 /// What `check` says on a node.
@@ -206,6 +210,33 @@ fn programs_of_others_and_of_an_agent_that_runs() {
 }
 
 #[test]
+fn filters_of_clsact() {
+    let lab = one_node(Lab::builder());
+    let node = lab.node(1).netns();
+    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64 };
+    let mut object = dataplane::load(sizes, None, &Kernel::running().unwrap()).unwrap();
+    dataplane::load_programs(&mut object).unwrap();
+    let mut filter = |hook, name: &str, priority| {
+        let program: &mut SchedClassifier = object.program_mut(name).unwrap().try_into().unwrap();
+        let handle = TcHandle::from(1);
+        let options = TcAttachOptions::Netlink(NlOptions { priority, handle, ..NlOptions::default() });
+        let link = node.run(|| {
+            // There already for the second one.
+            qdisc_add_clsact("eth0").ok();
+            program.attach_with_options("eth0", hook, options).unwrap()
+        });
+        // It stays with the device; letting it go would look for the device here.
+        std::mem::forget(program.take_link(link).unwrap());
+    };
+    // As an agent attaches below Linux 6.6.
+    filter(TcAttachType::Ingress, "tc_ingress", 0x7470);
+    check(&lab, &[]).is_well();
+    filter(TcAttachType::Egress, "tc_egress", 50);
+    let found = "TC hooks of eth0, too, and may take packets: bpf filter tc_egress (priority 50) at egress";
+    check(&lab, &[]).only("note", "tc-programs", found, "tc qdisc del dev eth0 clsact");
+}
+
+#[test]
 fn forwarding_and_rp_filter() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
@@ -276,6 +307,21 @@ fn a_forward_policy_of_drop() {
 }
 
 #[test]
+fn a_forward_policy_of_drop_is_worth_the_warning() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Local, 30080), &cluster.backends()).unwrap();
+    let _agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
+    let to = cluster.at(1, traffic_policy_tests::lab::Family::V4, 30080);
+    cluster.answer(Protocol::Tcp, to).unwrap();
+    let forward = Chain { family: Family::Ip, table: "filter", name: "FORWARD", forward: Some(true) };
+    cluster.lab.node(1).netns().nft_chain(&forward).unwrap();
+    let outcome = cluster.ask(Protocol::Tcp, to).unwrap();
+    assert_eq!(outcome, Outcome::Silent);
+    cluster.lab.node(1).netns().delete_nft_table(Family::Ip, "filter").unwrap();
+    cluster.answer(Protocol::Tcp, to).unwrap();
+}
+
+#[test]
 fn leftovers_of_kube_proxy() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
@@ -342,8 +388,8 @@ fn listeners() {
     let process = std::process::id();
 
     let healthz = listen("0.0.0.0:10256");
-    let taken = format!("0.0.0.0:10256 (--healthz-address) is taken by check-");
-    check(&lab, &[]).only("error", "listener", &taken, "choose another --healthz-address");
+    let taken = "0.0.0.0:10256 (--healthz-address) is taken by check-";
+    check(&lab, &[]).only("error", "listener", taken, "choose another --healthz-address");
     check(&lab, &[]).only("error", "listener", &format!("(process {process})"), "kube-proxy");
     check(&lab, &["--healthz-address", "0.0.0.0:10255"]).is_well();
     drop(healthz);

@@ -34,10 +34,10 @@ impl Listener {
 
     /// Whether listening on `address` would fail because of it.
     pub(super) fn takes(&self, address: SocketAddr) -> bool {
-        let any = self.local.ip().is_unspecified() || address.ip().is_unspecified();
-        self.protocol == Protocol::Tcp
-            && self.local.port() == address.port()
-            && (any || self.local.ip().to_canonical() == address.ip().to_canonical())
+        let (held, wanted) = (self.local.ip().to_canonical(), address.ip().to_canonical());
+        // The unspecified IPv6 address takes both families, and what is asked for with the IPv4 one is opened for both.
+        let all = held.is_unspecified() && (held.is_ipv6() || wanted.is_ipv4()) || wanted.is_unspecified();
+        self.protocol == Protocol::Tcp && self.local.port() == address.port() && (all || held == wanted)
     }
 }
 
@@ -136,6 +136,8 @@ mod tests {
         assert!(listener("[::]:10256").takes(wanted("0.0.0.0:10256")));
         assert!(listener("127.0.0.1:10249").takes(wanted("127.0.0.1:10249")));
         assert!(listener("0.0.0.0:10249").takes(wanted("127.0.0.1:10249")));
+        assert!(listener("[::]:10249").takes(wanted("127.0.0.1:10249")));
+        assert!(!listener("0.0.0.0:10249").takes(wanted("[::1]:10249")));
         assert!(!listener("192.0.2.1:10249").takes(wanted("127.0.0.1:10249")));
         assert!(!listener("0.0.0.0:10250").takes(wanted("127.0.0.1:10249")));
     }
