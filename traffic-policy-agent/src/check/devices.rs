@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Finding, Settings, ethtool, network};
 use crate::{
-    dataplane::{Mode, probe},
+    dataplane::{Kernel, Mode, probe},
     node::{self, Link},
 };
 
@@ -34,11 +34,12 @@ pub(super) struct Device {
     driver: Option<String>,
     /// Linux 6.3 and newer say what the driver can do.
     xdp_features: Option<u64>,
-    checksum_offload: bool,
+    /// `None` if it could not be asked for.
+    checksum_offload: Option<bool>,
     /// Programs that are not ours: id, and name if it has one.
     xdp: Vec<(u32, Option<String>)>,
-    /// As people would call them.
-    tc: Vec<String>,
+    /// As people would call them; or why they could not be listed.
+    tc: Result<Vec<String>, String>,
 }
 
 impl Facts {
@@ -49,7 +50,7 @@ impl Facts {
         let mut devices = Vec::new();
         for link in wanted {
             let details = network.details(link.index).await?;
-            let offloads = ethtool::offloads(link.index).unwrap_or_default();
+            let offloads = ethtool::offloads(link.index).ok();
             let others = details.xdp.iter().filter(|id| !own.contains(id));
             let global = addresses.iter().filter(|address| address.link == link.index && address.global);
             devices.push(Device {
@@ -57,9 +58,10 @@ impl Facts {
                 driver: probe::driver(&link.name),
                 xdp_features: ethtool::xdp_features(link.index).ok(),
                 // Its other names are of cards that know the protocol: those are on a real wire.
-                checksum_offload: offloads.iter().any(|name| name == "tx-checksum-ip-generic"),
+                checksum_offload: offloads
+                    .map(|offloads| offloads.iter().any(|name| name == "tx-checksum-ip-generic")),
                 xdp: others.map(|id| (*id, probe::program_name(*id))).collect(),
-                tc: tc(&link.name, &details.filters, &own),
+                tc: tc(&link.name, &details.filters, &own).map_err(|error| format!("{error:#}")),
                 kind: details.kind,
                 link: link.clone(),
             });
@@ -70,9 +72,11 @@ impl Facts {
 }
 
 /// What others have at the TC hooks of a device.
-fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Vec<String> {
+fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    for (hook, programs) in ["ingress", "egress"].iter().zip(probe::tcx_programs(device)) {
+    let (kernel, _) = Kernel::found()?;
+    let tcx = if kernel.has_tcx() { probe::tcx_programs(device)? } else { [Vec::new(), Vec::new()] };
+    for (hook, programs) in ["ingress", "egress"].iter().zip(tcx) {
         let others = programs.into_iter().filter(|program| !own.contains(&program.id));
         found.extend(others.map(|program| {
             let name = if program.name.is_empty() { "without a name" } else { &program.name };
@@ -84,7 +88,7 @@ fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Vec<String
         let name = filter.program.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         found.push(format!("{} filter{name} (priority {}) at {hook}", filter.kind, filter.info >> 16));
     }
-    found
+    Ok(found)
 }
 
 /// Common drivers with XDP, as `ethtool -i` names them, for kernels that do not tell themselves (before 6.3).
@@ -273,12 +277,16 @@ fn different_mtus(devices: &[Device]) -> Option<Finding> {
 
 fn offload(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
     // Between two ends of a veth nobody computes a checksum: it is left to a card that never comes.
-    if device.kind.as_deref() != Some("veth") || !device.checksum_offload {
+    if device.kind.as_deref() != Some("veth") || device.checksum_offload == Some(false) {
         return None;
     }
     let name = &device.link.name;
     let off = format!("ethtool -K {name} tx off, and the same at the veth's other end");
-    let is = format!("{name} is a veth with checksum offload (its other end, which sends, most likely too)");
+    let is = if device.checksum_offload.is_some() {
+        format!("{name} is a veth with checksum offload (its other end, which sends, most likely too)")
+    } else {
+        format!("{name} is a veth, and whether with checksum offload could not be seen; if so")
+    };
     Some(if device.way(attach) == Way::Tc {
         Finding::note(
             "offload",
@@ -321,10 +329,17 @@ fn other_xdp(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
 
 fn other_tc(device: &Device, _attach: Mode, _page: usize) -> Option<Finding> {
     let name = &device.link.name;
-    (!device.tc.is_empty()).then(|| {
+    let others = match &device.tc {
+        Ok(others) => others,
+        Err(error) => {
+            let found = format!("the TC programs on {name} could not be listed: {error}");
+            return Some(Finding::warning("tc-programs", found, "run `check` as root"));
+        }
+    };
+    (!others.is_empty()).then(|| {
         Finding::note(
             "tc-programs",
-            format!("others are at the TC hooks of {name}, too, and may take packets: {}", device.tc.join(", ")),
+            format!("others are at the TC hooks of {name}, too, and may take packets: {}", others.join(", ")),
             format!(
                 "nothing if they are wanted; what an earlier CNI or proxy left: its own clean-up, or `tc qdisc del dev {name} clsact` (filters), `bpftool net detach tcx_ingress dev {name}` (tcx)"
             ),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::programs::{
-    SchedClassifier, TcAttachType,
+    ProgramError, ProgramInfo, SchedClassifier, TcAttachType,
     links::{FdLink, PinnedLink},
     loaded_programs,
 };
@@ -25,16 +25,17 @@ pub struct Program {
     pub name: String,
 }
 
-/// The tcx programs at ingress and egress of a device, in the order in which they run. Empty where the kernel has no tcx.
-pub fn tcx_programs(device: &str) -> [Vec<Program>; 2] {
-    [TcAttachType::Ingress, TcAttachType::Egress].map(|hook| {
-        let programs = SchedClassifier::query_tcx(device, hook).map(|(_, programs)| programs);
-        programs
-            .unwrap_or_default()
-            .iter()
-            .map(|info| Program { id: info.id(), name: info.name_as_str().unwrap_or_default().to_owned() })
-            .collect()
-    })
+/// The tcx programs at ingress and egress of a device, in the order in which they run.
+///
+/// # Errors
+/// The kernel does not tell, for lack of privileges or because it has no tcx (before Linux 6.6).
+pub fn tcx_programs(device: &str) -> Result<[Vec<Program>; 2], ProgramError> {
+    let programs = |hook| -> Result<Vec<Program>, ProgramError> {
+        let (_, programs) = SchedClassifier::query_tcx(device, hook)?;
+        let named = |info: &ProgramInfo| info.name_as_str().unwrap_or_default().to_owned();
+        Ok(programs.iter().map(|info| Program { id: info.id(), name: named(info) }).collect())
+    };
+    Ok([programs(TcAttachType::Ingress)?, programs(TcAttachType::Egress)?])
 }
 
 /// Whether a TC filter with this `tcm_info` and handle is one that [`super::Dataplane`] attaches below Linux 6.6.

@@ -18,9 +18,9 @@ fn device(name: &str) -> Device {
         kind: None,
         driver: Some("ena".into()),
         xdp_features: None,
-        checksum_offload: true,
+        checksum_offload: Some(true),
         xdp: Vec::new(),
-        tc: Vec::new(),
+        tc: Ok(Vec::new()),
     }
 }
 
@@ -112,7 +112,7 @@ fn offload_of_a_veth() {
     assert_eq!(finding.severity, Severity::Warning);
     assert!(finding.cure.as_ref().unwrap().contains("ethtool -K eth0 tx off"));
     let mut off = auto;
-    off.devices[0].checksum_offload = false;
+    off.devices[0].checksum_offload = Some(false);
     assert!(judge(&off).iter().all(|finding| finding.severity == Severity::Ok));
 }
 
@@ -133,6 +133,9 @@ fn programs_of_others() {
     let xdp = Facts { attach: Mode::Xdp, ..auto };
     expect(&xdp, Severity::Error, "xdp-program", "two cannot be", "--attach tc");
     let mut busy = device("eth0");
-    busy.tc.push("tcx program cil_from_netdev (id 9) at ingress".into());
+    busy.tc = Ok(vec!["tcx program cil_from_netdev (id 9) at ingress".into()]);
     expect(&facts(vec![busy]), Severity::Note, "tc-programs", "cil_from_netdev (id 9)", "clean-up");
+    let mut unseen = device("eth0");
+    unseen.tc = Err("Operation not permitted".into());
+    expect(&facts(vec![unseen]), Severity::Warning, "tc-programs", "not permitted", "as root");
 }
