@@ -85,6 +85,9 @@ fn look_into(cgroup: &Path, processes: &[u32], cookies: &BTreeMap<u64, SocketAdd
             Ok(_) => {}
             // It has ended meanwhile, and its sockets with it.
             Err(error) if error.kind() == ErrorKind::NotFound || is(&error, libc::ESRCH) => {}
+            // The kernel says EACCES of a process that has just been reaped, too:
+            // proc_ns_get_link in https://github.com/torvalds/linux/blob/v6.18/fs/proc/namespaces.c
+            Err(_) if !Path::new("/proc").join(process.to_string()).exists() => {}
             Err(error) => destroyed.failures.push(format!(
                 "{path} cannot be opened ({error}): the agent needs CAP_SYS_PTRACE and CAP_SYS_ADMIN for it"
             )),
