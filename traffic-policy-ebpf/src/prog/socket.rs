@@ -125,8 +125,7 @@ impl<A: Address> Destined<A> {
         Table::of(&raw const SOCKETS).insert(key, &raw const value, ANY);
     }
 
-    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is. The kernel may have let
-    /// go of either entry: the way back is looked up as well.
+    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is.
     #[inline(always)]
     fn note_conversation(&self, key: &mut SocketKey, netns: u64, decision: &Decision<A>, had: *mut Socket) {
         let sockets = Table::of(&raw const SOCKETS);
@@ -137,25 +136,30 @@ impl<A: Address> Destined<A> {
                     (*had).offset = decision.offset;
                 }
             }
-            let mut back = *key;
-            reverse(&mut back, decision);
-            if sockets.lookup::<_, Socket>(&back).is_none() {
-                self.note_peer(key, netns, decision);
-            }
-            return;
+        } else {
+            count(Outcome::Connected);
+            let value = Socket {
+                address,
+                port,
+                connected: 0,
+                service: decision.service,
+                netns,
+                offset: decision.offset,
+                zero: 0,
+            };
+            sockets.insert(&*key, &raw const value, ANY);
         }
-        count(Outcome::Connected);
-        let value = Socket {
-            address,
-            port,
-            connected: 0,
-            service: decision.service,
-            netns,
-            offset: decision.offset,
-            zero: 0,
-        };
-        sockets.insert(&*key, &raw const value, ANY);
-        self.note_peer(key, netns, decision);
+        let mut back = *key;
+        reverse(&mut back, decision);
+        let shown = sockets.lookup::<_, Socket>(&back);
+        // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
+        // asked last, unless the socket is connected to it by the other.
+        if shown.is_none_or(|shown| unsafe {
+            ((*shown).address != key.address || (*shown).port != key.port)
+                && ((*shown).connected == 0 || !self.call.is_connected())
+        }) {
+            self.note_peer(key, netns, decision);
+        }
     }
 }
 

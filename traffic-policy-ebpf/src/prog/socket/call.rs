@@ -10,7 +10,7 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-use super::super::wire::{load32, load64, store32};
+use super::super::wire::{load16, load32, load64, store32};
 
 const PROTOCOL_MPTCP: u32 = 262;
 
@@ -34,6 +34,7 @@ mod at {
     pub const SOCKET: i16 = offset_of!(bpf_sock_addr, __bindgen_anon_1) as i16;
     pub const BOUND4: i16 = offset_of!(bpf_sock, src_ip4) as i16;
     pub const BOUND6: i16 = offset_of!(bpf_sock, src_ip6) as i16;
+    pub const PEER_PORT: i16 = offset_of!(bpf_sock, dst_port) as i16;
 }
 
 /// An address as the application gave it, or gets it.
@@ -166,6 +167,15 @@ impl Call {
                 load32::<{ at::BOUND6 + 8 }>(socket),
                 load32::<{ at::BOUND6 + 12 }>(socket),
             ])
+        }
+    }
+
+    /// Whether the socket is connected to somebody, in a hook of sendmsg: it hears nobody else then.
+    #[inline(always)]
+    pub fn is_connected(self) -> bool {
+        unsafe {
+            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+            socket != 0 && load16::<{ at::PEER_PORT }>(socket) != 0
         }
     }
 

@@ -1,0 +1,13 @@
+//! Connections made on a node, by its own processes and by its pods, with real sockets in cgroups of the tests' own. Needs
+//! root.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod affinity;
+mod caller;
+mod conversations;
+mod destroyed;
+mod node_ports;
+mod refusals;
+mod source_ranges;
+mod stand;
