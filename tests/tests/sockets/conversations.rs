@@ -90,8 +90,8 @@ fn datagrams_connected_and_not() {
             assert_eq!(socket.receive().unwrap().0, second);
             socket.disconnect().unwrap();
             assert!(socket.peer().is_err());
-            // The kernel lets a disconnected IPv6 socket hear its last peer's address only:
-            // <https://github.com/torvalds/linux/blob/v6.1/net/ipv4/udp.c#L2010>, which leaves sk_v6_daddr as it was.
+            // The kernel lets a disconnected IPv6 socket hear its last peer's address only: `__udp_disconnect` leaves
+            // sk_v6_daddr as it was. <https://github.com/torvalds/linux/blob/v6.1/net/ipv4/udp.c>
             if kind != Kind::V6 {
                 assert_eq!(socket.exchange(first).unwrap().0, first, "{kind:?}");
             }

@@ -5,8 +5,11 @@
 
 mod affinity;
 mod caller;
+mod changes;
 mod conversations;
+mod cost;
 mod destroyed;
+mod lifecycle;
 mod node_ports;
 mod refusals;
 mod source_ranges;

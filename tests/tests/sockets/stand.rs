@@ -44,7 +44,7 @@ impl Stand {
             })
             .collect();
         let start = |(node, cgroups): (_, &Cgroups)| {
-            let agent = Agent::builder(&cluster.lab, node).cgroup(&cgroups.node);
+            let agent = Agent::builder(&cluster.lab, node).cgroup(cgroups.node.path());
             agent.flags(&["--service-cidr", SERVICE_CIDRS]).start().unwrap()
         };
         let agents: Vec<_> = cluster.lab.nodes().iter().zip(&cgroups).map(start).collect();

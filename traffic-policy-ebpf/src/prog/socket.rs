@@ -221,8 +221,8 @@ pub fn connect6(call: Call) -> i32 {
     }
 }
 
-/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those.
-/// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c#L1370>
+/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those (`udpv6_sendmsg`).
+/// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c>
 #[inline(always)]
 pub fn sendmsg6(call: Call) -> i32 {
     let Named::V6(destination) = call.ip6() else { return GO_ON };
