@@ -237,12 +237,13 @@ impl ApiServer {
         self.shared.state().requests.iter().filter(|request| request.contains(text)).count()
     }
 
-    /// How many first pages of lists of a kind were asked for so far.
+    /// How many first pages of lists of a kind, of the whole cluster, were asked for so far.
     #[must_use]
     pub fn lists_of(&self, kind: Kind) -> usize {
         let state = self.shared.state();
         let is_list = |request: &&String| {
             request.contains(&format!("/{}?", kind.plural()))
+                && !request.contains("/namespaces/")
                 && !request.contains("watch=")
                 && !request.contains("continue=")
         };

@@ -339,6 +339,11 @@ async fn a_bad_object_stops_nobody_else() {
     agent.expect(&["a="]).await;
     let status = agent.status(|status| !status.troubles.is_empty()).await;
     assert!(status.troubles.contains_key("Services default/never"), "{status:?}");
+    // Its owner is told, too.
+    until("the event", || !server.posted_events().is_empty()).await;
+    let event = &server.posted_events()[0];
+    assert_eq!(event["regarding"]["name"], "never");
+    assert!(event["note"].as_str().unwrap().contains("not understood"), "{event}");
 
     // One that was good stays as it was, while others change.
     let bad = service("a", "10.96.0.1").replace("spec: {", "spec: {externalTrafficPolicy: Lokal, ");

@@ -128,7 +128,7 @@ fn of_family(endpoints: &[Endpoint], family: Family) -> Vec<Endpoint> {
     let moved = |endpoint: &Endpoint| {
         let std::net::IpAddr::V4(ip) = endpoint.address.ip() else { unreachable!("written in IPv4") };
         let [.., node, number] = ip.octets();
-        Endpoint { address: endpoint_address(family, node, number), ..endpoint.clone() }
+        Endpoint { address: endpoint_address(family, node, number), ..*endpoint }
     };
     endpoints.iter().map(moved).collect()
 }
@@ -210,13 +210,13 @@ fn policies_endpoints_sources_and_destinations() {
         }
     }
     let fates = |wanted: fn(&Fate) -> bool| flows.iter().filter(|(_, fate)| wanted(fate)).count();
-    assert!(
-        flows.len() > 4_000 && fates(|fate| *fate == Fate::Drop) > 300,
-        "too few of them to mean something"
-    );
-    assert!(
-        fates(|fate| *fate == Fate::Reject) > 300 && fates(|fate| matches!(fate, Fate::Endpoints(_))) > 3_000
-    );
+    let counts = [
+        fates(|fate| matches!(fate, Fate::Endpoints(_))),
+        fates(|fate| *fate == Fate::Reject),
+        fates(|fate| *fate == Fate::Drop),
+    ];
+    println!("endpoints, reject, drop: {counts:?}");
+    assert!(counts.iter().all(|count| *count > 200), "too few of a kind to mean something: {counts:?}");
 
     let folder = Folder::new(&objects);
     let wrong = differences(folder.path(), &world::options(&[]), &flows);

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// An endpoint as its slice gives it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
     pub address: SocketAddr,
     pub node: Option<&'static str>,

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod cleanup;
+mod explain;
 mod run;
 mod status;
 
@@ -24,8 +25,17 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Arguments>),
+    Explain(explain::Arguments),
     Status(status::Arguments),
     Cleanup(cleanup::Arguments),
+}
+
+/// How to print.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Output {
+    /// For people.
+    Table,
+    Json,
 }
 
 impl Arguments {
@@ -43,6 +53,7 @@ impl Arguments {
             .init();
         match self.command {
             Command::Run(arguments) => arguments.execute(),
+            Command::Explain(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
             Command::Cleanup(arguments) => arguments.execute(),
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
+use super::Output;
 use crate::dataplane::{self, DEFAULT_PINS};
 
 /// Show how many packets left the packet path in which way, since the maps were made.
@@ -16,12 +17,6 @@ pub(super) struct Arguments {
     /// How to print.
     #[arg(long, env = "TRAFFIC_POLICY_OUTPUT", default_value = "table", value_name = "FORMAT")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Output {
-    Table,
-    Json,
 }
 
 impl Arguments {

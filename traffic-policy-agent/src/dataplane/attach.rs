@@ -235,6 +235,18 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     Ok(removed)
 }
 
+/// Numbers of the devices whose packets are taken by XDP in the stack, by their pinned links.
+pub fn generic_devices(folder: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let mut parts = name.split('-');
+            (parts.next()? == Hook::XdpGeneric.name()).then(|| parts.next()?.parse().ok())?
+        })
+        .collect()
+}
+
 fn pinned(path: &Path) -> Option<FdLink> {
     path.exists().then(|| PinnedLink::from_pin(path).ok().map(FdLink::from)).flatten()
 }

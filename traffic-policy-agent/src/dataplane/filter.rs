@@ -110,7 +110,7 @@ impl Needed {
             }
             // Kubernetes takes ClusterIPs from ranges of /64 and longer; a shorter one has too many prefixes to name.
             IpNet::V6(range) if range.prefix_len() < 64 => {
-                self.service_cidrs = Bits(Box::new([u64::MAX; PORT_WORDS]))
+                self.service_cidrs = Bits(Box::new([u64::MAX; PORT_WORDS]));
             }
             IpNet::V6(range) => self.service_cidrs.set(hash::prefix(range.network().to_wire())),
         }

@@ -21,6 +21,7 @@ mod sockets;
 mod store;
 mod sweep;
 mod tables;
+mod trial;
 mod words;
 
 use std::{
@@ -49,6 +50,7 @@ pub use self::{
     sockets::Exchanged,
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
+    trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},
 };
 use self::{
     filter::{Array, Bits, Needed},

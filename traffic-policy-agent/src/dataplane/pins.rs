@@ -107,6 +107,11 @@ pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
 }
 
+/// Where the links of this layout version are pinned.
+pub fn links_below(root: &Path) -> PathBuf {
+    root.join(format!("v{ABI_VERSION}")).join(LINKS)
+}
+
 /// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; false if there was
 /// none.
 ///

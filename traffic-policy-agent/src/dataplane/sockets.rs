@@ -70,14 +70,18 @@ impl Dataplane {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn describe_node(&mut self, primary: &[IpAddr], pods: &[IpNet]) -> Result<()> {
-        let pods: Vec<IpAddr> = pods.iter().map(IpNet::network).collect();
+    pub fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
+        let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
         let first = |addresses: &[IpAddr]| {
             [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
                 addresses.iter().copied().find(|address| of_family(address)).map_or([0; 2], wide)
             })
         };
-        self.put_node(|node| Node { primary: first(primary), pods: first(&pods), ..node })
+        let pod_bits = [false, true].map(|ipv6| {
+            let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
+            range.map_or(0, |range| u32::from(range.prefix_len()))
+        });
+        self.put_node(|node| Node { primary: first(primary), pods: first(&pods), pod_bits, ..node })
     }
 
     /// Tells the packet path which network namespace is the node's own: this process's.

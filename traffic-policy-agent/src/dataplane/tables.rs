@@ -172,6 +172,23 @@ pub fn wide(address: IpAddr) -> [u64; 2] {
     }
 }
 
+/// Addresses of a device, as the packet path wants them.
+pub trait SetAddresses {
+    /// Takes the first address of each family.
+    fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>);
+}
+
+impl SetAddresses for Device {
+    fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>) {
+        for address in addresses.rev() {
+            match address {
+                IpAddr::V4(_) => self.addresses[0] = wide(address)[0],
+                IpAddr::V6(_) => [self.addresses[1], self.addresses[2]] = wide(address),
+            }
+        }
+    }
+}
+
 /// Key of `GONE`.
 pub fn endpoint_key(endpoint: SocketAddr, protocol: Protocol) -> EndpointKey {
     EndpointKey {

@@ -3,23 +3,23 @@
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
 
-use std::{fmt, net::IpAddr, slice, time::Duration};
+mod nodes;
+mod problems;
+
+use std::{fmt, net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 use k8s_openapi::{
     api::{
         core::v1::{self as core},
         discovery::v1 as discovery,
-        networking::v1 as networking,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use crate::model::{
-    Policy, Protocol, ServiceName,
-    address::{parse_cidr, parse_ip, unusable},
-    object, parse_duration,
-};
+pub(super) use self::nodes::{node, service_cidr};
+use self::problems::Problems;
+use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object, parse_duration};
 
 /// Services and EndpointSlices with these labels belong to no proxy, or to another one.
 pub(super) const LABEL_SELECTOR: &str =
@@ -27,9 +27,7 @@ pub(super) const LABEL_SELECTOR: &str =
 const FOREIGN_LABELS: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
-const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// A field that holds what it must not.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,9 +153,8 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
             return Err(FieldError::new(format!("spec.ports[{i}].port"), "0 is not a port"));
         }
         let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
-        let protocol = protocol(&format!("spec.ports[{i}].protocol"), port.protocol.as_deref())?;
-        let Some(protocol) = protocol else {
-            untranslated.push(format!("spec.ports[{i}]"));
+        let Some(protocol) = protocol(port.protocol.as_deref()) else {
+            untranslated.push(format!("spec.ports[{i}] {}", port.protocol.as_deref().unwrap_or_default()));
             continue;
         };
         ports.push(object::Port {
@@ -168,7 +165,7 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
         });
     }
     if !untranslated.is_empty() {
-        problems.tell(&untranslated.join(", "), "SCTP is not translated, and is left alone");
+        problems.tell(&untranslated.join(", "), "left alone: neither TCP nor UDP");
     }
     Ok(ports)
 }
@@ -230,9 +227,9 @@ pub(super) fn endpoint_slice(
     let mut ports = Vec::new();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
         let number = optional_port(&format!("ports[{i}].port"), port.port)?;
-        let protocol = protocol(&format!("ports[{i}].protocol"), port.protocol.as_deref())?;
-        // Without a number the slice means "all ports", which no proxy can translate. SCTP is told with the Service.
-        if let (1.., Some(protocol)) = (number, protocol) {
+        // Without a number the slice means "all ports", which no proxy can translate. Other protocols are told with the
+        // Service.
+        if let (1.., Some(protocol)) = (number, protocol(port.protocol.as_deref())) {
             ports.push(object::SlicePort {
                 name: port.name.clone().unwrap_or_default(),
                 protocol,
@@ -284,53 +281,6 @@ fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::Sl
     }
 }
 
-pub(super) fn node(node: &core::Node) -> Result<object::Node, FieldError> {
-    let labels = node.metadata.labels.as_ref();
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
-    let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
-    let of_type = |wanted: &'static str| {
-        listed
-            .iter()
-            .filter(move |address| address.type_ == wanted)
-            .filter_map(|address| parse_ip(&address.address))
-    };
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    let mut all_addresses: Vec<IpAddr> = Vec::new();
-    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
-        if !addresses.iter().any(|chosen| chosen.is_ipv6() == ip.is_ipv6()) {
-            addresses.push(ip);
-        }
-        if !all_addresses.contains(&ip) {
-            all_addresses.push(ip);
-        }
-    }
-    let name = name(&node.metadata)?.name;
-    let mut problems = Problems { object: format!("Node {name}"), sentences: Vec::new() };
-    let spec = node.spec.as_ref();
-    let pod_cidrs = match spec.and_then(|spec| spec.pod_cidrs.as_deref()) {
-        Some(cidrs) if !cidrs.is_empty() => problems.cidrs("spec.podCIDRs", cidrs),
-        _ => problems
-            .cidrs("spec.podCIDR", spec.and_then(|spec| spec.pod_cidr.as_ref()).map_or(&[], slice::from_ref)),
-    };
-    Ok(object::Node {
-        name,
-        addresses,
-        all_addresses,
-        pod_cidrs,
-        zone: labels.and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
-        leaving: node.metadata.deletion_timestamp.is_some()
-            || taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
-        problems: problems.sentences,
-    })
-}
-
-pub(super) fn service_cidr(object: &networking::ServiceCIDR) -> Result<object::ServiceCidr, FieldError> {
-    let name = name(&object.metadata)?.name;
-    let mut problems = Problems { object: format!("ServiceCIDR {name}"), sentences: Vec::new() };
-    let cidrs = object.spec.as_ref().and_then(|spec| spec.cidrs.as_deref()).unwrap_or_default();
-    Ok(object::ServiceCidr { cidrs: problems.cidrs("spec.cidrs", cidrs), problems: problems.sentences, name })
-}
-
 fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
     match text {
         None | Some("Cluster" | "") => Ok(Policy::Cluster),
@@ -339,13 +289,12 @@ fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
     }
 }
 
-/// `None` for SCTP.
-fn protocol(field: &str, text: Option<&str>) -> Result<Option<Protocol>, FieldError> {
+/// `None` for SCTP, and for what a newer API may have: the Service's other ports are served all the same.
+fn protocol(text: Option<&str>) -> Option<Protocol> {
     match text {
-        None | Some("TCP" | "") => Ok(Some(Protocol::Tcp)),
-        Some("UDP") => Ok(Some(Protocol::Udp)),
-        Some("SCTP") => Ok(None),
-        Some(other) => Err(unknown(field, other, "TCP, UDP or SCTP")),
+        None | Some("TCP" | "") => Some(Protocol::Tcp),
+        Some("UDP") => Some(Protocol::Udp),
+        Some(_) => None,
     }
 }
 
@@ -357,61 +306,4 @@ fn optional_port(field: &str, number: Option<i32>) -> Result<u16, FieldError> {
 
 fn unknown(field: &str, value: &str, expected: impl fmt::Display) -> FieldError {
     FieldError::new(field, format!("unknown value {value:?}, expected {expected}"))
-}
-
-/// What is left out of one object.
-struct Problems {
-    object: String,
-    sentences: Vec<String>,
-}
-
-impl Problems {
-    fn tell(&mut self, field: &str, what: &str) {
-        self.sentences.push(format!("{}: {field} {what}.", self.object));
-    }
-
-    fn address(&mut self, field: &str, text: &str) -> Option<IpAddr> {
-        let Some(ip) = parse_ip(text) else {
-            self.tell(field, &format!("{text:?} is not an IP address, and is left out"));
-            return None;
-        };
-        if let Some(reason) = unusable(ip) {
-            self.tell(field, &format!("{text:?} is {reason}, and is left out"));
-            return None;
-        }
-        Some(ip)
-    }
-
-    /// The CIDRs that are some. One of all addresses is a mistake: everybody would be inside.
-    fn cidrs(&mut self, field: &str, texts: &[String]) -> Vec<IpNet> {
-        let mut cidrs = Vec::new();
-        for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-            match parse_cidr(text) {
-                Some(cidr) if cidr.prefix_len() > 0 => cidrs.push(cidr),
-                Some(_) => {
-                    self.tell(
-                        &format!("{field}[{i}]"),
-                        &format!("{text:?} is every address, and is left out"),
-                    );
-                }
-                None => {
-                    self.tell(&format!("{field}[{i}]"), &format!("{text:?} is not a CIDR, and is left out"));
-                }
-            }
-        }
-        cidrs
-    }
-
-    /// The usable addresses, without duplicates, in order.
-    fn addresses(&mut self, field: &str, texts: &[String]) -> Vec<IpAddr> {
-        let mut addresses = Vec::new();
-        for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-            if let Some(ip) = self.address(&format!("{field}[{i}]"), text)
-                && !addresses.contains(&ip)
-            {
-                addresses.push(ip);
-            }
-        }
-        addresses
-    }
 }

@@ -45,7 +45,9 @@ impl Kubernetes {
         let mut tasks = JoinSet::new();
 
         let lists = Arc::new(AtomicUsize::new(4));
-        let sink = watch::Sink { sender, status: writer, lists };
+        let (events, poster) = events::channel(client.clone(), self.node_name.clone());
+        tasks.spawn(poster);
+        let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
         let labelled = watcher::Config::default().labels(convert::LABEL_SELECTOR);
         tasks.spawn(watch::run(
             Api::all(client.clone()),
@@ -81,7 +83,7 @@ impl Kubernetes {
             sink.clone(),
         ));
         tasks.spawn(watch::run(
-            Api::all(client.clone()),
+            Api::all(client),
             watcher::Config::default(),
             watch::Kind {
                 plural: "ServiceCIDRs",
@@ -91,8 +93,6 @@ impl Kubernetes {
             },
             sink,
         ));
-        let (events, poster) = events::channel(client, self.node_name);
-        tasks.spawn(poster);
         Ok(Source { updates, status, events, tasks })
     }
 }

@@ -107,7 +107,9 @@ impl Manifests {
                             if synced { "the last good state stays" } else { "waiting, nothing is written" };
                         status.mistake("manifests", format!("{mistakes} ({keeps})"));
                     }
-                    Err(error) => status.mistake("manifests", format!("reading failed: {error}")),
+                    Err(error) => {
+                        status.mistake("manifests", format!("reading failed: {error}"));
+                    }
                 }
                 seen = Some(look);
             } else if synced {

@@ -16,7 +16,7 @@ pub use self::{
     status::{Status, StatusReader},
 };
 use crate::model::{
-    Index, Indexed, ServiceName,
+    Index, Indexed, Policy, ServiceName,
     object::{EndpointSlice, Node, Service, ServiceCidr},
 };
 
@@ -47,6 +47,15 @@ pub enum Update {
 pub struct Batch(pub Vec<Update>);
 
 impl Batch {
+    /// As if every Service had this external policy.
+    pub fn set_external_policy(&mut self, policy: Policy) {
+        for update in &mut self.0 {
+            if let Update::Service(Change::Reset { objects, .. }) = update {
+                objects.iter_mut().for_each(|service| service.external_policy = policy);
+            }
+        }
+    }
+
     /// Puts the updates into the index. Returns whether anything changed that may have to be written.
     pub fn apply(self, index: &mut Index) -> bool {
         let mut changed = false;

@@ -24,6 +24,8 @@ pub mod step {
     pub const ROUTE: u32 = 8;
     /// A source port claimed. `value`: the port, host order.
     pub const PORT: u32 = 9;
+    /// A socket in a pod names a loopback address, which is the pod's own.
+    pub const OWN_LOOPBACK: u32 = 11;
     /// The end. `value`: number of the outcome. `words[0]`: the hook.
     pub const OUTCOME: u32 = 10;
 }
@@ -62,4 +64,25 @@ pub struct Trace {
     pub count: u32,
     pub zero: u32,
     pub steps: [Step; STEPS],
+}
+
+/// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of
+/// `QUESTION`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SocketQuestion {
+    /// [`Address::wide`][super::Address::wide].
+    pub destination: [u64; 2],
+    /// Zero if the socket is not bound.
+    pub source: [u64; 2],
+    /// Cookie of the socket's network namespace; not 0.
+    pub netns: u64,
+    /// Spreads clients over endpoints.
+    pub hash: u64,
+    /// Memory order.
+    pub port: u16,
+    pub protocol: u16,
+    /// 1: in the node's own network namespace.
+    pub node: u16,
+    pub ipv6: u16,
 }

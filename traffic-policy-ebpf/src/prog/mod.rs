@@ -14,6 +14,7 @@ mod ingress;
 mod maps;
 mod pair;
 mod parse;
+mod question;
 mod rewrite;
 mod socket;
 mod sweep;
@@ -99,6 +100,13 @@ pub fn tc_egress(ctx: TcContext) -> i32 {
     let packet = skb(&ctx);
     packet.pull();
     exit::leave(packet, hook::EGRESS, egress::run(packet))
+}
+
+/// Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
+#[xdp]
+pub fn explain_socket(_: XdpContext) -> u32 {
+    question::run();
+    0
 }
 
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.

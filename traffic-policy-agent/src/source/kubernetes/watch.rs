@@ -21,7 +21,10 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::mpsc, time::sleep};
 use tracing::{debug, info, warn};
 
-use super::observe::{API_SERVER, chain};
+use super::{
+    events::{ServiceEvent, ServiceEvents},
+    observe::{API_SERVER, chain},
+};
 use crate::{
     model::ServiceName,
     source::{Batch, Change, Update, convert::FieldError, status::StatusWriter},
@@ -41,6 +44,7 @@ pub(super) struct Kind<K, T> {
 pub(super) struct Sink {
     pub(super) sender: mpsc::Sender<Batch>,
     pub(super) status: StatusWriter,
+    pub(super) events: ServiceEvents,
     /// How many first lists are still to come.
     pub(super) lists: Arc<AtomicUsize>,
 }
@@ -213,8 +217,16 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 Ok(converted)
             }
             Err(error) => {
-                let subject = self.subject(&name);
-                self.sink.status.mistake(&subject, format!("not understood, it stays as it was: {error}"));
+                let message = format!("not understood, it stays as it was: {error}");
+                let news = self.sink.status.mistake(&self.subject(&name), &*message);
+                if news && K::kind(&()) == "Service" {
+                    self.sink.events.post(ServiceEvent {
+                        service: name.clone(),
+                        reason: "Misconfigured".to_owned(),
+                        action: "Read".to_owned(),
+                        message,
+                    });
+                }
                 self.unreadable.insert(name);
                 Err(Unreadable)
             }

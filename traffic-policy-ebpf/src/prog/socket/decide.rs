@@ -2,7 +2,7 @@
 //! hooks, so `explain` asks the same function from an XDP program.
 
 use traffic_policy_ebpf::{
-    abi::{Address, NO_SERVICE, Node, Search, Slot, Socket, frontend, scope},
+    abi::{Address, NO_SERVICE, Node, Search, Slot, Socket, frontend, scope, step},
     hash,
     outcome::Outcome,
 };
@@ -12,6 +12,7 @@ use super::super::{
     family::Family,
     ingress::bit,
     maps::{FILTER, NODE},
+    trace,
 };
 
 /// What a socket is about to do.
@@ -100,6 +101,7 @@ pub fn decide<F: Family>(
         offset: 0,
     };
     if !concerns::<F>(question.destination, question.port) {
+        trace::note(step::FILTER, 0, [0; 2]);
         return decision;
     }
     let mut target = Target {
@@ -111,6 +113,7 @@ pub fn decide<F: Family>(
     if is_loopback::<F>(question.destination) {
         // The loopback addresses of a pod are the pod's own business.
         if !question.node {
+            trace::note(step::OWN_LOOPBACK, 0, [0; 2]);
             decision.outcome = Outcome::PassedNotService;
             return decision;
         }
