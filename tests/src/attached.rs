@@ -32,11 +32,11 @@ impl Namespace {
     }
 }
 
-/// Numbers of the programs of a cgroup for connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4 and
-/// getpeername6.
-pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 8]> {
+/// Numbers of the programs of a cgroup for connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4,
+/// getpeername6 and the closing of sockets.
+pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 9]> {
     let cgroup = File::open(cgroup)?;
-    let mut found = [const { Vec::new() }; 8];
+    let mut found = [const { Vec::new() }; 9];
     for (place, attach_type) in found.iter_mut().zip(SOCKET) {
         *place = programs(cgroup.as_raw_fd().try_into()?, attach_type)?;
     }
@@ -46,7 +46,7 @@ pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 8]> {
 // linux/bpf.h, enum bpf_attach_type
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
-const SOCKET: [u32; 8] = [10, 11, 14, 15, 19, 20, 29, 30];
+const SOCKET: [u32; 9] = [10, 11, 14, 15, 19, 20, 29, 30, 34];
 
 /// The arguments of BPF_PROG_QUERY.
 #[repr(C)]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::libc;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Longer than anything takes that succeeds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -66,6 +66,7 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
         ("local", []) => socket.local_addr()?.as_socket().context("no address")?.to_string(),
         ("cookie", []) => socket.cookie()?.to_string(),
         ("time", [calls, to]) => time(socket, calls.parse()?, address(to)?)?,
+        ("churn", [sockets, to]) => churn(sockets.parse()?, address(to)?)?,
         ("close", []) => {
             *place = None;
             String::new()
@@ -105,4 +106,13 @@ fn time(socket: &Socket, calls: u32, to: SocketAddr) -> io::Result<String> {
         socket.connect(&to)?;
     }
     Ok((start.elapsed().as_nanos() / u128::from(calls)).to_string())
+}
+
+/// Makes, connects and closes UDP sockets.
+fn churn(sockets: u32, to: SocketAddr) -> io::Result<String> {
+    let to = SockAddr::from(to);
+    for _ in 0..sockets {
+        Socket::new(to.domain(), Type::DGRAM, None)?.connect(&to)?;
+    }
+    Ok(sockets.to_string())
 }

@@ -164,6 +164,11 @@ impl Socket {
         self.call("local", "").unwrap().parse().unwrap()
     }
 
+    /// Makes, connects and closes other UDP sockets.
+    pub fn churn(&self, sockets: u32, to: SocketAddr) {
+        self.call("churn", &format!("{sockets} {to}")).unwrap();
+    }
+
     /// Nanoseconds of one connect(), on average of many.
     pub fn time_connect(&self, calls: u32, to: SocketAddr) -> u64 {
         self.call("time", &format!("{calls} {to}")).unwrap().parse().unwrap()

@@ -47,7 +47,7 @@ pub use self::{
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
     programs::{jumps, load_programs},
-    sockets::Exchanged,
+    sockets::ConnectedUdp,
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
     trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},

@@ -10,7 +10,10 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-use super::super::wire::{load16, load32, load64, store32};
+use super::super::{
+    family::{Family, V4},
+    wire::{load16, load32, load64, store32},
+};
 
 const PROTOCOL_MPTCP: u32 = 262;
 
@@ -35,6 +38,10 @@ mod at {
     pub const BOUND4: i16 = offset_of!(bpf_sock, src_ip4) as i16;
     pub const BOUND6: i16 = offset_of!(bpf_sock, src_ip6) as i16;
     pub const PEER_PORT: i16 = offset_of!(bpf_sock, dst_port) as i16;
+    pub const PEER4: i16 = offset_of!(bpf_sock, dst_ip4) as i16;
+    pub const PEER6: i16 = offset_of!(bpf_sock, dst_ip6) as i16;
+    pub const SOCKET_FAMILY: i16 = offset_of!(bpf_sock, family) as i16;
+    pub const SOCKET_PROTOCOL: i16 = offset_of!(bpf_sock, protocol) as i16;
 }
 
 /// An address as the application gave it, or gets it.
@@ -96,6 +103,16 @@ fn split(both: u64) -> (u32, u32) {
     }
 }
 
+/// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
+#[inline(always)]
+fn transport(protocol: u32) -> u32 {
+    match protocol {
+        PROTOCOL_TCP | PROTOCOL_MPTCP => PROTOCOL_TCP,
+        PROTOCOL_UDP => PROTOCOL_UDP,
+        _ => 0,
+    }
+}
+
 /// One call of a process on a socket.
 #[derive(Clone, Copy)]
 pub struct Call {
@@ -134,14 +151,10 @@ impl Call {
         unsafe { load32::<{ at::PORT }>(self.base()) as u16 }
     }
 
-    /// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
+    /// TCP or UDP; 0 for others.
     #[inline(always)]
     pub fn protocol(self) -> u32 {
-        match unsafe { load32::<{ at::PROTOCOL }>(self.base()) } {
-            PROTOCOL_TCP | PROTOCOL_MPTCP => PROTOCOL_TCP,
-            PROTOCOL_UDP => PROTOCOL_UDP,
-            _ => 0,
-        }
+        transport(unsafe { load32::<{ at::PROTOCOL }>(self.base()) })
     }
 
     /// The address that the socket is bound to, in a hook of connect; zero if it is not.
@@ -170,7 +183,7 @@ impl Call {
         }
     }
 
-    /// Whether the socket is connected to somebody, in a hook of sendmsg: it hears nobody else then.
+    /// Whether the socket is connected to somebody, in a hook of recvmsg.
     #[inline(always)]
     pub fn is_connected(self) -> bool {
         unsafe {
@@ -257,5 +270,51 @@ impl Call {
             _ => EPERM,
         };
         unsafe { bpf_set_retval(-error) };
+    }
+}
+
+/// A socket that its last owner has closed; the context is the socket itself.
+#[derive(Clone, Copy)]
+pub struct Closing {
+    pub context: *mut bpf_sock,
+}
+
+impl Closing {
+    #[inline(always)]
+    fn base(self) -> usize {
+        self.context as usize
+    }
+
+    /// As [`Call::protocol`].
+    #[inline(always)]
+    pub fn protocol(self) -> u32 {
+        transport(unsafe { load32::<{ at::SOCKET_PROTOCOL }>(self.base()) })
+    }
+
+    /// The peer's port, memory order; 0 if it has none.
+    #[inline(always)]
+    pub fn port(self) -> u16 {
+        unsafe { load16::<{ at::PEER_PORT }>(self.base()) }
+    }
+
+    #[inline(always)]
+    pub fn peer(self) -> Named {
+        let base = self.base();
+        unsafe {
+            if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
+                return Named::V4(load32::<{ at::PEER4 }>(base));
+            }
+            named([
+                load32::<{ at::PEER6 }>(base),
+                load32::<{ at::PEER6 + 4 }>(base),
+                load32::<{ at::PEER6 + 8 }>(base),
+                load32::<{ at::PEER6 + 12 }>(base),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    pub fn cookie(self) -> u64 {
+        unsafe { bpf_get_socket_cookie(self.context.cast::<c_void>()) }
     }
 }
