@@ -23,7 +23,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData, PerCpuArray};
 use traffic_policy_agent::dataplane::{self, Found, Kernel, Sizes, Sweeper, Tables};
-use traffic_policy_ebpf::abi::{Address4, Address6, Bucket, Flow, Tuple, jump};
+use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, Tuple, jump};
 
 pub use self::flows::{Half, Place};
 pub use self::run::{Hook, Input, Ran, Way};
@@ -39,6 +39,7 @@ pub struct Harness {
     pending4: HashMap<MapData, Tuple<Address4>, Flow<Address4>>,
     pending6: HashMap<MapData, Tuple<Address6>, Flow<Address6>>,
     buckets: PerCpuArray<MapData, Bucket>,
+    affinity: HashMap<MapData, AffinityKey, Affinity>,
     world: World,
 }
 
@@ -73,7 +74,8 @@ impl Harness {
         let pending4 = take("PENDING4")?.try_into()?;
         let pending6 = take("PENDING6")?.try_into()?;
         let buckets = take("BUCKETS")?.try_into()?;
-        Ok(Self { object, tables, pending4, pending6, buckets, world })
+        let affinity = take("AFFINITY")?.try_into()?;
+        Ok(Self { object, tables, pending4, pending6, buckets, affinity, world })
     }
 
     /// Takes the programs away that the entry programs jump to: what needs them is passed on unfinished.

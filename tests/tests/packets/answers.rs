@@ -67,6 +67,70 @@ fn no_endpoint_anywhere() {
     });
 }
 
+/// Of a ClusterIP nothing is left to the stack, which knows no such address.
+#[test]
+fn ports_and_addresses_that_nobody_has() {
+    table::run(|terms| {
+        let unknown = terms.request((Spot::Vip, PORT + 1)).payload(&[7; 100]);
+        let unallocated = terms.request((Spot::OtherVip, PORT));
+        let own_port = terms.request((Spot::Stranger, PORT));
+        let web = || Setup::of(Frontend::new(VIP.0, VIP.1).cluster_ip().endpoints(&[NEAR]));
+        let mut cases = vec![
+            Case::new(
+                "a ClusterIP of a range that is known",
+                web().service_cidr(Spot::Vip),
+                [
+                    Step::new(&unknown, "rejected-unknown-port", &port_unreachable(&unknown)),
+                    Step::dropped(&unallocated, "dropped-unallocated"),
+                    Step::new(
+                        &terms.request(VIP),
+                        "forwarded",
+                        &terms.forwarded(VIP, NEAR, Device::Eth0, Spot::RouterNear),
+                    ),
+                    Step::passed(&own_port, "passed"),
+                ],
+            ),
+            Case::new(
+                "of one that is not",
+                web(),
+                [
+                    Step::new(&unknown, "rejected-unknown-port", &port_unreachable(&unknown)),
+                    Step::passed(&unallocated, "passed"),
+                ],
+            ),
+            Case::new(
+                "an address with other kinds of frontends only",
+                Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
+                [Step::passed(&unknown, "passed")],
+            ),
+            Case::new(
+                "no Service at all",
+                Setup::default().service_cidr(Spot::Vip),
+                [
+                    Step::dropped(&unallocated, "dropped-unallocated"),
+                    Step::dropped(&unknown, "dropped-unallocated"),
+                ],
+            ),
+        ];
+        if terms.tcp {
+            // Also in the middle of a connection that nobody knows.
+            let segment = unknown.clone().with(|packet| packet.tcp_mut().flags = flag::ACK);
+            cases.push(Case::new(
+                "a segment",
+                web().service_cidr(Spot::Vip),
+                [
+                    Step::new(&segment, "rejected-unknown-port", &port_unreachable(&segment)),
+                    Step::dropped(
+                        &unallocated.clone().with(|packet| packet.tcp_mut().flags = flag::ACK),
+                        "dropped-unallocated",
+                    ),
+                ],
+            ));
+        }
+        cases
+    });
+}
+
 #[test]
 fn answers_are_few() {
     harness::with(|harness| {

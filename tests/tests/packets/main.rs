@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod affinity;
 mod answers;
 mod checksums;
 mod clock;

@@ -52,7 +52,7 @@ pub use self::{
         LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
     },
     programs::{jumps, load_programs},
-    sockets::Exchanged,
+    sockets::ConnectedUdp,
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
     trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},

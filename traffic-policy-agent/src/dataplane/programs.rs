@@ -34,6 +34,7 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
             aya::programs::Program::SchedClassifier(program) => program.load(),
             aya::programs::Program::RawTracePoint(program) => program.load(),
             aya::programs::Program::CgroupSockAddr(program) => program.load(),
+            aya::programs::Program::CgroupSock(program) => program.load(),
             _ => continue,
         };
         loaded.with_context(|| format!("this kernel refuses the program {name}"))?;

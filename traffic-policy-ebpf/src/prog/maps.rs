@@ -54,9 +54,13 @@ pub static SERVICES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::n
 /// Packets of Service ports by outcome, but for those of flows that still stand.
 #[btf_map]
 pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
-/// Sockets whose destination was exchanged.
+/// Sockets whose destination was exchanged: TCP, and UDP that is not connected.
 #[btf_map]
 pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
+/// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
+/// long must not be pushed out by many that do not.
+#[btf_map]
+pub static CONNECTED_UDP: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 #[btf_map]
 pub static NODE: Array<Node, 1> = Array::new();
 /// Notes of a traced copy of the programs.

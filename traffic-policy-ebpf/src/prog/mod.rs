@@ -24,8 +24,8 @@ mod wire;
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
     cty::c_void,
-    macros::{cgroup_sock_addr, classifier, raw_tracepoint, xdp},
-    programs::{RawTracePointContext, SockAddrContext, TcContext, XdpContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier, raw_tracepoint, xdp},
+    programs::{RawTracePointContext, SockAddrContext, SockContext, TcContext, XdpContext},
 };
 use context::{Tc, Xdp};
 use family::{V4, V6};
@@ -162,4 +162,9 @@ pub fn socket_getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn socket_getpeername6(ctx: SockAddrContext) -> i32 {
     socket::getpeername6(call(&ctx))
+}
+
+#[cgroup_sock(sock_release)]
+pub fn socket_release(ctx: SockContext) -> i32 {
+    socket::release(socket::Closing { context: ctx.sock })
 }

@@ -1,6 +1,4 @@
-//! UDP sockets connected to endpoints that are gone are destroyed, in every network namespace of a cgroup. Needs root.
-
-#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+//! UDP sockets connected to endpoints that are gone are destroyed, in every network namespace of a cgroup.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
