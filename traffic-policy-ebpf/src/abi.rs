@@ -4,6 +4,7 @@
 //! and stores them and never needs their numeric value. Each type is free of implicit padding where its bytes are
 //! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
+mod fragment;
 mod hop;
 mod scratch;
 mod sweep;
@@ -11,13 +12,14 @@ mod sweep;
 use core::mem::{align_of, size_of};
 
 pub use self::{
+    fragment::{Fragment, FragmentKey, REASSEMBLY},
     hop::{Device, HOP_ARENA, HOP_XDP, HOPS, Hop, HopKey},
-    scratch::{Claim, Scratch},
+    scratch::{Claim, Scratch, Walked},
     sweep::Sweep,
 };
 
 /// Version of all layouts below.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// An address as it lies in a packet.
 pub trait Address: Copy + PartialEq + Default + 'static {
@@ -359,8 +361,15 @@ pub mod jump {
     pub const ATTEND: u32 = 0;
     /// Answers to the sender.
     pub const ANSWER: u32 = 1;
-    pub const FAMILY: u32 = 2;
-    pub const COUNT: u32 = 4;
+    /// ICMP errors about packets of flows.
+    pub const ERROR: u32 = 2;
+    /// Fragments, and IPv6 packets with extension headers.
+    pub const IRREGULAR: u32 = 3;
+    /// [`ERROR`] and [`IRREGULAR`] for packets that leave.
+    pub const ERROR_OUT: u32 = 4;
+    pub const IRREGULAR_OUT: u32 = 5;
+    pub const FAMILY: u32 = 8;
+    pub const COUNT: u32 = 2 * FAMILY;
 }
 
 /// Hooks, the upper part of an index into `COUNTERS`.
@@ -390,6 +399,9 @@ const _: () = {
     assert!(size_of::<State>() == 64);
     assert!(size_of::<Usage>() == 64);
     assert!(size_of::<EndpointKey>() == 24);
+    assert!(size_of::<FragmentKey<Address4>>() == 16);
+    assert!(size_of::<FragmentKey<Address6>>() == 40);
+    assert!(size_of::<Fragment>() == 16);
 };
 
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
@@ -430,4 +442,8 @@ mod pod {
     unsafe impl aya::Pod for Bucket {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for Scratch<A> {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for FragmentKey<A> {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Fragment {}
 }

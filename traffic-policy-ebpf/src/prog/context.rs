@@ -5,7 +5,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
     cty::c_void,
     helpers::{
-        bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_pull_data,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_pull_data,
         bpf_tail_call, bpf_xdp_adjust_tail,
     },
 };
@@ -51,6 +51,9 @@ pub trait Packet: Copy {
     fn data(self) -> usize;
     /// First byte after what can be read directly.
     fn end(self) -> usize;
+    /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
+    /// are void after it.
+    fn reach(self, wanted: u32);
     /// Bytes of the whole frame, readable or not.
     fn length(self) -> u32;
     fn ingress(self) -> u32;
@@ -72,6 +75,8 @@ pub trait Packet: Copy {
     /// TC only: adds differences to the transport checksum, complete or partial. Pointers into the packet are void
     /// after it.
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool;
+    /// Adds a difference to the sum over the frame that a device has computed, if one has.
+    fn update_sum(self, delta: u16);
 }
 
 #[derive(Clone, Copy)]
@@ -97,6 +102,8 @@ impl Packet for Xdp {
     fn end(self) -> usize {
         unsafe { (*self.md).data_end as usize }
     }
+    #[inline(always)]
+    fn reach(self, _: u32) {}
     #[inline(always)]
     fn length(self) -> u32 {
         (self.end() - self.data()) as u32
@@ -150,6 +157,8 @@ impl Packet for Xdp {
     fn fix_checksum(self, _: u32, _: u16, _: u16, _: bool, _: bool) -> bool {
         false
     }
+    #[inline(always)]
+    fn update_sum(self, _: u16) {}
 }
 
 #[derive(Clone, Copy)]
@@ -161,11 +170,7 @@ impl Tc {
     /// Makes the headers readable directly where they lie in pages.
     #[inline(always)]
     pub fn pull(self) {
-        let linear = (self.end() - self.data()) as u32;
-        if linear < LINEAR && linear < self.length() {
-            let wanted = if self.length() < LINEAR { self.length() } else { LINEAR };
-            unsafe { bpf_skb_pull_data(self.skb, wanted) };
-        }
+        self.reach(LINEAR);
     }
 }
 
@@ -186,6 +191,14 @@ impl Packet for Tc {
     #[inline(always)]
     fn end(self) -> usize {
         unsafe { (*self.skb).data_end as usize }
+    }
+    #[inline(always)]
+    fn reach(self, wanted: u32) {
+        let linear = (self.end() - self.data()) as u32;
+        if linear < wanted && linear < self.length() {
+            let wanted = if self.length() < wanted { self.length() } else { wanted };
+            unsafe { bpf_skb_pull_data(self.skb, wanted) };
+        }
     }
     #[inline(always)]
     fn length(self) -> u32 {
@@ -236,5 +249,9 @@ impl Packet for Tc {
                 && (port_delta == 0
                     || bpf_l4_csum_replace(self.skb, offset, 0, port_delta as u64, mangled) == 0)
         }
+    }
+    #[inline(always)]
+    fn update_sum(self, delta: u16) {
+        unsafe { bpf_csum_update(self.skb, delta as u32) };
     }
 }

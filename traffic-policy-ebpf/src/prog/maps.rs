@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey,
+        Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey,
         HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, SourceRange, State, Sweep, Tuple, Usage,
         hook, jump,
     },
@@ -81,6 +81,11 @@ pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 pub static XDP_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 #[btf_map]
 pub static TC_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+/// Datagrams in fragments of which the first has come. The kernel evicts the oldest.
+#[btf_map]
+pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();
+#[btf_map]
+pub static FRAGMENTS6: LruHashMap<FragmentKey<Address6>, Fragment, 8_192> = LruHashMap::new();
 
 pub const NOEXIST: u64 = 1;
 pub const ANY: u64 = 0;
