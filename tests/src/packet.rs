@@ -217,7 +217,8 @@ impl Packet {
         for (index, payload) in segment.chunks(size).enumerate() {
             let offset = u16::try_from(index * size).expect("within a packet");
             let more = index * size + payload.len() < segment.len();
-            let mut fragment = Self { transport: Transport::Other(number.0), ..self.clone() }.payload(payload);
+            let mut fragment =
+                Self { transport: Transport::Other(number.0), ..self.clone() }.payload(payload);
             if self.source.is_ipv4() {
                 fragment.dont_fragment = false;
                 fragment.more_fragments = more;

@@ -106,8 +106,9 @@ fn to_client(terms: Terms, kind: (u8, u8, [u8; 4]), from: Spot, to: (Spot, u16),
 fn to_endpoint(terms: Terms, kind: (u8, u8, [u8; 4]), from: Spot, to: (Spot, u16), quoted: usize) -> Step {
     let Quoted { seen, known } = reply(terms, to);
     let comes = error(terms, kind, from, &seen, quoted).macs(Spot::Router.mac(), Device::Eth0.mac());
-    let goes =
-        error(terms, kind, Spot::Node, &known, quoted).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).ttl(63);
+    let goes = error(terms, kind, Spot::Node, &known, quoted)
+        .macs(Device::Eth0.mac(), Spot::RouterNear.mac())
+        .ttl(63);
     Step::new(&comes, "forwarded-error", &goes)
 }
 
@@ -137,8 +138,8 @@ fn by_another_device() {
     table::run(|terms| {
         let forwarded = terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar);
         let kind = port_unreachable(terms);
-        let comes = error(terms, kind, Spot::Far, &forwarded, WHOLE)
-            .macs(Spot::RouterFar.mac(), Device::Eth1.mac());
+        let comes =
+            error(terms, kind, Spot::Far, &forwarded, WHOLE).macs(Spot::RouterFar.mac(), Device::Eth1.mac());
         let known = terms.request(NODE).ttl(63);
         let goes = error(terms, kind, Spot::Node, &known, WHOLE)
             .macs(Device::Eth0.mac(), Spot::Router.mac())
@@ -242,8 +243,11 @@ fn longer_headers_outside_and_inside() {
                 if terms.v4() {
                     p.options = vec![1; words * 4];
                 } else if words > 0 {
-                    p.extensions =
-                        vec![Extension::padding(0, 1), Extension::padding(60, words as u8), Extension::padding(43, 2)];
+                    p.extensions = vec![
+                        Extension::padding(0, 1),
+                        Extension::padding(60, words as u8),
+                        Extension::padding(43, 2),
+                    ];
                 }
             })
         };
@@ -337,12 +341,16 @@ fn errors_that_pass() {
             pass(of_bytes(|quote| quote[6] = 50), "passed-error");
             pass(of_bytes(|quote| quote[6] = 44), "passed-error");
         }
-        let others: &[u8] = if terms.v4() { &[0, 4, 5, 8, 13, 17] } else { &[0, 5, 100, 128, 129, 133, 135, 137] };
+        let others: &[u8] =
+            if terms.v4() { &[0, 4, 5, 8, 13, 17] } else { &[0, 5, 100, 128, 129, 133, 135, 137] };
         for number in others {
             pass(error(terms, (*number, 0, [0; 4]), Spot::Near, &seen, WHOLE), "passed-protocol");
         }
         // An error in fragments has its quote in pieces.
-        pass(of(&seen).fragments(64).remove(0), if terms.v4() { "passed-fragment" } else { "passed-protocol" });
+        pass(
+            of(&seen).fragments(64).remove(0),
+            if terms.v4() { "passed-fragment" } else { "passed-protocol" },
+        );
         vec![Case::new("not about a flow", setup(NODE, NEAR), steps)]
     });
 }

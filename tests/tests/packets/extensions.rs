@@ -74,10 +74,19 @@ fn chains_that_pass() {
         let mut steps = Vec::new();
         for (chain, outcome) in [
             (vec![Extension::padding(DESTINATION, 1); 9], "passed-extension"),
-            (vec![Extension::padding(DESTINATION, 31), Extension::padding(DESTINATION, 2)], "passed-extension"),
+            (
+                vec![Extension::padding(DESTINATION, 31), Extension::padding(DESTINATION, 2)],
+                "passed-extension",
+            ),
             (vec![Extension::padding(DESTINATION, 1), stop], "passed-extension"),
-            (vec![Extension::padding(DESTINATION, 1), Extension { number: 51, rest: vec![0; 7] }], "passed-extension"),
-            (vec![Extension::padding(DESTINATION, 1), Extension { number: 50, rest: vec![0; 7] }], "passed-protocol"),
+            (
+                vec![Extension::padding(DESTINATION, 1), Extension { number: 51, rest: vec![0; 7] }],
+                "passed-extension",
+            ),
+            (
+                vec![Extension::padding(DESTINATION, 1), Extension { number: 50, rest: vec![0; 7] }],
+                "passed-protocol",
+            ),
             (vec![Extension::fragment(0, true, 1), Extension::fragment(0, true, 1)], "passed-extension"),
         ] {
             steps.push(Step::passed(&with(&request, &chain), outcome));

@@ -87,7 +87,8 @@ fn short_fragments() {
         let header: usize = if terms.tcp { 24 } else { 8 };
         let mut cases = Vec::new();
         for length in 1..=20 {
-            let with = |packet: Packet| packet.payload(&vec![9; header - if terms.tcp { 20 } else { 8 } + length]);
+            let with =
+                |packet: Packet| packet.payload(&vec![9; header - if terms.tcp { 20 } else { 8 } + length]);
             let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
             let from = with(terms.request(NODE)).fragments(header);
             let to = with(forwarded).fragments(header);

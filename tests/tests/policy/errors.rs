@@ -25,9 +25,13 @@ fn start(attach: &str, wire_offloads: bool) -> (Cluster, Vec<Agent>) {
         [("remote", Policy::Cluster, REMOTE, DEAD_REMOTE, 2), ("local", Policy::Local, LOCAL, DEAD_LOCAL, 1)]
     {
         let backend = Backend::of(cluster.lab.node(number).pod(1));
-        cluster.manifests.apply(&Cluster::node_port(name, policy, port), std::slice::from_ref(&backend)).unwrap();
+        cluster
+            .manifests
+            .apply(&Cluster::node_port(name, policy, port), std::slice::from_ref(&backend))
+            .unwrap();
         // Nobody listens on port 9.
-        let service = Service::new(&format!("dead-{name}")).policy(policy).port(Port::udp(80, 9).node_port(dead));
+        let service =
+            Service::new(&format!("dead-{name}")).policy(policy).port(Port::udp(80, 9).node_port(dead));
         cluster.manifests.apply(&service, &[backend]).unwrap();
     }
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();

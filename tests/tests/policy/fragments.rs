@@ -57,7 +57,11 @@ fn echoed(attach: &str, wire_offloads: bool) {
         ] {
             for length in LENGTHS {
                 let answer = echo(lab.client().netns(), cluster.at(1, family, port), length);
-                assert_eq!((answer.pod.as_str(), answer.client.ip()), (pod, seen), "{attach} {family:?} {length}");
+                assert_eq!(
+                    (answer.pod.as_str(), answer.client.ip()),
+                    (pod, seen),
+                    "{attach} {family:?} {length}"
+                );
             }
         }
     }

@@ -5,8 +5,8 @@ use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
     cty::c_void,
     helpers::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_pull_data,
-        bpf_tail_call, bpf_xdp_adjust_tail,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail,
+        bpf_skb_pull_data, bpf_tail_call, bpf_xdp_adjust_tail,
     },
 };
 
@@ -14,7 +14,7 @@ use traffic_policy_ebpf::abi::{Device, hook};
 
 use super::{
     maps::{DEVICES, TC_JUMPS, Table, XDP_JUMPS},
-    wire::{load16, load32},
+    wire::{load16, load32, opaque},
 };
 
 /// `skb->pkt_type` of a frame for this machine.
@@ -142,7 +142,8 @@ impl Packet for Xdp {
     }
     #[inline(always)]
     fn resize(self, length: u32) -> bool {
-        let by = length as i32 - self.length() as i32;
+        // The verifier lets the end be part of one difference only: with the beginning.
+        let by = length as i32 - opaque(self.length() as u64) as i32;
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
     }
     #[inline(always)]

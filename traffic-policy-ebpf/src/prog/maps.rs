@@ -10,9 +10,9 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey,
-        HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, SourceRange, State, Sweep, Tuple, Usage,
-        hook, jump,
+        Address4, Address6, Bucket, Device, EndpointKey, Filter, Flow, Fragment, FragmentKey, Frontend,
+        FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Scratch, Slot, SlotRoute, SourceRange, State, Sweep,
+        Tuple, Usage, hook, jump,
     },
     outcome::OUTCOMES,
 };
