@@ -288,7 +288,7 @@ fn about_fragments() {
 #[test]
 fn about_datagrams_without_a_checksum() {
     table::run(|terms| {
-        if terms.tcp || !terms.v4() {
+        if terms.tcp {
             return Vec::new();
         }
         let without = |mut packet: Packet| {
@@ -389,6 +389,23 @@ fn what_xdp_leaves_to_tc() {
             .ttl(63);
         harness.run(Hook::Xdp, &comes).expect("passed-to-tc");
         harness.run(Hook::Ingress, &comes).expect("forwarded-error").expect_frame(&goes);
+    });
+}
+
+/// What XDP has delivered goes on to the endpoint.
+#[test]
+fn delivered_by_xdp() {
+    everywhere(|harness, terms| {
+        if !terms.xdp() {
+            return;
+        }
+        harness.set_up(&setup(NODE, LOCAL));
+        harness.run(Hook::Xdp, &terms.request(NODE)).expect("delivered");
+        let answered = terms.answer(NODE, CLIENT);
+        let comes = error(terms, port_unreachable(terms), Spot::Client, &answered, WHOLE);
+        let known = error(terms, port_unreachable(terms), Spot::Client, &terms.answer(LOCAL, CLIENT), WHOLE);
+        harness.run(Hook::Xdp, &comes).expect("delivered-error").expect_frame(&known);
+        harness.run(Hook::Ingress, &known).expect("passed-error");
     });
 }
 

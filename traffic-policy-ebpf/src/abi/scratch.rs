@@ -26,6 +26,8 @@ pub struct Scratch<A> {
     /// What the packet's other fragments are found by, and what they are to know.
     pub fragment_key: FragmentKey<A>,
     pub fragment: Fragment,
+    /// 1 if it is a fragment.
+    pub fragmented: u64,
     pub walked: Walked,
 }
 

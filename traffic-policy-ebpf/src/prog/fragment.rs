@@ -7,6 +7,8 @@
 //! the node's: datagrams of two clients to one endpoint with the same 16 bits within a second or so spoil each other there,
 //! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
 
+use core::ptr;
+
 use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
     abi::{Flow, Fragment, FragmentKey, REASSEMBLY},
@@ -29,13 +31,14 @@ pub struct Later<F: Rewrite> {
     pub parsed: Parsed<F>,
 }
 
-/// Notes what the other fragments of a packet are found by.
+/// Notes what the other fragments of a packet are found by, if it is one.
 #[inline(always)]
-pub fn note_key<F: Irregular>(laid: &Laid<F>) -> bool {
+pub fn note<F: Irregular>(laid: &Laid<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let tuple = &laid.parsed.tuple;
     let protocol = if F::V6 { 0 } else { tuple.protocol };
     unsafe {
+        ptr::write_volatile(&raw mut (*scratch).fragmented, laid.fragmented);
         (*scratch).fragment_key = FragmentKey {
             source: tuple.source,
             destination: tuple.destination,
@@ -46,11 +49,17 @@ pub fn note_key<F: Irregular>(laid: &Laid<F>) -> bool {
     true
 }
 
-/// Leaves the record of a first fragment. Without it (the map is full of records in use) the later ones pass.
+/// Leaves the record of a packet that has been noted, if it is a fragment, which is the first one. Without it (the kernel has
+/// no room at once) the later ones pass.
+///
+/// Asks what was noted, rather than whoever knows: else the verifier would follow all that lies between twice.
 #[inline(always)]
 pub fn record<F: Irregular>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };
     unsafe {
+        if ptr::read_volatile(&raw const (*scratch).fragmented) == 0 {
+            return;
+        }
         (*scratch).fragment = Fragment {
             ports: parsed.tuple.ports,
             protocol: parsed.tuple.protocol,

@@ -49,7 +49,7 @@ pub fn hand_over<P: Packet, F: Parse>(packet: P, outcome: Outcome, programs: Pro
 pub struct Laid<F: Rewrite> {
     pub parsed: Parsed<F>,
     /// 1 for a fragment, first or later: see [`opaque`].
-    pub fragment: u64,
+    pub fragmented: u64,
     /// 1 for a later fragment.
     pub later: u64,
     /// Memory order.
@@ -77,7 +77,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
         Ok(laid) => laid,
         Err(outcome) => return outcome.into(),
     };
-    if laid.fragment != 0 && !fragment::note_key(&laid) {
+    if !fragment::note(&laid) {
         return Outcome::DroppedFailed.into();
     }
     let now = hop::now();
@@ -94,7 +94,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
             Err(exit) => exit,
         };
     }
-    let Laid { parsed, fragment, .. } = laid;
+    let parsed = laid.parsed;
     if matches!(ours(&parsed), Ours::No) {
         return Outcome::Passed.into();
     }
@@ -107,7 +107,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
         Ok(_) => true,
         Err(exit) => exit.outcome as u32 == Outcome::PassedToTc as u32,
     };
-    if fragment != 0 && known {
+    if known {
         fragment::record(&parsed);
     }
     match prepared {
@@ -123,7 +123,7 @@ pub fn outgoing<P: Packet, F: Irregular>(packet: P) -> Outcome {
         Ok(laid) => laid,
         Err(outcome) => return outcome,
     };
-    if laid.fragment != 0 && !fragment::note_key(&laid) {
+    if !fragment::note(&laid) {
         return Outcome::DroppedFailed;
     }
     if laid.later != 0 {
@@ -134,7 +134,7 @@ pub fn outgoing<P: Packet, F: Irregular>(packet: P) -> Outcome {
         return egress::translate(packet, &later, half);
     }
     let outcome = egress::reply(packet, &laid.parsed);
-    if laid.fragment != 0 && outcome as u32 == Outcome::RepliedLocal as u32 {
+    if outcome as u32 == Outcome::RepliedLocal as u32 {
         fragment::record(&laid.parsed);
     }
     outcome
@@ -180,8 +180,8 @@ impl Irregular for V4 {
                 ttl: load8::<8>(ip),
                 tcp: is_tcp(protocol),
             };
-            let fragment = opaque((fragment != 0) as u64);
-            Ok(Laid { parsed, fragment, later, identification: load16::<4>(ip) as u32 })
+            let fragmented = opaque((fragment != 0) as u64);
+            Ok(Laid { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
         }
     }
 
@@ -229,8 +229,8 @@ impl Irregular for V6 {
                 ttl: load8::<7>(ip),
                 tcp: is_tcp(walked.protocol),
             };
-            let fragment = opaque((walked.fragment != 0) as u64);
-            Ok(Laid { parsed, fragment, later, identification: walked.identification })
+            let fragmented = opaque((walked.fragment != 0) as u64);
+            Ok(Laid { parsed, fragmented, later, identification: walked.identification })
         }
     }
 
