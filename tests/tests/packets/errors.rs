@@ -1,27 +1,27 @@
 //! ICMP errors about packets of flows: outside and inside become what the receiver of the error knows.
 
 use traffic_policy_tests::harness::{Device, Frontend, Half, Harness, Hook, Setup, Spot};
-use traffic_policy_tests::packet::{Extension, Packet, Transport, flag};
+use traffic_policy_tests::packet::{Packet, Transport, flag};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 use crate::talk::{Talk, everywhere};
 
-const NODE: (Spot, u16) = (Spot::Node, PORT);
+pub(crate) const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
-const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+pub(crate) const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 
 /// More than any quote.
-const WHOLE: usize = 1000;
+pub(crate) const WHOLE: usize = 1000;
 
-fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
+pub(crate) fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(spot, port).endpoints(&[endpoint]))
 }
 
 /// Type, code and last word of the header of one error of each kind.
-fn kinds(terms: Terms) -> Vec<(u8, u8, [u8; 4])> {
+pub(crate) fn kinds(terms: Terms) -> Vec<(u8, u8, [u8; 4])> {
     if terms.v4() {
         // Fragmentation needed with an MTU, the unreachables, time exceeded twice, parameter problem.
         vec![
@@ -44,12 +44,12 @@ fn kinds(terms: Terms) -> Vec<(u8, u8, [u8; 4])> {
     }
 }
 
-fn port_unreachable(terms: Terms) -> (u8, u8, [u8; 4]) {
+pub(crate) fn port_unreachable(terms: Terms) -> (u8, u8, [u8; 4]) {
     if terms.v4() { (3, 3, [0; 4]) } else { (1, 4, [0; 4]) }
 }
 
 /// An error of `from`, sent to whom `about` comes from, which it quotes up to `quoted` bytes.
-fn error(
+pub(crate) fn error(
     terms: Terms,
     (kind, code, rest): (u8, u8, [u8; 4]),
     from: Spot,
@@ -66,26 +66,26 @@ fn long(packet: Packet) -> Packet {
     packet.payload(&[0x5a; 100])
 }
 
-struct Quoted {
+pub(crate) struct Quoted {
     /// As who sends the error saw it, and as its receiver knows it.
-    seen: Packet,
-    known: Packet,
+    pub(crate) seen: Packet,
+    pub(crate) known: Packet,
 }
 
 /// A request to an endpoint on another node.
-fn request(terms: Terms, to: (Spot, u16)) -> Quoted {
+pub(crate) fn request(terms: Terms, to: (Spot, u16)) -> Quoted {
     let forwarded = terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear);
     Quoted { seen: long(forwarded).ttl(7), known: long(terms.request(to)).ttl(7) }
 }
 
 /// A reply of that endpoint.
-fn reply(terms: Terms, to: (Spot, u16)) -> Quoted {
+pub(crate) fn reply(terms: Terms, to: (Spot, u16)) -> Quoted {
     let known = long(terms.reply(NEAR, Device::Eth0, Spot::RouterNear)).ttl(7);
     Quoted { seen: long(terms.replied(to)).ttl(7), known }
 }
 
 /// Makes the flow, with a reply.
-fn talk(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
+pub(crate) fn talk(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
     let forwarded = terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear);
     [
         Step::new(&terms.request(to), "forwarded", &forwarded),
@@ -94,7 +94,13 @@ fn talk(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
 }
 
 /// Errors of `from` about requests, as they come and as the client gets them.
-fn to_client(terms: Terms, kind: (u8, u8, [u8; 4]), from: Spot, to: (Spot, u16), quoted: usize) -> Step {
+pub(crate) fn to_client(
+    terms: Terms,
+    kind: (u8, u8, [u8; 4]),
+    from: Spot,
+    to: (Spot, u16),
+    quoted: usize,
+) -> Step {
     let Quoted { seen, known } = request(terms, to);
     let comes = error(terms, kind, from, &seen, quoted).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
     let goes = error(terms, kind, to.0, &known, quoted).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63);
@@ -103,7 +109,13 @@ fn to_client(terms: Terms, kind: (u8, u8, [u8; 4]), from: Spot, to: (Spot, u16),
 
 /// Errors about replies, as they come and as the endpoint on another node gets them: from this node, whose packets it
 /// answers.
-fn to_endpoint(terms: Terms, kind: (u8, u8, [u8; 4]), from: Spot, to: (Spot, u16), quoted: usize) -> Step {
+pub(crate) fn to_endpoint(
+    terms: Terms,
+    kind: (u8, u8, [u8; 4]),
+    from: Spot,
+    to: (Spot, u16),
+    quoted: usize,
+) -> Step {
     let Quoted { seen, known } = reply(terms, to);
     let comes = error(terms, kind, from, &seen, quoted).macs(Spot::Router.mac(), Device::Eth0.mac());
     let goes = error(terms, kind, Spot::Node, &known, quoted)
@@ -189,124 +201,6 @@ fn about_flows_to_endpoints_on_this_node() {
             cases.push(Case::new("endpoint on this node", setup(to, LOCAL), steps));
         }
         cases
-    });
-}
-
-/// With and without the TCP checksum, and cut at every byte: RFC 792 wants eight of the transport header at least.
-#[test]
-fn quotes_of_any_length() {
-    table::run(|terms| {
-        let ip = if terms.v4() { 20 } else { 40 };
-        let mut steps = Vec::from(talk(terms, NODE));
-        for quoted in 0..ip + 40 {
-            if terms.tcp && quoted == ip + 17 {
-                // Half a checksum stays as it is.
-                continue;
-            }
-            if quoted >= ip + 8 {
-                steps.push(to_client(terms, port_unreachable(terms), Spot::Near, NODE, quoted));
-                steps.push(to_endpoint(terms, port_unreachable(terms), Spot::Client, NODE, quoted));
-                continue;
-            }
-            let short = error(terms, port_unreachable(terms), Spot::Near, &request(terms, NODE).seen, quoted);
-            steps.push(Step::passed(&short, "passed-malformed"));
-            let short = error(terms, port_unreachable(terms), Spot::Client, &reply(terms, NODE).seen, quoted);
-            steps.push(Step::passed(&short, "passed-malformed").leaving());
-        }
-        vec![Case::new("quote", setup(NODE, NEAR), steps)]
-    });
-}
-
-/// Bytes after the packet are no part of the quote.
-#[test]
-fn padding_is_no_quote() {
-    table::run(|terms| {
-        let ip = if terms.v4() { 20 } else { 40 };
-        let Quoted { seen, known } = request(terms, NODE);
-        let kind = port_unreachable(terms);
-        let about = |packet: &Packet, from| error(terms, kind, from, packet, ip + 8);
-        let comes = about(&seen, Spot::Near).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
-        let goes = about(&known, Spot::Node).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63);
-        let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::with_trailer(&comes, "replied-error", &goes, &[0xee; 30]));
-        vec![Case::new("padded error", setup(NODE, NEAR), steps)]
-    });
-}
-
-#[test]
-fn longer_headers_outside_and_inside() {
-    table::run(|terms| {
-        let kind = port_unreachable(terms);
-        let mut steps = Vec::from(talk(terms, NODE));
-        let longer = |packet: Packet, words: usize| {
-            packet.with(|p| {
-                if terms.v4() {
-                    p.options = vec![1; words * 4];
-                } else if words > 0 {
-                    p.extensions = vec![
-                        Extension::padding(0, 1),
-                        Extension::padding(60, words as u8),
-                        Extension::padding(43, 2),
-                    ];
-                }
-            })
-        };
-        for (outside, inside) in [(0, 1), (0, 10), (5, 0), (10, 10)] {
-            let Quoted { seen, known } = request(terms, NODE);
-            let outer = |packet: Packet| if terms.v4() { longer(packet, outside) } else { packet };
-            let comes = outer(error(terms, kind, Spot::Near, &longer(seen, inside), WHOLE))
-                .macs(Spot::RouterNear.mac(), Device::Eth0.mac());
-            let goes = outer(error(terms, kind, Spot::Node, &longer(known, inside), WHOLE))
-                .macs(Device::Eth0.mac(), Spot::Router.mac())
-                .ttl(63);
-            steps.push(Step::new(&comes, "replied-error", &goes));
-        }
-        vec![Case::new("options", setup(NODE, NEAR), steps)]
-    });
-}
-
-/// The quoted fragment is the first: it has the ports.
-#[test]
-fn about_fragments() {
-    table::run(|terms| {
-        let kind = kinds(terms)[0];
-        let quoted = request(terms, NODE);
-        let [seen, known] = [quoted.seen, quoted.known].map(|packet| packet.fragments(64));
-        let comes = |at: usize| {
-            error(terms, kind, Spot::Near, &seen[at], WHOLE).macs(Spot::RouterNear.mac(), Device::Eth0.mac())
-        };
-        let goes = error(terms, kind, Spot::Node, &known[0], WHOLE)
-            .macs(Device::Eth0.mac(), Spot::Router.mac())
-            .ttl(63);
-        let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::new(&comes(0), "replied-error", &goes));
-        steps.push(Step::passed(&comes(1), "passed-error"));
-        vec![Case::new("fragments", setup(NODE, NEAR), steps)]
-    });
-}
-
-#[test]
-fn about_datagrams_without_a_checksum() {
-    table::run(|terms| {
-        if terms.tcp {
-            return Vec::new();
-        }
-        let without = |mut packet: Packet| {
-            if let Transport::Udp { checksum, .. } = &mut packet.transport {
-                *checksum = false;
-            }
-            packet
-        };
-        let kind = port_unreachable(terms);
-        let Quoted { seen, known } = request(terms, NODE);
-        let comes = error(terms, kind, Spot::Near, &without(seen), WHOLE)
-            .macs(Spot::RouterNear.mac(), Device::Eth0.mac());
-        let goes = error(terms, kind, Spot::Node, &without(known), WHOLE)
-            .macs(Device::Eth0.mac(), Spot::Router.mac())
-            .ttl(63);
-        let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::new(&comes, "replied-error", &goes));
-        vec![Case::new("no checksum", setup(NODE, NEAR), steps)]
     });
 }
 

@@ -14,6 +14,7 @@ mod identity;
 mod limits;
 mod noise;
 mod pending;
+mod quotes;
 mod sweeping;
 mod table;
 mod talk;

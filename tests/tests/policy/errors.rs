@@ -1,18 +1,16 @@
 //! What a client learns by ICMP about what is behind a node port: it always seems to come from the address that it asked.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Socket, Type};
 use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::capture::Capture;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::object::{Backend, Policy, Port, Service};
 use traffic_policy_tests::traffic::Outcome;
 
 use crate::icmp::error_about;
+use crate::router::datagram;
 
 const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
@@ -53,18 +51,6 @@ fn dead_port(attach: &str, wire_offloads: bool) {
             assert!(frames.iter().any(|frame| error_about(frame, to) == Some(wanted)), "{attach} {to}");
         }
     }
-}
-
-fn datagram(namespace: &Namespace, to: SocketAddr, ttl: u32) {
-    namespace.run(|| {
-        let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None).unwrap();
-        if to.is_ipv4() {
-            socket.set_ttl_v4(ttl).unwrap();
-        } else {
-            socket.set_unicast_hops_v6(ttl).unwrap();
-        }
-        socket.send_to(b"hello", &to.into()).unwrap();
-    });
 }
 
 /// What `traceroute` does: one more hop each time. The router is the first, node-1 the second; the endpoint comes after
