@@ -12,7 +12,7 @@ use super::{
     family::{V4, V6},
     hop,
     ingress::bit,
-    irregular::{self, OUT},
+    irregular,
     maps::FILTER,
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
@@ -38,7 +38,7 @@ pub fn run<P: Packet>(packet: P) -> Exit {
 fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return irregular::hand_over::<P, F>(packet, outcome, OUT).outcome,
+        Err(outcome) => return irregular::hand_over::<P, F, true>(packet, outcome).outcome,
     };
     reply(packet, &parsed)
 }

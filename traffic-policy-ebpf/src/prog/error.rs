@@ -119,7 +119,8 @@ fn half<F: Quote>(quoting: &Quoting<F>) -> Result<*mut Flow<F::Address>, Outcome
     if pending && !pair::whole::<F>(half, &quoting.tuple, pending) {
         return Err(Outcome::PassedStale);
     }
-    // Only whom the quoted packet came from is told of it; a forger could name anybody.
+    // Only whom the quoted packet came from may be told of it, as in nf_conntrack_inet_error:
+    // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_icmp.c>
     if unsafe { F::addresses_at(quoting.ip) }.1 != quoting.tuple.destination {
         return Err(Outcome::PassedError);
     }
@@ -166,8 +167,10 @@ impl<P: Packet, F: Quote> Carried<P, F> for Quoting<F> {
         unsafe {
             let (source, destination) = ((*half).source, (*half).destination);
             let (was_source, was_destination) = F::addresses_at(self.ip);
-            // As netfilter does: whoever sent the error is hidden where senders of packets are. That a router, not the
-            // peer, has sent it remains to be seen for endpoints, whose clients keep their addresses.
+            // As netfilter does: where the half changes the source of packets, it changes that of errors too, whoever has
+            // sent them; a client sees nothing behind the frontend. An endpoint of this node, which knows its clients,
+            // sees which router it was.
+            // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_proto.c> nf_nat_icmp_reply_translation
             let outer_source = if source == self.tuple.source { was_source } else { source };
             F::set_addresses(self.ip, outer_source, destination);
             let outer = checksum::delta(

@@ -20,7 +20,7 @@ use super::{
     exit::{self, Exit},
     family::{V4, V6, pending_in_use},
     hop::{self, Route},
-    irregular::{self, IN},
+    irregular,
     maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
@@ -48,7 +48,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
 fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return irregular::hand_over::<P, F>(packet, outcome, IN),
+        Err(outcome) => return irregular::hand_over::<P, F, false>(packet, outcome),
     };
     let ours = ours(&parsed);
     if matches!(ours, Ours::No) {
@@ -80,7 +80,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         // delivered the packet.)
         return Outcome::PassedNotService.into();
     }
-    packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ATTEND);
+    packet.jump::<F, { jump::ATTEND }>();
     Outcome::PassedUnfinished.into()
 }
 
@@ -112,7 +112,7 @@ pub fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
             (*scratch).outcome = exit.outcome as u32;
             (*scratch).mtu = exit.mtu;
         }
-        packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ANSWER);
+        packet.jump::<F, { jump::ANSWER }>();
     }
     Outcome::PassedUnfinished.into()
 }

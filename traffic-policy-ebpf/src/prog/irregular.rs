@@ -20,28 +20,24 @@ use super::{
     wire::{load8, load16, load32, load64, opaque},
 };
 
-/// The programs for packets of one direction: [`jump::ERROR`] and [`jump::IRREGULAR`], or their counterparts.
-#[derive(Clone, Copy)]
-pub struct Programs {
-    error: u32,
-    irregular: u32,
-}
-
-/// For packets that come in.
-pub const IN: Programs = Programs { error: jump::ERROR, irregular: jump::IRREGULAR };
-/// For packets that leave.
-pub const OUT: Programs = Programs { error: jump::ERROR_OUT, irregular: jump::IRREGULAR_OUT };
-
-/// Hands an irregular packet to the program that can read it. What is neither an ICMP error, nor a fragment, nor behind
-/// extension headers goes no further.
+/// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a
+/// fragment, nor behind extension headers goes no further.
 #[inline(always)]
-pub fn hand_over<P: Packet, F: Parse>(packet: P, outcome: Outcome, programs: Programs) -> Exit {
-    let program = match outcome {
-        Outcome::PassedFragment | Outcome::PassedExtension => programs.irregular,
-        Outcome::PassedProtocol if F::is_error(packet) => programs.error,
+pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Exit {
+    match outcome {
+        Outcome::PassedFragment | Outcome::PassedExtension if OUT => {
+            packet.jump::<F, { jump::IRREGULAR_OUT }>();
+        }
+        Outcome::PassedFragment | Outcome::PassedExtension => packet.jump::<F, { jump::IRREGULAR }>(),
+        Outcome::PassedProtocol if F::is_error(packet) => {
+            if OUT {
+                packet.jump::<F, { jump::ERROR_OUT }>();
+            } else {
+                packet.jump::<F, { jump::ERROR }>();
+            }
+        }
         _ => return outcome.into(),
-    };
-    packet.jump(F::INDEX as u32 * jump::FAMILY + program);
+    }
     Outcome::PassedUnfinished.into()
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
     let echo = frames(V4.node, NODE_PORT, Content::Echo)?;
     cases.push(("none of ours: an echo request", echo, Outcome::PassedProtocol, 10.0));
     let fragments = frames(V4.node, NODE_PORT, Content::LaterFragment)?;
-    cases.push(("none of ours: a later fragment", fragments, Outcome::PassedFragment, 60.0));
+    cases.push(("none of ours: a later fragment", fragments, Outcome::PassedFragment, 40.0));
     for (name, frames, outcome, goal) in cases {
         for (hook, suffix, goal) in [(Hook::Xdp, "", Some(Goal::Nanoseconds(goal))), (Hook::Tc, ", TC", None)]
         {
