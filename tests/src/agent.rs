@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
+use crate::exposition::Exposition;
 use crate::lab::{Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
 use crate::traffic::http::{self, Response};
 
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
 /// How an agent is to be started. Each method adds one flag.
@@ -134,6 +136,18 @@ impl Agent {
 
     pub fn livez(&self) -> Result<Response> {
         http::get_from(&self.how.netns, HEALTHZ, "/livez")
+    }
+
+    /// A path of the port of metrics, which is the default one.
+    pub fn ask_metrics(&self, path: &str) -> Result<Response> {
+        http::get_from(&self.how.netns, METRICS, path)
+    }
+
+    /// What a scrape gives now.
+    pub fn scrape(&self) -> Result<Exposition> {
+        let response = self.ask_metrics("/metrics")?;
+        ensure!(response.status == 200, "/metrics: {} {}", response.status, response.body);
+        Exposition::parse(&response.body)
     }
 
     pub fn is_running(&self) -> bool {

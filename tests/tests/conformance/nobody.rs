@@ -108,3 +108,22 @@ fn services_of_others_are_left_alone() {
     let wrong = differences(folder.path(), &world::options(&[]), &flows);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// A port that cannot be served leaves the address known.
+#[test]
+fn a_cluster_ip_without_a_port_that_is_served() {
+    let mut object = web().object();
+    object["spec"]["ports"][0]["protocol"] = json!("SCTP");
+    let folder = Folder::new(&[object]);
+    let flows: Vec<_> = Family::BOTH
+        .into_iter()
+        .flat_map(|family| {
+            let at = world::address(1, family, To::ClusterIp);
+            world::sources(family).map(|(source, src, _)| {
+                (Flow::new(format!("{source} to a ClusterIP for SCTP only"), src, at, "TCP"), Fate::Reject)
+            })
+        })
+        .collect();
+    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

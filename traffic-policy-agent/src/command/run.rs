@@ -1,6 +1,8 @@
 //! `run`: the agent itself.
 
-use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet, convert::Infallible, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -67,6 +69,14 @@ pub(super) struct Arguments {
     /// Where /healthz and /livez are answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
+    /// Where /metrics and /proxyMode are answered; `none`: nowhere.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_METRICS_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "A|none"
+    )]
+    metrics_address: MetricsAddress,
     #[command(flatten)]
     table: TableArguments,
 }
@@ -120,6 +130,24 @@ struct TableArguments {
     /// Idle time of a UDP flow that was answered.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP_ANSWERED", default_value = "2m", value_name = "TIME", value_parser = duration)]
     idle_udp_answered: Duration,
+}
+
+/// `--metrics-address`.
+#[derive(Clone, Copy, Debug)]
+struct MetricsAddress(Option<SocketAddr>);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text == "none" {
+            return Ok(Self(None));
+        }
+        let address = text
+            .parse()
+            .map_err(|_| format!("`{text}` is not an address: write 127.0.0.1:10249, [::1]:10249 or none"))?;
+        Ok(Self(Some(address)))
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -176,6 +204,7 @@ impl Arguments {
             node_port_addresses: self.node_port_addresses,
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             healthz: self.healthz_address,
+            metrics: self.metrics_address.0,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 sizes: Sizes {

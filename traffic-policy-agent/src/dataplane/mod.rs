@@ -9,6 +9,7 @@ mod devices;
 mod filter;
 mod hops;
 mod kernel;
+mod levels;
 #[cfg(feature = "log")]
 mod log;
 mod object;
@@ -42,6 +43,7 @@ pub use self::{
     devices::pinned_devices,
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
+    levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pins::DEFAULT as DEFAULT_PINS,
     plan::FrontendId,
@@ -58,7 +60,7 @@ use self::{
     plan::{Context, Planner},
     words::{pool_port, state},
 };
-use crate::model::{Desired, FrontendKind, Protocol, ServicePortKey};
+use crate::model::{Desired, Protocol, ServicePortKey};
 
 /// Service ports, and slots of each family: as the maps are declared.
 const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
@@ -77,12 +79,12 @@ pub struct Dataplane {
     sweeper: Sweeper,
     hops: hops::Arena,
     attached: BTreeMap<u32, (Interface, Attached)>,
-    /// Addresses of frontends that the filter knows by address.
-    cluster_ips: BTreeSet<IpAddr>,
     /// The filter may hold bits of Services that are gone.
     untidy: bool,
     /// Endpoints in `GONE`: their flows are being marked.
     gone: BTreeSet<(SocketAddr, Protocol)>,
+    /// What the last periodic sweep found: IPv4, IPv6.
+    found: [Found; 2],
     /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
     synced: bool,
     /// The cgroup that `config` means.
@@ -137,9 +139,9 @@ impl Dataplane {
             sweeper,
             hops: hops::Arena,
             attached: BTreeMap::new(),
-            cluster_ips: BTreeSet::new(),
             untidy: false,
             gone,
+            found: Default::default(),
             synced: false,
             cgroup: None,
             config,
@@ -219,14 +221,7 @@ impl Dataplane {
             now: Instant::now(),
         };
         let plan = self.planner.plan(desired, changed, &context);
-        self.cluster_ips = desired
-            .ports
-            .values()
-            .flat_map(|port| &port.frontends)
-            .filter(|frontend| frontend.kind == FrontendKind::ClusterIp)
-            .map(|frontend| frontend.address.ip())
-            .collect();
-        let mut elements = Needed::of(&plan.ops, &self.cluster_ips).add_to(&mut self.tables.filter);
+        let mut elements = Needed::of(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
         self.untidy |= !plan.ops.is_empty();
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
         let mut failed = self.name_gone(&plan.gone).err();
@@ -289,6 +284,7 @@ impl Dataplane {
     pub fn sweep(&mut self) -> Result<()> {
         let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
         tracing::trace!(?found, "swept");
+        self.found = found;
         if self.synced {
             for (endpoint, protocol) in self.gone.clone() {
                 self.forget_gone(endpoint, protocol)?;
@@ -304,11 +300,12 @@ impl Dataplane {
     fn tidy(&mut self) {
         let mut needed = Needed::default();
         for id in self.planner.frontends().keys() {
-            needed.frontend(id.address, &self.cluster_ips);
+            needed.frontend(id.address, self.planner.cluster_ips());
         }
         for endpoint in self.planner.endpoints() {
             needed.endpoint(endpoint.address);
         }
+        self.planner.cluster_ips().iter().for_each(|address| needed.cluster_ip(*address));
         for range in self.planner.service_cidrs() {
             needed.service_cidr(*range);
         }

@@ -1,6 +1,9 @@
 //! The maps by name and type, and conversions between addresses and map keys.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result};
 use aya::{
@@ -41,13 +44,42 @@ pub struct Tables {
     pub devices: HashMap<MapData, u32, Device>,
     pub gone: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
-    pub counters: PerCpuArray<MapData, u64>,
+    /// Shared with those who read them whenever they like.
+    pub counters: Arc<PerCpuArray<MapData, u64>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
     pub state: Words<State>,
     pub usage: Words<Usage>,
     pub filter: Words<Filter>,
     pub pool: Words<[u16; 65_536]>,
+    pub room: Room,
+}
+
+/// How many entries fit; pairs are IPv4, IPv6.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub pending: [u32; 2],
+    pub frontends: [u32; 2],
+    pub slots: [u32; 2],
+    pub source_ranges: [u32; 2],
+    pub devices: u32,
+    pub gone: u32,
+}
+
+impl Room {
+    fn of(object: &Ebpf) -> Result<Self> {
+        let both = |name: &str| -> Result<[u32; 2]> {
+            Ok([size(object, &format!("{name}4"))?, size(object, &format!("{name}6"))?])
+        };
+        Ok(Self {
+            pending: both("PENDING")?,
+            frontends: both("FRONTENDS")?,
+            slots: both("SLOTS")?,
+            source_ranges: both("SOURCES")?,
+            devices: size(object, "DEVICES")?,
+            gone: size(object, "GONE")?,
+        })
+    }
 }
 
 fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
@@ -55,8 +87,10 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
 }
 
 fn size(object: &Ebpf, name: &str) -> Result<u32> {
-    let Some(Map::HashMap(data)) = object.map(name) else {
-        anyhow::bail!("the packet path has no hash {name}")
+    let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) | Map::Array(data)) =
+        object.map(name)
+    else {
+        anyhow::bail!("the packet path has no hash, trie or array {name}")
     };
     Ok(data.info().with_context(|| format!("the size of {name} cannot be read"))?.max_entries())
 }
@@ -74,6 +108,7 @@ impl Tables {
     /// A map that is missing or of another type: a build that does not fit together.
     pub fn take(object: &mut Ebpf) -> Result<Self> {
         let sizes = [size(object, "FLOWS4")?, size(object, "FLOWS6")?];
+        let room = Room::of(object)?;
         Ok(Self {
             v4: Family {
                 flows: typed!(object, "FLOWS4"),
@@ -102,13 +137,14 @@ impl Tables {
             devices: typed!(object, "DEVICES"),
             gone: typed!(object, "GONE"),
             sweep: typed!(object, "SWEEP"),
-            counters: typed!(object, "COUNTERS"),
+            counters: Arc::new(typed!(object, "COUNTERS")),
             xdp_jumps: typed!(object, "XDP_JUMPS"),
             tc_jumps: typed!(object, "TC_JUMPS"),
             state: Words::new(take(object, "STATE")?)?,
             usage: Words::new(take(object, "USAGE")?)?,
             filter: Words::new(take(object, "FILTER")?)?,
             pool: Words::new(take(object, "POOL")?)?,
+            room,
         })
     }
 }

@@ -130,7 +130,7 @@ impl Explainer {
                 facts = self.facts(flow, &judged)?;
             }
         }
-        let teller = story::Teller { trial: &self.trial, flow, from, facts: &facts, offline: self.offline };
+        let teller = story::Teller { flow, from, facts: &facts, offline: self.offline };
         steps.extend(judged.steps.iter().filter_map(|step| teller.tell(step)));
         let verdict = verdict(judged.outcome);
         let has_endpoint = verdict == Verdict::Endpoints;

@@ -9,10 +9,7 @@ use super::{
     Facts,
     flow::{Flow, From},
 };
-use crate::{
-    dataplane::{Trial, from_wide},
-    model::FrontendKind,
-};
+use crate::{dataplane::from_wide, model::FrontendKind};
 
 /// Where a flow begins, for people.
 pub const fn origin(from: From) -> &'static str {
@@ -36,7 +33,6 @@ pub fn service_name(info: &ServiceInfo) -> String {
 
 /// Tells one flow's story.
 pub struct Teller<'a> {
-    pub trial: &'a Trial,
     pub flow: &'a Flow,
     pub from: From,
     pub facts: &'a Facts,

@@ -10,6 +10,9 @@ mod listener;
 mod proxy;
 mod service;
 
+pub(crate) use listener::not_found;
+#[cfg(test)]
+pub(crate) use listener::tests;
 pub use listener::{Answer, Served};
-pub use proxy::{HealthzServer, ProxyHealth};
+pub use proxy::{Answered, HealthzServer, ProxyHealth};
 pub use service::{ListenFailure, ServiceHealth};

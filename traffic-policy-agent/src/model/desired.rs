@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
@@ -119,6 +119,8 @@ pub struct Desired {
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
     /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
     pub node_eligible: bool,
+    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere.
+    pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Where cluster IPs come from: an address of these that no Service has is nobody's.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
     pub warnings: BTreeSet<Warning>,

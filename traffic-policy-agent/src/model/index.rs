@@ -90,6 +90,8 @@ pub trait Indexed: Sized {
     fn name(&self) -> ServiceName;
     /// The names of all objects of this kind.
     fn names(index: &Index) -> Vec<ServiceName>;
+    /// Whether it is there, the same in all that matters.
+    fn is_held(&self, index: &Index) -> bool;
 }
 
 impl Index {
@@ -158,6 +160,11 @@ impl Index {
     #[must_use]
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// How many warnings there are of each Service, as of the last [`Index::update`].
+    pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
+        self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
     }
 
     /// Brings the desired state up to date and says what changed in it since the last call.
@@ -229,6 +236,14 @@ impl Index {
     fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
         let created = self.services.get(&name).and_then(|service| service.created);
         if let Some(old) = self.wanted.remove(&name) {
+            for address in &old.cluster_ips {
+                if let Some(count) = self.desired.cluster_ips.get_mut(address) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.desired.cluster_ips.remove(address);
+                    }
+                }
+            }
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
                     self.claims.remove(key, *frontend, settle);
@@ -236,6 +251,9 @@ impl Index {
             }
         }
         if let Some(wanted) = wanted {
+            for address in &wanted.cluster_ips {
+                *self.desired.cluster_ips.entry(*address).or_default() += 1;
+            }
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
                     self.claims.add(created, key, *frontend, settle);

@@ -34,6 +34,8 @@ impl Context {
 pub(super) struct Wanted {
     pub(super) ports: Vec<(ServicePortKey, ServicePort)>,
     pub(super) health: Option<HealthCheck>,
+    /// Its cluster IPs, whether or not a port of it can be served.
+    pub(super) cluster_ips: Vec<IpAddr>,
     pub(super) warnings: BTreeSet<String>,
 }
 
@@ -50,6 +52,8 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         if !(if ipv6 { service.ipv6 } else { service.ipv4 }) {
             continue;
         }
+        let cluster_ips = service.cluster_ips.iter().filter(|ip| ip.is_ipv6() == ipv6);
+        wanted.cluster_ips.extend(cluster_ips.copied());
         let mut ready_here = BTreeSet::new();
         for port in &service.ports {
             let candidates = candidates(port, ipv6, slices, context.place());

@@ -6,7 +6,11 @@
 mod nodes;
 mod problems;
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    fmt,
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use ipnet::IpNet;
 use k8s_openapi::{
@@ -15,6 +19,7 @@ use k8s_openapi::{
         discovery::v1 as discovery,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
 };
 
 pub(super) use self::nodes::{node, service_cidr};
@@ -27,6 +32,7 @@ pub(super) const LABEL_SELECTOR: &str =
 const FOREIGN_LABELS: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
 
 /// A field that holds what it must not.
@@ -255,14 +261,29 @@ pub(super) fn endpoint_slice(
             Some(slice_endpoint(address, endpoint))
         })
         .collect();
+    let last_change = last_change(&slice.metadata, &mut problems);
     Ok(Some(object::EndpointSlice {
         service: service.clone(),
         ipv6,
         ports,
         endpoints,
         problems: problems.sentences,
+        last_change,
         name,
     }))
+}
+
+fn last_change(metadata: &ObjectMeta, problems: &mut Problems) -> object::LastChange {
+    let annotations = metadata.annotations.as_ref();
+    let text = annotations.and_then(|annotations| annotations.get(LAST_CHANGE_ANNOTATION));
+    let time = text.map(|text| text.parse::<Timestamp>());
+    if let (Some(text), Some(Err(_))) = (text, &time) {
+        problems.tell(
+            &format!("metadata.annotations[{LAST_CHANGE_ANNOTATION}]"),
+            &format!("{text:?} is not a time, so how long its changes take is not measured"),
+        );
+    }
+    object::LastChange(time.and_then(Result::ok).map(SystemTime::from))
 }
 
 fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::SliceEndpoint {

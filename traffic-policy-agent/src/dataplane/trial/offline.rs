@@ -19,7 +19,7 @@ use crate::{
         tables::SetAddresses,
         words::pool_port,
     },
-    model::{Desired, FrontendKind},
+    model::Desired,
 };
 
 /// The loopback device, which every network namespace has: packets seem to come by it.
@@ -73,15 +73,9 @@ impl Trial {
 
     fn write(&mut self, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
         let context = Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now() };
-        let plan = Planner::new(Held::default(), PLAN_SIZES).plan(desired, &BTreeSet::new(), &context);
-        let cluster_ips = desired
-            .ports
-            .values()
-            .flat_map(|port| &port.frontends)
-            .filter(|frontend| frontend.kind == FrontendKind::ClusterIp)
-            .map(|frontend| frontend.address.ip())
-            .collect();
-        Needed::of(&plan.ops, &cluster_ips).add_to(&mut self.tables.filter);
+        let mut planner = Planner::new(Held::default(), PLAN_SIZES);
+        let plan = planner.plan(desired, &BTreeSet::new(), &context);
+        Needed::of(&plan.ops, planner.cluster_ips()).add_to(&mut self.tables.filter);
         for op in &plan.ops {
             store::write(&mut self.tables, op)?;
         }

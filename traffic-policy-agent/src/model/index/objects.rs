@@ -8,7 +8,7 @@ use crate::model::{
 
 impl Indexed for Service {
     fn apply(self, index: &mut Index) -> bool {
-        if index.services.get(&self.name) == Some(&self) {
+        if self.is_held(index) {
             return false;
         }
         index.dirty.insert(self.name.clone());
@@ -30,6 +30,10 @@ impl Indexed for Service {
 
     fn names(index: &Index) -> Vec<ServiceName> {
         index.services.keys().cloned().collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.services.get(&self.name) == Some(self)
     }
 }
 
@@ -71,11 +75,15 @@ impl Indexed for EndpointSlice {
     fn names(index: &Index) -> Vec<ServiceName> {
         index.slices.keys().cloned().collect()
     }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.slices.get(&self.name) == Some(self)
+    }
 }
 
 impl Indexed for Node {
     fn apply(self, index: &mut Index) -> bool {
-        if index.nodes.get(&self.name) == Some(&self) {
+        if self.is_held(index) {
             return false;
         }
         index.nodes.insert(self.name.clone(), self);
@@ -95,11 +103,15 @@ impl Indexed for Node {
     fn names(index: &Index) -> Vec<ServiceName> {
         index.nodes.keys().map(|name| ServiceName { namespace: String::new(), name: name.clone() }).collect()
     }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.nodes.get(&self.name) == Some(self)
+    }
 }
 
 impl Indexed for ServiceCidr {
     fn apply(self, index: &mut Index) -> bool {
-        if index.service_cidrs.get(&self.name) == Some(&self) {
+        if self.is_held(index) {
             return false;
         }
         index.service_cidrs.insert(self.name.clone(), self);
@@ -116,5 +128,9 @@ impl Indexed for ServiceCidr {
 
     fn names(index: &Index) -> Vec<ServiceName> {
         index.service_cidrs.values().map(Self::name).collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.service_cidrs.get(&self.name) == Some(self)
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{
     Policy,
-    object::{Port, ServiceType, SliceEndpoint, SlicePort},
+    object::{LastChange, Port, ServiceType, SliceEndpoint, SlicePort},
     render,
 };
 
@@ -53,6 +53,7 @@ fn slice(i: u8, of: u8, endpoints: Vec<(u8, bool, bool)>) -> EndpointSlice {
             })
             .collect(),
         problems: Vec::new(),
+        last_change: LastChange::default(),
     }
 }
 
