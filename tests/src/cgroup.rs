@@ -55,7 +55,7 @@ impl Drop for Cgroup {
         for _ in 0..100 {
             match fs::remove_dir(&self.0) {
                 Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
-                    sleep(Duration::from_millis(10))
+                    sleep(Duration::from_millis(10));
                 }
                 Err(error) => return eprintln!("{}: {error}", self.0.display()),
                 Ok(()) => return,

@@ -63,8 +63,6 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
             format!("{} {}", from.as_socket().context("from nobody")?, String::from_utf8(text)?)
         }
         ("peer", []) => socket.peer_addr()?.as_socket().context("no address")?.to_string(),
-        ("local", []) => socket.local_addr()?.as_socket().context("no address")?.to_string(),
-        ("cookie", []) => socket.cookie()?.to_string(),
         ("time", [calls, to]) => time(socket, calls.parse()?, address(to)?)?,
         ("churn", [sockets, to]) => churn(sockets.parse()?, address(to)?)?,
         ("close", []) => {
