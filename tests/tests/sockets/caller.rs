@@ -72,6 +72,10 @@ impl Caller {
         self.open(kind, "tcp")
     }
 
+    pub fn mptcp(&self, kind: Kind) -> Socket {
+        self.open(kind, "mptcp")
+    }
+
     pub fn udp(&self, kind: Kind) -> Socket {
         self.open(kind, "udp")
     }
