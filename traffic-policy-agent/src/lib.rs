@@ -3,6 +3,7 @@
 //! Data flows one way: a [`source`] of Kubernetes objects fills the [`model`], the model says what the maps should
 //! hold, and the data plane writes the difference; the [`health`] servers speak only of what has been written.
 
+pub mod advice;
 pub mod command;
 pub mod control;
 pub mod dataplane;
