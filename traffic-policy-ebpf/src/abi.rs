@@ -17,7 +17,7 @@ use core::mem::{align_of, size_of};
 
 pub use self::{
     affinity::{Affinity, AffinityKey, client},
-    event::Event,
+    event::{Event, EventBucket},
     frontends::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
         scope,
@@ -389,6 +389,10 @@ mod pod {
     unsafe impl aya::Pod for Sweep {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Bucket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for EventBucket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Event {}
     // SAFETY: as above.
     unsafe impl<const W: usize> aya::Pod for Cidr<W> {}
     // SAFETY: as above.

@@ -10,13 +10,14 @@ use core::ptr;
 use traffic_policy_ebpf::{
     abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
     hash,
-    outcome::Outcome,
+    outcome::{Outcome, Verdict},
 };
 
 use super::{
     choose,
     context::Packet,
     create,
+    event::{self, Notice},
     exit::{self, Exit},
     family::{V4, V6, pending_in_use},
     hop::{self, Route},
@@ -68,7 +69,9 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
             }
             if kind == kind::DELIVER || !hop.is_null() {
                 let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
-                return answered::<P, F>(packet, exit);
+                // Of what can be dropped here, this alone is no failure of the kernel.
+                let drops = matches!(exit.outcome, Outcome::DroppedTooLong);
+                return refused::<P, F>(packet, exit, drops);
             }
         }
     } else if !P::TC
@@ -92,30 +95,35 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
     let exit = match F::headers(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
         Ok(parsed) => {
             let now = hop::now();
-            match prepare(packet, &parsed, now) {
-                Ok(ready) => answered::<P, F>(packet, carry_out(packet, &parsed, &ready, now)),
-                Err(exit) => answered::<P, F>(packet, exit),
-            }
+            let exit = match prepare(packet, &parsed, now) {
+                Ok(ready) => {
+                    let exit = carry_out(packet, &parsed, &ready, now);
+                    Exit { service: unsafe { (*ready.half).service }, ..exit }
+                }
+                Err(exit) => exit,
+            };
+            refused::<P, F>(packet, exit, matches!(exit.outcome.verdict(), Verdict::Drop))
         }
         Err(outcome) => outcome.into(),
     };
     exit::leave(packet, P::HOOK, exit)
 }
 
-/// Hands a packet whose sender is to be told to the program that does it.
+/// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
 #[inline(always)]
-fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
-    if !exit.answers() {
+fn refused<P: Packet, F: Rewrite>(packet: P, exit: Exit, drops: bool) -> Exit {
+    if !drops && !exit.answers() {
         return exit;
     }
     if let Some(scratch) = F::scratch() {
         unsafe {
             (*scratch).outcome = exit.outcome as u32;
             (*scratch).mtu = exit.mtu;
+            (*scratch).service = exit.service;
         }
         packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ANSWER);
     }
-    Outcome::PassedUnfinished.into()
+    if drops { exit } else { Outcome::PassedUnfinished.into() }
 }
 
 /// What the bits say of a packet.
@@ -189,13 +197,14 @@ fn prepare<P: Packet, F: Rewrite>(
             Tracked::Keep(half) => kept = half,
             Tracked::Restart(half) => restart = half,
             Tracked::Forget => {}
-            Tracked::Leave(outcome) => return Err(outcome.into()),
+            Tracked::Leave(outcome) => return Err(Exit::refused(outcome, unsafe { (*half).service })),
         }
     }
     let mut half = kept;
     if half.is_null() {
         let created = create::create(packet, parsed, restart, now)?;
         half = created.request;
+        event::tell::<F>(|| new_flow(packet, parsed, half));
         if created.unresolved != 0 {
             return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
         }
@@ -222,8 +231,28 @@ fn prepare<P: Packet, F: Rewrite>(
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
             way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: 0 })
         }
-        Route::Failed(outcome) => Err(outcome.into()),
-        Route::Local => Err(Outcome::DroppedNoRoute.into()),
+        Route::Failed(outcome) => Err(Exit::refused(outcome, unsafe { (*half).service })),
+        Route::Local => Err(Exit::refused(Outcome::DroppedNoRoute, unsafe { (*half).service })),
+    }
+}
+
+/// What is told of a flow that this packet has made.
+#[inline(always)]
+fn new_flow<'a, P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &'a Parsed<F>,
+    half: *const Flow<F::Address>,
+) -> Notice<'a, F::Address> {
+    let (kind, service, address, ports) =
+        unsafe { ((*half).kind, (*half).service, (*half).destination, (*half).ports) };
+    Notice {
+        hook: P::HOOK,
+        outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
+        service,
+        ifindex: packet.ingress(),
+        netns: 0,
+        tuple: &parsed.tuple,
+        endpoint: (address, destination_port(ports)),
     }
 }
 

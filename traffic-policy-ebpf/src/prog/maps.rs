@@ -10,9 +10,10 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, Affinity, AffinityKey, Bucket, Cidr, Device, EndpointKey, Event, Filter, Flow,
-        Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch, ServiceCount, ServiceCountKey,
-        ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage, hook, jump,
+        Address4, Address6, Affinity, AffinityKey, Bucket, Cidr, Device, EndpointKey, Event, EventBucket,
+        Filter, Flow, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch, ServiceCount,
+        ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Tuple,
+        Usage, hook, jump,
     },
     outcome::OUTCOMES,
 };
@@ -61,6 +62,8 @@ pub static NODE: Array<Node, 1> = Array::new();
 /// Refusals and new flows, for whoever listens.
 #[btf_map]
 pub static EVENTS: RingBuf<Event, 262_144> = RingBuf::new();
+#[btf_map]
+pub static EVENT_BUCKETS: PerCpuArray<EventBucket, 1> = PerCpuArray::new();
 #[btf_map]
 pub static SLOTS4: Array<Slot<Address4>, 262_144> = Array::new();
 #[btf_map]
