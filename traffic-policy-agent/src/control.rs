@@ -69,7 +69,8 @@ pub async fn run(settings: Settings) -> Result<()> {
         )
     })?;
     tracing::info!(address = %healthz.address(), "answering /healthz and /livez");
-    let dataplane = Dataplane::open(settings.dataplane.clone())?;
+    let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
+    dataplane.report_address(healthz.address());
     let mut control = Control {
         index: Index::default(),
         service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
@@ -90,7 +91,10 @@ pub async fn run(settings: Settings) -> Result<()> {
         settings,
     };
     match control.start().await {
-        Ok(source) => control.follow(source, events).await,
+        Ok(source) => {
+            control.health.follow(source.status());
+            control.follow(source, events).await
+        }
         Err(error) => {
             control.dataplane.undo();
             Err(error)
@@ -257,6 +261,7 @@ impl Control {
             Err(error) => {
                 tracing::error!("writing the maps failed, trying again in {} s: {error:#}", RETRY.as_secs());
                 self.pending = changes.ports;
+                self.health.explain(format!("{error:#}"));
                 self.health.failed();
                 true
             }

@@ -5,6 +5,7 @@
 //! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
 mod affinity;
+mod agent;
 mod event;
 mod frontends;
 mod hop;
@@ -17,6 +18,7 @@ use core::mem::{align_of, size_of};
 
 pub use self::{
     affinity::{Affinity, AffinityKey, client},
+    agent::Agent,
     event::{Event, EventBucket},
     frontends::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
@@ -391,6 +393,8 @@ mod pod {
     unsafe impl aya::Pod for Bucket {}
     // SAFETY: as above.
     unsafe impl aya::Pod for EventBucket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Agent {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Event {}
     // SAFETY: as above.

@@ -11,11 +11,13 @@ mod kernel;
 #[cfg(feature = "log")]
 mod log;
 mod object;
+mod pinned;
 mod pins;
 mod plan;
 mod pool;
 mod programs;
 mod ranges;
+mod report;
 mod store;
 mod sweep;
 mod tables;
@@ -39,6 +41,10 @@ pub use self::{
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges},
     object::{Sizes, load, object_bytes},
+    pinned::{
+        Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
+        Report, ServiceCount, ServicePort, Traffic, Way, device_name,
+    },
     pins::DEFAULT as DEFAULT_PINS,
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
@@ -50,7 +56,7 @@ use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
-    words::{pool_port, state},
+    words::{agent, pool_port, state},
 };
 use crate::model::{Desired, FrontendKind, Protocol, ServicePortKey};
 
@@ -155,6 +161,9 @@ impl Dataplane {
                 .context("/dev/urandom cannot be read")?;
             words.store(state::seed, u64::from_ne_bytes(seed) | 1);
         }
+        self.tables.agent.store(agent::hz, hz);
+        self.begin_report()?;
+        let words = &mut self.tables.state;
         words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
         words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
         words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
@@ -228,6 +237,7 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
+            self.report_failure()?;
             self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
             return Err(error);
         }
@@ -235,6 +245,7 @@ impl Dataplane {
             self.sweeper.run(&self.object, &mut self.tables, true)?;
         }
         self.synced = true;
+        self.report_sync()?;
         Ok(Written { elements, no_room: plan.no_room })
     }
 
@@ -277,6 +288,7 @@ impl Dataplane {
     pub fn sweep(&mut self) -> Result<()> {
         let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
         tracing::trace!(?found, "swept");
+        self.report_life()?;
         if self.synced {
             for (endpoint, protocol) in self.gone.clone() {
                 self.forget_gone(endpoint, protocol)?;

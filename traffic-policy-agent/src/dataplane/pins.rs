@@ -5,10 +5,12 @@ use std::{
     fs::{self, File},
     io::ErrorKind,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use nix::{
+    errno::Errno,
     fcntl::{Flock, FlockArg},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
@@ -40,7 +42,7 @@ impl Pins {
         }
         fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+        let lock = lock(file).map_err(|error| {
             anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
         })?;
         let own = format!("v{ABI_VERSION}");
@@ -91,6 +93,21 @@ impl Pins {
     }
 }
 
+/// Who only asks whether somebody holds the lock holds it for a moment too.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+fn lock(mut file: File) -> Result<Flock<File>, Errno> {
+    let start = Instant::now();
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, error)) if start.elapsed() > PATIENCE => return Err(error),
+            Err((same, _)) => file = same,
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
@@ -107,6 +124,21 @@ pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
 }
 
+/// Where the links of this layout version are pinned.
+pub fn links_below(root: &Path) -> PathBuf {
+    root.join(format!("v{ABI_VERSION}")).join(LINKS)
+}
+
+/// Names of the layout versions that are pinned below `root`.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn versions(root: &Path) -> Result<Vec<String>> {
+    let names =
+        list(root)?.into_iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    Ok(names.filter(|name| is_version(name)).collect())
+}
+
 /// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; false if there was
 /// none.
 ///
@@ -117,7 +149,7 @@ pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<bool> {
         return Ok(false);
     }
     let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+    let _lock = lock(file)
         .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
     first();
     remove_all(root)?;

@@ -8,8 +8,10 @@
 
 mod listener;
 mod proxy;
+mod report;
 mod service;
 
 pub use listener::{Answer, Served};
 pub use proxy::{HealthzServer, ProxyHealth};
+pub use report::Report;
 pub use service::{ListenFailure, ServiceHealth};

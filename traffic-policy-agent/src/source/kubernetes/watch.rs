@@ -70,6 +70,7 @@ pub(super) async fn run<K, T>(
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     T: Send + 'static,
 {
+    sink.status.waiting(kind.plural);
     let mut watch = Watch {
         kind,
         sink,
@@ -127,6 +128,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 let unreadable = self.unreadable.iter().cloned().collect();
                 self.send(Change::Reset { objects, unreadable }).await?;
                 if !std::mem::replace(&mut self.listed, true) {
+                    self.sink.status.listed(self.kind.plural);
                     self.sink.listed().await?;
                 }
             }
