@@ -120,8 +120,8 @@ impl Agent {
     pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
         let output = self.command(&["status", "--output", "json"])?;
         ensure!(output.status.success(), "status: {}", String::from_utf8_lossy(&output.stderr));
-        let rows: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        let rows = rows.as_array().context("status prints no list")?;
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let rows = status["counters"].as_array().context("status prints no counters")?;
         let row = rows.iter().find(|row| row["hook"] == hook && row["outcome"] == outcome);
         Ok(row.and_then(|row| row["packets"].as_u64()).unwrap_or(0))
     }

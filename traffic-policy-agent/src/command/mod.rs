@@ -1,8 +1,12 @@
 //! The command line.
 
 mod cleanup;
+mod flows;
+mod monitor;
 mod run;
+mod services;
 mod status;
+mod view;
 
 use std::io::IsTerminal;
 
@@ -25,6 +29,9 @@ pub struct Arguments {
 enum Command {
     Run(Box<run::Arguments>),
     Status(status::Arguments),
+    Services(services::Arguments),
+    Flows(flows::Arguments),
+    Monitor(monitor::Arguments),
     Cleanup(cleanup::Arguments),
 }
 
@@ -44,6 +51,9 @@ impl Arguments {
         match self.command {
             Command::Run(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
+            Command::Services(arguments) => arguments.execute(),
+            Command::Flows(arguments) => arguments.execute(),
+            Command::Monitor(arguments) => arguments.execute(),
             Command::Cleanup(arguments) => arguments.execute(),
         }
     }

@@ -15,7 +15,8 @@ use super::pins;
 pub type Counter = (&'static str, Outcome, u64);
 
 pub(super) fn counters(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> {
-    let hooks = [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress")];
+    let hooks =
+        [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress"), (hook::SOCKET, "socket")];
     let mut counters = Vec::new();
     for (number, name) in hooks {
         for outcome in Outcome::ALL {

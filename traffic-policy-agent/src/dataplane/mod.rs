@@ -39,13 +39,13 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges},
+    kernel::{Kernel, check_privileges, monotonic},
     object::{Sizes, load, object_bytes},
     pinned::{
         Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
         Report, ServiceCount, ServicePort, Traffic, Way, device_name,
     },
-    pins::DEFAULT as DEFAULT_PINS,
+    pins::{DEFAULT as DEFAULT_PINS, Removed},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
     programs::{jumps, load_programs},
@@ -209,12 +209,8 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
-        let context = Context {
-            addresses,
-            drain: self.config.drain,
-            monotonic: kernel::monotonic()?,
-            now: Instant::now(),
-        };
+        let context =
+            Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
         self.cluster_ips = desired
             .ports
@@ -354,12 +350,11 @@ impl Dataplane {
     }
 }
 
-/// Takes back what a failed start has pinned.
-/// Takes all programs of this agent off their devices and frees its maps, of any layout version; false if there were none.
+/// Takes all programs of this agent off their devices and frees its maps, of any layout version; `None` if there were none.
 ///
 /// # Errors
 /// An agent is running, or what could not be removed.
-pub fn cleanup(root: &Path) -> Result<bool> {
+pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     let kernel = Kernel::running()?;
     pins::cleanup(root, || {
         if !kernel.has_tcx() {
@@ -368,6 +363,7 @@ pub fn cleanup(root: &Path) -> Result<bool> {
     })
 }
 
+/// Takes back what a failed start has pinned.
 fn undo(pins: Option<&Pins>) {
     if let Some(Err(error)) = pins.map(Pins::undo) {
         tracing::warn!("cleaning up after the failed start: {error:#}");

@@ -96,7 +96,9 @@ impl Pinned {
 /// The name of a device of this network namespace.
 #[must_use]
 pub fn device_name(ifindex: u32) -> Option<String> {
-    nix::net::if_::if_indextoname(ifindex).ok().map(|name| name.to_string_lossy().into_owned())
+    let name = nix::net::if_::if_indextoname(ifindex).ok()?.to_string_lossy().into_owned();
+    // nix takes the null pointer of an unknown number for success, and gives the empty name.
+    (!name.is_empty()).then_some(name)
 }
 
 /// By the name of the pin, `HOOK-NUMBER-DEVICE`: see [`crate::dataplane::attach`].
