@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
+use crate::cgroup::Cgroup;
+use crate::exposition::Exposition;
 use crate::lab::{Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
 use crate::traffic::http::{self, Response};
 
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
 /// How an agent is to be started. Each method adds one flag.
@@ -22,6 +25,7 @@ const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 pub struct AgentBuilder {
     program: Option<PathBuf>,
     attach: String,
+    cgroup: String,
     devices: Vec<String>,
     source: (&'static str, PathBuf),
     pin_dir: PathBuf,
@@ -40,11 +44,12 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// By default `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
+    /// By default `--cgroup none` (never the machine's own!), `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
     pub fn builder(lab: &Lab, node: &Node) -> AgentBuilder {
         AgentBuilder {
             program: None,
             attach: "tc".to_owned(),
+            cgroup: "none".to_owned(),
             devices: vec!["eth0".to_owned()],
             source: ("--manifests", lab.manifests()),
             pin_dir: lab.bpffs().join(&node.name),
@@ -132,6 +137,18 @@ impl Agent {
         http::get_from(&self.how.netns, HEALTHZ, "/livez")
     }
 
+    /// A path of the port of metrics, which is the default one.
+    pub fn ask_metrics(&self, path: &str) -> Result<Response> {
+        http::get_from(&self.how.netns, METRICS, path)
+    }
+
+    /// What a scrape gives now.
+    pub fn scrape(&self) -> Result<Exposition> {
+        let response = self.ask_metrics("/metrics")?;
+        ensure!(response.status == 200, "/metrics: {} {}", response.status, response.body);
+        Exposition::parse(&response.body)
+    }
+
     pub fn is_running(&self) -> bool {
         self.pid().is_some_and(is_running)
     }
@@ -212,6 +229,12 @@ impl AgentBuilder {
         self
     }
 
+    /// Serves the connections of this cgroup's processes.
+    pub fn cgroup(mut self, cgroup: &Cgroup) -> Self {
+        self.cgroup = cgroup.path().display().to_string();
+        self
+    }
+
     pub fn devices(mut self, devices: &[&str]) -> Self {
         self.devices = devices.iter().map(|device| (*device).to_owned()).collect();
         self
@@ -259,7 +282,7 @@ impl AgentBuilder {
         let (flag, path) = &self.source;
         words.extend([(*flag).to_owned(), path.display().to_string()]);
         words.extend(["--pin-dir".to_owned(), self.pin_dir.display().to_string()]);
-        words.extend(["--cgroup", "none", "--attach", &self.attach].map(str::to_owned));
+        words.extend(["--cgroup", &self.cgroup, "--attach", &self.attach].map(str::to_owned));
         words.extend(self.extra.iter().cloned());
         words
     }

@@ -1,14 +1,14 @@
 //! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
 //!
-//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices and Nodes, and takes Events. It
-//! can be slow, cut connections, forget its history (410 Gone), refuse tokens, and go away and return.
+//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and takes
+//! Events. It can be slow, cut connections, forget its history (410 Gone), refuse tokens, and go away and return.
 
 mod http;
 mod store;
 mod tls;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
@@ -51,6 +51,8 @@ struct State {
     tokens: Option<BTreeSet<String>>,
     /// Kinds whose lists wait.
     held: BTreeSet<Kind>,
+    /// Kinds that are not given, and the status code that says why.
+    refused: BTreeMap<Kind, u16>,
     /// Raised to cut all watches.
     cuts: u64,
     posted_events: Vec<Value>,
@@ -161,7 +163,7 @@ impl ApiServer {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Removes an object, if it is there; a Node has the empty namespace.
+    /// Removes an object, if it is there; a Node or ServiceCIDR has the empty namespace.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
         self.shared.change(|state| state.store.delete(kind, namespace, name));
     }
@@ -184,6 +186,12 @@ impl ApiServer {
     /// Lets lists of a kind wait until [`Self::release_lists`].
     pub fn hold_lists(&self, kind: Kind) {
         self.shared.change(|state| state.held.insert(kind));
+    }
+
+    /// From now on, whoever asks for a kind gets this status: 404 as of a server that does not know it, 403 as of a role
+    /// that does not name it.
+    pub fn refuse(&self, kind: Kind, status: u16) {
+        self.shared.change(|state| state.refused.insert(kind, status));
     }
 
     /// Answers the lists that wait.
@@ -229,12 +237,13 @@ impl ApiServer {
         self.shared.state().requests.iter().filter(|request| request.contains(text)).count()
     }
 
-    /// How many first pages of lists of a kind were asked for so far.
+    /// How many first pages of lists of a kind, of the whole cluster, were asked for so far.
     #[must_use]
     pub fn lists_of(&self, kind: Kind) -> usize {
         let state = self.shared.state();
         let is_list = |request: &&String| {
             request.contains(&format!("/{}?", kind.plural()))
+                && !request.contains("/namespaces/")
                 && !request.contains("watch=")
                 && !request.contains("continue=")
         };

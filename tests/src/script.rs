@@ -2,8 +2,8 @@
 //!
 //! A script is a text file of sections, each begun by a line `-- command --`:
 //!
-//! - `-- node NAME --`: the node to be on; its lines may say `node-port-addresses IP…` (default: the Node object's) and
-//!   `families ipv4 ipv6` (default: both).
+//! - `-- node NAME --`: the node to be on; its lines may say `node-port-addresses IP…` (default: the Node object's),
+//!   `families ipv4 ipv6` (default: both), `loopback ipv4 ipv6` and `service-cidr CIDR…` (default: none).
 //! - `-- write FILE --` and `-- remove FILE --`: change the folder of manifests.
 //! - `-- expect --`: the desired state now. With `UPDATE_EXPECTED=1` this section is rewritten.
 //! - `-- changes --`: which Service ports the last `expect` found changed. Rewritten too.
@@ -103,6 +103,14 @@ impl Run {
                 Some("node-port-addresses") => {
                     self.node_port_addresses = Some(words.map(str::parse).collect::<Result<_, _>>()?);
                 }
+                Some("loopback") => {
+                    let families: Vec<_> = words.collect();
+                    self.input.loopback_ipv4 = families.contains(&"ipv4");
+                    self.input.loopback_ipv6 = families.contains(&"ipv6");
+                }
+                Some("service-cidr") => {
+                    self.input.service_cidrs = words.map(str::parse).collect::<Result<_, _>>()?;
+                }
                 Some("families") => {
                     let families: Vec<_> = words.collect();
                     self.input.ipv4 = families.contains(&"ipv4");
@@ -144,8 +152,12 @@ fn changes(changes: &Changes) -> String {
         let family = if key.ipv6 { "IPv6" } else { "IPv4" };
         text.push_str(&format!("{} {} {} {family}\n", key.service, key.port, key.protocol));
     }
-    let others =
-        [(changes.health, "health"), (changes.node_eligible, "node"), (changes.warnings, "warnings")];
+    let others = [
+        (changes.health, "health"),
+        (changes.node_eligible, "node"),
+        (changes.service_cidrs, "service CIDRs"),
+        (changes.warnings, "warnings"),
+    ];
     for (_, name) in others.iter().filter(|(changed, _)| *changed) {
         text.push_str(&format!("{name}\n"));
     }

@@ -40,6 +40,7 @@ async fn control_loop(mut source: Source, proxy: ProxyHealth, node_name: &str) {
             node_port_addresses: index.node_addresses(node_name).to_vec(),
             ipv4: true,
             ipv6: true,
+            ..NodeInput::default()
         };
         let _changes = index.update(&input);
         // Here the data plane writes what changed; only then may anybody hear of it.

@@ -40,7 +40,7 @@ async fn until(
         node_name: "here".to_owned(),
         node_port_addresses: vec!["192.0.2.10".parse().unwrap()],
         ipv4: true,
-        ipv6: false,
+        ..NodeInput::default()
     };
     let waiting = async {
         loop {

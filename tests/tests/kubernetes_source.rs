@@ -131,13 +131,13 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn nothing_is_whole_before_all_lists_have_come() {
-    for held in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+    for held in [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::ServiceCidr] {
         let server = ApiServer::start().unwrap();
         server.apply(&service("web", "10.96.0.1")).unwrap();
         server.apply(&slice("web", &["10.1.0.1"])).unwrap();
         server.hold_lists(held);
         let mut agent = Agent::with_kubeconfig(&server).await;
-        for _ in 0..2 {
+        for _ in 0..3 {
             timeout(PATIENCE, agent.source.next()).await.unwrap().unwrap().apply(&mut agent.index);
         }
         agent.expect_silence(Duration::from_millis(300)).await;
@@ -180,6 +180,66 @@ async fn changes_are_followed() {
     let selector =
         "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
     assert!(server.requests_with(selector) >= 4);
+}
+
+fn service_cidr(name: &str, cidrs: &str) -> String {
+    format!(
+        "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {{name: {name}}}\nspec: {{cidrs: [{cidrs}]}}\n"
+    )
+}
+
+#[tokio::test]
+async fn service_cidrs_are_followed() {
+    let server = ApiServer::start().unwrap();
+    server.apply(&service_cidr("kubernetes", "10.96.0.0/16, 'fd00:10:96::/112'")).unwrap();
+    let mut agent = Agent::with_kubeconfig(&server).await;
+    let expect = async |agent: &mut Agent, wanted: &[&str]| {
+        let waiting = async {
+            loop {
+                agent.services();
+                let cidrs = &agent.index.desired().service_cidrs;
+                if cidrs.iter().map(ToString::to_string).collect::<Vec<_>>() == wanted {
+                    return;
+                }
+                agent.source.next().await.expect("the source goes on").apply(&mut agent.index);
+            }
+        };
+        assert!(timeout(PATIENCE, waiting).await.is_ok(), "{wanted:?}: {:?}", agent.index.desired());
+    };
+    expect(&mut agent, &["10.96.0.0/16", "fd00:10:96::/112"]).await;
+    server.apply(&service_cidr("more", "10.97.0.0/16")).unwrap();
+    expect(&mut agent, &["10.96.0.0/16", "10.97.0.0/16", "fd00:10:96::/112"]).await;
+    server.delete(Kind::ServiceCidr, "", "kubernetes");
+    expect(&mut agent, &["10.97.0.0/16"]).await;
+}
+
+/// An API server older than the resource, and a role that does not name it.
+#[tokio::test]
+async fn an_api_without_service_cidrs_is_followed_all_the_same() {
+    for status in [403, 404] {
+        let server = ApiServer::start().unwrap();
+        server.refuse(Kind::ServiceCidr, status);
+        server
+            .apply(&format!("{}---\n{}", service("web", "10.96.0.1"), slice("web", &["10.1.0.1"])))
+            .unwrap();
+        let mut agent = Agent::with_kubeconfig(&server).await;
+        agent.expect(&["web=10.1.0.1:8080"]).await;
+        let status = agent.status(|status| status.synced).await;
+        assert!(status.troubles.is_empty(), "{status:?}");
+        // Each node asks, so asking often would be a load.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(server.lists_of(Kind::ServiceCidr), 1);
+    }
+    // What every API server has, and every proxy may see, is waited for.
+    let server = ApiServer::start().unwrap();
+    server.refuse(Kind::Service, 403);
+    let mut agent = Agent::with_kubeconfig(&server).await;
+    let status = agent.status(|status| status.troubles.contains_key("Services")).await;
+    assert!(status.troubles["Services"].contains("403"), "{status:?}");
+    while let Some(batch) = agent.source.try_next() {
+        batch.apply(&mut agent.index);
+    }
+    assert!(!agent.index.is_synced());
 }
 
 #[tokio::test]
@@ -259,7 +319,7 @@ async fn a_cut_watch_goes_on_where_it_was() {
     server.apply(&service("a", "10.96.0.1")).unwrap();
     let mut agent = Agent::with_kubeconfig(&server).await;
     agent.expect(&["a="]).await;
-    until("the watches", || server.requests_with("watch=true") >= 3).await;
+    until("the watches", || server.requests_with("watch=true") >= 4).await;
     // Thanks to the bookmark they know a version that the history still holds.
     server.bookmark();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -279,6 +339,11 @@ async fn a_bad_object_stops_nobody_else() {
     agent.expect(&["a="]).await;
     let status = agent.status(|status| !status.troubles.is_empty()).await;
     assert!(status.troubles.contains_key("Services default/never"), "{status:?}");
+    // Its owner is told, too.
+    until("the event", || !server.posted_events().is_empty()).await;
+    let event = &server.posted_events()[0];
+    assert_eq!(event["regarding"]["name"], "never");
+    assert!(event["note"].as_str().unwrap().contains("not understood"), "{event}");
 
     // One that was good stays as it was, while others change.
     let bad = service("a", "10.96.0.1").replace("spec: {", "spec: {externalTrafficPolicy: Lokal, ");

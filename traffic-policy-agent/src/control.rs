@@ -2,6 +2,7 @@
 
 mod network;
 mod node_port_addresses;
+mod sockets;
 
 use std::{
     collections::BTreeSet,
@@ -10,17 +11,19 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
 use crate::{
-    dataplane::{Config, Dataplane},
+    dataplane::{Config, Dataplane, service_count_reader},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
-    model::{Index, NodeInput, ServicePortKey},
+    metrics::{Metrics, MetricsServer, NoLocal, Observed},
+    model::{Index, NodeInput, ServicePortKey, Warning},
     node::{self, Address, Events, Keeper, Network},
-    source::{Kubernetes, Manifests, ServiceEvent, Source},
+    source::{Batch, Kubernetes, Manifests, ServiceEvent, Source},
 };
 
 pub use self::node_port_addresses::NodePortAddresses;
@@ -40,7 +43,11 @@ pub struct Settings {
     pub devices: Vec<String>,
     pub origin: Origin,
     pub node_port_addresses: NodePortAddresses,
+    /// Ranges of cluster IPs beside those of ServiceCIDR objects.
+    pub service_cidrs: BTreeSet<IpNet>,
     pub healthz: SocketAddr,
+    /// `None`: no metrics.
+    pub metrics: Option<SocketAddr>,
     pub dataplane: Config,
 }
 
@@ -69,12 +76,19 @@ pub async fn run(settings: Settings) -> Result<()> {
         )
     })?;
     tracing::info!(address = %healthz.address(), "answering /healthz and /livez");
+    let metrics = Metrics::new(settings.node_name.clone(), health.clone());
     let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
     dataplane.report_address(healthz.address());
+    metrics.count_packets(dataplane.counter_reader());
+    if let Some(pins) = settings.dataplane.pins.clone() {
+        metrics.count_services(service_count_reader(pins));
+    }
     let mut control = Control {
         index: Index::default(),
         service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
         health,
+        metrics,
+        metrics_server: None,
         dataplane,
         network,
         keeper: Keeper::default(),
@@ -82,6 +96,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         missing: BTreeSet::new(),
         warned: BTreeSet::new(),
         pending: BTreeSet::new(),
+        failed: 0,
         synced_once: false,
         unnoted: None,
         warned_of: BTreeSet::new(),
@@ -93,6 +108,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     match control.start().await {
         Ok(source) => {
             control.health.follow(source.status());
+            control.metrics.follow(source.status());
             control.follow(source, events).await
         }
         Err(error) => {
@@ -102,21 +118,37 @@ pub async fn run(settings: Settings) -> Result<()> {
     }
 }
 
+fn serve_metrics(address: SocketAddr, metrics: &Metrics) -> Result<MetricsServer> {
+    let server = MetricsServer::start(address, metrics.clone()).with_context(|| {
+        format!(
+            "{address} cannot be listened on (is another proxy running here?): choose another with \
+             --metrics-address, or `none`"
+        )
+    })?;
+    tracing::info!(address = %server.address(), "answering /metrics and /proxyMode");
+    Ok(server)
+}
+
 struct Control {
     settings: Settings,
     index: Index,
     dataplane: Dataplane,
     network: Network,
     health: ProxyHealth,
+    metrics: Metrics,
+    /// Answers as long as it is kept.
+    metrics_server: Option<MetricsServer>,
     service_health: ServiceHealth,
     keeper: Keeper,
     addresses: Vec<Address>,
     /// Named devices that are not there at present.
     missing: BTreeSet<String>,
     /// Warnings that have been logged.
-    warned: BTreeSet<String>,
+    warned: BTreeSet<Warning>,
     /// Service ports whose write failed.
     pending: BTreeSet<ServicePortKey>,
+    /// How many of `pending` are there because the last write of all failed, not for want of room.
+    failed: usize,
     synced_once: bool,
     /// When routes changed last, if that was after their fingerprint was noted.
     unnoted: Option<Instant>,
@@ -132,8 +164,12 @@ struct Control {
 
 impl Control {
     async fn start(&mut self) -> Result<Source> {
+        let metrics = &self.metrics;
+        self.metrics_server =
+            self.settings.metrics.map(|address| serve_metrics(address, metrics)).transpose()?;
         self.refresh_network().await?;
         self.find_devices(true).await?;
+        self.dataplane.attach_cgroup()?;
         self.compare_network().await?;
         Ok(match self.settings.origin.clone() {
             Origin::Manifests(manifests) => manifests.start(),
@@ -157,13 +193,14 @@ impl Control {
             tokio::select! {
                 batch = source.next() => {
                     let Some(batch) = batch else { bail!("the source of Services has stopped unexpectedly") };
-                    let mut changed = batch.apply(&mut self.index);
+                    let mut changed = self.take_in(batch);
                     if self.index.is_synced() && changed {
                         self.health.queued();
+                        self.metrics.queued();
                     }
                     sleep_until(next_write).await;
                     while let Some(batch) = source.try_next() {
-                        changed |= batch.apply(&mut self.index);
+                        changed |= self.take_in(batch);
                     }
                     if changed {
                         retry = self.write(&source).await.then(|| Instant::now() + RETRY);
@@ -181,8 +218,12 @@ impl Control {
                     retry = self.write(&source).await.then(|| Instant::now() + RETRY);
                 }
                 _ = sweep.tick() => {
+                    self.end_sockets();
                     if let Err(error) = self.dataplane.sweep() {
                         tracing::warn!("sweeping old flows failed: {error:#}");
+                    }
+                    if self.synced_once {
+                        self.observe();
                     }
                 }
                 _ = upkeep.tick() => self.upkeep(&source).await,
@@ -219,23 +260,38 @@ impl Control {
         if !self.index.is_synced() {
             return false;
         }
+        let start = Instant::now();
         let primary = self.index.node_addresses(&self.settings.node_name).to_vec();
+        self.describe_node(&primary);
+        let chosen = &self.settings.node_port_addresses;
         let input = NodeInput {
             node_name: self.settings.node_name.clone(),
-            node_port_addresses: self.settings.node_port_addresses.resolve(&self.addresses, &primary),
+            node_port_addresses: chosen.resolve(&self.addresses, &primary),
+            loopback_ipv4: chosen.loopback(false),
+            loopback_ipv6: chosen.loopback(true),
+            service_cidrs: self.settings.service_cidrs.clone(),
             ipv4: true,
             ipv6: true,
         };
         let mut changes = self.index.update(&input);
         changes.ports.append(&mut self.pending);
         let desired = self.index.desired();
-        for warning in desired.warnings.difference(&self.warned) {
-            tracing::warn!("{warning}");
-        }
-        self.warned.clone_from(&desired.warnings);
+        let mut warnings = desired.warnings.clone();
+        let missing = chosen.missing(&self.settings.node_name, &primary);
+        warnings.extend(missing.map(|text| Warning { service: None, text }));
+        tell(&warnings, &self.warned, source);
+        self.warned = warnings;
         let local = node::local(&self.addresses);
-        match self.dataplane.sync(desired, &changes.ports, &local) {
+        let full = self.dataplane.compares_all();
+        let result = self.dataplane.sync(desired, &changes.ports, &local);
+        match &result {
+            Ok(_) => self.metrics.synced(start.elapsed(), full),
+            Err(_) => self.metrics.failed(start.elapsed(), full),
+        }
+        match result {
             Ok(written) => {
+                self.end_sockets();
+                self.failed = 0;
                 for key in &written.no_room {
                     tracing::warn!(service = %key.service, port = key.port, "the maps have no room for its endpoints; the old ones stay, trying again");
                 }
@@ -252,20 +308,48 @@ impl Control {
                     // They go on as they did; the next start tries again.
                     tracing::warn!("devices of an earlier run were not forgotten: {error:#}");
                 }
-                self.synced_once = true;
+                let first = !std::mem::replace(&mut self.synced_once, true);
                 self.health.set_node_eligible(desired.node_eligible);
                 self.health.synced();
+                if first {
+                    self.observe();
+                }
                 self.update_health(source).await;
                 again
             }
             Err(error) => {
                 tracing::error!("writing the maps failed, trying again in {} s: {error:#}", RETRY.as_secs());
+                self.failed = changes.ports.len();
                 self.pending = changes.ports;
                 self.health.explain(format!("{error:#}"));
                 self.health.failed();
                 true
             }
         }
+    }
+
+    /// Puts a batch into the index; whether anything changed that may have to be written.
+    fn take_in(&mut self, batch: Batch) -> bool {
+        self.metrics.arriving(&batch, &self.index);
+        batch.apply(&mut self.index)
+    }
+
+    /// Leaves word for scrapes: after each sweep, as that is often enough for any of them, and known to end soon.
+    fn observe(&self) {
+        let desired = self.index.desired();
+        let of_family = |ipv6| desired.ports.keys().filter(|key| key.ipv6 == ipv6).count();
+        let attached = self.dataplane.attached();
+        self.metrics.observed(Observed {
+            attached: attached.map(|(interface, mode)| (interface.name.clone(), mode)).collect(),
+            levels: self.dataplane.levels(),
+            service_ports: [of_family(false), of_family(true)],
+            no_local: NoLocal::count(desired),
+            node_eligible: desired.node_eligible,
+            warnings: self.index.warnings().map(|(name, count)| (name.clone(), count)).collect(),
+            no_room: self.pending.len() - self.failed,
+            failed: self.failed,
+            no_frontend: desired.ports.values().filter(|port| port.frontends.is_empty()).count(),
+        });
     }
 
     async fn update_health(&mut self, source: &Source) {
@@ -302,6 +386,21 @@ impl Control {
                 self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
             }
             Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+}
+
+/// Logs what has not been told yet, and posts an Event where a Service is concerned.
+fn tell(warnings: &BTreeSet<Warning>, told: &BTreeSet<Warning>, source: &Source) {
+    for warning in warnings.difference(told) {
+        tracing::warn!("{warning}");
+        if let Some(service) = &warning.service {
+            source.events().post(ServiceEvent {
+                service: service.clone(),
+                reason: "Misconfigured".to_owned(),
+                action: "Program".to_owned(),
+                message: warning.text.clone(),
+            });
         }
     }
 }

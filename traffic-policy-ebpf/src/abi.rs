@@ -13,6 +13,7 @@ mod scratch;
 mod service;
 mod socket;
 mod sweep;
+mod trace;
 
 use core::mem::{align_of, size_of};
 
@@ -29,6 +30,7 @@ pub use self::{
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     socket::{Node, Socket, SocketKey},
     sweep::Sweep,
+    trace::{STEPS, SocketQuestion, Step, Trace, list, step},
 };
 
 /// Version of all layouts below.
@@ -351,7 +353,7 @@ const _: () = {
     assert!(size_of::<Affinity>() == 32);
     assert!(size_of::<SocketKey>() == 32);
     assert!(size_of::<Socket>() == 40);
-    assert!(size_of::<Node>() == 72);
+    assert!(size_of::<Node>() == 80);
     assert!(size_of::<Event>() == 96);
 };
 
@@ -415,6 +417,10 @@ mod pod {
     unsafe impl aya::Pod for Socket {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Node {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Trace {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for SocketQuestion {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for Scratch<A> {}
 }

@@ -74,6 +74,10 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
         return json_answer(StatusCode::CREATED, &event);
     }
     let Some(kind) = Kind::of_plural(last) else { return failure(StatusCode::NOT_FOUND, "not found") };
+    let refused = shared.state().refused.get(&kind).and_then(|code| StatusCode::from_u16(*code).ok());
+    if let Some(code) = refused {
+        return failure(code, "not given");
+    }
     let namespace = match parts.as_slice() {
         [.., "namespaces", namespace] => Some((*namespace).to_owned()),
         _ => None,

@@ -9,10 +9,11 @@ pub enum Kind {
     Service,
     EndpointSlice,
     Node,
+    ServiceCidr,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+    const ALL: [Self; 4] = [Self::Service, Self::EndpointSlice, Self::Node, Self::ServiceCidr];
 
     pub(super) fn of(kind: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == kind)
@@ -27,6 +28,7 @@ impl Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
+            Self::ServiceCidr => "ServiceCIDR",
         }
     }
 
@@ -35,6 +37,7 @@ impl Kind {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::Node => "nodes",
+            Self::ServiceCidr => "servicecidrs",
         }
     }
 
@@ -42,7 +45,13 @@ impl Kind {
         match self {
             Self::Service | Self::Node => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::ServiceCidr => "networking.k8s.io/v1",
         }
+    }
+
+    /// Objects of the cluster have no namespace.
+    fn has_namespace(self) -> bool {
+        matches!(self, Self::Service | Self::EndpointSlice)
     }
 }
 
@@ -98,7 +107,7 @@ impl Store {
     pub(super) fn apply(&mut self, kind: Kind, mut object: Value) {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        if kind != Kind::Node && object["metadata"]["namespace"].is_null() {
+        if kind.has_namespace() && object["metadata"]["namespace"].is_null() {
             object["metadata"]["namespace"] = "default".into();
         }
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();

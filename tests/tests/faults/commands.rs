@@ -37,9 +37,10 @@ fn wrong_usage_exits_with_2_and_helps() {
         (run_with(&["--drain", "soon"]), &["soon", "is not a time", "30s"]),
         (run_with(&["--pool-ports", "9-1"]), &["`9-1` ends before it begins"]),
         (run_with(&["--node-port-addresses", "some"]), &["some", "primary", "CIDR"]),
+        (run_with(&["--service-cidr", "10.96.0.0"]), &["10.96.0.0", "is not a CIDR"]),
+        (run_with(&["--service-cidr", "10.96.0.0/12,::/0"]), &["::/0", "every address"]),
         (run_with(&["--healthz-address", "10256"]), &["10256", "--healthz-address"]),
         (run_with(&["--flow-entries", "1"]), &["--flow-entries", "64"]),
-        (run_with(&["--cgroup", "/sys/fs/cgroup"]), &["--cgroup", "none"]),
         (vec!["status", "--output", "xml"], &["xml", "table, json"]),
     ] {
         let (code, said) = run(&arguments);

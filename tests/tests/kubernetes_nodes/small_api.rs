@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::Duration;
 
+use serde_json::json;
 use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::api_server::Kind;
 use traffic_policy_tests::control_plane::ControlPlane;
@@ -137,4 +138,39 @@ fn an_outage_changes_nothing() {
     let report = meter.finish();
     println!("{report}");
     assert!(report.is_clean(), "{report}");
+}
+
+/// What of a Service cannot be served is told where its owner looks, once by each node; the rest of it is served.
+#[test]
+fn a_service_that_is_served_in_part_has_an_event() {
+    let cluster = Cluster::start("tc", |control_plane| {
+        let odd = web("odd", 30083).spec(
+            "ports",
+            json!([
+                {"name": "tcp-80", "protocol": "TCP", "port": 80, "nodePort": 30083},
+                {"name": "sig", "protocol": "SCTP", "port": 3868, "nodePort": 30868},
+            ]),
+        );
+        control_plane.service(&odd).unwrap();
+    });
+    cluster.control_plane.endpoints(&web("odd", 30083), &cluster.backends).unwrap();
+    cluster.wait_ready();
+    let events = || cluster.control_plane.server().posted_events();
+    until("an event of each node", || events().len() >= 3);
+    until("the other port", || {
+        let asks = |node| ask(&cluster.lab, node, Family::V4, false, 30083);
+        cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
+    });
+    // A write of something else is no reason to say it again.
+    cluster.control_plane.apply(&web("new", 30082), &cluster.backends).unwrap();
+    until("the new Service", || {
+        let asks = |node| ask(&cluster.lab, node, Family::V4, false, 30082);
+        cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
+    });
+    let events = events();
+    assert_eq!(events.len(), 3, "{events:?}");
+    for event in events {
+        assert_eq!((&event["regarding"]["name"], &event["reason"]), (&json!("odd"), &json!("Misconfigured")));
+        assert!(event["note"].as_str().unwrap().contains("spec.ports[1] SCTP"), "{event}");
+    }
 }

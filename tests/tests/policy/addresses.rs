@@ -163,6 +163,8 @@ fn node_ports_are_on_the_chosen_addresses_only() {
     for (chosen, main4, more4, main6, more6) in [
         ("all", true, true, true, true),
         ("primary", true, false, true, false),
+        ("primary,172.18.0.99/32", true, true, true, false),
+        ("localhost", false, false, false, false),
         ("172.18.0.99/32", false, true, true, true),
         ("172.18.0.11/32,fd00:172:18::11/128", true, false, true, false),
     ] {

@@ -26,7 +26,8 @@ fn two_uplinks(what: &str, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
         cluster.manifests.apply(&Cluster::node_port(name, policy, port), &cluster.backends()).unwrap();
     }
     // Only node-1 has the second device.
-    let first = adapt(Agent::builder(lab, lab.node(1))).start().unwrap();
+    let builder = Agent::builder(lab, lab.node(1)).flags(&["--node-port-addresses", "all"]);
+    let first = adapt(builder).start().unwrap();
     first.wait_ready(std::time::Duration::from_secs(20)).unwrap();
     let by_first = Capture::start(lab.router(), "node-1").unwrap();
     let by_second = Capture::start(lab.second_router().unwrap(), "node-1").unwrap();

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod cleanup;
+mod explain;
 mod flows;
 mod monitor;
 mod run;
@@ -28,6 +29,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Arguments>),
+    Explain(explain::Arguments),
     Status(status::Arguments),
     Services(services::Arguments),
     Flows(flows::Arguments),
@@ -50,6 +52,7 @@ impl Arguments {
             .init();
         match self.command {
             Command::Run(arguments) => arguments.execute(),
+            Command::Explain(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
             Command::Services(arguments) => arguments.execute(),
             Command::Flows(arguments) => arguments.execute(),

@@ -1,14 +1,17 @@
 //! `run`: the agent itself.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet, convert::Infallible, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use ipnet::IpNet;
 
 use crate::{
     control::{self, NodePortAddresses, Origin, Settings},
-    dataplane::{Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
-    model::parse_duration,
+    dataplane::{Cgroup, Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
+    model::{address::parse_cidr, parse_duration},
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
 
@@ -34,17 +37,24 @@ pub(super) struct Arguments {
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// Cgroup whose sockets' connections to Services are served. This version serves packets from outside only: `none`.
-    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "none", value_name = "D", value_parser = cgroup)]
-    cgroup: String,
-    /// On which addresses of this node node ports are reached: `all`, `primary` (the Node object's), or CIDRs.
+    /// Cgroup2 folder whose processes' connections to Services are served: of the node's processes and its pods; `none`:
+    /// nobody's, only packets from outside. Default: the cgroup2 hierarchy that is mounted here.
+    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", value_name = "D|none", value_parser = cgroup)]
+    cgroup: Option<Cgroup>,
+    /// On which addresses of this node node ports are reached: `primary` (the Node object's), `all`, CIDRs, or several of
+    /// them. The node itself also reaches them on loopback, unless CIDRs are given without it; `localhost` adds it.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_NODE_PORT_ADDRESSES",
-        default_value = "all",
+        default_value = "primary",
         value_name = "CIDR,…|primary|all"
     )]
     node_port_addresses: NodePortAddresses,
+    /// Where the cluster's ClusterIPs come from, beside what ServiceCIDR objects say. Packets to an address of these ranges
+    /// that no Service has are dropped.
+    #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
+        value_parser = service_cidr)]
+    service_cidrs: Vec<IpNet>,
     /// After a change from policy Cluster to Local: how long a node without an endpoint still forwards new connections, so
     /// that load balancers can notice. 0: not at all. The annotation traffic-policy.io/drain of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_DRAIN", default_value = "30s", value_name = "TIME", value_parser = duration)]
@@ -59,6 +69,14 @@ pub(super) struct Arguments {
     /// Where /healthz and /livez are answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
+    /// Where /metrics and /proxyMode are answered; `none`: nowhere.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_METRICS_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "A|none"
+    )]
+    metrics_address: MetricsAddress,
     #[command(flatten)]
     table: TableArguments,
 }
@@ -66,7 +84,7 @@ pub(super) struct Arguments {
 /// Where Services come from.
 #[derive(Debug, Args)]
 struct SourceArguments {
-    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node), followed as it changes, instead of the API.
+    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR), followed as it changes, instead of the API.
     #[arg(long, env = "TRAFFIC_POLICY_MANIFESTS", value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_server"])]
     manifests: Option<PathBuf>,
     /// How to reach the Kubernetes API. Without it, and without --manifests: in-cluster, by service account.
@@ -114,19 +132,43 @@ struct TableArguments {
     idle_udp_answered: Duration,
 }
 
+/// `--metrics-address`.
+#[derive(Clone, Copy, Debug)]
+struct MetricsAddress(Option<SocketAddr>);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text == "none" {
+            return Ok(Self(None));
+        }
+        let address = text
+            .parse()
+            .map_err(|_| format!("`{text}` is not an address: write 127.0.0.1:10249, [::1]:10249 or none"))?;
+        Ok(Self(Some(address)))
+    }
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m, 24h or 0"))
+}
+
+/// A CIDR that `--service-cidr` takes.
+pub(super) fn service_cidr(text: &str) -> Result<IpNet, String> {
+    match parse_cidr(text) {
+        Some(cidr) if cidr.prefix_len() > 0 => Ok(cidr),
+        Some(_) => Err(format!("`{text}` is every address: packets to all of them would be dropped")),
+        None => Err(format!("`{text}` is not a CIDR such as 10.96.0.0/12")),
+    }
 }
 
 fn ranges(text: &str) -> Result<PortRanges, String> {
     text.parse()
 }
 
-fn cgroup(text: &str) -> Result<String, String> {
-    if text == "none" {
-        return Ok(text.to_owned());
-    }
-    Err("connections made on this node are not served yet: say `none`".to_owned())
+fn cgroup(text: &str) -> Result<Cgroup, Infallible> {
+    Ok(if text == "none" { Cgroup::None } else { Cgroup::Folder(text.into()) })
 }
 
 impl Arguments {
@@ -160,7 +202,9 @@ impl Arguments {
             devices: self.devices,
             origin,
             node_port_addresses: self.node_port_addresses,
+            service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             healthz: self.healthz_address,
+            metrics: self.metrics_address.0,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 sizes: Sizes {
@@ -179,6 +223,7 @@ impl Arguments {
                 pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,
+                cgroup: self.cgroup.unwrap_or_default(),
             },
         }
     }

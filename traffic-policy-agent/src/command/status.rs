@@ -74,7 +74,7 @@ struct Agent {
 #[derive(Serialize)]
 struct Attached {
     target: String,
-    hook: &'static str,
+    hook: String,
     /// The kernel's number.
     program: Option<u32>,
     /// The device or cgroup still exists.
@@ -172,7 +172,7 @@ impl Document {
         writeln!(out)?;
         view::table(out, ["ATTACHED TO", "HOOK", "PROGRAM"], &self.attached, |attached| {
             let program = attached.program.map_or_else(|| "–".to_owned(), |program| program.to_string());
-            [attached.target.clone(), attached.hook.to_owned(), program]
+            [attached.target.clone(), attached.hook.clone(), program]
         })?;
         writeln!(out)?;
         let hashed: Vec<_> = self.maps.iter().filter(|map| map.used.is_some()).collect();
@@ -288,7 +288,10 @@ fn attached(pinned: &Pinned, warnings: &mut Vec<String>) -> Result<Vec<Attached>
         .into_iter()
         .map(|link| Attached {
             target: link.target,
-            hook: link.hook.name(),
+            hook: match link.call {
+                Some(call) => format!("{} {call}", link.hook.name()),
+                None => link.hook.name().to_owned(),
+            },
             program: link.program,
             alive: link.alive,
         })
@@ -359,7 +362,7 @@ mod tests {
             layout: ABI_VERSION,
             attached: vec![Attached {
                 target: "eth0".to_owned(),
-                hook: "tcx ingress",
+                hook: "tcx ingress".to_owned(),
                 program: Some(7),
                 alive: true,
             }],

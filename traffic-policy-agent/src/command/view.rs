@@ -35,6 +35,7 @@ pub struct OutputArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
+    /// For people.
     Table,
     Json,
 }

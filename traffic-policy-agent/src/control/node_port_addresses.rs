@@ -1,39 +1,50 @@
 //! On which addresses of the node node ports are reached.
 
-use std::net::IpAddr;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 
-use crate::node::Address;
+use crate::{model::address::parse_cidr, node::Address};
 
-/// `--node-port-addresses`.
+/// `--node-port-addresses`: words and CIDRs, of which each adds addresses. A family that neither a word nor a CIDR
+/// speaks of has all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
+pub struct NodePortAddresses {
+    words: BTreeSet<Word>,
+    ranges: Vec<IpNet>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Word {
     /// Every address of the node but loopback and link-local ones.
     All,
     /// The Node object's addresses.
     Primary,
-    /// Addresses of the node in these ranges; a family without a range has all.
-    Within(Vec<IpNet>),
+    /// 127.0.0.0/8 and `::1`, for the node itself.
+    Localhost,
 }
 
 impl std::str::FromStr for NodePortAddresses {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "all" => Ok(Self::All),
-            "primary" => Ok(Self::Primary),
-            ranges => ranges
-                .split(',')
-                .map(|range| {
-                    range.trim().parse::<IpNet>().map_err(|_| {
-                        format!("`{range}` is neither `all`, `primary` nor a CIDR such as 192.0.2.0/24")
-                    })
-                })
-                .collect::<Result<_, _>>()
-                .map(Self::Within),
+        let mut chosen = Self { words: BTreeSet::new(), ranges: Vec::new() };
+        for item in text.split(',').map(str::trim) {
+            match item {
+                "all" => _ = chosen.words.insert(Word::All),
+                "primary" => _ = chosen.words.insert(Word::Primary),
+                "localhost" => _ = chosen.words.insert(Word::Localhost),
+                range => chosen.ranges.push(parse_cidr(range).ok_or_else(|| {
+                    format!(
+                        "`{range}` is neither `all`, `primary`, `localhost` nor a CIDR such as 192.0.2.0/24"
+                    )
+                })?),
+            }
         }
+        Ok(chosen)
     }
 }
 
@@ -41,21 +52,47 @@ impl NodePortAddresses {
     /// The addresses, given all of the node's and the Node object's.
     pub(super) fn resolve(&self, addresses: &[Address], primary: &[IpAddr]) -> Vec<IpAddr> {
         let global = addresses.iter().filter(|address| address.global).map(|address| address.address);
-        let mut resolved: Vec<IpAddr> = match self {
-            Self::All => global.collect(),
-            Self::Primary => global.filter(|address| primary.contains(address)).collect(),
-            Self::Within(ranges) => global
-                .filter(|address| {
-                    let mut of_family =
-                        ranges.iter().filter(|range| range.addr().is_ipv4() == address.is_ipv4());
-                    let unrestricted = of_family.clone().next().is_none();
-                    unrestricted || of_family.any(|range| range.contains(address))
-                })
-                .collect(),
+        self.among(global, primary)
+    }
+
+    /// Those of `addresses` that are chosen, sorted. `primary` are the Node object's; if it has none, each counts as
+    /// one, because a node whose node ports answer nowhere helps nobody ([`Self::missing`] tells it).
+    #[must_use]
+    pub fn among(&self, addresses: impl IntoIterator<Item = IpAddr>, primary: &[IpAddr]) -> Vec<IpAddr> {
+        let is_primary = |address: &IpAddr| primary.is_empty() || primary.contains(address);
+        let chosen = |address: &IpAddr| {
+            self.words.contains(&Word::All)
+                || (self.words.contains(&Word::Primary) && is_primary(address))
+                || self.within(*address)
         };
-        resolved.sort_unstable();
-        resolved.dedup();
-        resolved
+        let chosen: BTreeSet<IpAddr> = addresses.into_iter().filter(chosen).collect();
+        chosen.into_iter().collect()
+    }
+
+    /// Whether the node itself reaches node ports on 127.0.0.0/8, or on `::1`.
+    #[must_use]
+    pub fn loopback(&self, ipv6: bool) -> bool {
+        let loopback = if ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        !self.words.is_empty() || self.within(loopback)
+    }
+
+    /// What is to be said if `primary` is asked for, and the Node object has no address.
+    #[must_use]
+    pub fn missing(&self, node_name: &str, primary: &[IpAddr]) -> Option<String> {
+        let missing =
+            primary.is_empty() && self.words.contains(&Word::Primary) && !self.words.contains(&Word::All);
+        missing.then(|| {
+            format!(
+                "Node {node_name:?} has no address in status.addresses, so node ports answer on every address of this \
+                 node (see --node-port-addresses)."
+            )
+        })
+    }
+
+    fn within(&self, address: IpAddr) -> bool {
+        let mut of_family = self.ranges.iter().filter(|range| range.addr().is_ipv4() == address.is_ipv4());
+        let unrestricted = self.words.is_empty() && of_family.clone().next().is_none();
+        unrestricted || of_family.any(|range| range.contains(&address))
     }
 }
 
@@ -63,8 +100,12 @@ impl NodePortAddresses {
 mod tests {
     use super::*;
 
+    fn chosen(text: &str) -> NodePortAddresses {
+        text.parse().unwrap()
+    }
+
     #[test]
-    fn node_port_addresses() {
+    fn addresses() {
         let address = |text: &str, global| Address { link: 2, address: text.parse().unwrap(), global };
         let all = [
             address("127.0.0.1", false),
@@ -73,15 +114,57 @@ mod tests {
             address("fe80::1", false),
             address("2001:db8::1", true),
         ];
-        let resolve = |text: &str, primary: &[&str]| {
-            let primary: Vec<IpAddr> = primary.iter().map(|text| text.parse().unwrap()).collect();
-            let resolved = text.parse::<NodePortAddresses>().unwrap().resolve(&all, &primary);
-            resolved.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(resolve("all", &[]), "192.0.2.1 198.51.100.1 2001:db8::1");
-        assert_eq!(resolve("primary", &["198.51.100.1"]), "198.51.100.1");
-        assert_eq!(resolve("192.0.2.0/24", &[]), "192.0.2.1 2001:db8::1", "a family without a range has all");
-        assert_eq!(resolve("192.0.2.0/24,::/0", &[]), "192.0.2.1 2001:db8::1");
-        assert!("everything".parse::<NodePortAddresses>().is_err());
+        for (text, primary, expected) in [
+            ("all", "", "192.0.2.1 198.51.100.1 2001:db8::1"),
+            ("primary", "198.51.100.1", "198.51.100.1"),
+            ("primary", "203.0.113.1", ""),
+            ("primary", "", "192.0.2.1 198.51.100.1 2001:db8::1"),
+            ("primary,192.0.2.0/24", "2001:db8::1", "192.0.2.1 2001:db8::1"),
+            ("localhost", "192.0.2.1", ""),
+            ("localhost, 192.0.2.0/24", "198.51.100.1", "192.0.2.1"),
+            ("all,192.0.2.0/24", "", "192.0.2.1 198.51.100.1 2001:db8::1"),
+            // A family without a range has all.
+            ("192.0.2.0/24", "", "192.0.2.1 2001:db8::1"),
+            ("192.0.2.0/24,::/0", "", "192.0.2.1 2001:db8::1"),
+            ("192.000.002.077/024,::/0", "", "192.0.2.1 2001:db8::1"),
+            ("203.0.113.0/24,2001:db8:1::/48", "", ""),
+        ] {
+            let primary: Vec<IpAddr> = primary.split_whitespace().map(|text| text.parse().unwrap()).collect();
+            let resolved = chosen(text).resolve(&all, &primary);
+            let resolved: Vec<_> = resolved.iter().map(ToString::to_string).collect();
+            assert_eq!(resolved.join(" "), expected, "{text}, primary {primary:?}");
+        }
+    }
+
+    #[test]
+    fn loopback() {
+        for (text, expected) in [
+            ("all", [true, true]),
+            ("primary", [true, true]),
+            ("localhost", [true, true]),
+            ("192.0.2.0/24", [false, true]),
+            ("2001:db8::/32", [true, false]),
+            ("192.0.2.0/24,::/0", [false, true]),
+            ("127.0.0.0/8,2001:db8::/32", [true, false]),
+            ("192.0.2.0/24,localhost", [true, true]),
+        ] {
+            assert_eq!([false, true].map(|ipv6| chosen(text).loopback(ipv6)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for text in ["everything", "", "primary,", "192.0.2.1", "all,192.0.2.0/33"] {
+            assert!(text.parse::<NodePortAddresses>().unwrap_err().contains("CIDR"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_without_addresses_is_told() {
+        let address: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
+        assert!(chosen("primary").missing("here", &[]).unwrap().contains("--node-port-addresses"));
+        assert_eq!(chosen("primary").missing("here", &address), None);
+        assert_eq!(chosen("primary,all").missing("here", &[]), None);
+        assert_eq!(chosen("192.0.2.0/24").missing("here", &[]), None);
     }
 }

@@ -16,7 +16,7 @@ use aya::{
     },
 };
 
-use super::{clsact, kernel::Kernel, pins::remove_link};
+use super::{cgroup, clsact, kernel::Kernel, pins::remove_link};
 
 /// `--attach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -219,6 +219,9 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be read", folder.display()))? {
         let path = entry?.path();
+        if cgroup::is_link(&path) {
+            continue;
+        }
         let ifindex = path
             .file_name()
             .and_then(|name| name.to_str())
@@ -230,6 +233,18 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
         }
     }
     Ok(removed)
+}
+
+/// Numbers of the devices whose packets are taken by XDP in the stack, by their pinned links.
+pub fn generic_devices(folder: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let mut parts = name.split('-');
+            (parts.next()? == Hook::XdpGeneric.name()).then(|| parts.next()?.parse().ok())?
+        })
+        .collect()
 }
 
 fn pinned(path: &Path) -> Option<FdLink> {

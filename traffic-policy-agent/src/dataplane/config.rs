@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use traffic_policy_ebpf::tcp::Timeouts;
 
-use super::{Mode, Pool, Sizes};
+use super::{Cgroup, Mode, Pool, Sizes};
 use crate::model::ServicePortKey;
 
 /// Idle times after which flows may go.
@@ -41,6 +41,7 @@ pub struct Config {
     pub pool: Pool,
     pub drain: Duration,
     pub mode: Mode,
+    pub cgroup: Cgroup,
 }
 
 /// A device to attach to.

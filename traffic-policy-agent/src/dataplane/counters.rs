@@ -14,7 +14,8 @@ use super::pins;
 /// Hook, outcome, packets.
 pub type Counter = (&'static str, Outcome, u64);
 
-pub(super) fn counters(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> {
+/// Every counter of every hook, also those that are zero.
+pub(super) fn all(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> {
     let hooks =
         [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress"), (hook::SOCKET, "socket")];
     let mut counters = Vec::new();
@@ -22,16 +23,13 @@ pub(super) fn counters(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> 
         for outcome in Outcome::ALL {
             let values =
                 map.get(&(number * OUTCOMES + *outcome as u32), 0).context("reading the counters failed")?;
-            let sum = values.iter().sum();
-            if sum > 0 {
-                counters.push((name, *outcome, sum));
-            }
+            counters.push((name, *outcome, values.iter().sum()));
         }
     }
     Ok(counters)
 }
 
-/// The counters of the packet path pinned below `root`, whether or not an agent runs.
+/// The counters, except zeros, of the packet path pinned below `root`, whether or not an agent runs.
 ///
 /// # Errors
 /// Nothing of this version is pinned there.
@@ -40,5 +38,6 @@ pub fn pinned_counters(root: &Path) -> Result<Vec<Counter>> {
     let data = MapData::from_pin(&path).with_context(|| {
         format!("no packet path of this version is pinned in {}: is --pin-dir right?", root.display())
     })?;
-    counters(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?)
+    let map = PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?;
+    Ok(all(&map)?.into_iter().filter(|(.., packets)| *packets > 0).collect())
 }

@@ -1,12 +1,14 @@
 //! Devices: attached to, described for the packet path, forgotten.
 
-use std::{net::IpAddr, path::Path};
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
-use super::{Attached, Changed, Dataplane, Interface, attach, clsact, pins, pins::Pins, wide};
+use super::{
+    Attached, Changed, Dataplane, Interface, attach, clsact, pins, pins::Pins, tables::SetAddresses,
+};
 
 impl Dataplane {
     /// Attaches the programs to a device.
@@ -46,12 +48,7 @@ impl Dataplane {
             mtu: interface.mtu,
             addresses: [0; 3],
         };
-        for address in interface.addresses.iter().rev() {
-            match address {
-                IpAddr::V4(_) => device.addresses[0] = wide(*address)[0],
-                IpAddr::V6(_) => [device.addresses[1], device.addresses[2]] = wide(*address),
-            }
-        }
+        device.set_addresses(interface.addresses.iter().copied());
         if held == Some(device) {
             return Ok(());
         }
@@ -74,7 +71,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Forgets devices that an earlier agent attached to and that are not attached to now.
+    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to now.
     ///
     /// # Errors
     /// A pin that cannot be removed.
@@ -83,6 +80,7 @@ impl Dataplane {
         if let Some(pins) = &self.pins {
             attach::retain(&pins.links(), &present)?;
         }
+        self.forget_other_cgroups()?;
         let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
         for ifindex in described {
             if !present.contains(&ifindex) {

@@ -89,15 +89,19 @@ pub struct Needed {
 
 impl Needed {
     /// Of a frontend. ClusterIPs go by their address: their ports (80, 443) are everybody's.
-    pub fn frontend(&mut self, address: SocketAddr, service_addresses: &BTreeSet<IpAddr>) {
-        if service_addresses.contains(&address.ip()) {
-            self.cluster_ips.set(match address.ip() {
-                IpAddr::V4(address) => hash::address(address.to_wire()),
-                IpAddr::V6(address) => hash::address(address.to_wire()),
-            });
+    pub fn frontend(&mut self, address: SocketAddr, cluster_ips: &BTreeSet<IpAddr>) {
+        if cluster_ips.contains(&address.ip()) {
+            self.cluster_ip(address.ip());
         } else {
             self.frontends.set(address.port());
         }
+    }
+
+    pub fn cluster_ip(&mut self, address: IpAddr) {
+        self.cluster_ips.set(match address {
+            IpAddr::V4(address) => hash::address(address.to_wire()),
+            IpAddr::V6(address) => hash::address(address.to_wire()),
+        });
     }
 
     /// Of a range that ClusterIPs are taken from: [`hash::prefix`] of every address in it.
@@ -110,7 +114,7 @@ impl Needed {
             }
             // Kubernetes takes ClusterIPs from ranges of /64 and longer; a shorter one has too many prefixes to name.
             IpNet::V6(range) if range.prefix_len() < 64 => {
-                self.service_cidrs = Bits(Box::new([u64::MAX; PORT_WORDS]))
+                self.service_cidrs = Bits(Box::new([u64::MAX; PORT_WORDS]));
             }
             IpNet::V6(range) => self.service_cidrs.set(hash::prefix(range.network().to_wire())),
         }
@@ -121,12 +125,13 @@ impl Needed {
     }
 
     /// What the writes of a plan need.
-    pub fn of(ops: &[Op], service_addresses: &BTreeSet<IpAddr>) -> Self {
+    pub fn of(ops: &[Op], cluster_ips: &BTreeSet<IpAddr>) -> Self {
         let mut needed = Self::default();
         for op in ops {
             match op {
                 Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
-                Op::Put(id, _) => needed.frontend(id.address, service_addresses),
+                Op::Put(id, _) => needed.frontend(id.address, cluster_ips),
+                Op::ClusterIp(address, true) => needed.cluster_ip(*address),
                 Op::ServiceCidr(range, true) => needed.service_cidr(*range),
                 Op::Delete(_)
                 | Op::Allow(_)

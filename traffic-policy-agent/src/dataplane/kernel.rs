@@ -2,9 +2,10 @@
 
 use std::{
     ffi::CString,
-    io::ErrorKind,
+    io::{self, ErrorKind},
+    net::{Ipv4Addr, UdpSocket},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -72,21 +73,75 @@ pub fn sample_hz(mut jiffies: impl FnMut() -> Result<u32>) -> Result<u32> {
     known.into_iter().min_by_key(|hz| (f64::from(*hz) - measured).abs() as u64).context("no known tick rate")
 }
 
-/// Detaches a pinned link at once, if it is one that can be. aya 0.14 lacks it.
-pub fn detach_link(pin: &Path) {
-    // linux/bpf.h: enum bpf_cmd, and the parts of union bpf_attr that these two read.
-    const OBJ_GET: libc::c_int = 7;
-    const LINK_DETACH: libc::c_int = 34;
-    let Ok(name) = CString::new(pin.as_os_str().as_bytes()) else { return };
+/// linux/bpf.h: enum bpf_cmd, and below the parts of union bpf_attr that these read.
+mod command {
+    pub const OBJ_GET: libc::c_int = 7;
+    pub const LINK_UPDATE: libc::c_int = 29;
+    pub const LINK_DETACH: libc::c_int = 34;
+}
+
+/// The link that is pinned at a path. aya 0.14 gives no descriptor of its links away.
+fn pinned_link(pin: &Path) -> io::Result<OwnedFd> {
+    let name = CString::new(pin.as_os_str().as_bytes())?;
     let path = [name.as_ptr() as u64, 0];
     // SAFETY: the attributes are as long as said, and the name outlives the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, path.as_ptr(), size_of_val(&path)) };
-    let Ok(fd @ 0..) = libc::c_int::try_from(fd) else { return };
-    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
-    let link = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, command::OBJ_GET, path.as_ptr(), size_of_val(&path)) };
+    match libc::c_int::try_from(fd) {
+        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+        Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Detaches a pinned link at once, if it is one that can be. aya 0.14 lacks it.
+pub fn detach_link(pin: &Path) {
+    let Ok(link) = pinned_link(pin) else { return };
     let attributes = [link.as_raw_fd()];
-    // SAFETY: as above. A link whose device is gone refuses, and need not be detached.
-    unsafe { libc::syscall(libc::SYS_bpf, LINK_DETACH, attributes.as_ptr(), size_of_val(&attributes)) };
+    // SAFETY: the attributes are as long as said. A link whose device is gone refuses, and need not be detached.
+    unsafe {
+        libc::syscall(libc::SYS_bpf, command::LINK_DETACH, attributes.as_ptr(), size_of_val(&attributes))
+    };
+}
+
+/// Puts another program behind a pinned link, in one step: each call meets the old one or the new one. aya 0.14 can do it
+/// for devices only.
+///
+/// # Errors
+/// It is no link, or what it was attached to is gone.
+pub fn update_link(pin: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
+    let link = pinned_link(pin)?;
+    // Link, new program, flags, old program.
+    let attributes = [link.as_raw_fd(), program.as_raw_fd(), 0, 0];
+    // SAFETY: the attributes are as long as said, and the descriptors are open.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, command::LINK_UPDATE, attributes.as_ptr(), size_of_val(&attributes))
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The kernel's number of this process's network namespace, as programs see it.
+///
+/// # Errors
+/// The kernel refuses a socket.
+pub fn netns_cookie() -> Result<u64> {
+    let socket =
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("no socket to ask for the network namespace")?;
+    let mut cookie = 0_u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: the option is a word of eight bytes, which is what there is room for.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error()).context("the network namespace has no number");
+    }
+    Ok(cookie)
 }
 
 /// Capabilities that the agent needs, each with what it is for.

@@ -1,6 +1,7 @@
 //! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
 
 mod attach;
+mod cgroup;
 mod clsact;
 mod config;
 mod counters;
@@ -8,6 +9,7 @@ mod devices;
 mod filter;
 mod hops;
 mod kernel;
+mod levels;
 #[cfg(feature = "log")]
 mod log;
 mod object;
@@ -18,15 +20,17 @@ mod pool;
 mod programs;
 mod ranges;
 mod report;
+mod sockets;
 mod store;
 mod sweep;
 mod tables;
+mod trial;
 mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -35,22 +39,26 @@ use aya::Ebpf;
 
 pub use self::{
     attach::{Attached, Mode},
+    cgroup::Cgroup,
     config::{Config, IdleTimes, Interface, Written},
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
     kernel::{Kernel, check_privileges, monotonic},
+    levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pinned::{
         Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
-        Report, ServiceCount, ServicePort, Traffic, Way, device_name,
+        Report, ServiceCount, ServicePort, Traffic, Way, device_name, service_count_reader,
     },
     pins::{DEFAULT as DEFAULT_PINS, Removed},
     plan::FrontendId,
     pool::{PortRanges, Wanted as Pool},
     programs::{jumps, load_programs},
+    sockets::Exchanged,
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
+    trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},
 };
 use self::{
     filter::{Array, Bits, Needed},
@@ -58,7 +66,7 @@ use self::{
     plan::{Context, Planner},
     words::{agent, pool_port, state},
 };
-use crate::model::{Desired, FrontendKind, Protocol, ServicePortKey};
+use crate::model::{Desired, Protocol, ServicePortKey};
 
 /// Service ports, and slots of each family: as the maps are declared.
 const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
@@ -77,14 +85,16 @@ pub struct Dataplane {
     sweeper: Sweeper,
     hops: hops::Arena,
     attached: BTreeMap<u32, (Interface, Attached)>,
-    /// Addresses of frontends that the filter knows by address.
-    cluster_ips: BTreeSet<IpAddr>,
     /// The filter may hold bits of Services that are gone.
     untidy: bool,
     /// Endpoints in `GONE`: their flows are being marked.
     gone: BTreeSet<(SocketAddr, Protocol)>,
+    /// What the last periodic sweep found: IPv4, IPv6.
+    found: [Found; 2],
     /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
     synced: bool,
+    /// The cgroup that `config` means.
+    cgroup: Option<PathBuf>,
     config: Config,
     kernel: Kernel,
     pins: Option<Pins>,
@@ -99,11 +109,13 @@ impl Dataplane {
         check_privileges()?;
         let kernel = Kernel::running()?;
         let ports = config.pool.ports()?;
+        let cgroup = config.cgroup.folder()?;
         let pins = config.pins.as_deref().map(Pins::open).transpose()?;
         match Self::load(config, kernel, pins.as_ref()) {
             Ok(mut dataplane) => {
                 dataplane.set_pool(ports);
                 dataplane.pins = pins;
+                dataplane.cgroup = cgroup;
                 Ok(dataplane)
             }
             Err(error) => {
@@ -133,15 +145,17 @@ impl Dataplane {
             sweeper,
             hops: hops::Arena,
             attached: BTreeMap::new(),
-            cluster_ips: BTreeSet::new(),
             untidy: false,
             gone,
+            found: Default::default(),
             synced: false,
+            cgroup: None,
             config,
             kernel,
             pins: None,
         };
         dataplane.set_up_state(hz, flows)?;
+        dataplane.name_namespace()?;
         Ok(dataplane)
     }
 
@@ -212,14 +226,7 @@ impl Dataplane {
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
-        self.cluster_ips = desired
-            .ports
-            .values()
-            .flat_map(|port| &port.frontends)
-            .filter(|frontend| frontend.kind == FrontendKind::ClusterIp)
-            .map(|frontend| frontend.address.ip())
-            .collect();
-        let mut elements = Needed::of(&plan.ops, &self.cluster_ips).add_to(&mut self.tables.filter);
+        let mut elements = Needed::of(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
         self.untidy |= !plan.ops.is_empty();
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
         let mut failed = self.name_gone(&plan.gone).err();
@@ -284,6 +291,7 @@ impl Dataplane {
     pub fn sweep(&mut self) -> Result<()> {
         let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
         tracing::trace!(?found, "swept");
+        self.found = found;
         self.report_life()?;
         if self.synced {
             for (endpoint, protocol) in self.gone.clone() {
@@ -300,11 +308,12 @@ impl Dataplane {
     fn tidy(&mut self) {
         let mut needed = Needed::default();
         for id in self.planner.frontends().keys() {
-            needed.frontend(id.address, &self.cluster_ips);
+            needed.frontend(id.address, self.planner.cluster_ips());
         }
         for endpoint in self.planner.endpoints() {
             needed.endpoint(endpoint.address);
         }
+        self.planner.cluster_ips().iter().for_each(|address| needed.cluster_ip(*address));
         for range in self.planner.service_cidrs() {
             needed.service_cidr(*range);
         }

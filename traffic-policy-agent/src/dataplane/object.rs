@@ -53,50 +53,100 @@ impl Sizes {
 /// # Errors
 /// A pinned map of another layout, missing privileges, a kernel without BTF.
 pub fn load(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
-    if OBJECT.is_empty() {
-        bail!("this build holds no packet path: run `cargo xtask setup` and build again");
-    }
-    let shapes = shapes()?;
-    let mut paths: Vec<(&str, PathBuf)> = Vec::new();
-    let mut entries: Vec<(&str, u32)> = Vec::new();
-    for (name, shape) in &shapes {
-        let wanted = sizes.of(name).unwrap_or(shape.entries);
-        let mut used = wanted;
-        if let Some(pins) = pins {
-            let path = pins.join(name);
-            if let Some(entries) = pinned(&path, shape)? {
-                if entries != wanted {
-                    tracing::warn!(
-                        map = name,
-                        entries,
-                        wanted,
-                        "the pinned map keeps its size; `cleanup` and a new start change it"
-                    );
-                }
-                used = entries;
-            }
-            paths.push((name, path));
+    Loading { sizes, pins, shared: &|_| true, explains: None }.load(kernel)
+}
+
+/// A copy of the object that notes its way: see [`super::Trial`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Routes {
+    /// Asked of the kernel.
+    Real,
+    /// Every endpoint of another node is reached.
+    Assumed,
+}
+
+/// The object for `explain`: `shared` maps are those pinned in `pins`, the others its own.
+///
+/// # Errors
+/// As [`load`]; a shared map that is not pinned.
+pub(super) fn load_copy(
+    pins: Option<&Path>,
+    shared: &dyn Fn(&str) -> bool,
+    routes: Routes,
+    kernel: &Kernel,
+) -> Result<Ebpf> {
+    let sizes = Sizes { flows4: 1024, flows6: 1024, pending: 64 };
+    Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
+}
+
+struct Loading<'a> {
+    sizes: Sizes,
+    pins: Option<&'a Path>,
+    /// Which maps are pinned.
+    shared: &'a dyn Fn(&str) -> bool,
+    explains: Option<Routes>,
+}
+
+impl Loading<'_> {
+    fn load(&self, kernel: &Kernel) -> Result<Ebpf> {
+        if OBJECT.is_empty() {
+            bail!("this build holds no packet path: run `cargo xtask setup` and build again");
         }
-        entries.push((name, used));
+        let shapes = shapes()?;
+        let mut paths: Vec<(&str, PathBuf)> = Vec::new();
+        let mut entries: Vec<(&str, u32)> = Vec::new();
+        for (name, shape) in &shapes {
+            let wanted = self.sizes.of(name).unwrap_or(shape.entries);
+            let mut used = wanted;
+            if let Some(pins) = self.pins.filter(|_| (self.shared)(name)) {
+                let path = pins.join(name);
+                match pinned(&path, shape)? {
+                    Some(entries) => {
+                        if entries != wanted && self.explains.is_none() {
+                            tracing::warn!(
+                                map = name,
+                                entries,
+                                wanted,
+                                "the pinned map keeps its size; `cleanup` and a new start change it"
+                            );
+                        }
+                        used = entries;
+                    }
+                    // It would be made and pinned.
+                    None if self.explains.is_some() => {
+                        bail!(
+                            "{} is not there: is --pin-dir right, and an agent of this version set up?",
+                            path.display()
+                        )
+                    }
+                    None => {}
+                }
+                paths.push((name, path));
+            }
+            entries.push((name, used));
+        }
+        let btf = Btf::from_sys_fs().context(
+            "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
+        )?;
+        let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
+        let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
+        let tracing = u32::from(self.explains.is_some());
+        let assume_routes = u32::from(self.explains == Some(Routes::Assumed));
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(Some(&btf))
+            .override_global("CHECKSUM_IPV6", &checksum_ipv6, true)
+            .override_global("FIB_SOURCE", &fib_source, true)
+            .override_global("TRACING", &tracing, true)
+            .override_global("ASSUME_ROUTES", &assume_routes, true);
+        for (name, entries) in &entries {
+            loader.map_max_entries(name, *entries);
+        }
+        for (name, path) in &paths {
+            loader.map_pin_path(name, path.as_path());
+        }
+        loader.load(OBJECT).context("loading the packet path failed")
     }
-    let btf = Btf::from_sys_fs().context(
-        "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
-    )?;
-    let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
-    let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
-    let mut loader = EbpfLoader::new();
-    loader.btf(Some(&btf)).override_global("CHECKSUM_IPV6", &checksum_ipv6, true).override_global(
-        "FIB_SOURCE",
-        &fib_source,
-        true,
-    );
-    for (name, entries) in &entries {
-        loader.map_max_entries(name, *entries);
-    }
-    for (name, path) in &paths {
-        loader.map_pin_path(name, path.as_path());
-    }
-    loader.load(OBJECT).context("loading the packet path failed")
 }
 
 /// What the object says of one of its maps.

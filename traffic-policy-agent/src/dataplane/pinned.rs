@@ -19,7 +19,7 @@ use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use self::read::Reader;
 pub use self::{
-    counts::{Count, Counts, ServiceCount},
+    counts::{Count, Counts, ServiceCount, service_count_reader},
     flows::{Flow, FlowState, Traffic, Way},
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},

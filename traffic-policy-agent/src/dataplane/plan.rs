@@ -5,6 +5,7 @@
 //! Service, and an agent that takes the maps over writes nothing where nothing changed.
 
 mod entry;
+mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -16,7 +17,7 @@ use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Frontend, Range, ServiceInfo};
 
 use super::ranges::Ranges;
-use crate::model::{Desired, Endpoint, FrontendKind, Protocol, ServicePort, ServicePortKey};
+use crate::model::{Desired, Endpoint, Protocol, ServicePort, ServicePortKey};
 
 /// A frontend as a key of its map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,8 +91,6 @@ pub struct Planner {
     first: bool,
     /// Indices of `ports`.
     used: HashSet<u32>,
-    /// How many frontends are on each ClusterIP.
-    cluster_ips: HashMap<IpAddr, u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -154,7 +153,6 @@ impl Planner {
             found,
             first: true,
             used: HashSet::new(),
-            cluster_ips: HashMap::new(),
         }
     }
 
@@ -194,10 +192,8 @@ impl Planner {
             }
         }
         // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
-        let cluster_ips: BTreeSet<IpAddr> = self.cluster_ips.keys().copied().collect();
-        for address in self.held.cluster_ips.difference(&cluster_ips) {
-            plan.ops.push(Op::ClusterIp(*address, false));
-        }
+        let forgotten = self.held.cluster_ips.extract_if(.., |ip| !desired.cluster_ips.contains_key(ip));
+        plan.ops.extend(forgotten.map(|address| Op::ClusterIp(address, false)));
         for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
             plan.ops.push(Op::ServiceCidr(*range, false));
         }
@@ -222,18 +218,25 @@ impl Planner {
                 plan.last.push(Op::Unname(index));
             }
         }
-        for address in cluster_ips.difference(&self.held.cluster_ips) {
-            plan.last.push(Op::ClusterIp(*address, true));
+        for address in desired.cluster_ips.keys() {
+            if !self.held.cluster_ips.contains(address) {
+                self.held.cluster_ips.insert(*address);
+                plan.last.push(Op::ClusterIp(*address, true));
+            }
         }
         for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
             plan.last.push(Op::ServiceCidr(*range, true));
         }
-        self.held.cluster_ips = cluster_ips;
         self.held.service_cidrs.clone_from(&desired.service_cidrs);
         plan.ops.append(&mut plan.last);
         self.first = false;
         plan.gone = before.into_iter().filter(|endpoint| !self.serving.contains_key(endpoint)).collect();
         plan
+    }
+
+    /// ClusterIPs as they are after the last plan.
+    pub fn cluster_ips(&self) -> &BTreeSet<IpAddr> {
+        &self.held.cluster_ips
     }
 
     /// Ranges of ClusterIPs as they are after the last plan.
@@ -330,7 +333,6 @@ impl Planner {
             }
         }
         self.used.insert(index);
-        self.count_addresses(old.as_ref().map(|old| &old.port), Some(port));
         self.ports.insert(key.clone(), Applied { port: port.clone(), index, cluster, local });
     }
 
@@ -380,7 +382,6 @@ impl Planner {
     fn withdraw(&mut self, key: &ServicePortKey, now: Instant, plan: &mut Plan) {
         let Some(old) = self.ports.remove(key) else { return };
         self.count(key, Some(&old.port), None);
-        self.count_addresses(Some(&old.port), None);
         self.used.remove(&old.index);
         self.held.names.remove(&old.index);
         plan.last.push(Op::Unname(old.index));
@@ -415,25 +416,6 @@ impl Planner {
         if range.len > 0 {
             self.held.slots.remove(&(ipv6, range.base));
             self.ranges[usize::from(ipv6)].release(range, now);
-        }
-    }
-
-    fn count_addresses(&mut self, old: Option<&ServicePort>, new: Option<&ServicePort>) {
-        let cluster_ips = |port: Option<&ServicePort>| -> Vec<IpAddr> {
-            let frontends = port.into_iter().flat_map(|port| &port.frontends);
-            let of_kind = frontends.filter(|frontend| frontend.kind == FrontendKind::ClusterIp);
-            of_kind.map(|frontend| frontend.address.ip()).collect()
-        };
-        for address in cluster_ips(new) {
-            *self.cluster_ips.entry(address).or_default() += 1;
-        }
-        for address in cluster_ips(old) {
-            if let Some(count) = self.cluster_ips.get_mut(&address) {
-                *count -= 1;
-                if *count == 0 {
-                    self.cluster_ips.remove(&address);
-                }
-            }
         }
     }
 

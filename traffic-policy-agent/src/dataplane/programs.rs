@@ -33,6 +33,7 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
             aya::programs::Program::Xdp(program) => program.load(),
             aya::programs::Program::SchedClassifier(program) => program.load(),
             aya::programs::Program::RawTracePoint(program) => program.load(),
+            aya::programs::Program::CgroupSockAddr(program) => program.load(),
             _ => continue,
         };
         loaded.with_context(|| format!("this kernel refuses the program {name}"))?;

@@ -175,6 +175,23 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
     }
 }
 
+/// A frontend as it lies in the maps.
+pub fn frontend(tables: &Tables, id: &FrontendId) -> Option<Frontend> {
+    match id.address {
+        SocketAddr::V4(address) => tables.v4.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
+        SocketAddr::V6(address) => tables.v6.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
+    }
+}
+
+fn key<A: Address>(address: A, id: FrontendId) -> FrontendKey<A> {
+    FrontendKey {
+        address,
+        port: id.address.port().to_be(),
+        protocol: number(id.protocol) as u16,
+        scope: if id.address.ip().is_unspecified() { scope::LOOPBACK } else { scope::ADDRESS },
+    }
+}
+
 fn put_frontend(tables: &mut Tables, id: FrontendId, frontend: Option<Frontend>) -> Result<usize> {
     match id.address {
         SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), id, frontend)?,
@@ -265,12 +282,7 @@ fn put<A: Address>(
     id: FrontendId,
     frontend: Option<Frontend>,
 ) -> Result<()> {
-    let key = FrontendKey {
-        address,
-        port: id.address.port().to_be(),
-        protocol: number(id.protocol) as u16,
-        scope: if id.address.ip().is_unspecified() { scope::LOOPBACK } else { scope::ADDRESS },
-    };
+    let key = key(address, id);
     match frontend {
         Some(frontend) => frontends
             .insert(key, frontend, 0)

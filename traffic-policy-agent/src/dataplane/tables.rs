@@ -1,6 +1,9 @@
 //! The maps by name and type, and conversions between addresses and map keys.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result};
 use aya::{
@@ -41,7 +44,8 @@ pub struct Tables {
     pub devices: HashMap<MapData, u32, Device>,
     pub gone: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
-    pub counters: PerCpuArray<MapData, u64>,
+    /// Shared with those who read them whenever they like.
+    pub counters: Arc<PerCpuArray<MapData, u64>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
     pub agent: Words<Agent>,
@@ -49,6 +53,34 @@ pub struct Tables {
     pub usage: Words<Usage>,
     pub filter: Words<Filter>,
     pub pool: Words<[u16; 65_536]>,
+    pub room: Room,
+}
+
+/// How many entries fit; pairs are IPv4, IPv6.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub pending: [u32; 2],
+    pub frontends: [u32; 2],
+    pub slots: [u32; 2],
+    pub source_ranges: [u32; 2],
+    pub devices: u32,
+    pub gone: u32,
+}
+
+impl Room {
+    fn of(object: &Ebpf) -> Result<Self> {
+        let both = |name: &str| -> Result<[u32; 2]> {
+            Ok([size(object, &format!("{name}4"))?, size(object, &format!("{name}6"))?])
+        };
+        Ok(Self {
+            pending: both("PENDING")?,
+            frontends: both("FRONTENDS")?,
+            slots: both("SLOTS")?,
+            source_ranges: both("SOURCES")?,
+            devices: size(object, "DEVICES")?,
+            gone: size(object, "GONE")?,
+        })
+    }
 }
 
 fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
@@ -56,8 +88,10 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
 }
 
 fn size(object: &Ebpf, name: &str) -> Result<u32> {
-    let Some(Map::HashMap(data)) = object.map(name) else {
-        anyhow::bail!("the packet path has no hash {name}")
+    let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) | Map::Array(data)) =
+        object.map(name)
+    else {
+        anyhow::bail!("the packet path has no hash, trie or array {name}")
     };
     Ok(data.info().with_context(|| format!("the size of {name} cannot be read"))?.max_entries())
 }
@@ -75,6 +109,7 @@ impl Tables {
     /// A map that is missing or of another type: a build that does not fit together.
     pub fn take(object: &mut Ebpf) -> Result<Self> {
         let sizes = [size(object, "FLOWS4")?, size(object, "FLOWS6")?];
+        let room = Room::of(object)?;
         Ok(Self {
             v4: Family {
                 flows: typed!(object, "FLOWS4"),
@@ -103,7 +138,7 @@ impl Tables {
             devices: typed!(object, "DEVICES"),
             gone: typed!(object, "GONE"),
             sweep: typed!(object, "SWEEP"),
-            counters: typed!(object, "COUNTERS"),
+            counters: Arc::new(typed!(object, "COUNTERS")),
             xdp_jumps: typed!(object, "XDP_JUMPS"),
             tc_jumps: typed!(object, "TC_JUMPS"),
             agent: Words::new(take(object, "AGENT")?)?,
@@ -111,6 +146,7 @@ impl Tables {
             usage: Words::new(take(object, "USAGE")?)?,
             filter: Words::new(take(object, "FILTER")?)?,
             pool: Words::new(take(object, "POOL")?)?,
+            room,
         })
     }
 }
@@ -171,6 +207,23 @@ pub fn wide(address: IpAddr) -> [u64; 2] {
     match address {
         IpAddr::V4(address) => address.to_wire().wide(),
         IpAddr::V6(address) => address.to_wire().wide(),
+    }
+}
+
+/// Addresses of a device, as the packet path wants them.
+pub trait SetAddresses {
+    /// Takes the first address of each family.
+    fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>);
+}
+
+impl SetAddresses for Device {
+    fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>) {
+        for address in addresses.rev() {
+            match address {
+                IpAddr::V4(_) => self.addresses[0] = wide(address)[0],
+                IpAddr::V6(_) => [self.addresses[1], self.addresses[2]] = wide(address),
+            }
+        }
     }
 }
 

@@ -181,7 +181,7 @@ pub(super) fn json(status: StatusCode, body: String) -> Answer {
 }
 
 /// As Go's HTTP server answers for a path it does not know.
-pub(super) fn not_found(method: &Method) -> Answer {
+pub(crate) fn not_found(method: &Method) -> Answer {
     let body = if method == Method::HEAD { "" } else { "404 page not found\n" };
     let mut response = Response::new(Full::new(Bytes::from_static(body.as_bytes())));
     *response.status_mut() = StatusCode::NOT_FOUND;
@@ -192,13 +192,13 @@ pub(super) fn not_found(method: &Method) -> Answer {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
     /// One request as a load balancer makes it; the whole answer as text.
-    pub(in crate::health) async fn get(address: SocketAddr, path: &str) -> String {
+    pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();

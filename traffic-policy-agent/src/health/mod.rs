@@ -11,7 +11,10 @@ mod proxy;
 mod report;
 mod service;
 
+pub(crate) use listener::not_found;
+#[cfg(test)]
+pub(crate) use listener::tests;
 pub use listener::{Answer, Served};
-pub use proxy::{HealthzServer, ProxyHealth};
+pub use proxy::{Answered, HealthzServer, ProxyHealth};
 pub use report::Report;
 pub use service::{ListenFailure, ServiceHealth};

@@ -4,7 +4,10 @@ use std::{
     collections::BTreeMap,
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -31,7 +34,31 @@ pub struct ProxyHealth(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     late: Duration,
+    started: Instant,
     state: Mutex<State>,
+    healthz: Answers,
+    livez: Answers,
+}
+
+/// How often 200 and 503 were answered.
+#[derive(Debug, Default)]
+struct Answers([AtomicU64; 2]);
+
+impl Answers {
+    fn count(&self, ok: bool) {
+        self.0[usize::from(!ok)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> [(u16, u64); 2] {
+        [(200, self.0[0].load(Ordering::Relaxed)), (503, self.0[1].load(Ordering::Relaxed))]
+    }
+}
+
+/// How often probes were answered with each HTTP status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub healthz: [(u16, u64); 2],
+    pub livez: [(u16, u64); 2],
 }
 
 #[derive(Debug, Default)]
@@ -58,7 +85,13 @@ impl ProxyHealth {
     fn with_late(ipv4: bool, ipv6: bool, late: Duration) -> Self {
         let families = [(ipv4, "IPv4"), (ipv6, "IPv6")];
         let families = families.into_iter().filter(|(wanted, _)| *wanted).map(|(_, name)| name).collect();
-        Self(Arc::new(Shared { late, state: Mutex::new(State { families, ..State::default() }) }))
+        Self(Arc::new(Shared {
+            late,
+            started: Instant::now(),
+            state: Mutex::new(State { families, ..State::default() }),
+            healthz: Answers::default(),
+            livez: Answers::default(),
+        }))
     }
 
     /// A change has come that may have to be written. Not called before the source has given everything: waiting for
@@ -116,6 +149,21 @@ impl ProxyHealth {
         state.updated.is_some() && !self.is_late(&state)
     }
 
+    /// How long the maps have not held all that is desired: not at all, while nothing waits; before the first sync, since
+    /// the start.
+    #[must_use]
+    pub fn behind(&self) -> Duration {
+        let state = self.state();
+        let since = if state.updated.is_none() { Some(self.0.started) } else { state.queued };
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// How probes were answered so far.
+    #[must_use]
+    pub fn answered(&self) -> Answered {
+        Answered { healthz: self.0.healthz.load(), livez: self.0.livez.load() }
+    }
+
     fn is_late(&self, state: &State) -> bool {
         state.queued.is_some_and(|since| since.elapsed() >= self.0.late)
     }
@@ -128,12 +176,15 @@ impl ProxyHealth {
     fn healthz(&self) -> Answer {
         let state = self.state();
         let healthy = state.updated.is_some() && !self.is_late(&state);
-        self.answer(&state, healthy, healthy && state.node_eligible, Some(state.node_eligible))
+        let ok = healthy && state.node_eligible;
+        self.0.healthz.count(ok);
+        self.answer(&state, healthy, ok, Some(state.node_eligible))
     }
 
     fn livez(&self) -> Answer {
         let state = self.state();
         let alive = !self.is_late(&state);
+        self.0.livez.count(alive);
         self.answer(&state, alive, alive, None)
     }
 
@@ -265,6 +316,8 @@ mod tests {
 
         health.synced();
         assert_eq!(probe.statuses().await, (200, 200), "synced again");
+        let answered = Answered { healthz: [(200, 3), (503, 2)], livez: [(200, 4), (503, 1)] };
+        assert_eq!(health.answered(), answered);
     }
 
     #[tokio::test]

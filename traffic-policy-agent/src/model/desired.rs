@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
@@ -119,9 +119,25 @@ pub struct Desired {
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
     /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
     pub node_eligible: bool,
+    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere.
+    pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Where cluster IPs come from: an address of these that no Service has is nobody's.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
-    /// Things a person should know: two Services that claim one node port, an address that is none, an endpoint of the
-    /// wrong family. One complete sentence each, naming the object.
-    pub warnings: BTreeSet<String>,
+    pub warnings: BTreeSet<Warning>,
+}
+
+/// Something a person should know: two Services that claim one node port, an address that is none, an endpoint of the
+/// wrong family.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// The Service that is not, or not wholly, as it asks to be; `None` for what concerns all of them.
+    pub service: Option<ServiceName>,
+    /// One complete sentence, naming the object.
+    pub text: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }

@@ -1,14 +1,18 @@
 //! The objects, and the desired state that follows from them, recomputed only where something changed.
 
+mod objects;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
+use ipnet::IpNet;
+
 use super::{
-    Desired, Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey,
+    Desired, Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning,
     claims::Claims,
-    object::{EndpointSlice, Node, Service},
+    object::{EndpointSlice, Node, Service, ServiceCidr},
     reduce::{self, Context, Wanted},
 };
 
@@ -19,6 +23,12 @@ pub struct NodeInput {
     pub node_name: String,
     /// On which addresses node ports are reached.
     pub node_port_addresses: Vec<IpAddr>,
+    /// Whether node ports are reached on 127.0.0.0/8, by the node's own processes.
+    pub loopback_ipv4: bool,
+    /// Whether node ports are reached on `::1`, by the node's own processes.
+    pub loopback_ipv6: bool,
+    /// Ranges of cluster IPs beside those of ServiceCIDR objects (`--service-cidr`).
+    pub service_cidrs: BTreeSet<IpNet>,
     /// Whether this node does IPv4.
     pub ipv4: bool,
     /// Whether this node does IPv6.
@@ -32,6 +42,7 @@ pub struct Changes {
     pub ports: BTreeSet<ServicePortKey>,
     pub health: bool,
     pub node_eligible: bool,
+    pub service_cidrs: bool,
     pub warnings: bool,
 }
 
@@ -43,7 +54,7 @@ impl Changes {
     }
 }
 
-/// Every Service, EndpointSlice and Node that a source told of.
+/// Every Service, EndpointSlice, Node and ServiceCIDR that a source told of.
 ///
 /// Objects go in by `apply`, `delete` and `reset`, which say whether anything changed in the fields that matter.
 /// [`Index::update`] then brings the desired state up to date; its cost is that of the Services that changed.
@@ -56,6 +67,7 @@ pub struct Index {
     /// Nodes that were deleted, as they were last. The machine of the own Node still runs, and its addresses are still
     /// its own: traffic goes on.
     deleted_nodes: BTreeMap<String, Node>,
+    service_cidrs: BTreeMap<String, ServiceCidr>,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
@@ -63,7 +75,8 @@ pub struct Index {
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
     warnings: BTreeMap<ServiceName, BTreeSet<String>>,
-    node_warning: Option<String>,
+    /// Those that are about no Service.
+    node_warnings: BTreeSet<Warning>,
     desired: Desired,
 }
 
@@ -77,6 +90,8 @@ pub trait Indexed: Sized {
     fn name(&self) -> ServiceName;
     /// The names of all objects of this kind.
     fn names(index: &Index) -> Vec<ServiceName>;
+    /// Whether it is there, the same in all that matters.
+    fn is_held(&self, index: &Index) -> bool;
 }
 
 impl Index {
@@ -85,7 +100,7 @@ impl Index {
         object.apply(self)
     }
 
-    /// Removes an object; a Node has the empty namespace. Returns whether it was there.
+    /// Removes an object; a Node or ServiceCIDR has the empty namespace. Returns whether it was there.
     pub fn delete<T: Indexed>(&mut self, name: &ServiceName) -> bool {
         T::delete(name, self)
     }
@@ -125,6 +140,18 @@ impl Index {
         self.last_known_node(node_name).map_or(&[], |node| &node.addresses)
     }
 
+    /// All internal and external addresses of a Node object. Those of a deleted Node are remembered.
+    #[must_use]
+    pub fn all_node_addresses(&self, node_name: &str) -> &[IpAddr] {
+        self.last_known_node(node_name).map_or(&[], |node| &node.all_addresses)
+    }
+
+    /// The ranges of a Node's own pods, as its Node object gives them. Those of a deleted Node are remembered.
+    #[must_use]
+    pub fn pod_cidrs(&self, node_name: &str) -> &[IpNet] {
+        self.last_known_node(node_name).map_or(&[], |node| &node.pod_cidrs)
+    }
+
     fn last_known_node(&self, node_name: &str) -> Option<&Node> {
         self.nodes.get(node_name).or_else(|| self.deleted_nodes.get(node_name))
     }
@@ -133,6 +160,11 @@ impl Index {
     #[must_use]
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// How many warnings there are of each Service, as of the last [`Index::update`].
+    pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
+        self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
     }
 
     /// Brings the desired state up to date and says what changed in it since the last call.
@@ -165,13 +197,19 @@ impl Index {
         };
         let node = self.nodes.get(&input.node_name);
         let eligible = node.is_some_and(|node| !node.leaving);
-        let warning = node.is_none().then(|| {
+        let missing = node.is_none().then(|| {
             format!(
                 "There is no Node {:?}: no endpoint counts as local unless this is the name that endpoints carry, \
                  and /healthz says 503 (see --node-name).",
                 input.node_name
             )
         });
+        let problems = node.into_iter().flat_map(|node| &node.problems);
+        let problems = problems.chain(self.service_cidrs.values().flat_map(|object| &object.problems));
+        let texts = missing.into_iter().chain(problems.cloned());
+        let warnings: BTreeSet<_> = texts.map(|text| Warning { service: None, text }).collect();
+        let mut service_cidrs = input.service_cidrs.clone();
+        service_cidrs.extend(self.service_cidrs.values().flat_map(|object| &object.cidrs));
         if self.context != context {
             self.context = context;
             self.dirty.extend(self.services.keys().cloned());
@@ -180,13 +218,17 @@ impl Index {
             self.desired.node_eligible = eligible;
             changes.node_eligible = true;
         }
-        if self.node_warning != warning {
+        if self.desired.service_cidrs != service_cidrs {
+            self.desired.service_cidrs = service_cidrs;
+            changes.service_cidrs = true;
+        }
+        if self.node_warnings != warnings {
             changes.warnings = true;
-            if let Some(old) = self.node_warning.take() {
-                self.desired.warnings.remove(&old);
+            for old in &self.node_warnings {
+                self.desired.warnings.remove(old);
             }
-            self.desired.warnings.extend(warning.clone());
-            self.node_warning = warning;
+            self.desired.warnings.extend(warnings.iter().cloned());
+            self.node_warnings = warnings;
         }
     }
 
@@ -194,6 +236,14 @@ impl Index {
     fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
         let created = self.services.get(&name).and_then(|service| service.created);
         if let Some(old) = self.wanted.remove(&name) {
+            for address in &old.cluster_ips {
+                if let Some(count) = self.desired.cluster_ips.get_mut(address) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.desired.cluster_ips.remove(address);
+                    }
+                }
+            }
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
                     self.claims.remove(key, *frontend, settle);
@@ -201,6 +251,9 @@ impl Index {
             }
         }
         if let Some(wanted) = wanted {
+            for address in &wanted.cluster_ips {
+                *self.desired.cluster_ips.entry(*address).or_default() += 1;
+            }
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
                     self.claims.add(created, key, *frontend, settle);
@@ -255,10 +308,11 @@ impl Index {
         let old = self.warnings.remove(name).unwrap_or_default();
         if old != warnings {
             changes.warnings = true;
-            for warning in &old {
-                self.desired.warnings.remove(warning);
+            let about = |text: &String| Warning { service: Some(name.clone()), text: text.clone() };
+            for text in &old {
+                self.desired.warnings.remove(&about(text));
             }
-            self.desired.warnings.extend(warnings.iter().cloned());
+            self.desired.warnings.extend(warnings.iter().map(about));
         }
         if !warnings.is_empty() {
             self.warnings.insert(name.clone(), warnings);
@@ -285,97 +339,6 @@ fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -
         "Service {} does not get {what} for its port {:?}: Service {} has it.",
         key.service, key.port, holder.service
     )
-}
-
-impl Indexed for Service {
-    fn apply(self, index: &mut Index) -> bool {
-        if index.services.get(&self.name) == Some(&self) {
-            return false;
-        }
-        index.dirty.insert(self.name.clone());
-        index.services.insert(self.name.clone(), self);
-        true
-    }
-
-    fn delete(name: &ServiceName, index: &mut Index) -> bool {
-        let found = index.services.remove(name).is_some();
-        if found {
-            index.dirty.insert(name.clone());
-        }
-        found
-    }
-
-    fn name(&self) -> ServiceName {
-        self.name.clone()
-    }
-
-    fn names(index: &Index) -> Vec<ServiceName> {
-        index.services.keys().cloned().collect()
-    }
-}
-
-impl Indexed for EndpointSlice {
-    fn apply(self, index: &mut Index) -> bool {
-        let name = self.name.clone();
-        let service = self.service_name();
-        match index.slices.get(&name) {
-            Some(old) if *old == self => return false,
-            // The label may name another Service now.
-            Some(old) if old.service != self.service => {
-                Self::delete(&name, index);
-            }
-            _ => {}
-        }
-        index.dirty.insert(service.clone());
-        index.slices_of.entry(service).or_default().insert(name.clone());
-        index.slices.insert(name, self);
-        true
-    }
-
-    fn delete(name: &ServiceName, index: &mut Index) -> bool {
-        let Some(old) = index.slices.remove(name) else { return false };
-        let service = old.service_name();
-        if let Some(slices) = index.slices_of.get_mut(&service) {
-            slices.remove(name);
-            if slices.is_empty() {
-                index.slices_of.remove(&service);
-            }
-        }
-        index.dirty.insert(service);
-        true
-    }
-
-    fn name(&self) -> ServiceName {
-        self.name.clone()
-    }
-
-    fn names(index: &Index) -> Vec<ServiceName> {
-        index.slices.keys().cloned().collect()
-    }
-}
-
-impl Indexed for Node {
-    fn apply(self, index: &mut Index) -> bool {
-        if index.nodes.get(&self.name) == Some(&self) {
-            return false;
-        }
-        index.nodes.insert(self.name.clone(), self);
-        true
-    }
-
-    fn delete(name: &ServiceName, index: &mut Index) -> bool {
-        let Some(node) = index.nodes.remove(&name.name) else { return false };
-        index.deleted_nodes.insert(node.name.clone(), node);
-        true
-    }
-
-    fn name(&self) -> ServiceName {
-        ServiceName { namespace: String::new(), name: self.name.clone() }
-    }
-
-    fn names(index: &Index) -> Vec<ServiceName> {
-        index.nodes.keys().map(|name| ServiceName { namespace: String::new(), name: name.clone() }).collect()
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ mod render;
 
 pub use desired::{
     Desired, Endpoint, Frontend, FrontendKind, HealthCheck, Policy, Protocol, ServiceName, ServicePort,
-    ServicePortKey,
+    ServicePortKey, Warning,
 };
 pub use duration::parse_duration;
 pub use index::{Changes, Index, Indexed, NodeInput};

@@ -1,7 +1,10 @@
 //! What the model reads of Kubernetes objects: a few fields, checked and parsed, so that thousands of them are cheap to
 //! keep and two versions of one object compare equal unless something changed that matters here.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use ipnet::IpNet;
 
@@ -65,10 +68,24 @@ pub struct EndpointSlice {
     pub endpoints: Vec<SliceEndpoint>,
     /// What was left out of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
+    pub last_change: LastChange,
 }
 
+/// When what an EndpointSlice says came to be: `endpoints.kubernetes.io/last-change-trigger-time`. For metrics: it does
+/// not matter to where packets go, so all are equal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LastChange(pub Option<SystemTime>);
+
+impl PartialEq for LastChange {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for LastChange {}
+
 impl EndpointSlice {
-    pub(super) fn service_name(&self) -> ServiceName {
+    pub(crate) fn service_name(&self) -> ServiceName {
         ServiceName { namespace: self.name.namespace.clone(), name: self.service.clone() }
     }
 }
@@ -100,8 +117,24 @@ pub struct Node {
     pub name: String,
     /// The first address of each family, internal before external ones.
     pub addresses: Vec<IpAddr>,
+    /// All internal and external addresses, in the order of the object.
+    pub all_addresses: Vec<IpAddr>,
+    /// `spec.podCIDRs`: where the addresses of its pods come from.
+    pub pod_cidrs: Vec<IpNet>,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
     /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
     pub leaving: bool,
+    /// What was left out of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}
+
+/// A range that the API server allocates cluster IPs from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCidr {
+    pub name: String,
+    /// `spec.cidrs`
+    pub cidrs: Vec<IpNet>,
+    /// What was left out of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
 }

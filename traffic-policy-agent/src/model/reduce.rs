@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use ipnet::IpNet;
@@ -34,6 +34,8 @@ impl Context {
 pub(super) struct Wanted {
     pub(super) ports: Vec<(ServicePortKey, ServicePort)>,
     pub(super) health: Option<HealthCheck>,
+    /// Its cluster IPs, whether or not a port of it can be served.
+    pub(super) cluster_ips: Vec<IpAddr>,
     pub(super) warnings: BTreeSet<String>,
 }
 
@@ -50,6 +52,8 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         if !(if ipv6 { service.ipv6 } else { service.ipv4 }) {
             continue;
         }
+        let cluster_ips = service.cluster_ips.iter().filter(|ip| ip.is_ipv6() == ipv6);
+        wanted.cluster_ips.extend(cluster_ips.copied());
         let mut ready_here = BTreeSet::new();
         for port in &service.ports {
             let candidates = candidates(port, ipv6, slices, context.place());
@@ -122,7 +126,14 @@ fn service_port(
 /// One frontend for each address: where an address is given twice, the kind that restricts more stands, so that
 /// naming a load balancer's address as external IP too does not open it to every source.
 fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> BTreeSet<Frontend> {
-    let node_ports: &[IpAddr] = if port.node_port == 0 { &[] } else { &context.input.node_port_addresses };
+    let input = &context.input;
+    let (node_ports, loopback): (&[IpAddr], _) = match port.node_port {
+        0 => (&[], None),
+        _ if ipv6 => {
+            (&input.node_port_addresses, input.loopback_ipv6.then_some(Ipv6Addr::UNSPECIFIED.into()))
+        }
+        _ => (&input.node_port_addresses, input.loopback_ipv4.then_some(Ipv4Addr::UNSPECIFIED.into())),
+    };
     let mut seen = BTreeSet::new();
     let mut frontends = BTreeSet::new();
     for (kind, addresses, number) in [
@@ -130,6 +141,7 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
         (FrontendKind::ClusterIp, &service.cluster_ips, port.port),
         (FrontendKind::ExternalIp, &service.external_ips, port.port),
         (FrontendKind::NodePort, node_ports, port.node_port),
+        (FrontendKind::LoopbackNodePort, loopback.as_slice(), port.node_port),
     ] {
         for ip in addresses.iter().filter(|ip| ip.is_ipv6() == ipv6) {
             let address = SocketAddr::new(*ip, number);

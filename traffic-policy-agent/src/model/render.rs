@@ -15,6 +15,7 @@ pub fn render(desired: &Desired) -> String {
         lines.push(format!("health {name} on {}: {} local", health.port, health.local_endpoints));
     }
     lines.push(format!("node {}", if desired.node_eligible { "eligible" } else { "not eligible" }));
+    lines.extend(desired.service_cidrs.iter().map(|cidr| format!("service CIDR {cidr}")));
     lines.extend(desired.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines.push(String::new());
     lines.join("\n")

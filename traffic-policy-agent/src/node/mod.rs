@@ -5,6 +5,8 @@ mod devices;
 mod events;
 mod fingerprint;
 mod neighbours;
+pub mod netlink;
+pub mod sockets;
 
 use std::{
     collections::BTreeSet,
@@ -112,6 +114,23 @@ impl Network {
             }
         }
         Ok(addresses)
+    }
+
+    /// The device by which this node's packets to an address leave; `None` without a route.
+    pub async fn device_towards(&self, address: IpAddr) -> Option<u32> {
+        let message = match address {
+            IpAddr::V4(address) => {
+                RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(address, 32).build()
+            }
+            IpAddr::V6(address) => {
+                RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(address, 128).build()
+            }
+        };
+        let route = self.handle.route().get(message).execute().try_next().await.ok()??;
+        route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        })
     }
 
     /// Unicast routes of all tables.

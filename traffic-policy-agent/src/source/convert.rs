@@ -3,7 +3,14 @@
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
 
-use std::{fmt, net::IpAddr, time::Duration};
+mod nodes;
+mod problems;
+
+use std::{
+    fmt,
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use ipnet::IpNet;
 use k8s_openapi::{
@@ -12,13 +19,12 @@ use k8s_openapi::{
         discovery::v1 as discovery,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
 };
 
-use crate::model::{
-    Policy, Protocol, ServiceName,
-    address::{parse_cidr, parse_ip, unusable},
-    object, parse_duration,
-};
+pub(super) use self::nodes::{node, service_cidr};
+use self::problems::Problems;
+use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object, parse_duration};
 
 /// Services and EndpointSlices with these labels belong to no proxy, or to another one.
 pub(super) const LABEL_SELECTOR: &str =
@@ -26,9 +32,8 @@ pub(super) const LABEL_SELECTOR: &str =
 const FOREIGN_LABELS: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
-const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// A field that holds what it must not.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,14 +130,6 @@ pub(super) fn service(
         drain
     });
 
-    let affinity = affinity(spec)?;
-    if affinity.is_some() {
-        problems.tell(
-            "spec.sessionAffinity",
-            "is not kept by this version: each new connection chooses any endpoint",
-        );
-    }
-
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
         service_type,
@@ -145,7 +142,7 @@ pub(super) fn service(
         external_policy: policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref())?,
         internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref())?,
         source_ranges: source_ranges(spec, &mut problems),
-        affinity,
+        affinity: affinity(spec)?,
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         drain,
         problems: problems.sentences,
@@ -155,15 +152,15 @@ pub(super) fn service(
 
 fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object::Port>, FieldError> {
     let mut ports = Vec::new();
+    let mut untranslated = Vec::new();
     for (i, port) in spec.ports.iter().flatten().enumerate() {
         let number = optional_port(&format!("spec.ports[{i}].port"), Some(port.port))?;
         if number == 0 {
             return Err(FieldError::new(format!("spec.ports[{i}].port"), "0 is not a port"));
         }
         let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
-        let field = format!("spec.ports[{i}].protocol");
-        let Some(protocol) = protocol(&field, port.protocol.as_deref())? else {
-            problems.tell(&field, "SCTP is not translated, the port is left alone");
+        let Some(protocol) = protocol(port.protocol.as_deref()) else {
+            untranslated.push(format!("spec.ports[{i}] {}", port.protocol.as_deref().unwrap_or_default()));
             continue;
         };
         ports.push(object::Port {
@@ -172,6 +169,9 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
             port: number,
             node_port,
         });
+    }
+    if !untranslated.is_empty() {
+        problems.tell(&untranslated.join(", "), "left alone: neither TCP nor UDP");
     }
     Ok(ports)
 }
@@ -233,9 +233,9 @@ pub(super) fn endpoint_slice(
     let mut ports = Vec::new();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
         let number = optional_port(&format!("ports[{i}].port"), port.port)?;
-        let protocol = protocol(&format!("ports[{i}].protocol"), port.protocol.as_deref())?;
-        // Without a number the slice means "all ports", which no proxy can translate. SCTP is told with the Service.
-        if let (1.., Some(protocol)) = (number, protocol) {
+        // Without a number the slice means "all ports", which no proxy can translate. Other protocols are told with the
+        // Service.
+        if let (1.., Some(protocol)) = (number, protocol(port.protocol.as_deref())) {
             ports.push(object::SlicePort {
                 name: port.name.clone().unwrap_or_default(),
                 protocol,
@@ -261,14 +261,29 @@ pub(super) fn endpoint_slice(
             Some(slice_endpoint(address, endpoint))
         })
         .collect();
+    let last_change = last_change(&slice.metadata, &mut problems);
     Ok(Some(object::EndpointSlice {
         service: service.clone(),
         ipv6,
         ports,
         endpoints,
         problems: problems.sentences,
+        last_change,
         name,
     }))
+}
+
+fn last_change(metadata: &ObjectMeta, problems: &mut Problems) -> object::LastChange {
+    let annotations = metadata.annotations.as_ref();
+    let text = annotations.and_then(|annotations| annotations.get(LAST_CHANGE_ANNOTATION));
+    let time = text.map(|text| text.parse::<Timestamp>());
+    if let (Some(text), Some(Err(_))) = (text, &time) {
+        problems.tell(
+            &format!("metadata.annotations[{LAST_CHANGE_ANNOTATION}]"),
+            &format!("{text:?} is not a time, so how long its changes take is not measured"),
+        );
+    }
+    object::LastChange(time.and_then(Result::ok).map(SystemTime::from))
 }
 
 fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::SliceEndpoint {
@@ -287,31 +302,6 @@ fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::Sl
     }
 }
 
-pub(super) fn node(node: &core::Node) -> Result<object::Node, FieldError> {
-    let labels = node.metadata.labels.as_ref();
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
-    let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
-    let of_type = |wanted: &'static str| {
-        listed
-            .iter()
-            .filter(move |address| address.type_ == wanted)
-            .filter_map(|address| parse_ip(&address.address))
-    };
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
-        if !addresses.iter().any(|chosen| chosen.is_ipv6() == ip.is_ipv6()) {
-            addresses.push(ip);
-        }
-    }
-    Ok(object::Node {
-        name: name(&node.metadata)?.name,
-        addresses,
-        zone: labels.and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
-        leaving: node.metadata.deletion_timestamp.is_some()
-            || taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
-    })
-}
-
 fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
     match text {
         None | Some("Cluster" | "") => Ok(Policy::Cluster),
@@ -320,13 +310,12 @@ fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
     }
 }
 
-/// `None` for SCTP.
-fn protocol(field: &str, text: Option<&str>) -> Result<Option<Protocol>, FieldError> {
+/// `None` for SCTP, and for what a newer API may have: the Service's other ports are served all the same.
+fn protocol(text: Option<&str>) -> Option<Protocol> {
     match text {
-        None | Some("TCP" | "") => Ok(Some(Protocol::Tcp)),
-        Some("UDP") => Ok(Some(Protocol::Udp)),
-        Some("SCTP") => Ok(None),
-        Some(other) => Err(unknown(field, other, "TCP, UDP or SCTP")),
+        None | Some("TCP" | "") => Some(Protocol::Tcp),
+        Some("UDP") => Some(Protocol::Udp),
+        Some(_) => None,
     }
 }
 
@@ -338,41 +327,4 @@ fn optional_port(field: &str, number: Option<i32>) -> Result<u16, FieldError> {
 
 fn unknown(field: &str, value: &str, expected: impl fmt::Display) -> FieldError {
     FieldError::new(field, format!("unknown value {value:?}, expected {expected}"))
-}
-
-/// What is left out of one object.
-struct Problems {
-    object: String,
-    sentences: Vec<String>,
-}
-
-impl Problems {
-    fn tell(&mut self, field: &str, what: &str) {
-        self.sentences.push(format!("{}: {field} {what}.", self.object));
-    }
-
-    fn address(&mut self, field: &str, text: &str) -> Option<IpAddr> {
-        let Some(ip) = parse_ip(text) else {
-            self.tell(field, &format!("{text:?} is not an IP address, and is left out"));
-            return None;
-        };
-        if let Some(reason) = unusable(ip) {
-            self.tell(field, &format!("{text:?} is {reason}, and is left out"));
-            return None;
-        }
-        Some(ip)
-    }
-
-    /// The usable addresses, without duplicates, in order.
-    fn addresses(&mut self, field: &str, texts: &[String]) -> Vec<IpAddr> {
-        let mut addresses = Vec::new();
-        for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-            if let Some(ip) = self.address(&format!("{field}[{i}]"), text)
-                && !addresses.contains(&ip)
-            {
-                addresses.push(ip);
-            }
-        }
-        addresses
-    }
 }

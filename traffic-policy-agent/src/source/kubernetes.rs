@@ -1,6 +1,7 @@
-//! The Kubernetes API: watches of Services, EndpointSlices and the own Node.
+//! The Kubernetes API: watches of Services, EndpointSlices, ServiceCIDRs and the own Node.
 //!
-//! Needs no more than the built-in role `system:node-proxier` gives: list and watch these, create Events.
+//! Needs no more than the built-in role `system:node-proxier` gives: list and watch these, create Events. ServiceCIDRs
+//! it names only since they exist, so an agent may do without them.
 
 mod access;
 mod events;
@@ -12,6 +13,7 @@ use std::sync::{Arc, atomic::AtomicUsize};
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
 };
 use kube::{Api, runtime::watcher};
 use tokio::{sync::mpsc, task::JoinSet};
@@ -42,14 +44,17 @@ impl Kubernetes {
         let client = self.access.client(&writer).await?;
         let mut tasks = JoinSet::new();
 
-        let lists = Arc::new(AtomicUsize::new(3));
-        let sink = watch::Sink { sender, status: writer, lists };
+        let lists = Arc::new(AtomicUsize::new(4));
+        let (events, poster) = events::channel(client.clone(), self.node_name.clone());
+        tasks.spawn(poster);
+        let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
         let labelled = watcher::Config::default().labels(convert::LABEL_SELECTOR);
         tasks.spawn(watch::run(
             Api::all(client.clone()),
             labelled.clone(),
             watch::Kind {
                 plural: "Services",
+                without: None,
                 convert: |s: &Service| convert::service(s, convert::Author::ApiServer),
                 update: Update::Service,
             },
@@ -60,6 +65,7 @@ impl Kubernetes {
             labelled,
             watch::Kind {
                 plural: "EndpointSlices",
+                without: None,
                 convert: |s: &EndpointSlice| convert::endpoint_slice(s),
                 update: Update::EndpointSlice,
             },
@@ -70,13 +76,23 @@ impl Kubernetes {
             watcher::Config::default().fields(&format!("metadata.name={}", self.node_name)),
             watch::Kind {
                 plural: "Nodes",
+                without: None,
                 convert: |node: &Node| convert::node(node).map(Some),
                 update: Update::Node,
             },
+            sink.clone(),
+        ));
+        tasks.spawn(watch::run(
+            Api::all(client),
+            watcher::Config::default(),
+            watch::Kind {
+                plural: "ServiceCIDRs",
+                without: Some("only --service-cidr says which cluster IPs are nobody's"),
+                convert: |object: &ServiceCIDR| convert::service_cidr(object).map(Some),
+                update: Update::ServiceCidr,
+            },
             sink,
         ));
-        let (events, poster) = events::channel(client, self.node_name);
-        tasks.spawn(poster);
         Ok(Source { updates, status, events, tasks })
     }
 }

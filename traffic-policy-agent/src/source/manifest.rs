@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// the folder.
 const POLL: Duration = Duration::from_secs(3);
 
-/// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices and Nodes, as `kubectl` would take
-/// them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
+/// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices, Nodes and ServiceCIDRs, as `kubectl`
+/// would take them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
 #[derive(Clone, Debug)]
 pub struct Manifests {
     pub folder: PathBuf,
@@ -66,6 +66,7 @@ impl Manifests {
         }
         Ok(Batch(vec![
             Update::Node(all(objects.nodes)),
+            Update::ServiceCidr(all(objects.service_cidrs)),
             Update::Service(all(objects.services)),
             Update::EndpointSlice(all(objects.slices)),
             Update::Synced,
@@ -107,7 +108,9 @@ impl Manifests {
                             if synced { "the last good state stays" } else { "waiting, nothing is written" };
                         status.mistake("manifests", format!("{mistakes} ({keeps})"));
                     }
-                    Err(error) => status.mistake("manifests", format!("reading failed: {error}")),
+                    Err(error) => {
+                        status.mistake("manifests", format!("reading failed: {error}"));
+                    }
                 }
                 seen = Some(look);
             } else if synced {

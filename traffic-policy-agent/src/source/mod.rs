@@ -1,4 +1,4 @@
-//! Where Services, EndpointSlices and Nodes come from: the Kubernetes API or a folder of manifests.
+//! Where Services, EndpointSlices, Nodes and ServiceCIDRs come from: the Kubernetes API or a folder of manifests.
 //!
 //! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`] and writes what follows.
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
@@ -16,8 +16,8 @@ pub use self::{
     status::{Status, StatusReader},
 };
 use crate::model::{
-    Index, Indexed, ServiceName,
-    object::{EndpointSlice, Node, Service},
+    Index, Indexed, Policy, ServiceName,
+    object::{EndpointSlice, Node, Service, ServiceCidr},
 };
 
 /// What happened to objects of one kind.
@@ -37,6 +37,7 @@ pub enum Update {
     Service(Change<Service>),
     EndpointSlice(Change<EndpointSlice>),
     Node(Change<Node>),
+    ServiceCidr(Change<ServiceCidr>),
     /// Everything has been given: what is known is whole.
     Synced,
 }
@@ -46,6 +47,15 @@ pub enum Update {
 pub struct Batch(pub Vec<Update>);
 
 impl Batch {
+    /// As if every Service had this external policy.
+    pub fn set_external_policy(&mut self, policy: Policy) {
+        for update in &mut self.0 {
+            if let Update::Service(Change::Reset { objects, .. }) = update {
+                objects.iter_mut().for_each(|service| service.external_policy = policy);
+            }
+        }
+    }
+
     /// Puts the updates into the index. Returns whether anything changed that may have to be written.
     pub fn apply(self, index: &mut Index) -> bool {
         let mut changed = false;
@@ -54,6 +64,7 @@ impl Batch {
                 Update::Service(change) => change.apply(index),
                 Update::EndpointSlice(change) => change.apply(index),
                 Update::Node(change) => change.apply(index),
+                Update::ServiceCidr(change) => change.apply(index),
                 Update::Synced => {
                     let first = !index.is_synced();
                     index.set_synced();

@@ -86,8 +86,9 @@ impl StatusWriter {
         });
     }
 
-    /// Like [`Self::trouble`], but logged each time the text differs: for what a person mends step by step.
-    pub(super) fn mistake(&self, subject: &str, what: impl Into<String>) {
+    /// Like [`Self::trouble`], but logged each time the text differs: for what a person mends step by step. Returns
+    /// whether it is news.
+    pub(super) fn mistake(&self, subject: &str, what: impl Into<String>) -> bool {
         let what = what.into();
         let news = self.0.borrow().troubles.get(subject) != Some(&what);
         if news {
@@ -96,6 +97,7 @@ impl StatusWriter {
                 status.troubles.insert(subject.to_owned(), what);
             });
         }
+        news
     }
 
     /// All is well with `subject`. Logged if something was wrong.

@@ -45,4 +45,6 @@ pub struct Node {
     pub primary: [[u64; 2]; 2],
     /// Wide form of the first address of the node's pod ranges: IPv4, IPv6; zero if not known.
     pub pods: [[u64; 2]; 2],
+    /// Prefix lengths of these ranges, for people; the packet path does not read them.
+    pub pod_bits: [u32; 2],
 }

@@ -77,7 +77,7 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
             service,
             ifindex: packet.ingress(),
             netns: 0,
-            tuple: unsafe { &(*scratch).key },
+            tuple: unsafe { (*scratch).key },
             endpoint: (F::Address::default(), 0),
         });
     }

@@ -7,7 +7,7 @@ use aya_ebpf::{
 use traffic_policy_ebpf::{
     abi::{
         Address, Affinity, AffinityKey, CidrQuery, Frontend, FrontendKey, NO_SERVICE, Range, Search, Slot,
-        SourceQuery, client, frontend, frontend_kind, scope,
+        SourceQuery, client, frontend, frontend_kind, list, scope, step,
     },
     hash,
     outcome::Outcome,
@@ -16,6 +16,7 @@ use traffic_policy_ebpf::{
 use super::{
     family::Family,
     maps::{AFFINITY, ANY, Table},
+    trace,
 };
 
 /// Endpoints of one list that are looked through for the one that a client had.
@@ -94,31 +95,47 @@ fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
 pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>) -> Result<List, Refusal> {
     let found = frontend::<F>(target).cast_const();
     if found.is_null() {
-        return Err(Refusal { outcome: unknown::<F>(target), service: NO_SERVICE });
+        let outcome = unknown::<F>(target);
+        trace::note(step::NO_FRONTEND, outcome as u32, [0; 2]);
+        return Err(Refusal { outcome, service: NO_SERVICE });
     }
     let (flags, service) = unsafe { ((*found).flags, (*found).service) };
+    trace::note(step::FRONTEND, service, [flags as u64, 0]);
     let refuse = |outcome| Err(Refusal { outcome, service });
     if flags & frontend::SOURCE_RANGES != 0 {
         let bits = 32 + size_of::<F::Address>() as u32 * 8;
         let query = SourceQuery { bits, service, address: client.source };
-        if F::sources().lookup::<_, u32>(&query).is_none() {
+        let within = F::sources().lookup::<_, u32>(&query).is_some();
+        trace::note(step::SOURCE_RANGE, within as u32, [0; 2]);
+        if !within {
             return refuse(Outcome::DroppedSourceRange);
         }
     }
     let mut range = unsafe { (*found).cluster };
-    let mut local = false;
-    // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is for packets from outside.
-    let holds = client.netns == 0 || frontend::kind(flags) == frontend_kind::CLUSTER_IP;
-    if flags & frontend::LOCAL != 0 && flags & frontend::HAS_ENDPOINTS != 0 && holds {
-        let here = unsafe { (*found).local };
-        let until = unsafe { (*found).drain_until };
-        if here.len != 0 {
-            range = here;
-            local = true;
-        } else if until == 0 || until <= unsafe { bpf_ktime_get_coarse_ns() } {
-            return refuse(Outcome::DroppedNoLocalEndpoint);
+    let mut why = list::CLUSTER;
+    if flags & frontend::LOCAL != 0 {
+        // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is for packets from
+        // outside.
+        if client.netns != 0 && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
+            why = list::INTERNAL;
+        } else if flags & frontend::HAS_ENDPOINTS == 0 {
+            why = list::NONE_ANYWHERE;
+        } else {
+            let here = unsafe { (*found).local };
+            let until = unsafe { (*found).drain_until };
+            if here.len != 0 {
+                range = here;
+                why = list::LOCAL;
+            } else if until == 0 || until <= unsafe { bpf_ktime_get_coarse_ns() } {
+                trace::note(step::LIST, list::NONE_HERE, [0; 2]);
+                return refuse(Outcome::DroppedNoLocalEndpoint);
+            } else {
+                why = list::DRAINING;
+            }
         }
     }
+    trace::note(step::LIST, why, [range.base as u64, range.len as u64]);
+    let local = why == list::LOCAL;
     Ok(List { frontend: found, service, range, local })
 }
 
@@ -127,10 +144,10 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
 pub fn slot<F: Family>(list: &List, client: &Client<F::Address>, search: *mut Search<F::Address>) -> u32 {
     let offset = hash::pick(client.hash, list.range.len);
     let lasts = unsafe { (*list.frontend).affinity };
-    if lasts == 0 {
-        return list.range.base + offset;
-    }
-    list.range.base + stay::<F>(list, client, search, offset, lasts)
+    let offset = if lasts == 0 { offset } else { stay::<F>(list, client, search, offset, lasts) };
+    let index = list.range.base + offset;
+    trace::note(step::SLOT, index, [0; 2]);
+    index
 }
 
 /// Offset of the endpoint that a client of a Service with affinity has, or gets with `fresh`.
@@ -160,6 +177,7 @@ fn stay<F: Family>(
         offset = held::<F>(list, search, valid_from);
         unsafe { (*search).key.list = list.local as u16 };
     }
+    trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
     if offset == NONE {
         offset = fresh;
     }

@@ -6,7 +6,10 @@ use core::{
 };
 
 use traffic_policy_ebpf::{
-    abi::{Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, Usage, destination_port, frontend, scope},
+    abi::{
+        Address, Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, Usage, destination_port, frontend,
+        scope, source_port, step,
+    },
     hash,
     outcome::Outcome,
     tcp::{CONFIRMED, GONE, flag},
@@ -23,6 +26,7 @@ use super::{
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
     pair::{other_key, table},
     parse::Parsed,
+    trace,
     wire::fetch_add,
 };
 
@@ -165,7 +169,10 @@ pub fn create<P: Packet, F: Family>(
 
     let route = route::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
-        Route::Failed(outcome) => return Err(Exit::refused(outcome, list.service)),
+        Route::Failed(outcome) => {
+            trace::note(step::ROUTE, 3, [0; 2]);
+            return Err(Exit::refused(outcome, list.service));
+        }
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
         Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
         Route::Via(via) => {
@@ -175,6 +182,7 @@ pub fn create<P: Packet, F: Family>(
             (false, via.source, 0, 0, via.ifindex)
         }
     };
+    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
     if !local && parsed.ttl <= 1 {
         return Err(Exit::refused(Outcome::RejectedTtl, list.service));
     }
@@ -185,6 +193,7 @@ pub fn create<P: Packet, F: Family>(
     halves
         .claim(hash, usage, unsafe { (*state).pool_len })
         .map_err(|exit| Exit::refused(exit.outcome, list.service))?;
+    trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
     let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 

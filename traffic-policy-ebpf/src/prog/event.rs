@@ -19,7 +19,7 @@ const INTERVAL: u64 = 1_000_000;
 const BURST: u64 = 128 * INTERVAL;
 
 /// What is told of a packet or call.
-pub struct Notice<'a, A> {
+pub struct Notice<A> {
     /// See [`hook`][traffic_policy_ebpf::abi::hook].
     pub hook: u32,
     pub outcome: Outcome,
@@ -30,14 +30,14 @@ pub struct Notice<'a, A> {
     /// Cookie of a socket's network namespace; 0 for a packet.
     pub netns: u64,
     /// The packet as it came; source and its port are zero where a socket has none yet.
-    pub tuple: &'a Tuple<A>,
+    pub tuple: Tuple<A>,
     /// The endpoint of a new flow, port in memory order; else zero.
     pub endpoint: (A, u16),
 }
 
 /// Writes an event, if somebody listens and not too many came. `notice` is asked only then.
 #[inline(always)]
-pub fn tell<'a, F: Family>(notice: impl FnOnce() -> Notice<'a, F::Address>) {
+pub fn tell<F: Family>(notice: impl FnOnce() -> Notice<F::Address>) {
     let Some(state) = STATE.get_ptr(0) else { return };
     let until = unsafe { (*state).monitor_until };
     if until == 0 {

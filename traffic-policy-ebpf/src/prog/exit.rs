@@ -2,11 +2,11 @@
 
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::{
-    abi::NO_SERVICE,
+    abi::{NO_SERVICE, step},
     outcome::{OUTCOMES, Outcome, Verdict},
 };
 
-use super::{context::Packet, maps::COUNTERS};
+use super::{context::Packet, maps::COUNTERS, trace};
 
 /// An outcome with what it needs to be carried out.
 #[must_use]
@@ -57,6 +57,7 @@ impl Exit {
 #[inline(always)]
 pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
     log(packet.raw(), hook, exit.outcome as u32);
+    trace::note(step::OUTCOME, exit.outcome as u32, [hook as u64, 0]);
     if let Some(counter) = COUNTERS.get_ptr_mut(hook * OUTCOMES + exit.outcome as u32) {
         unsafe { *counter += 1 };
     }

@@ -8,7 +8,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
+    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
     hash,
     outcome::{Outcome, Verdict},
 };
@@ -25,6 +25,7 @@ use super::{
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     rewrite::{self, Rewrite},
+    trace,
     wire::{load16, load64},
 };
 
@@ -51,6 +52,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         Err(outcome) => return outcome.into(),
     };
     let ours = ours(&parsed);
+    trace::note(step::FILTER, ours as u32, [0; 2]);
     if matches!(ours, Ours::No) {
         return Outcome::Passed.into();
     }
@@ -126,7 +128,8 @@ fn refused<P: Packet, F: Rewrite>(packet: P, exit: Exit, drops: bool) -> Exit {
     if drops { exit } else { Outcome::PassedUnfinished.into() }
 }
 
-/// What the bits say of a packet.
+/// What the bits say of a packet. Numbers as in [`step::FILTER`].
+#[derive(Clone, Copy)]
 enum Ours {
     No,
     /// It may be a reply, and is no request.
@@ -238,11 +241,11 @@ fn prepare<P: Packet, F: Rewrite>(
 
 /// What is told of a flow that this packet has made.
 #[inline(always)]
-fn new_flow<'a, P: Packet, F: Rewrite>(
+fn new_flow<P: Packet, F: Rewrite>(
     packet: P,
-    parsed: &'a Parsed<F>,
+    parsed: &Parsed<F>,
     half: *const Flow<F::Address>,
-) -> Notice<'a, F::Address> {
+) -> Notice<F::Address> {
     let (kind, service, address, ports) =
         unsafe { ((*half).kind, (*half).service, (*half).destination, (*half).ports) };
     Notice {
@@ -251,7 +254,7 @@ fn new_flow<'a, P: Packet, F: Rewrite>(
         service,
         ifindex: packet.ingress(),
         netns: 0,
-        tuple: &parsed.tuple,
+        tuple: parsed.tuple,
         endpoint: (address, destination_port(ports)),
     }
 }

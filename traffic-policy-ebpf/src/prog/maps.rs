@@ -12,8 +12,8 @@ use traffic_policy_ebpf::{
     abi::{
         Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Device, EndpointKey, Event,
         EventBucket, Filter, Flow, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch,
-        ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SourceRange, State,
-        Sweep, Tuple, Usage, hook, jump,
+        ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SocketQuestion,
+        SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
     },
     outcome::OUTCOMES,
 };
@@ -59,6 +59,11 @@ pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PR
 pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 #[btf_map]
 pub static NODE: Array<Node, 1> = Array::new();
+/// Notes of a traced copy of the programs.
+#[btf_map]
+pub static TRACE: Array<Trace, 1> = Array::new();
+#[btf_map]
+pub static QUESTION: Array<SocketQuestion, 1> = Array::new();
 /// Refusals and new flows, for whoever listens.
 #[btf_map]
 pub static EVENTS: RingBuf<Event, 262_144> = RingBuf::new();

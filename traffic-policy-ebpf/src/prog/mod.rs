@@ -1,4 +1,5 @@
-//! The programs: `xdp_ingress`, `tc_ingress` and `tc_egress` for packets, with those that they jump to, `sweep` for old flows.
+//! The programs: `xdp_ingress`, `tc_ingress` and `tc_egress` for packets, with those that they jump to, `sweep` for old flows;
+//! `socket_…` for calls of sockets.
 
 mod answer;
 mod choose;
@@ -15,15 +16,18 @@ mod ingress;
 mod maps;
 mod pair;
 mod parse;
+mod question;
 mod rewrite;
+mod socket;
 mod sweep;
+mod trace;
 mod wire;
 
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
     cty::c_void,
-    macros::{classifier, raw_tracepoint, xdp},
-    programs::{RawTracePointContext, TcContext, XdpContext},
+    macros::{cgroup_sock_addr, classifier, raw_tracepoint, xdp},
+    programs::{RawTracePointContext, SockAddrContext, TcContext, XdpContext},
 };
 use context::{Tc, Xdp};
 use family::{V4, V6};
@@ -35,6 +39,10 @@ fn md(ctx: &XdpContext) -> Xdp {
 
 fn skb(ctx: &TcContext) -> Tc {
     Tc { skb: ctx.skb.skb as *mut __sk_buff }
+}
+
+fn call(ctx: &SockAddrContext) -> socket::Call {
+    socket::Call { context: ctx.sock_addr }
 }
 
 #[xdp]
@@ -96,6 +104,13 @@ pub fn tc_egress(ctx: TcContext) -> i32 {
     exit::leave(packet, hook::EGRESS, egress::run(packet))
 }
 
+/// Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
+#[xdp]
+pub fn explain_socket(_: XdpContext) -> u32 {
+    question::run();
+    0
+}
+
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn sweep(_: RawTracePointContext) -> i32 {
@@ -109,4 +124,44 @@ pub fn sweep(_: RawTracePointContext) -> i32 {
 #[unsafe(link_section = "raw_tp/sys_enter")]
 pub fn clock(_: *mut c_void) -> u32 {
     hop::now()
+}
+
+#[cgroup_sock_addr(connect4)]
+pub fn socket_connect4(ctx: SockAddrContext) -> i32 {
+    socket::connect4(call(&ctx))
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn socket_connect6(ctx: SockAddrContext) -> i32 {
+    socket::connect6(call(&ctx))
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+pub fn socket_sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::sendmsg4(call(&ctx))
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+pub fn socket_sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::sendmsg6(call(&ctx))
+}
+
+#[cgroup_sock_addr(recvmsg4)]
+pub fn socket_recvmsg4(ctx: SockAddrContext) -> i32 {
+    socket::recvmsg4(call(&ctx))
+}
+
+#[cgroup_sock_addr(recvmsg6)]
+pub fn socket_recvmsg6(ctx: SockAddrContext) -> i32 {
+    socket::recvmsg6(call(&ctx))
+}
+
+#[cgroup_sock_addr(getpeername4)]
+pub fn socket_getpeername4(ctx: SockAddrContext) -> i32 {
+    socket::getpeername4(call(&ctx))
+}
+
+#[cgroup_sock_addr(getpeername6)]
+pub fn socket_getpeername6(ctx: SockAddrContext) -> i32 {
+    socket::getpeername6(call(&ctx))
 }

@@ -1,6 +1,10 @@
 //! Packets of each Service by outcome: what the packet path has added up, and what flows that stand have counted.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
 use anyhow::Result;
 use traffic_policy_ebpf::{
@@ -56,6 +60,35 @@ pub fn outcome(kind: u8) -> Option<Outcome> {
     })
 }
 
+/// Reads the counts of the packet path pinned below `root` again and again, such that they never fall while a Service
+/// lives: a flow may be removed at the moment of reading.
+///
+/// The function fails where the maps cannot be read.
+pub fn service_count_reader(root: PathBuf) -> impl Fn() -> Result<Vec<ServiceCount>> + Send + Sync + 'static {
+    let highest: Mutex<Highest> = Mutex::default();
+    move || {
+        let counts = Pinned::open(&root)?.service_counts()?;
+        Ok(steady(&mut highest.lock().unwrap_or_else(PoisonError::into_inner), counts))
+    }
+}
+
+type Highest = BTreeMap<(ServicePortKey, Outcome), Count>;
+
+fn steady(highest: &mut Highest, mut counts: Vec<ServiceCount>) -> Vec<ServiceCount> {
+    let mut next = Highest::new();
+    for count in &mut counts {
+        let key = (count.key.clone(), count.outcome);
+        if let Some(before) = highest.get(&key) {
+            count.packets = count.packets.max(before.packets);
+            count.bytes = count.bytes.max(before.bytes);
+        }
+        next.insert(key, Count { packets: count.packets, bytes: count.bytes });
+    }
+    // Of Services that are gone nothing is remembered.
+    *highest = next;
+    counts
+}
+
 impl Pinned {
     /// Packets by Service and outcome.
     ///
@@ -103,5 +136,30 @@ impl Pinned {
                 Some(ServiceCount { key, outcome, packets, bytes })
             })
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Protocol, ServiceName};
+
+    #[test]
+    fn never_fall_while_the_service_lives() {
+        let count = |packets| {
+            let key = ServicePortKey {
+                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+                port: "http".to_owned(),
+                protocol: Protocol::Tcp,
+                ipv6: false,
+            };
+            ServiceCount { key, outcome: Outcome::Forwarded, packets, bytes: packets * 100 }
+        };
+        let mut highest = Highest::new();
+        assert_eq!(steady(&mut highest, vec![count(7)]), [count(7)]);
+        assert_eq!(steady(&mut highest, vec![count(5)]), [count(7)], "a flow was counted twice before");
+        assert_eq!(steady(&mut highest, vec![count(9)]), [count(9)]);
+        assert_eq!(steady(&mut highest, Vec::new()), []);
+        assert_eq!(steady(&mut highest, vec![count(1)]), [count(1)], "another Service of the same name");
     }
 }

@@ -17,8 +17,10 @@ pub struct Link {
     pub hook: LinkHook,
     /// Number of the device; 0 for a cgroup.
     pub ifindex: u32,
-    /// Name of the device, or the pin's own name.
+    /// Name of the device; `cgroup` and its number (that of its folder).
     pub target: String,
+    /// Of a cgroup: the call of sockets that runs it, `connect4`.
+    pub call: Option<String>,
     /// The kernel's number of the program; `None` if it is a filter of a clsact qdisc, which has no pin.
     pub program: Option<u32>,
     /// Its device or cgroup still exists.
@@ -60,8 +62,8 @@ struct LinkInfo {
     id: u32,
     program: u32,
     pad: u32,
-    target: u32,
-    more: [u32; 7],
+    target: [u32; 2],
+    more: [u32; 6],
 }
 
 impl Pinned {
@@ -85,10 +87,17 @@ impl Pinned {
                 let name = device_name(ifindex);
                 let alive = name.is_some();
                 let target = name.unwrap_or_default();
-                links.push(Link { hook: LinkHook::Clsact, ifindex, target, program: None, alive });
+                links.push(Link {
+                    hook: LinkHook::Clsact,
+                    ifindex,
+                    target,
+                    call: None,
+                    program: None,
+                    alive,
+                });
             }
         }
-        links.sort_by(|a, b| (&a.target, a.hook).cmp(&(&b.target, b.hook)));
+        links.sort_by(|a, b| (&a.target, a.hook, &a.call).cmp(&(&b.target, b.hook, &b.call)));
         Ok(links)
     }
 }
@@ -101,7 +110,7 @@ pub fn device_name(ifindex: u32) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// By the name of the pin, `HOOK-NUMBER-DEVICE`: see [`crate::dataplane::attach`].
+/// By the name of the pin, `HOOK-NUMBER-DEVICE` or `cgroup-NUMBER-CALL`.
 fn parse(name: &str, link: &LinkInfo) -> Link {
     let mut parts = name.splitn(3, '-');
     let hook = match parts.next() {
@@ -111,14 +120,17 @@ fn parse(name: &str, link: &LinkInfo) -> Link {
         Some("egress") => LinkHook::TcEgress,
         _ => LinkHook::Cgroup,
     };
-    let ifindex = parts.next().and_then(|number| number.parse().ok()).unwrap_or(0);
-    let device = parts.next().unwrap_or_default();
-    let (ifindex, target) = match hook {
-        LinkHook::Cgroup => (0, name.to_owned()),
-        // The pin's name lacks dots.
-        _ => (ifindex, device_name(ifindex).unwrap_or_else(|| device.to_owned())),
-    };
-    Link { hook, ifindex, target, program: Some(link.program), alive: link.target != 0 }
+    let number = parts.next().unwrap_or_default();
+    let rest = parts.next().unwrap_or_default();
+    let (program, alive) = (Some(link.program), link.target != [0; 2]);
+    if hook == LinkHook::Cgroup {
+        let (target, call) = (format!("cgroup {number}"), Some(rest.to_owned()));
+        return Link { hook, ifindex: 0, target, call, program, alive };
+    }
+    let ifindex = number.parse().unwrap_or(0);
+    // The pin's name lacks dots.
+    let target = device_name(ifindex).unwrap_or_else(|| rest.to_owned());
+    Link { hook, ifindex, target, call: None, program, alive }
 }
 
 #[cfg(test)]
@@ -127,7 +139,7 @@ mod tests {
 
     #[test]
     fn pins_by_name() {
-        let on = LinkInfo { program: 9, target: 4_000_001, ..LinkInfo::default() };
+        let on = LinkInfo { program: 9, target: [4_000_001, 0], ..LinkInfo::default() };
         let link = parse("xdpgeneric-4000001-eth0_100", &on);
         assert_eq!(
             (link.hook, link.ifindex, link.target.as_str()),
@@ -135,7 +147,11 @@ mod tests {
         );
         assert!(link.alive);
         assert!(!parse("ingress-4000001-eth0", &LinkInfo::default()).alive, "the device is gone");
-        let cgroup = parse("connect4", &on);
-        assert_eq!((cgroup.hook, cgroup.ifindex, cgroup.target.as_str()), (LinkHook::Cgroup, 0, "connect4"));
+        let cgroup = parse("cgroup-1234-connect4", &on);
+        assert_eq!(
+            (cgroup.hook, cgroup.ifindex, cgroup.target.as_str()),
+            (LinkHook::Cgroup, 0, "cgroup 1234")
+        );
+        assert_eq!(cgroup.call.as_deref(), Some("connect4"));
     }
 }

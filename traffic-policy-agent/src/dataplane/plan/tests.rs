@@ -2,8 +2,8 @@
 
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
-use super::*;
-use crate::model::{Policy, ServiceName};
+use super::{usage::Usage, *};
+use crate::model::{FrontendKind, Policy, ServiceName};
 
 const SIZES: Sizes = Sizes { slots: 100, services: 10 };
 
@@ -265,20 +265,19 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
         port.frontends = addresses.iter().map(|address| frontend(address)).collect();
         Some(port)
     };
+    let address: IpAddr = "10.96.0.1".parse().unwrap();
     let mut node = Node::new();
     node.desired.service_cidrs.insert("10.96.0.0/16".parse().unwrap());
+    node.desired.cluster_ips.insert(address, 1);
     let plan = node.set("a", with(&["10.96.0.1:80"]));
     assert!(
         matches!(plan.ops[..], [.., Op::Put(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
         "{plan:?}"
     );
-    let plan = node.set("b", with(&["10.96.0.1:81"]));
-    assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClusterIp(..))), "known already: {plan:?}");
     node.restart();
     assert_eq!(node.plan(&[]).ops, []);
-    let plan = node.set("b", None);
-    assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClusterIp(..))), "the other Service has it: {plan:?}");
     node.desired.service_cidrs.clear();
+    node.desired.cluster_ips.clear();
     let plan = node.set("a", None);
     assert!(
         matches!(
@@ -287,4 +286,25 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
         ),
         "{plan:?}"
     );
+}
+
+#[test]
+fn what_is_used_up_and_what_drains() {
+    let remote = [endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)];
+    let mut node = Node::new();
+    assert_eq!(node.planner.usage(), Usage::default());
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+    let mut ranged = port("[2001:db8::1]:80", Policy::Cluster, &[endpoint("[2001:db8::2]:80", false)]);
+    ranged.source_ranges = vec!["2001:db8:1::/48".parse().unwrap()];
+    let six = ServicePortKey { ipv6: true, ..key("b") };
+    node.desired.ports.insert(six.clone(), ranged);
+    let _ = node.plan(&[six]);
+    let both = Usage { frontends: [1, 1], slots: [2, 1], source_ranges: [0, 1], services: 2 };
+    assert_eq!(node.planner.usage(), both);
+
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    assert_eq!(node.planner.draining(1_000), [(key("a"), Duration::from_secs(30))]);
+    assert_eq!(node.planner.draining(30_000_001_000), [], "it is over");
+    let _ = node.set("a", None);
+    assert_eq!(node.planner.usage(), Usage { frontends: [0, 1], slots: [0, 1], services: 1, ..both });
 }

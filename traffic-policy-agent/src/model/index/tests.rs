@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{
     Policy,
-    object::{Port, ServiceType, SliceEndpoint, SlicePort},
+    object::{LastChange, Port, ServiceType, SliceEndpoint, SlicePort},
     render,
 };
 
@@ -53,6 +53,7 @@ fn slice(i: u8, of: u8, endpoints: Vec<(u8, bool, bool)>) -> EndpointSlice {
             })
             .collect(),
         problems: Vec::new(),
+        last_change: LastChange::default(),
     }
 }
 
@@ -62,6 +63,7 @@ fn node(zone: Option<u8>, leaving: bool) -> Node {
         addresses: vec![Ipv4Addr::new(192, 0, 2, 100).into()],
         zone: zone.map(|zone| format!("zone-{zone}")),
         leaving,
+        ..Node::default()
     }
 }
 
@@ -69,9 +71,16 @@ fn input(addresses: u8) -> NodeInput {
     NodeInput {
         node_name: "here".to_owned(),
         node_port_addresses: (0..addresses).map(|i| Ipv4Addr::new(192, 0, 2, 100 + i).into()).collect(),
+        loopback_ipv4: addresses > 0,
         ipv4: true,
-        ipv6: false,
+        ..NodeInput::default()
     }
+}
+
+fn service_cidr(i: u8, third: u8) -> ServiceCidr {
+    let cidr = IpNet::new(Ipv4Addr::new(10, 96, third, 0).into(), 24).unwrap();
+    let problems = (third == 0).then(|| format!("ServiceCIDR c{i} is odd.")).into_iter().collect();
+    ServiceCidr { name: format!("c{i}"), cidrs: vec![cidr], problems }
 }
 
 #[derive(Clone, Debug)]
@@ -83,6 +92,8 @@ enum Op {
     DeleteSlice(u8),
     Node(Node),
     DeleteNode,
+    ServiceCidr(ServiceCidr),
+    DeleteServiceCidr(u8),
     Input(u8),
     Update,
 }
@@ -103,6 +114,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u8..4).prop_map(Op::DeleteSlice),
         1 => (prop::option::of(0u8..2), any::<bool>()).prop_map(|(zone, leaving)| Op::Node(node(zone, leaving))),
         1 => Just(Op::DeleteNode),
+        1 => (0u8..2, 0u8..3).prop_map(|(i, third)| Op::ServiceCidr(service_cidr(i, third))),
+        1 => (0u8..2).prop_map(Op::DeleteServiceCidr),
         1 => (0u8..3).prop_map(Op::Input),
         4 => Just(Op::Update),
     ]
@@ -119,6 +132,9 @@ fn from_scratch(index: &Index) -> Index {
     }
     for node in index.nodes.values() {
         fresh.apply(node.clone());
+    }
+    for service_cidr in index.service_cidrs.values() {
+        fresh.apply(service_cidr.clone());
     }
     fresh.deleted_nodes = index.deleted_nodes.clone();
     fresh
@@ -146,6 +162,8 @@ proptest! {
                 Op::DeleteSlice(i) => index.delete::<EndpointSlice>(&name("ns", &format!("slice{i}"))),
                 Op::Node(node) => index.apply(node),
                 Op::DeleteNode => index.delete::<Node>(&name("", "here")),
+                Op::ServiceCidr(service_cidr) => index.apply(service_cidr),
+                Op::DeleteServiceCidr(i) => index.delete::<ServiceCidr>(&name("", &format!("c{i}"))),
                 Op::Input(addresses) => {
                     let before = std::mem::replace(&mut now, input(addresses));
                     before != now
@@ -158,6 +176,7 @@ proptest! {
                     prop_assert_eq!(&changes.ports, &port_changes(&before, after));
                     prop_assert_eq!(changes.health, before.health != after.health);
                     prop_assert_eq!(changes.node_eligible, before.node_eligible != after.node_eligible);
+                    prop_assert_eq!(changes.service_cidrs, before.service_cidrs != after.service_cidrs);
                     prop_assert_eq!(changes.warnings, before.warnings != after.warnings);
                     let mut fresh = from_scratch(&index);
                     let _ = fresh.update(&now);

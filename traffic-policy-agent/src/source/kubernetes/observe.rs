@@ -102,6 +102,7 @@ fn subject(path: &str) -> &'static str {
         Some("services") => "Services",
         Some("endpointslices") => "EndpointSlices",
         Some("nodes") => "Nodes",
+        Some("servicecidrs") => "ServiceCIDRs",
         Some("events") => "Events",
         _ => "other requests",
     }

@@ -8,19 +8,23 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use futures::StreamExt;
 use kube::{
     Api, Resource,
-    core::DeserializeGuard,
+    core::{DeserializeGuard, Status},
     runtime::{WatchStreamExt, watcher},
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
-use tracing::debug;
+use tokio::{sync::mpsc, time::sleep};
+use tracing::{debug, info, warn};
 
-use super::observe::{API_SERVER, chain};
+use super::{
+    events::{ServiceEvent, ServiceEvents},
+    observe::{API_SERVER, chain},
+};
 use crate::{
     model::ServiceName,
     source::{Batch, Change, Update, convert::FieldError, status::StatusWriter},
@@ -29,6 +33,8 @@ use crate::{
 /// What is watched, and what becomes of it.
 pub(super) struct Kind<K, T> {
     pub(super) plural: &'static str,
+    /// What it means to go on without them, for a kind that not every API server has, or not for every role.
+    pub(super) without: Option<&'static str>,
     pub(super) convert: fn(&K) -> Result<Option<T>, FieldError>,
     pub(super) update: fn(Change<T>) -> Update,
 }
@@ -38,9 +44,13 @@ pub(super) struct Kind<K, T> {
 pub(super) struct Sink {
     pub(super) sender: mpsc::Sender<Batch>,
     pub(super) status: StatusWriter,
+    pub(super) events: ServiceEvents,
     /// How many first lists are still to come.
     pub(super) lists: Arc<AtomicUsize>,
 }
+
+/// How long a kind that the API server does not give is left alone. Each node of a cluster asks.
+const REFUSED: Duration = Duration::from_secs(600);
 
 /// The run loop is gone: there is nobody to watch for.
 struct Stopped;
@@ -78,19 +88,39 @@ pub(super) async fn run<K, T>(
         unreadable: BTreeSet::new(),
         unreadable_before: BTreeSet::new(),
         listed: false,
+        refused: false,
     };
-    let mut stream = pin!(watcher(api, config).default_backoff());
-    while let Some(event) = stream.next().await {
-        let done = match event {
-            Ok(event) => watch.event(event).await,
-            Err(error) => {
-                watch.error(&error);
-                Ok(())
+    loop {
+        let mut stream = pin!(watcher(api.clone(), config.clone()).default_backoff());
+        while let Some(event) = stream.next().await {
+            let done = match event {
+                Ok(event) => watch.event(event).await,
+                Err(error) if watch.does_without(&error) => {
+                    if watch.refused(&error).await.is_err() {
+                        return;
+                    }
+                    break;
+                }
+                Err(error) => {
+                    watch.error(&error);
+                    Ok(())
+                }
+            };
+            if matches!(done, Err(Stopped)) {
+                return;
             }
-        };
-        if matches!(done, Err(Stopped)) {
-            return;
         }
+        sleep(REFUSED).await;
+    }
+}
+
+/// What the API server answers to who asks for a resource that it does not have, or that the role does not name.
+fn refusal(error: &watcher::Error) -> Option<&Status> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => matches!(status.code, 403 | 404).then_some(&**status),
+        _ => None,
     }
 }
 
@@ -104,6 +134,8 @@ struct Watch<K, T> {
     /// The same, before the list that is under way.
     unreadable_before: BTreeSet<ServiceName>,
     listed: bool,
+    /// The API server does not give this kind, as has been logged.
+    refused: bool,
 }
 
 impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
@@ -119,6 +151,9 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 }
             }
             watcher::Event::InitDone => {
+                if std::mem::take(&mut self.refused) {
+                    info!("{} are given now", self.kind.plural);
+                }
                 for name in std::mem::take(&mut self.unreadable_before) {
                     if !self.unreadable.contains(&name) {
                         self.readable(&name);
@@ -127,10 +162,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 let objects = std::mem::take(&mut self.list);
                 let unreadable = self.unreadable.iter().cloned().collect();
                 self.send(Change::Reset { objects, unreadable }).await?;
-                if !std::mem::replace(&mut self.listed, true) {
-                    self.sink.status.listed(self.kind.plural);
-                    self.sink.listed().await?;
-                }
+                self.listed().await?;
             }
             watcher::Event::Apply(object) => match self.read(&object) {
                 Ok(Some(converted)) => self.send(Change::Apply(converted)).await?,
@@ -144,6 +176,30 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             }
         }
         Ok(())
+    }
+
+    async fn listed(&mut self) -> Result<(), Stopped> {
+        if !std::mem::replace(&mut self.listed, true) {
+            self.sink.status.listed(self.kind.plural);
+            self.sink.listed().await?;
+        }
+        Ok(())
+    }
+
+    fn does_without(&self, error: &watcher::Error) -> bool {
+        self.kind.without.is_some() && refusal(error).is_some()
+    }
+
+    /// The others go on without this kind.
+    async fn refused(&mut self, error: &watcher::Error) -> Result<(), Stopped> {
+        if let (false, Some(status), Some(without)) = (self.refused, refusal(error), self.kind.without) {
+            warn!(
+                "the API server gives no {}: {} ({}); {without}",
+                self.kind.plural, status.message, status.code
+            );
+        }
+        self.refused = true;
+        self.listed().await
     }
 
     async fn send(&self, change: Change<T>) -> Result<(), Stopped> {
@@ -163,8 +219,16 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 Ok(converted)
             }
             Err(error) => {
-                let subject = self.subject(&name);
-                self.sink.status.mistake(&subject, format!("not understood, it stays as it was: {error}"));
+                let message = format!("not understood, it stays as it was: {error}");
+                let news = self.sink.status.mistake(&self.subject(&name), &*message);
+                if news && K::kind(&()) == "Service" {
+                    self.sink.events.post(ServiceEvent {
+                        service: name.clone(),
+                        reason: "Misconfigured".to_owned(),
+                        action: "Read".to_owned(),
+                        message,
+                    });
+                }
                 self.unreadable.insert(name);
                 Err(Unreadable)
             }

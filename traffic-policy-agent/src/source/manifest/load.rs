@@ -9,6 +9,7 @@ use std::{
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_yaml_ng::Value;
@@ -24,6 +25,7 @@ pub(super) struct Objects {
     pub(super) services: Vec<object::Service>,
     pub(super) slices: Vec<object::EndpointSlice>,
     pub(super) nodes: Vec<object::Node>,
+    pub(super) service_cidrs: Vec<object::ServiceCidr>,
 }
 
 impl Objects {
@@ -111,7 +113,7 @@ impl Loader {
         let (api_version, kind) = (text("apiVersion"), text("kind"));
         let list_of = kind
             .strip_suffix("List")
-            .filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node"));
+            .filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node" | "ServiceCIDR"));
         if let Some(item_kind) = list_of {
             self.list(place, prefix, &value, &api_version, item_kind);
             return;
@@ -131,8 +133,18 @@ impl Loader {
                 objects.nodes.push(convert::node(node)?);
                 convert::name(&node.metadata)
             }),
+            // Both versions have the same fields.
+            ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => {
+                self.object(place, &kind, value, |objects, object: &ServiceCIDR| {
+                    objects.service_cidrs.push(convert::service_cidr(object)?);
+                    convert::name(&object.metadata)
+                })
+            }
             (old, "EndpointSlice") if old.is_empty() || old.starts_with("discovery.k8s.io/") => {
                 Err(mistake("apiVersion", &format!("{old:?} is not read, write discovery.k8s.io/v1")))
+            }
+            (old, "ServiceCIDR") => {
+                Err(mistake("apiVersion", &format!("{old:?} is not read, write networking.k8s.io/v1")))
             }
             ("", "Service" | "Node") => Err(mistake("apiVersion", "missing, write v1")),
             (_, "") => Err(mistake("kind", "missing")),
@@ -180,7 +192,8 @@ impl Loader {
             })?;
         let name = add(&mut self.objects, &object)?;
         self.objects.tell_unknown_fields(&name, kind, &unknown);
-        let name = if kind == "Node" { format!("Node {}", name.name) } else { format!("{kind} {name}") };
+        let of_the_cluster = matches!(kind, "Node" | "ServiceCIDR");
+        let name = if of_the_cluster { format!("{kind} {}", name.name) } else { format!("{kind} {name}") };
         match self.found.insert(name.clone(), place.to_owned()) {
             Some(first) => Err(mistake("metadata.name", &format!("{name} is also in {first}"))),
             None => Ok(()),

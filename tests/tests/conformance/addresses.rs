@@ -1,0 +1,138 @@
+//! `--node-port-addresses`: on which addresses of the node a node port is, loopback included.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use serde_json::Value;
+use traffic_policy_tests::{
+    lab::Family,
+    object::{Policy, Port},
+};
+
+use super::{
+    explain::{Fate, Flow, differences},
+    reference::Endpoint,
+    world::{self, Folder, PORT, TARGET, endpoint_address, ip},
+};
+
+/// What is chosen, and on which of these a node port then is: the primary and the other address, and loopback, of IPv4 and
+/// of IPv6.
+const CHOICES: [(Option<&str>, [bool; 6]); 11] = [
+    // The default is `primary`.
+    (None, [true, false, true, true, false, true]),
+    (Some("primary"), [true, false, true, true, false, true]),
+    (Some("all"), [true; 6]),
+    (Some("localhost"), [false, false, true, false, false, true]),
+    (Some("192.168.1.0/24"), [false, true, false, true, true, true]),
+    (Some("192.168.001.000/024,2001:db8:1::/64"), [false, true, false, false, true, false]),
+    (Some("2001:db8::2/128"), [true, true, true, true, false, false]),
+    (Some("127.0.0.0/8,::1/128"), [false, false, true, false, false, true]),
+    (Some("0.0.0.0/0,192.168.1.0/24,2001:db8::/64"), [true, true, true, true, false, false]),
+    (Some("192.168.1.0/24,primary"), [true, true, true, true, false, true]),
+    (Some("172.16.0.0/12,2001:db8:ffff::/48"), [false; 6]),
+];
+
+const NOWHERE: u16 = 2;
+
+fn endpoints(family: Family) -> Vec<Endpoint> {
+    let near = Endpoint {
+        address: endpoint_address(family, 1, 1),
+        node: Some("node-near"),
+        ready: true,
+        serving: true,
+        terminating: false,
+        for_zone: None,
+        for_node: None,
+    };
+    vec![near]
+}
+
+/// Both Services have policy Local, which never holds for the node itself. One has an endpoint elsewhere, one none.
+fn objects() -> Vec<Value> {
+    [1, NOWHERE]
+        .into_iter()
+        .flat_map(|number| {
+            let port = Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(number));
+            let service = world::service(number).policy(Policy::Local).port(port);
+            let slices = Family::BOTH.map(|family| {
+                let endpoints = if number == NOWHERE { Vec::new() } else { endpoints(family) };
+                world::slice(&service, family, "TCP", &endpoints)
+            });
+            [service.object()].into_iter().chain(slices)
+        })
+        .collect()
+}
+
+fn flows(served: [bool; 6]) -> Vec<(Flow, Fate)> {
+    let mut flows = Vec::new();
+    for family in Family::BOTH {
+        let v4 = family == Family::V4;
+        let loopbacks: &[&str] = if v4 { &["127.0.0.1", "127.9.8.7"] } else { &["::1"] };
+        let mut addresses = vec![
+            (world::primary(family), served[if v4 { 0 } else { 3 }]),
+            (world::secondary(family), served[if v4 { 1 } else { 4 }]),
+        ];
+        addresses.extend(loopbacks.iter().map(|text| (ip(text), served[if v4 { 2 } else { 5 }])));
+        for (address, served) in addresses {
+            // No packet with a loopback address comes from outside, and a pod's loopback is its own.
+            let inside = address.is_loopback();
+            let node = if inside { address } else { world::primary(family) };
+            for (number, used) in [(1, true), (NOWHERE, false)] {
+                let dst = SocketAddr::new(address, world::node_port(number));
+                let name = |source: &str| format!("{source} to {address}, endpoints: {used}");
+                let fate = |fate: Fate| if served { fate } else { Fate::Unhandled };
+                let from_node = if used { all(family) } else { Fate::Reject };
+                let mut flow = Flow::new(name("node"), node, dst, "TCP");
+                flow.from = Some("node");
+                flows.push((flow, fate(from_node)));
+                // The number belongs to TCP.
+                flows.push((Flow::new(name("node by UDP"), node, dst, "UDP"), Fate::Unhandled));
+                if inside {
+                    let mut flow = Flow::new(name("pod"), address, dst, "TCP");
+                    flow.from = Some("pod");
+                    flows.push((flow, Fate::Unhandled));
+                } else {
+                    let (_, client, _) = world::sources(family)[4];
+                    let from_client = if used { Fate::Drop } else { Fate::Reject };
+                    flows.push((Flow::new(name("external client"), client, dst, "TCP"), fate(from_client)));
+                }
+            }
+        }
+    }
+    flows
+}
+
+/// From which address the node reaches an endpoint is not the point here.
+fn all(family: Family) -> Fate {
+    Fate::Endpoints(BTreeMap::from_iter(endpoints(family).iter().map(|endpoint| (endpoint.address, None))))
+}
+
+#[test]
+fn node_port_addresses() {
+    let folder = Folder::new(&objects());
+    let mut wrong = Vec::new();
+    for (chosen, served) in CHOICES {
+        let options = chosen.map(|chosen| ["--node-port-addresses", chosen]);
+        let options = world::options(options.as_ref().map_or(&[], |options| &options[..]));
+        let flows = flows(served);
+        assert_eq!(flows.len(), 42);
+        let differences = differences(folder.path(), &options, &flows);
+        wrong.extend(differences.into_iter().map(|difference| format!("{chosen:?}: {difference}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Where nobody says which addresses the node has, those of its Node object are meant.
+#[test]
+fn addresses_of_the_node_object() {
+    let folder = Folder::new(&objects());
+    let dst = |address: IpAddr| SocketAddr::new(address, world::node_port(1));
+    let flows = Family::BOTH.map(|family| {
+        let node = world::primary(family);
+        (Flow::new("node to itself", node, dst(node), "TCP"), all(family))
+    });
+    let wrong = differences(folder.path(), &[], &flows);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,49 @@
+//! Where the project does otherwise than kube-proxy, on purpose.
+//!
+//! All of it is about the address that an endpoint sees. The fate of a flow is the same, with two exceptions: SCTP is left
+//! alone, since a changed port would need a new checksum over the whole packet; and node ports are also reached on
+//! loopback, in both families.
+
+/// Where a flow comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A pod of this node. kube-proxy may count pods of other nodes too; here they are external, because their replies
+    /// would not pass this node.
+    Pod,
+    /// A process of this node.
+    Node,
+    External,
+}
+
+/// What a flow goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+    ExternalIp,
+}
+
+/// `externalTrafficPolicy` or `internalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Cluster,
+    Local,
+}
+
+/// Whether the endpoint sees an address of the node, where kube-proxy would have it so (`masquerade`).
+pub fn masquerade(
+    masquerade: bool,
+    origin: Origin,
+    to: To,
+    external: Policy,
+    endpoint_is_here: bool,
+) -> bool {
+    match origin {
+        // The reply of an endpoint on this node passes this node anyway, so its client need not be hidden from it.
+        Origin::External => masquerade && !endpoint_is_here,
+        // The socket is connected to the endpoint itself: no packet ever carries the Service's address.
+        Origin::Pod | Origin::Node if to != To::ClusterIp && external == Policy::Cluster => false,
+        Origin::Pod | Origin::Node => masquerade,
+    }
+}

@@ -1,0 +1,141 @@
+//! Questions to `explain` of the built agent, without a device, without an API server.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{Seek, Write},
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    process::Command,
+};
+
+use serde::Deserialize;
+use serde_json::json;
+use traffic_policy_tests::agent;
+
+/// The node that is asked.
+pub const NODE: &str = "test-node";
+
+/// The port that all flows come from.
+const SOURCE_PORT: u16 = 40_123;
+
+/// A new flow: the first packet of a connection, or a datagram.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    pub name: String,
+    pub src: IpAddr,
+    pub dst: SocketAddr,
+    pub protocol: String,
+    /// `pod`, `node` or `external`, where the source does not say it.
+    pub from: Option<&'static str>,
+}
+
+impl Flow {
+    pub fn new(name: impl Into<String>, src: IpAddr, dst: SocketAddr, protocol: &str) -> Self {
+        Self { name: name.into(), src, dst, protocol: protocol.to_owned(), from: None }
+    }
+}
+
+/// What must become of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// One of these, each with whether its connections come from an address of the node; `None` where it does not matter.
+    Endpoints(BTreeMap<SocketAddr, Option<bool>>),
+    Reject,
+    Drop,
+    /// Left alone.
+    Unhandled,
+}
+
+/// One line of the answer.
+#[derive(Debug, Deserialize)]
+struct Answer {
+    name: String,
+    verdict: String,
+    endpoint: Option<SocketAddr>,
+    candidates: Vec<SocketAddr>,
+    masquerade: bool,
+    source: Option<SocketAddr>,
+    hook: Option<String>,
+    steps: Vec<serde_json::Value>,
+}
+
+/// Asks about all flows at once, and says how each one whose fate is another goes wrong.
+///
+/// `options` are those of the node: `--local-address`, `--node-port-addresses`, `--service-cidr`.
+pub fn differences(manifests: &Path, options: &[String], flows: &[(Flow, Fate)]) -> Vec<String> {
+    let answers = ask(manifests, options, flows.iter().map(|(flow, _)| flow));
+    assert_eq!(answers.len(), flows.len(), "one line a flow");
+    flows
+        .iter()
+        .zip(&answers)
+        .filter_map(|((flow, fate), answer)| {
+            let difference = difference(flow, fate, answer).err()?;
+            Some(format!("{}: {} -> {} {}: {difference}", flow.name, flow.src, flow.dst, flow.protocol))
+        })
+        .collect()
+}
+
+fn ask<'a>(manifests: &Path, options: &[String], flows: impl Iterator<Item = &'a Flow>) -> Vec<Answer> {
+    let mut questions: File = tempfile::tempfile().unwrap();
+    for flow in flows {
+        let mut line = json!({
+            "name": flow.name,
+            "src": flow.src,
+            "sport": SOURCE_PORT,
+            "dst": flow.dst.ip(),
+            "dport": flow.dst.port(),
+            "proto": flow.protocol,
+        });
+        if let Some(from) = flow.from {
+            line["from"] = from.into();
+        }
+        writeln!(questions, "{line}").unwrap();
+    }
+    questions.rewind().unwrap();
+    let mut command = Command::new(agent::program().unwrap());
+    command.args(["explain", "--flows", "-", "--node-name", NODE, "--manifests"]).arg(manifests);
+    let output = command.args(options).stdin(questions).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "explain {options:?}: {}\n{complaint}", output.status);
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+fn difference(flow: &Flow, fate: &Fate, answer: &Answer) -> Result<(), String> {
+    let expect = |true_, what: String| if true_ { Ok(()) } else { Err(what) };
+    expect(answer.name == flow.name, format!("the answer is about {:?}", answer.name))?;
+    expect(!answer.steps.is_empty(), "no steps".to_owned())?;
+    let verdict = match fate {
+        Fate::Endpoints(_) => "endpoints",
+        Fate::Reject => "reject",
+        Fate::Drop => "drop",
+        Fate::Unhandled => "unhandled",
+    };
+    expect(
+        answer.verdict == verdict,
+        format!("{}, not {verdict} {fate:?}: {:?}", answer.verdict, answer.steps),
+    )?;
+    let Fate::Endpoints(endpoints) = fate else {
+        return expect(answer.endpoint.is_none(), format!("{verdict} names an endpoint: {answer:?}"));
+    };
+    let candidates: BTreeSet<_> = answer.candidates.iter().collect();
+    expect(
+        candidates == endpoints.keys().collect() && candidates.len() == answer.candidates.len(),
+        format!("candidates {:?}, not {:?}", answer.candidates, endpoints.keys().collect::<Vec<_>>()),
+    )?;
+    let chosen = answer.endpoint.ok_or("no endpoint")?;
+    let masquerade = endpoints.get(&chosen).ok_or_else(|| format!("endpoint {chosen} is no candidate"))?;
+    expect(
+        masquerade.is_none_or(|masquerade| masquerade == answer.masquerade),
+        format!("masquerade {} towards {chosen}: {:?}", answer.masquerade, answer.steps),
+    )?;
+    let source = answer.source.ok_or("no source")?;
+    let kept = source == SocketAddr::new(flow.src, SOURCE_PORT);
+    let on_the_wire = matches!(answer.hook.as_deref(), Some("xdp" | "tc"));
+    // Where a socket's address is exchanged, the kernel has not bound its source yet.
+    expect(
+        !on_the_wire || kept != answer.masquerade,
+        format!("masquerade {}, source {source}", answer.masquerade),
+    )
+}

@@ -1,0 +1,17 @@
+//! What becomes of a packet, against what kube-proxy makes of it: `explain`, which runs the real programs, is asked about
+//! thousands of flows of which the answer is known.
+//!
+//! The cases of `testdata/conformance` are written out, one folder each; the others follow from kube-proxy's rules, which
+//! [`reference`] states once more, on its own.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod addresses;
+mod cases;
+mod deviations;
+mod explain;
+mod grid;
+mod nobody;
+mod ranges;
+mod reference;
+mod world;

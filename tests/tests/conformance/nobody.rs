@@ -1,0 +1,129 @@
+//! Addresses and ports that no Service has, beside those that one has; and Services that are not for this proxy.
+
+use serde_json::{Value, json};
+use traffic_policy_tests::{
+    lab::Family,
+    object::{Port, Service},
+};
+
+use super::{
+    deviations::To,
+    explain::{Fate, Flow, differences},
+    world::{self, Folder, PORT, TARGET},
+};
+
+const CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:10:96::/112"];
+/// No Service has this number.
+const FREE: u16 = 200;
+
+fn web() -> Service {
+    world::service(1).port(Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(1)))
+}
+
+/// Flows beside those of `web`, from everywhere. `free`: what becomes of those to a ClusterIP that nobody has.
+fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
+    let mut flows = Vec::new();
+    for family in Family::BOTH {
+        for (source, src, _) in world::sources(family) {
+            let mut flow = |what: &str, dst: std::net::SocketAddr, protocol: &str, fate: &Fate| {
+                flows.push((Flow::new(format!("{source} to {what}"), src, dst, protocol), fate.clone()));
+            };
+            let at = |to| world::address(1, family, to);
+            let other_port = |to| (at(to).ip(), PORT + 1).into();
+            // Known addresses: of a ClusterIP every port is the Service's, of the others only those it names.
+            flow("another port of a ClusterIP", other_port(To::ClusterIp), "TCP", &Fate::Reject);
+            flow("a ClusterIP by another protocol", at(To::ClusterIp), "UDP", &Fate::Reject);
+            let number_of_node_port = (at(To::ClusterIp).ip(), world::node_port(1)).into();
+            flow("the node port's number on a ClusterIP", number_of_node_port, "TCP", &Fate::Reject);
+            for to in [To::LoadBalancer, To::ExternalIp] {
+                flow(&format!("another port of {to:?}"), other_port(to), "TCP", &Fate::Unhandled);
+                flow(&format!("{to:?} by another protocol"), at(to), "UDP", &Fate::Unhandled);
+            }
+            flow("a node port by another protocol", at(To::NodePort), "UDP", &Fate::Unhandled);
+            let node_port = world::address(2, family, To::NodePort);
+            flow("a node port that nobody has", node_port, "TCP", &Fate::Unhandled);
+            let service_port = (world::primary(family), PORT).into();
+            flow("the Service's port on the node", service_port, "TCP", &Fate::Unhandled);
+            let endpoint = world::endpoint_address(family, 1, 1);
+            flow("an endpoint itself", endpoint, "TCP", &Fate::Unhandled);
+            let free_address = world::address(FREE, family, To::ClusterIp);
+            flow("a ClusterIP that nobody has", free_address, "TCP", free);
+            flow("a ClusterIP that nobody has", free_address, "UDP", free);
+            // SCTP is never touched.
+            flow("a ClusterIP by SCTP", at(To::ClusterIp), "SCTP", &Fate::Unhandled);
+        }
+    }
+    flows
+}
+
+fn objects() -> Vec<Value> {
+    vec![web().object()]
+}
+
+fn agrees(folder: &Folder, options: &[&str], free: &Fate) {
+    let flows = flows(free);
+    let wrong = differences(folder.path(), &world::options(options), &flows);
+    assert!(wrong.is_empty(), "{} of {} flows:\n{}", wrong.len(), flows.len(), wrong.join("\n"));
+}
+
+#[test]
+fn beside_a_service() {
+    agrees(&Folder::new(&objects()), &[], &Fate::Unhandled);
+}
+
+#[test]
+fn beside_a_service_with_service_cidrs() {
+    agrees(&Folder::new(&objects()).with_service_cidrs(&CIDRS), &[], &Fate::Drop);
+}
+
+#[test]
+fn beside_a_service_with_service_cidrs_by_option() {
+    agrees(&Folder::new(&objects()), &["--service-cidr", &CIDRS.join(",")], &Fate::Drop);
+}
+
+#[test]
+fn services_of_others_are_left_alone() {
+    let port = |number: u16| Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(number));
+    let mut objects: Vec<Value> =
+        (1..=4).map(|number| world::service(number).port(port(number)).object()).collect();
+    objects[0]["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "mesh"});
+    objects[1]["metadata"]["labels"] = json!({"service.kubernetes.io/headless": ""});
+    objects[2]["spec"]["clusterIP"] = json!("None");
+    objects[2]["spec"]["clusterIPs"] = json!(["None"]);
+    objects[3]["spec"]["type"] = json!("ExternalName");
+    objects[3]["spec"]["externalName"] = json!("example.com");
+    let mut flows = Vec::new();
+    for number in 1..=4 {
+        for family in Family::BOTH {
+            for (source, src, _) in world::sources(family) {
+                for to in [To::ClusterIp, To::NodePort, To::LoadBalancer, To::ExternalIp] {
+                    let name = format!("{source} to {to:?} of Service {number}");
+                    let flow = Flow::new(name, src, world::address(number, family, to), "TCP");
+                    flows.push((flow, Fate::Unhandled));
+                }
+            }
+        }
+    }
+    let folder = Folder::new(&objects);
+    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A port that cannot be served leaves the address known.
+#[test]
+fn a_cluster_ip_without_a_port_that_is_served() {
+    let mut object = web().object();
+    object["spec"]["ports"][0]["protocol"] = json!("SCTP");
+    let folder = Folder::new(&[object]);
+    let flows: Vec<_> = Family::BOTH
+        .into_iter()
+        .flat_map(|family| {
+            let at = world::address(1, family, To::ClusterIp);
+            world::sources(family).map(|(source, src, _)| {
+                (Flow::new(format!("{source} to a ClusterIP for SCTP only"), src, at, "TCP"), Fate::Reject)
+            })
+        })
+        .collect();
+    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,118 @@
+//! `loadBalancerSourceRanges`: who may use a load balancer's address, and that nothing else depends on them.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use traffic_policy_tests::{
+    lab::Family,
+    object::{self, Port},
+};
+
+use super::{
+    deviations::{Origin, Policy, To},
+    explain::{Flow, differences},
+    reference::{Endpoint, Policies, decide},
+    world::{self, Folder, PORT, TARGET, endpoint_address, ip},
+};
+
+/// Ranges, and which sources they let in: the list is by what `explain` must answer, written by hand.
+struct Case {
+    what: &'static str,
+    ranges: &'static [&'static str],
+    allowed: &'static [&'static str],
+}
+
+/// Blanks and leading zeros are as users write them.
+const CASES: [Case; 6] = [
+    Case {
+        what: "clients",
+        ranges: &["203.0.113.000/025 ", "2001:db8:cafe::/64"],
+        allowed: &["client", "client6"],
+    },
+    Case {
+        what: "clients and the node",
+        ranges: &[" 203.0.113.0/25", "192.168.0.0/24", "2001:db8:cafe::/64", "2001:db8::/64"],
+        // Who lets the node in lets its load balancer addresses in, too.
+        allowed: &["client", "client6", "node", "node6", "vip", "vip6"],
+    },
+    Case { what: "the node's other address", ranges: &["192.168.1.0/24"], allowed: &["other", "*6"] },
+    Case { what: "pods", ranges: &["10.180.0.0/24", "fd00:10::/64"], allowed: &["pod", "pod6"] },
+    // A family that no range speaks of is not restricted.
+    Case { what: "IPv6 only", ranges: &["2001:db8:cafe::/64"], allowed: &["client6", "*"] },
+    Case { what: "everybody", ranges: &["0.0.0.0/0", "::/0"], allowed: &["*", "*6"] },
+];
+
+fn sources(number: u16) -> Vec<(&'static str, IpAddr, Origin)> {
+    let vip = |family| world::address(number, family, To::LoadBalancer).ip();
+    vec![
+        ("client", ip("203.0.113.2"), Origin::External),
+        ("other client", ip("203.0.113.130"), Origin::External),
+        ("pod", ip("10.180.0.9"), Origin::Pod),
+        ("node", world::primary(Family::V4), Origin::Node),
+        ("other", world::secondary(Family::V4), Origin::Node),
+        ("vip", vip(Family::V4), Origin::External),
+        ("client6", ip("2001:db8:cafe::2"), Origin::External),
+        ("other client6", ip("2001:db8:beef::2"), Origin::External),
+        ("pod6", ip("fd00:10::9"), Origin::Pod),
+        ("node6", world::primary(Family::V6), Origin::Node),
+        ("vip6", vip(Family::V6), Origin::External),
+    ]
+}
+
+impl Case {
+    fn allows(&self, source: &str) -> bool {
+        let everybody = if source.ends_with('6') { "*6" } else { "*" };
+        self.allowed.contains(&source) || self.allowed.contains(&everybody)
+    }
+}
+
+#[test]
+fn source_ranges() {
+    let ready = |family, node, name| Endpoint {
+        address: endpoint_address(family, node, 1),
+        node: Some(name),
+        ready: true,
+        serving: true,
+        terminating: false,
+        for_zone: None,
+        for_node: None,
+    };
+    let (mut objects, mut flows) = (Vec::<Value>::new(), Vec::new());
+    let mut number = 0;
+    for case in &CASES {
+        // With endpoints, and without any: then those whom the ranges keep out still get no answer at all.
+        for (endpoints_too, external) in
+            [(true, Policy::Cluster), (true, Policy::Local), (false, Policy::Cluster), (false, Policy::Local)]
+        {
+            number += 1;
+            let policy =
+                if external == Policy::Local { object::Policy::Local } else { object::Policy::Cluster };
+            let service = world::service(number)
+                .policy(policy)
+                .port(Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(number)))
+                .spec("loadBalancerSourceRanges", json!(case.ranges));
+            let endpoints = |family| match endpoints_too {
+                true => vec![ready(family, 1, "node-near"), ready(family, 2, "node-far")],
+                false => Vec::new(),
+            };
+            objects.push(service.object());
+            objects
+                .extend(Family::BOTH.map(|family| world::slice(&service, family, "TCP", &endpoints(family))));
+            for (source, src, origin) in sources(number) {
+                let family = if src.is_ipv4() { Family::V4 } else { Family::V6 };
+                for to in [To::LoadBalancer, To::ClusterIp, To::NodePort, To::ExternalIp] {
+                    let policies = Policies { external, internal: Policy::Cluster };
+                    let allowed = case.allows(source);
+                    let fate = decide(policies, &endpoints(family), src, origin, to, allowed);
+                    let state = if endpoints_too { "" } else { ", no endpoint" };
+                    let name = format!("{} let in, eTP {external:?}{state}: {source} to {to:?}", case.what);
+                    flows.push((Flow::new(name, src, world::address(number, family, to), "TCP"), fate));
+                }
+            }
+        }
+    }
+    assert!(flows.len() > 1_000);
+    let folder = Folder::new(&objects);
+    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    assert!(wrong.is_empty(), "{} of {} flows:\n{}", wrong.len(), flows.len(), wrong.join("\n"));
+}

@@ -1,0 +1,271 @@
+//! `explain`: what becomes of a packet, and why.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufWriter, Read, Write},
+    net::IpAddr,
+    path::PathBuf,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+
+use super::{run::service_cidr, view::Output};
+use crate::{
+    advice,
+    control::NodePortAddresses,
+    dataplane::{DEFAULT_PINS, Trial},
+    explain::{self, Answer, Explainer, Flow, From, Inside, Verdict},
+    model::{Index, NodeInput, Policy},
+    node::Network,
+    source::Manifests,
+};
+
+/// Say what becomes of a packet and why, by running the programs on it; nothing on the node changes.
+///
+/// On a node with an agent: against its live maps. With --manifests: without a device and an API server; the next hop is
+/// then not judged. Each flow is taken as the first packet of a new connection.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Source: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT.
+    #[arg(value_name = "SRC[:PORT]", required_unless_present = "flows", requires = "destination")]
+    source: Option<String>,
+    /// Destination: ADDRESS:PORT, with /udp for UDP.
+    #[arg(value_name = "DST:PORT[/PROTO]")]
+    destination: Option<String>,
+    /// Many flows as JSON, an array or one object a line: name, src, sport, dst, dport, proto, from. The answers come as
+    /// JSON, one a line, in order. `-`: standard input.
+    #[arg(long, env = "TRAFFIC_POLICY_FLOWS", value_name = "FILE|-", conflicts_with_all = ["source", "destination"])]
+    flows: Option<PathBuf>,
+    /// Where the flow begins. Default: told by the source: an address of the node, one in the range of its pods, anything
+    /// else.
+    #[arg(long, env = "TRAFFIC_POLICY_FROM", value_name = "PLACE")]
+    from: Option<From>,
+    /// What if: the external policy of every Service.
+    #[arg(long, env = "TRAFFIC_POLICY_POLICY", value_name = "POLICY", ignore_case = true)]
+    policy: Option<PolicyArgument>,
+    /// How to print one flow.
+    #[arg(long, env = "TRAFFIC_POLICY_OUTPUT", default_value = "table", value_name = "FORMAT")]
+    output: Output,
+    #[command(flatten)]
+    live: LiveArguments,
+    #[command(flatten)]
+    offline: OfflineArguments,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PolicyArgument {
+    Cluster,
+    Local,
+}
+
+/// A node with an agent.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "On a node")]
+struct LiveArguments {
+    /// The folder that `run` was given.
+    #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
+    pin_dir: PathBuf,
+    /// The device by which packets from outside come. Default: the one that leads to their source.
+    #[arg(long, env = "TRAFFIC_POLICY_EXPLAIN_DEVICE", value_name = "DEVICE")]
+    device: Option<String>,
+}
+
+/// A node that is not there.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Without a node")]
+struct OfflineArguments {
+    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR).
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_MANIFESTS",
+        value_name = "DIR",
+        requires = "node_name",
+        conflicts_with = "device"
+    )]
+    manifests: Option<PathBuf>,
+    /// Whose point of view: the name of a Node object, and the nodeName of its endpoints.
+    #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
+    node_name: Option<String>,
+    /// An address of the node; may be repeated. Those of its Node object count in any case.
+    #[arg(
+        long = "local-address",
+        env = "TRAFFIC_POLICY_LOCAL_ADDRESS",
+        value_name = "IP",
+        value_delimiter = ','
+    )]
+    local_addresses: Vec<IpAddr>,
+    /// As `run` has it.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_NODE_PORT_ADDRESSES",
+        default_value = "primary",
+        value_name = "CIDR,…|primary|all|localhost"
+    )]
+    node_port_addresses: NodePortAddresses,
+    /// As `run` has it.
+    #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
+        value_parser = service_cidr)]
+    service_cidrs: Vec<IpNet>,
+}
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let flows = self.asked()?;
+        let many = self.flows.is_some();
+        let output = self.output;
+        let mut explainer = self.explainer(flows.first())?;
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        for flow in &flows {
+            let answer = explainer.ask(flow).with_context(|| format!("{} cannot be explained", flow.name))?;
+            match output {
+                Output::Table if !many => print(&mut out, flow, &answer)?,
+                _ => {
+                    serde_json::to_writer(&mut out, &answer)?;
+                    writeln!(out)?;
+                }
+            }
+        }
+        Ok(out.flush()?)
+    }
+
+    fn asked(&self) -> Result<Vec<Flow>> {
+        let Some(file) = &self.flows else {
+            let (Some(source), Some(destination)) = (&self.source, &self.destination) else {
+                bail!("name a source and a destination, or --flows");
+            };
+            return Ok(vec![Flow::from_arguments(source, destination, self.from)?]);
+        };
+        let mut text = String::new();
+        if file.as_os_str() == "-" {
+            std::io::stdin().read_to_string(&mut text).context("standard input cannot be read")?;
+        } else {
+            text = std::fs::read_to_string(file)
+                .with_context(|| format!("{} cannot be read", file.display()))?;
+        }
+        let mut flows = explain::read(&text)?;
+        for flow in &mut flows {
+            flow.from = flow.from.or(self.from);
+        }
+        Ok(flows)
+    }
+
+    fn explainer(self, first: Option<&Flow>) -> Result<Explainer> {
+        let policy = self.policy.map(|policy| match policy {
+            PolicyArgument::Cluster => Policy::Cluster,
+            PolicyArgument::Local => Policy::Local,
+        });
+        match self.offline.manifests {
+            Some(_) => self.offline.explainer(policy),
+            None => self.live.explainer(policy, first),
+        }
+    }
+}
+
+impl LiveArguments {
+    fn explainer(self, policy: Option<Policy>, first: Option<&Flow>) -> Result<Explainer> {
+        let trial = Trial::live(&self.pin_dir, policy)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (addresses, links, towards) = runtime.block_on(async {
+            let (network, _events) = Network::connect()?;
+            let source = first.map(|flow| flow.source.ip());
+            let towards = match source {
+                Some(source) => network.device_towards(source).await,
+                None => None,
+            };
+            anyhow::Ok((network.addresses().await?, network.links().await?, towards))
+        })?;
+        let device = match &self.device {
+            None => towards,
+            Some(name) => match links.iter().find(|link| link.name == *name) {
+                Some(link) if trial.entrances().iter().any(|entrance| entrance.ifindex == link.index) => {
+                    Some(link.index)
+                }
+                Some(_) => bail!("the packet path is not attached to {name}"),
+                None => bail!("there is no device {name}"),
+            },
+        };
+        let (primary, pods) = trial.node()?;
+        let inside = Inside { node: addresses.iter().map(|address| address.address).collect(), pods };
+        Ok(Explainer::new(trial, inside, primary, device, false))
+    }
+}
+
+impl OfflineArguments {
+    fn explainer(self, policy: Option<Policy>) -> Result<Explainer> {
+        let (Some(folder), Some(node_name)) = (self.manifests, self.node_name) else {
+            bail!("--manifests needs --node-name");
+        };
+        let manifests = Manifests { folder, node_name: node_name.clone() };
+        let mut batch = manifests.read().context("the manifests are not understood")?;
+        if let Some(policy) = policy {
+            batch.set_external_policy(policy);
+        }
+        let mut index = Index::default();
+        batch.apply(&mut index);
+        let mut primary = index.node_addresses(&node_name).to_vec();
+        for family in [false, true] {
+            if !primary.iter().any(|address| address.is_ipv6() == family) {
+                primary.extend(self.local_addresses.iter().find(|address| address.is_ipv6() == family));
+            }
+        }
+        let mut addresses: BTreeSet<IpAddr> = self.local_addresses.iter().copied().collect();
+        addresses.extend(index.all_node_addresses(&node_name));
+        let input = NodeInput {
+            node_name: node_name.clone(),
+            node_port_addresses: self.node_port_addresses.among(addresses.iter().copied(), &primary),
+            loopback_ipv4: self.node_port_addresses.loopback(false),
+            loopback_ipv6: self.node_port_addresses.loopback(true),
+            service_cidrs: self.service_cidrs.into_iter().collect(),
+            ipv4: true,
+            ipv6: true,
+        };
+        index.update(&input);
+        for warning in &index.desired().warnings {
+            tracing::warn!("{warning}");
+        }
+        let trial = Trial::offline(index.desired(), &addresses, &primary)?;
+        let inside = Inside { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
+        Ok(Explainer::new(trial, inside, primary, None, true))
+    }
+}
+
+fn print(out: &mut impl Write, flow: &Flow, answer: &Answer) -> Result<()> {
+    writeln!(out, "{} → {}/{}\n", flow.source, flow.destination, flow.transport)?;
+    for (number, step) in (1..).zip(&answer.steps) {
+        writeln!(out, "  {number}. {step}")?;
+    }
+    let verdict = match answer.verdict {
+        Verdict::Endpoints => format!("to {}", answer.endpoint.map_or_else(String::new, |e| e.to_string())),
+        Verdict::Reject => "rejected".to_owned(),
+        Verdict::Drop => "dropped".to_owned(),
+        Verdict::Unhandled => "left alone".to_owned(),
+    };
+    writeln!(out, "\nVERDICT     {verdict} ({}, at {})", answer.outcome, answer.hook)?;
+    if let Some(packet) = answer.packet {
+        writeln!(out, "PACKET      {} → {}, TTL {}", packet.source, packet.destination, packet.ttl)?;
+    } else if let (Some(source), Some(endpoint)) = (answer.source, answer.endpoint) {
+        writeln!(out, "CONNECTION  {source} → {endpoint}")?;
+    }
+    if !answer.candidates.is_empty() {
+        let list: Vec<_> = answer.candidates.iter().map(ToString::to_string).collect();
+        writeln!(out, "CANDIDATES  {}", list.join(", "))?;
+    }
+    let name = answer.service.as_deref().map(|name| {
+        let (namespace, rest) = name.split_once('/').unwrap_or(("", name));
+        format!("{namespace}/{}", rest.split(':').next().unwrap_or(rest))
+    });
+    let context = advice::Context {
+        service: name.as_deref(),
+        frontend: answer.frontend,
+        client: Some(flow.source.ip()),
+        device: None,
+        socket: answer.hook == "socket",
+    };
+    writeln!(out, "WHY         {}", advice::reason(answer.cause, &context))?;
+    if let Some(cure) = advice::cure(answer.cause, &context) {
+        writeln!(out, "CURE        {cure}")?;
+    }
+    Ok(())
+}

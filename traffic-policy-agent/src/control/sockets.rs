@@ -1,0 +1,70 @@
+//! The sockets' part of the run loop: what programs on the cgroup know of this node, and UDP sockets whose endpoint is gone.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
+
+use anyhow::Result;
+
+use super::Control;
+use crate::{
+    dataplane::Exchanged,
+    node::sockets::{Destroyed, destroy_udp},
+};
+
+impl Control {
+    /// Before frontends are written that need it.
+    pub(super) fn describe_node(&mut self, primary: &[IpAddr]) {
+        let pods = self.index.pod_cidrs(&self.settings.node_name);
+        if let Err(error) = self.dataplane.describe_node(primary, pods) {
+            tracing::warn!("source ranges are compared with old addresses of the node: {error:#}");
+        }
+    }
+
+    /// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
+    /// again. Called after the maps were written, when nobody is sent there any more, and once more before the sweep
+    /// forgets the endpoints: a call that was under way may have noted its socket late.
+    pub(super) fn end_sockets(&self) {
+        let Some(cgroup) = self.dataplane.cgroup() else { return };
+        let endpoints = self.dataplane.gone_udp();
+        if endpoints.is_empty() {
+            return;
+        }
+        match self.dataplane.exchanged() {
+            Ok(sockets) => {
+                let cgroup = cgroup.to_owned();
+                // It walks through namespaces, each with a dump of its sockets.
+                tokio::task::spawn_blocking(move || report(end(&cgroup, &sockets, &endpoints)));
+            }
+            Err(error) => tracing::warn!("connected UDP sockets keep endpoints that are gone: {error:#}"),
+        }
+    }
+}
+
+/// Sockets that were ended, and what could not be done.
+fn end(cgroup: &Path, sockets: &Exchanged, endpoints: &BTreeSet<SocketAddr>) -> Result<Destroyed> {
+    let mut all = Destroyed::default();
+    for cookies in sockets.connected_udp(endpoints)? {
+        let mut destroyed = destroy_udp(cgroup, &cookies)?;
+        all.cookies.append(&mut destroyed.cookies);
+        all.failures.append(&mut destroyed.failures);
+        all.namespaces = all.namespaces.max(destroyed.namespaces);
+    }
+    Ok(all)
+}
+
+fn report(ended: Result<Destroyed>) {
+    match ended {
+        Ok(ended) => {
+            if !ended.cookies.is_empty() {
+                tracing::info!(sockets = ended.cookies.len(), "ended UDP sockets whose endpoint is gone");
+            }
+            for failure in ended.failures {
+                tracing::warn!("connected UDP sockets may keep an endpoint that is gone: {failure}");
+            }
+        }
+        Err(error) => tracing::warn!("connected UDP sockets keep endpoints that are gone: {error:#}"),
+    }
+}

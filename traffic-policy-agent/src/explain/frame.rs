@@ -1,0 +1,86 @@
+//! The first packet of a flow, as a frame.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result};
+use etherparse::{IpNumber, PacketBuilder, SlicedPacket, TransportSlice};
+
+use super::flow::{Flow, Transport};
+
+const TTL: u8 = 64;
+/// A machine on the wire; nobody looks at it.
+const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// A SYN, a datagram, or an empty packet of another protocol, to the device with this MAC address.
+///
+/// # Errors
+/// None for addresses of one family.
+pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
+    let builder = PacketBuilder::ethernet2(SENDER, to);
+    let builder = match (flow.source.ip(), flow.destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            builder.ipv4(source.octets(), destination.octets(), TTL)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            builder.ipv6(source.octets(), destination.octets(), TTL)
+        }
+        _ => anyhow::bail!("{} and {} are of different IP families", flow.source, flow.destination),
+    };
+    let (source, destination) = (flow.source.port(), flow.destination.port());
+    let mut frame = Vec::new();
+    let context = "the packet could not be built";
+    match flow.transport {
+        Transport::TCP => {
+            builder.tcp(source, destination, 1, 64_240).syn().write(&mut frame, &[]).context(context)?;
+        }
+        Transport::UDP => builder.udp(source, destination).write(&mut frame, &[]).context(context)?,
+        other => builder.write(&mut frame, IpNumber(other.0), &[0; 12]).context(context)?,
+    }
+    Ok(frame)
+}
+
+/// Source, destination and time to live of a packet with ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub source: SocketAddr,
+    pub destination: SocketAddr,
+    pub ttl: u8,
+}
+
+/// What a frame says; `None` if it has no ports.
+pub fn read(frame: &[u8]) -> Option<Seen> {
+    let packet = SlicedPacket::from_ethernet(frame).ok()?;
+    let (source, destination, ttl): (IpAddr, IpAddr, u8) = match packet.net? {
+        etherparse::NetSlice::Ipv4(ip) => {
+            let header = ip.header();
+            (header.source_addr().into(), header.destination_addr().into(), header.ttl())
+        }
+        etherparse::NetSlice::Ipv6(ip) => {
+            let header = ip.header();
+            (header.source_addr().into(), header.destination_addr().into(), header.hop_limit())
+        }
+        _ => return None,
+    };
+    let (from, to) = match packet.transport? {
+        TransportSlice::Tcp(tcp) => (tcp.source_port(), tcp.destination_port()),
+        TransportSlice::Udp(udp) => (udp.source_port(), udp.destination_port()),
+        _ => return None,
+    };
+    Some(Seen { source: SocketAddr::new(source, from), destination: SocketAddr::new(destination, to), ttl })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_and_back() {
+        for (source, destination) in [("192.0.2.1:7", "10.0.0.1:80/udp"), ("[fd00::1]:7", "[fd00::2]:80")] {
+            let flow = Flow::from_arguments(source, destination, None).unwrap();
+            let seen = read(&build(&flow, [2; 6]).unwrap()).unwrap();
+            assert_eq!(seen, Seen { source: flow.source, destination: flow.destination, ttl: TTL });
+        }
+        let sctp = Flow::from_arguments("192.0.2.1", "10.0.0.1:80/sctp", None).unwrap();
+        assert_eq!(read(&build(&sctp, [2; 6]).unwrap()), None);
+    }
+}

@@ -1,0 +1,51 @@
+//! Who counts as this node and its pods.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+
+use super::flow::From;
+
+/// Addresses of this node, and the ranges of its pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inside {
+    pub node: BTreeSet<IpAddr>,
+    pub pods: Vec<IpNet>,
+}
+
+impl Inside {
+    /// Where a flow from this source begins, and by what that is told.
+    pub fn guess(&self, source: IpAddr) -> (From, String) {
+        if source.is_loopback() {
+            return (From::Node, format!("{source} is a loopback address"));
+        }
+        if self.node.contains(&source) {
+            return (From::Node, format!("{source} is an address of this node"));
+        }
+        if let Some(range) = self.pods.iter().find(|range| range.contains(&source)) {
+            return (From::Pod, format!("{source} is in {range}, the range of this node's pods"));
+        }
+        let pods = if self.pods.is_empty() { " (the range of its pods is not known)" } else { "" };
+        (From::External, format!("{source} is an address neither of this node nor of its pods{pods}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_the_source() {
+        let inside = Inside {
+            node: ["192.0.2.1".parse().unwrap()].into(),
+            pods: vec!["10.244.1.0/24".parse().unwrap()],
+        };
+        let guess = |text: &str| inside.guess(text.parse().unwrap()).0;
+        assert_eq!(guess("192.0.2.1"), From::Node);
+        assert_eq!(guess("127.3.2.1"), From::Node);
+        assert_eq!(guess("::1"), From::Node);
+        assert_eq!(guess("10.244.1.9"), From::Pod);
+        assert_eq!(guess("10.244.2.9"), From::External, "a pod of another node");
+        assert_eq!(guess("2001:db8::1"), From::External);
+    }
+}

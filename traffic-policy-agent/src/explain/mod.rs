@@ -1,0 +1,284 @@
+//! What becomes of a packet, and why: asked of the programs themselves.
+
+mod flow;
+mod frame;
+mod inside;
+mod story;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+use serde::Serialize;
+use traffic_policy_ebpf::{
+    abi::{Range, ServiceInfo, SocketQuestion, client, frontend, frontend_kind, hook, step},
+    outcome::{Outcome, Verdict as Kernel},
+};
+
+pub use self::{
+    flow::{Flow, From, SOURCE_PORT, Transport, read},
+    frame::Seen,
+    inside::Inside,
+};
+use crate::{
+    dataplane::{Candidate, Entrance, Judged, PacketHook, Trial, wide},
+    model::FrontendKind,
+};
+
+/// What a flow's sender gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// A connection to an endpoint.
+    Endpoints,
+    /// An error, at once.
+    Reject,
+    /// Silence.
+    Drop,
+    /// Not ours: whatever would become of it without us.
+    Unhandled,
+}
+
+/// What becomes of one flow. Serialized as `explain --flows` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    pub name: String,
+    pub verdict: Verdict,
+    /// Name of the outcome, as `status` and metrics count it.
+    pub outcome: &'static str,
+    /// The endpoint that this very flow gets.
+    pub endpoint: Option<SocketAddr>,
+    /// All endpoints that a flow of this kind may get.
+    pub candidates: Vec<SocketAddr>,
+    /// Whether the endpoint sees an address of this node in place of the client's: kube-proxy's masquerade, less what
+    /// this project makes unnecessary.
+    pub masquerade: bool,
+    /// As the endpoint sees it; none without an endpoint.
+    pub source: Option<SocketAddr>,
+    /// Where it is decided: `xdp`, `tc` or `socket`.
+    pub hook: &'static str,
+    /// Where the flow begins: `external`, `pod` or `node`.
+    pub from: &'static str,
+    /// The Service port: namespace/name, and the port's name behind a colon if it has one.
+    pub service: Option<String>,
+    /// One sentence for each step, in order.
+    pub steps: Vec<String>,
+    /// The packet as it leaves, where it is sent on.
+    #[serde(skip)]
+    pub packet: Option<Seen>,
+    #[serde(skip)]
+    pub cause: Outcome,
+    /// What the destination is for its Service.
+    #[serde(skip)]
+    pub frontend: Option<FrontendKind>,
+}
+
+/// What the steps say, put together.
+#[derive(Clone, Debug, Default)]
+struct Facts {
+    service: Option<ServiceInfo>,
+    index: Option<u32>,
+    flags: u32,
+    candidates: Vec<Candidate>,
+    chosen: Option<Candidate>,
+}
+
+/// Asks a [`Trial`].
+pub struct Explainer {
+    trial: Trial,
+    inside: Inside,
+    /// The node's addresses towards others, for connections of its own that name no source.
+    primary: Vec<IpAddr>,
+    /// The device by which packets from outside come; else the first.
+    device: Option<u32>,
+    offline: bool,
+}
+
+impl Explainer {
+    pub fn new(
+        trial: Trial,
+        inside: Inside,
+        primary: Vec<IpAddr>,
+        device: Option<u32>,
+        offline: bool,
+    ) -> Self {
+        Self { trial, inside, primary, device, offline }
+    }
+
+    /// What becomes of a flow.
+    ///
+    /// # Errors
+    /// The kernel refuses to run the programs.
+    pub fn ask(&mut self, flow: &Flow) -> Result<Answer> {
+        let mut steps = Vec::new();
+        let from = match flow.from {
+            Some(from) => {
+                steps.push(format!("from {}, as the question says", story::origin(from)));
+                from
+            }
+            None => {
+                let (from, why) = self.inside.guess(flow.source.ip());
+                steps.push(format!("from {}: {why}", story::origin(from)));
+                from
+            }
+        };
+        let mut judged = self.judge(flow, from)?;
+        let mut facts = self.facts(flow, &judged)?;
+        if let Some(index) = facts.index.filter(|_| self.has_affinity(&judged)) {
+            // The client may have an endpoint already.
+            if self.trial.remember_client(self.client(flow, from), client_kind(from), index)? {
+                judged = self.judge(flow, from)?;
+                facts = self.facts(flow, &judged)?;
+            }
+        }
+        let teller = story::Teller { flow, from, facts: &facts, offline: self.offline };
+        steps.extend(judged.steps.iter().filter_map(|step| teller.tell(step)));
+        let verdict = verdict(judged.outcome);
+        let has_endpoint = verdict == Verdict::Endpoints;
+        let packet = if judged.frame.is_empty() { None } else { frame::read(&judged.frame) };
+        let endpoint = facts.chosen.filter(|_| has_endpoint).map(|chosen| chosen.address);
+        let (source, masquerade) = match (endpoint, packet) {
+            (None, _) => (None, false),
+            (Some(_), Some(packet)) => (Some(packet.source), packet.source != flow.source),
+            (Some(endpoint), None) => {
+                let masquerade = masquerades(&facts, from, flow, endpoint);
+                steps.push(teller.source(masquerade));
+                (Some(self.socket_source(flow)), masquerade)
+            }
+        };
+        let place = judged.steps.iter().rev().find(|step| step.kind == step::OUTCOME);
+        Ok(Answer {
+            name: flow.name.clone(),
+            verdict,
+            outcome: judged.outcome.name(),
+            endpoint,
+            candidates: if has_endpoint {
+                facts.candidates.iter().map(|candidate| candidate.address).collect()
+            } else {
+                Vec::new()
+            },
+            masquerade,
+            source,
+            hook: place.map_or("xdp", |step| hook_name(step.words[0] as u32)),
+            from: from.name(),
+            service: facts.service.as_ref().map(story::service_name),
+            steps,
+            packet: packet.filter(|_| has_endpoint),
+            cause: judged.outcome,
+            frontend: story::frontend_kind(facts.flags),
+        })
+    }
+
+    fn judge(&mut self, flow: &Flow, from: From) -> Result<Judged> {
+        if from != From::External {
+            return self.trial.socket(SocketQuestion {
+                destination: wide(flow.destination.ip()),
+                source: wide(flow.source.ip()),
+                netns: if from == From::Node { 1 } else { 2 },
+                hash: spread(flow),
+                port: flow.destination.port().to_be(),
+                protocol: u16::from(flow.transport.0),
+                node: u16::from(from == From::Node),
+                ipv6: u16::from(flow.destination.is_ipv6()),
+            });
+        }
+        let Entrance { ifindex, mac, hook } = self.entrance();
+        let frame = frame::build(flow, mac)?;
+        let judged = self.trial.packet(hook, ifindex, &frame)?;
+        if hook == PacketHook::Xdp && judged.outcome as u32 == Outcome::PassedToTc as u32 {
+            let mut finished = self.trial.packet(PacketHook::Tc, ifindex, &frame)?;
+            finished.steps.splice(0..0, judged.steps);
+            return Ok(finished);
+        }
+        Ok(judged)
+    }
+
+    fn entrance(&self) -> Entrance {
+        let entrances = self.trial.entrances();
+        let named = entrances.iter().find(|entrance| Some(entrance.ifindex) == self.device);
+        *named.unwrap_or(&entrances[0])
+    }
+
+    fn facts(&self, flow: &Flow, judged: &Judged) -> Result<Facts> {
+        let ipv6 = flow.destination.is_ipv6();
+        let mut facts = Facts::default();
+        for step in &judged.steps {
+            match step.kind {
+                step::FRONTEND => {
+                    facts.service = self.trial.service(step.value);
+                    facts.index = Some(step.value);
+                    facts.flags = step.words[0] as u32;
+                }
+                step::LIST => {
+                    let range = Range { base: step.words[0] as u32, len: step.words[1] as u32 };
+                    facts.candidates = self.trial.candidates(ipv6, range)?;
+                }
+                step::SLOT => facts.chosen = Some(self.trial.endpoint(ipv6, step.value)?),
+                _ => {}
+            }
+        }
+        Ok(facts)
+    }
+
+    fn has_affinity(&self, judged: &Judged) -> bool {
+        judged.steps.iter().any(|step| step.kind == step::AFFINITY)
+    }
+
+    fn client(&self, flow: &Flow, from: From) -> [u64; 2] {
+        if from == From::External { wide(flow.source.ip()) } else { [0; 2] }
+    }
+
+    /// What an endpoint sees of a socket: the source it is bound to, and for one that spoke to loopback the address that
+    /// the kernel picks for the way out.
+    fn socket_source(&self, flow: &Flow) -> SocketAddr {
+        let own = self.primary.iter().find(|address| address.is_ipv6() == flow.source.is_ipv6());
+        match own {
+            Some(own) if flow.source.ip().is_loopback() => SocketAddr::new(*own, flow.source.port()),
+            _ => flow.source,
+        }
+    }
+}
+
+fn client_kind(from: From) -> u16 {
+    if from == From::External { client::ADDRESS } else { client::NETNS }
+}
+
+/// Sockets have no port yet when they choose: any number spreads them.
+fn spread(flow: &Flow) -> u64 {
+    let port = u64::from(flow.source.port());
+    (wide(flow.source.ip())[1] ^ wide(flow.source.ip())[0] ^ port << 32 | port)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        >> 32
+}
+
+const fn hook_name(number: u32) -> &'static str {
+    match number {
+        hook::SOCKET => "socket",
+        hook::XDP => "xdp",
+        _ => "tc",
+    }
+}
+
+/// What the sender of a new flow gets.
+pub fn verdict(outcome: Outcome) -> Verdict {
+    match outcome {
+        Outcome::Forwarded | Outcome::Delivered | Outcome::Connected => Verdict::Endpoints,
+        _ if outcome.verdict() == Kernel::Drop => Verdict::Drop,
+        _ if outcome.verdict() == Kernel::Send => Verdict::Reject,
+        _ => Verdict::Unhandled,
+    }
+}
+
+/// Whether an endpoint sees this node instead of the client, for a connection whose address is exchanged before there is a
+/// packet. The kernel picks the source after the exchange: for a process of the node an address of the node, which is
+/// what kube-proxy's masquerade shows there. Pods keep theirs; where kube-proxy would hide them for the policy Cluster
+/// it is not needed, for the reply never meets the Service's address.
+fn masquerades(facts: &Facts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {
+    let kind = frontend::kind(facts.flags);
+    if kind == frontend_kind::LOOPBACK {
+        return true;
+    }
+    if kind != frontend_kind::CLUSTER_IP && facts.flags & frontend::LOCAL == 0 {
+        return false;
+    }
+    from == From::Node || flow.source.ip() == endpoint.ip()
+}

@@ -1,0 +1,331 @@
+//! The node's state as the run loop knows it, and how source and health fare.
+
+use std::time::SystemTime;
+
+use super::{exposition::Family, ip_family, port_labels, unix};
+use crate::{
+    dataplane::{Attached, Levels},
+    health::ProxyHealth,
+    model::{Desired, FrontendKind, Policy, ServiceName},
+    source::Status,
+};
+
+/// What only the run loop knows, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// Devices by name.
+    pub attached: Vec<(String, Attached)>,
+    pub levels: Levels,
+    /// Service ports in the desired state: IPv4, IPv6.
+    pub service_ports: [usize; 2],
+    pub no_local: [NoLocal; 2],
+    pub node_eligible: bool,
+    /// How many warnings there are of each Service.
+    pub warnings: Vec<(ServiceName, usize)>,
+    /// Service ports that the maps have no room for, and those whose write failed.
+    pub no_room: usize,
+    pub failed: usize,
+    /// Service ports all of whose addresses other Services have.
+    pub no_frontend: usize,
+}
+
+/// Service ports of one family with policy Local and without an endpoint here, although there is one elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoLocal {
+    pub internal: usize,
+    pub external: usize,
+}
+
+impl NoLocal {
+    /// Of IPv4, and of IPv6.
+    #[must_use]
+    pub fn count(desired: &Desired) -> [Self; 2] {
+        let mut counts = [Self::default(); 2];
+        for (key, port) in &desired.ports {
+            if !port.local.is_empty() || !port.has_endpoints {
+                continue;
+            }
+            let count = &mut counts[usize::from(key.ipv6)];
+            let reached = |internal: bool| {
+                port.frontends.iter().any(|frontend| (frontend.kind == FrontendKind::ClusterIp) == internal)
+            };
+            count.internal += usize::from(port.internal_policy == Policy::Local && reached(true));
+            count.external += usize::from(port.external_policy == Policy::Local && reached(false));
+        }
+        counts
+    }
+}
+
+impl Observed {
+    pub fn families(&self) -> Vec<Family> {
+        let mut families =
+            vec![self.no_local(), self.attached(), self.service_ports(), self.not_programmed()];
+        families.extend([self.warnings(), self.eligible()]);
+        families.extend(self.flows());
+        families.extend(self.maps());
+        families.extend(self.draining());
+        families
+    }
+
+    fn no_local(&self) -> Family {
+        // A gauge, but by its name it ought to be a counter, which promtool refuses. No type at all is accepted, and
+        // means the same to a query.
+        let mut family = Family::untyped(
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "Service ports with policy Local, no endpoint on this node, but one elsewhere (a gauge).",
+        );
+        for (ipv6, count) in [false, true].into_iter().zip(self.no_local) {
+            for (policy, count) in [("internal", count.internal), ("external", count.external)] {
+                family.add(&[("ip_family", ip_family(ipv6)), ("traffic_policy", policy)], count as f64);
+            }
+        }
+        family
+    }
+
+    fn attached(&self) -> Family {
+        let mut family = Family::gauge(
+            "traffic_policy_attached",
+            "Devices whose packets are taken, by the way they are: xdp, xdp-generic or tc.",
+        );
+        for (device, mode) in &self.attached {
+            family.add(&[("device", device), ("mode", &mode.to_string())], 1.0);
+        }
+        family
+    }
+
+    fn service_ports(&self) -> Family {
+        let mut family =
+            Family::gauge("traffic_policy_service_ports", "Service ports that should be in the maps.");
+        for (ipv6, count) in [false, true].into_iter().zip(self.service_ports) {
+            family.add(&[("ip_family", ip_family(ipv6))], count as f64);
+        }
+        family
+    }
+
+    fn not_programmed(&self) -> Family {
+        let mut family = Family::gauge(
+            "traffic_policy_service_ports_not_programmed",
+            "Service ports that are not in the maps as they should be: no room, a failed write, or all their addresses are other Services'.",
+        );
+        let reasons =
+            [("no-room", self.no_room), ("write-failed", self.failed), ("no-frontend", self.no_frontend)];
+        for (reason, count) in reasons {
+            family.add(&[("reason", reason)], count as f64);
+        }
+        family
+    }
+
+    fn warnings(&self) -> Family {
+        let mut family = Family::gauge(
+            "traffic_policy_service_warnings",
+            "What the log warns of in a Service or its EndpointSlices: something of it was left out.",
+        );
+        for (service, count) in &self.warnings {
+            family.add(&[("namespace", &service.namespace), ("service", &service.name)], *count as f64);
+        }
+        family
+    }
+
+    fn eligible(&self) -> Family {
+        Family::gauge(
+            "traffic_policy_node_eligible",
+            "1: the Node object lets load balancers send to this node.",
+        )
+        .with(&[], f64::from(u8::from(self.node_eligible)))
+    }
+
+    fn flows(&self) -> Vec<Family> {
+        let mut unconfirmed = Family::gauge(
+            "traffic_policy_flows_unconfirmed",
+            "Flows that the last sweep found in the flow table and that no second packet of the client had confirmed.",
+        );
+        let mut snat = Family::gauge(
+            "traffic_policy_snat_flows",
+            "Flows with a source port of the pool that the last sweep found.",
+        );
+        for (ipv6, found) in [false, true].into_iter().zip(self.levels.found) {
+            let labels = [("ip_family", ip_family(ipv6))];
+            unconfirmed.add(&labels, f64::from(found.unconfirmed));
+            snat.add(&labels, f64::from(found.snat));
+        }
+        let pool = Family::gauge(
+            "traffic_policy_pool_ports",
+            "Source ports towards endpoints of other nodes; each endpoint can have as many flows.",
+        );
+        vec![unconfirmed, snat, pool.with(&[], f64::from(self.levels.pool_ports))]
+    }
+
+    fn maps(&self) -> Vec<Family> {
+        let mut used = Family::gauge(
+            "traffic_policy_map_entries",
+            "Entries of each map; flows and pending, two a flow, as the last sweep found.",
+        );
+        let mut size = Family::gauge("traffic_policy_map_max_entries", "Entries that fit into each map.");
+        for fill in &self.levels.maps {
+            let mut labels = vec![("map", fill.map)];
+            labels.extend(fill.ipv6.map(|ipv6| ("ip_family", ip_family(ipv6))));
+            used.add(&labels, fill.used as f64);
+            size.add(&labels, f64::from(fill.size));
+        }
+        vec![used, size]
+    }
+
+    fn draining(&self) -> Vec<Family> {
+        let mut until = Family::gauge(
+            "traffic_policy_drain_until_timestamp_seconds",
+            "Service ports without an endpoint here that still forward new connections after a change to policy Local: until when, in seconds since 1970.",
+        );
+        for (key, end) in &self.levels.draining {
+            until.add(&port_labels(key), unix(*end));
+        }
+        let count = Family::gauge("traffic_policy_service_ports_draining", "Service ports in that phase.");
+        vec![until, count.with(&[], self.levels.draining.len() as f64)]
+    }
+}
+
+/// `/healthz` and `/livez` as they were answered, and how far behind the maps are.
+pub fn health(health: &ProxyHealth) -> Vec<Family> {
+    let answered = health.answered();
+    let family = |name, help, answers: [(u16, u64); 2]| {
+        let mut family = Family::counter(name, help);
+        for (code, count) in answers {
+            family.add(&[("code", &code.to_string())], count as f64);
+        }
+        family
+    };
+    vec![
+        family("kubeproxy_proxy_healthz_total", "Answers of /healthz by HTTP status.", answered.healthz),
+        family("kubeproxy_proxy_livez_total", "Answers of /livez by HTTP status.", answered.livez),
+        Family::gauge(
+            "traffic_policy_state_age_seconds",
+            "Since when the maps have not been in step with what the source says; 0: they are.",
+        )
+        .with(&[], health.behind().as_secs_f64()),
+    ]
+}
+
+/// What never changes while the agent runs.
+pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
+    vec![
+        Family::gauge("traffic_policy_build_info", "The agent's version; always 1.")
+            .with(&[("version", env!("CARGO_PKG_VERSION"))], 1.0),
+        Family::gauge("traffic_policy_node_info", "The name of the Node object; always 1.")
+            .with(&[("node", node_name)], 1.0),
+        Family::gauge("traffic_policy_healthy", "1: the maps were written once, and no change is late.")
+            .with(&[], f64::from(u8::from(health.is_healthy()))),
+    ]
+}
+
+/// How the Kubernetes API or the folder of manifests fares.
+pub fn source(status: &Status) -> Vec<Family> {
+    let mut age = Family::gauge(
+        "traffic_policy_source_age_seconds",
+        "Since the last word of the source: an answer of the API, a good look at the folder.",
+    );
+    if let Some(contact) = status.last_contact {
+        let now = SystemTime::now();
+        age.add(&[], now.duration_since(contact).unwrap_or_default().as_secs_f64());
+    }
+    vec![
+        age,
+        Family::gauge("traffic_policy_source_synced", "1: the source has given all objects once.")
+            .with(&[], f64::from(u8::from(status.synced))),
+        Family::gauge(
+            "traffic_policy_source_troubles",
+            "What is wrong with the source now, as the log says.",
+        )
+        .with(&[], status.troubles.len() as f64),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Duration};
+
+    use super::*;
+    use crate::{
+        dataplane::Fill,
+        model::{Endpoint, Frontend, Protocol, ServicePort, ServicePortKey},
+    };
+
+    fn key(name: &str, ipv6: bool) -> ServicePortKey {
+        let service = ServiceName { namespace: "ns".to_owned(), name: name.to_owned() };
+        ServicePortKey { service, port: String::new(), protocol: Protocol::Udp, ipv6 }
+    }
+
+    fn port(internal: Policy, external: Policy, local: usize, has_endpoints: bool) -> ServicePort {
+        let frontend = |address: &str, kind| Frontend { address: address.parse().unwrap(), kind };
+        let endpoint = Endpoint { address: "10.1.0.1:80".parse().unwrap(), local: true };
+        ServicePort {
+            frontends: BTreeSet::from([
+                frontend("10.96.0.1:80", FrontendKind::ClusterIp),
+                frontend("192.0.2.1:30080", FrontendKind::NodePort),
+            ]),
+            external_policy: external,
+            internal_policy: internal,
+            cluster: Vec::new(),
+            local: vec![endpoint; local],
+            has_endpoints,
+            serving: BTreeSet::new(),
+            drain: None,
+            source_ranges: Vec::new(),
+            affinity: None,
+        }
+    }
+
+    #[test]
+    fn no_local_endpoints() {
+        use Policy::{Cluster, Local};
+        let mut desired = Desired::default();
+        let mut only_cluster_ip = port(Cluster, Local, 0, true);
+        only_cluster_ip.frontends.retain(|frontend| frontend.kind == FrontendKind::ClusterIp);
+        for (name, ipv6, port) in [
+            ("both", false, port(Local, Local, 0, true)),
+            ("here", false, port(Local, Local, 1, true)),
+            ("nowhere", false, port(Local, Local, 0, false)),
+            ("cluster", false, port(Cluster, Cluster, 0, true)),
+            ("outside", true, port(Cluster, Local, 0, true)),
+            ("inside", false, port(Local, Cluster, 0, true)),
+            ("unreached", false, only_cluster_ip),
+        ] {
+            desired.ports.insert(key(name, ipv6), port);
+        }
+        let [v4, v6] = NoLocal::count(&desired);
+        assert_eq!((v4.internal, v4.external), (2, 1));
+        assert_eq!((v6.internal, v6.external), (0, 1));
+    }
+
+    #[test]
+    fn what_the_run_loop_knows() {
+        let end = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
+        let observed = Observed {
+            attached: vec![("eth0".to_owned(), Attached::XdpGeneric)],
+            levels: Levels {
+                maps: vec![
+                    Fill { map: "slots", ipv6: Some(true), used: 3, size: 10 },
+                    Fill { map: "hops", ipv6: None, used: 1, size: 4 },
+                ],
+                pool_ports: 28_000,
+                draining: vec![(key("web", true), end)],
+                ..Levels::default()
+            },
+            warnings: vec![(key("web", true).service, 2)],
+            no_room: 1,
+            ..Observed::default()
+        };
+        let text: String = observed.families().iter().map(ToString::to_string).collect();
+        for line in [
+            "traffic_policy_attached{device=\"eth0\",mode=\"xdp-generic\"} 1",
+            "traffic_policy_map_entries{map=\"slots\",ip_family=\"IPv6\"} 3",
+            "traffic_policy_map_max_entries{map=\"hops\"} 4",
+            "traffic_policy_pool_ports 28000",
+            "traffic_policy_drain_until_timestamp_seconds{namespace=\"ns\",service=\"web\",port=\"\",protocol=\"UDP\",ip_family=\"IPv6\"} 1.5",
+            "traffic_policy_service_ports_draining 1",
+            "traffic_policy_service_warnings{namespace=\"ns\",service=\"web\"} 2",
+            "traffic_policy_service_ports_not_programmed{reason=\"no-room\"} 1",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! How each kind of object is kept in an [`Index`].
+
+use super::{Index, Indexed};
+use crate::model::{
+    ServiceName,
+    object::{EndpointSlice, Node, Service, ServiceCidr},
+};
+
+impl Indexed for Service {
+    fn apply(self, index: &mut Index) -> bool {
+        if self.is_held(index) {
+            return false;
+        }
+        index.dirty.insert(self.name.clone());
+        index.services.insert(self.name.clone(), self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        let found = index.services.remove(name).is_some();
+        if found {
+            index.dirty.insert(name.clone());
+        }
+        found
+    }
+
+    fn name(&self) -> ServiceName {
+        self.name.clone()
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.services.keys().cloned().collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.services.get(&self.name) == Some(self)
+    }
+}
+
+impl Indexed for EndpointSlice {
+    fn apply(self, index: &mut Index) -> bool {
+        let name = self.name.clone();
+        let service = self.service_name();
+        match index.slices.get(&name) {
+            Some(old) if *old == self => return false,
+            // The label may name another Service now.
+            Some(old) if old.service != self.service => {
+                Self::delete(&name, index);
+            }
+            _ => {}
+        }
+        index.dirty.insert(service.clone());
+        index.slices_of.entry(service).or_default().insert(name.clone());
+        index.slices.insert(name, self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        let Some(old) = index.slices.remove(name) else { return false };
+        let service = old.service_name();
+        if let Some(slices) = index.slices_of.get_mut(&service) {
+            slices.remove(name);
+            if slices.is_empty() {
+                index.slices_of.remove(&service);
+            }
+        }
+        index.dirty.insert(service);
+        true
+    }
+
+    fn name(&self) -> ServiceName {
+        self.name.clone()
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.slices.keys().cloned().collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.slices.get(&self.name) == Some(self)
+    }
+}
+
+impl Indexed for Node {
+    fn apply(self, index: &mut Index) -> bool {
+        if self.is_held(index) {
+            return false;
+        }
+        index.nodes.insert(self.name.clone(), self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        let Some(node) = index.nodes.remove(&name.name) else { return false };
+        index.deleted_nodes.insert(node.name.clone(), node);
+        true
+    }
+
+    fn name(&self) -> ServiceName {
+        ServiceName { namespace: String::new(), name: self.name.clone() }
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.nodes.keys().map(|name| ServiceName { namespace: String::new(), name: name.clone() }).collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.nodes.get(&self.name) == Some(self)
+    }
+}
+
+impl Indexed for ServiceCidr {
+    fn apply(self, index: &mut Index) -> bool {
+        if self.is_held(index) {
+            return false;
+        }
+        index.service_cidrs.insert(self.name.clone(), self);
+        true
+    }
+
+    fn delete(name: &ServiceName, index: &mut Index) -> bool {
+        index.service_cidrs.remove(&name.name).is_some()
+    }
+
+    fn name(&self) -> ServiceName {
+        ServiceName { namespace: String::new(), name: self.name.clone() }
+    }
+
+    fn names(index: &Index) -> Vec<ServiceName> {
+        index.service_cidrs.values().map(Self::name).collect()
+    }
+
+    fn is_held(&self, index: &Index) -> bool {
+        index.service_cidrs.get(&self.name) == Some(self)
+    }
+}

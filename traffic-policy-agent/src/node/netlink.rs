@@ -1,0 +1,178 @@
+//! Netlink families that rtnetlink does not speak (sock_diag, nf_tables, generic netlink): one request at a time, blocking,
+//! in the network namespace of the thread that opened the connection.
+
+use std::{io, str};
+
+use netlink_packet_core::{NlaBuffer, NlasIterator};
+use netlink_sys::{Socket, SocketAddr};
+
+/// A socket of one netlink protocol.
+#[derive(Debug)]
+pub struct Connection {
+    socket: Socket,
+    sequence: u32,
+}
+
+/// What a message is: the number of its header, and all that follows the header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub kind: u16,
+    pub payload: Vec<u8>,
+}
+
+// linux/netlink.h
+const HEADER: usize = 16;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_ACK: u16 = 0x4;
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLM_F_DUMP: u16 = 0x300;
+
+/// How often a dump is repeated because what it lists changed meanwhile.
+const ATTEMPTS: u32 = 8;
+
+impl Connection {
+    /// Opens a connection; `protocol` is one of [`netlink_sys::protocols`].
+    ///
+    /// # Errors
+    /// The kernel does not speak the protocol.
+    pub fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// All messages of a dump.
+    ///
+    /// # Errors
+    /// What the kernel answers; [`io::ErrorKind::Interrupted`] if the list kept changing.
+    pub fn dump(&mut self, kind: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
+        for _ in 0..ATTEMPTS {
+            self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
+            if let (messages, false) = self.receive()? {
+                return Ok(messages);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::Interrupted, "the list changed whenever it was read"))
+    }
+
+    /// One request, with the messages that the kernel sends before it acknowledges. `flags` beside those of a request.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn request(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
+        self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, payload)?;
+        Ok(self.receive()?.0)
+    }
+
+    /// Sends several requests in one datagram, as nf_tables takes a transaction; only the last is acknowledged to the
+    /// caller, and any error before it is its error.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn batch(&mut self, requests: &[(u16, u16, Vec<u8>)]) -> io::Result<()> {
+        let mut datagram = Vec::new();
+        for (kind, flags, payload) in requests {
+            self.sequence += 1;
+            datagram.extend(message(*kind, NLM_F_REQUEST | flags, self.sequence, payload));
+        }
+        self.socket.send(&datagram, 0)?;
+        self.receive().map(drop)
+    }
+
+    fn send(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<()> {
+        self.sequence += 1;
+        self.socket.send(&message(kind, flags, self.sequence, payload), 0).map(drop)
+    }
+
+    /// The messages up to the end of the answer, and whether they are of different moments.
+    fn receive(&self) -> io::Result<(Vec<Message>, bool)> {
+        let mut messages = Vec::new();
+        let mut interrupted = false;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            let mut rest = datagram.as_slice();
+            while let Some((header, after)) = split(rest) {
+                rest = after;
+                if header.sequence != self.sequence {
+                    // Left over from an answer that was given up.
+                    continue;
+                }
+                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
+                match header.kind {
+                    NLMSG_ERROR | NLMSG_DONE => {
+                        // The end of a dump carries an error, too: a handler that is missing is told so.
+                        let code = header.payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                        if code < 0 {
+                            return Err(io::Error::from_raw_os_error(-code));
+                        }
+                        return Ok((messages, interrupted));
+                    }
+                    kind => messages.push(Message { kind, payload: header.payload.to_vec() }),
+                }
+            }
+        }
+    }
+}
+
+struct Received<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    payload: &'a [u8],
+}
+
+fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + payload.len());
+    bytes.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend(sequence.to_ne_bytes());
+    bytes.extend(0u32.to_ne_bytes());
+    bytes.extend(payload);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// The first message of a datagram, and what follows it.
+fn split(datagram: &[u8]) -> Option<(Received<'_>, &[u8])> {
+    let length = u32::from_ne_bytes(*datagram.first_chunk()?) as usize;
+    let payload = datagram.get(HEADER..length)?;
+    let number = |at: usize| datagram.get(at..).and_then(|bytes| bytes.first_chunk::<2>());
+    let header = Received {
+        kind: u16::from_ne_bytes(*number(4)?),
+        flags: u16::from_ne_bytes(*number(6)?),
+        sequence: u32::from_ne_bytes(*datagram.get(8..)?.first_chunk()?),
+        payload,
+    };
+    Some((header, datagram.get(length.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+/// An attribute as the kernel reads it: type, and value in whatever byte order the family wants.
+pub fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = (4 + value.len()) as u16;
+    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// The attributes in `bytes`, up to the first that is cut short.
+pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).map_while(Result::ok)
+}
+
+/// The value of the first attribute of a type.
+pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes)
+        .find(|attribute| attribute.kind() == kind)
+        .and_then(|attribute| attribute.into_inner().get(4..usize::from(attribute.length())))
+}
+
+/// A value that is text, without its final zero.
+pub fn text(value: &[u8]) -> String {
+    let value = value.strip_suffix(&[0]).unwrap_or(value);
+    str::from_utf8(value).unwrap_or_default().to_owned()
+}

@@ -1,0 +1,277 @@
+//! Destroying UDP sockets that are connected to an endpoint which no longer serves.
+//!
+//! A connected UDP socket keeps the endpoint that was chosen for it, and nothing in the kernel tells it that the endpoint
+//! is gone: it would send into the void for ever. SOCK_DESTROY makes its next call fail with ECONNABORTED, so that the
+//! program connects again and gets an endpoint that serves.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::{self, ErrorKind},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use anyhow::{Context, Result, anyhow};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use nix::sched::{CloneFlags, setns};
+
+use super::netlink::Connection;
+
+/// What became of the sockets that were to be destroyed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Destroyed {
+    /// Cookies of the sockets that are destroyed now. Those that are neither here nor in `failures` are gone, or connected
+    /// to something else by now.
+    pub cookies: BTreeSet<u64>,
+    /// Network namespaces that were looked into.
+    pub namespaces: usize,
+    /// What could not be done, a sentence each; the rest was done.
+    pub failures: Vec<String>,
+}
+
+/// Destroys the connected UDP sockets whose cookie (SO_COOKIE) is named and whose peer is the endpoint named with it, in
+/// every network namespace of the processes in `cgroup` and in the cgroups below it.
+///
+/// Blocks: for each namespace one thread change and a dump of its UDP sockets. The calling thread stays where it is.
+///
+/// # Errors
+/// The cgroup cannot be read, or no thread be made. What fails in one namespace is in [`Destroyed::failures`].
+pub fn destroy_udp(cgroup: &Path, cookies: &BTreeMap<u64, SocketAddr>) -> Result<Destroyed> {
+    if cookies.is_empty() {
+        return Ok(Destroyed::default());
+    }
+    let mut destroyed = Destroyed::default();
+    let namespaces = namespaces(cgroup, &mut destroyed.failures)?;
+    thread::scope(|scope| {
+        let work = thread::Builder::new()
+            .name("sockets".to_owned())
+            // Its namespace changes with each step and never back.
+            .spawn_scoped(scope, || {
+                for (namespace, process) in &namespaces {
+                    if let Err(error) = destroy_in(namespace, cookies, &mut destroyed) {
+                        let message = format!("UDP sockets in the network of process {process}: {error:#}");
+                        destroyed.failures.push(message);
+                    }
+                    destroyed.namespaces += 1;
+                }
+            })
+            .context("no thread to look into network namespaces")?;
+        work.join().map_err(|_| anyhow!("looking into network namespaces failed"))
+    })?;
+    Ok(destroyed)
+}
+
+/// Whether this kernel destroys UDP sockets when asked to (CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG). False too
+/// if it does not answer.
+pub fn supported() -> bool {
+    let Ok(mut diag) = Connection::open(NETLINK_SOCK_DIAG) else { return false };
+    // Without the UDP handler this fails with ENOENT, which the second request could not tell from "no such socket".
+    if diag.dump(SOCK_DIAG_BY_FAMILY, &request(AF_INET, CONNECTED, &[0; ID])).is_err() {
+        return false;
+    }
+    // Nobody is connected from port 0 to port 0, so a kernel that can do it answers that there is no such socket.
+    let answer = diag.request(SOCK_DESTROY, 0, &request(AF_INET, CONNECTED, &[0; ID]));
+    !answer.is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
+}
+
+/// The network namespaces of the processes of a cgroup, each once, with one of its processes.
+fn namespaces(cgroup: &Path, failures: &mut Vec<String>) -> Result<Vec<(File, u32)>> {
+    let mut found = Vec::new();
+    let mut known = BTreeSet::new();
+    let mut unseen = 0;
+    for process in processes(cgroup)? {
+        if process == 0 {
+            unseen += 1;
+            continue;
+        }
+        let path = PathBuf::from(format!("/proc/{process}/ns/net"));
+        let namespace = File::open(&path).and_then(|file| Ok((file.metadata()?.ino(), file)));
+        match namespace {
+            Ok((inode, file)) if known.insert(inode) => found.push((file, process)),
+            Ok(_) => {}
+            // It has ended meanwhile, and its sockets with it.
+            Err(error) if error.kind() == ErrorKind::NotFound || is(&error, libc::ESRCH) => {}
+            Err(error) => failures.push(format!(
+                "{} cannot be opened ({error}): the agent needs CAP_SYS_PTRACE and CAP_SYS_ADMIN for it",
+                path.display()
+            )),
+        }
+    }
+    if unseen > 0 {
+        // The kernel writes 0 for a process that this PID namespace does not have.
+        failures.push(format!(
+            "{unseen} processes of {} are outside this PID namespace: run the agent with hostPID",
+            cgroup.display()
+        ));
+    }
+    Ok(found)
+}
+
+/// The processes in a cgroup and below it.
+fn processes(cgroup: &Path) -> Result<Vec<u32>> {
+    let mut processes = Vec::new();
+    let mut waiting = vec![cgroup.to_owned()];
+    while let Some(folder) = waiting.pop() {
+        let top = folder == cgroup;
+        match fs::read_to_string(folder.join("cgroup.procs")) {
+            Ok(text) => processes.extend(text.lines().filter_map(|line| line.parse::<u32>().ok())),
+            // A threaded cgroup: the cgroup above it, where its domain is, lists its processes.
+            Err(error) if is(&error, libc::EOPNOTSUPP) => {}
+            Err(error) if !top && is_gone(&error) => continue,
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "the processes of {} cannot be listed (is it a cgroup2 folder?)",
+                        folder.display()
+                    )
+                });
+            }
+        }
+        match fs::read_dir(&folder) {
+            Ok(entries) => waiting.extend(
+                entries
+                    .flatten()
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.path()),
+            ),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("{} cannot be read", folder.display()));
+            }
+        }
+    }
+    Ok(processes)
+}
+
+fn is(error: &io::Error, number: i32) -> bool {
+    error.raw_os_error() == Some(number)
+}
+
+/// Removed since its parent was read. A file that is open already says ENODEV.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || is(error, libc::ENODEV)
+}
+
+fn destroy_in(
+    namespace: &File,
+    cookies: &BTreeMap<u64, SocketAddr>,
+    destroyed: &mut Destroyed,
+) -> Result<()> {
+    setns(namespace, CloneFlags::CLONE_NEWNET)
+        .context("it cannot be entered (the agent needs CAP_SYS_ADMIN for it)")?;
+    let mut diag = Connection::open(NETLINK_SOCK_DIAG).context("this kernel has no sock_diag")?;
+    for family in [AF_INET, AF_INET6] {
+        let sockets = match diag.dump(SOCK_DIAG_BY_FAMILY, &request(family, CONNECTED, &[0; ID])) {
+            Ok(sockets) => sockets,
+            Err(error) if is(&error, libc::ENOENT) => {
+                return Err(anyhow!("this kernel lists no UDP sockets: it lacks CONFIG_INET_UDP_DIAG"));
+            }
+            Err(error) => return Err(error).context("they cannot be listed"),
+        };
+        for socket in sockets.iter().filter_map(|message| Connected::parse(&message.payload)) {
+            if cookies.get(&socket.cookie).map(canonical) != Some(socket.peer) {
+                continue;
+            }
+            match diag.request(SOCK_DESTROY, 0, &request(family, CONNECTED, &socket.id)) {
+                Ok(_) => {
+                    destroyed.cookies.insert(socket.cookie);
+                }
+                // Closed between the two requests.
+                Err(error) if is(&error, libc::ENOENT) => {}
+                Err(error) if is(&error, libc::EOPNOTSUPP) => {
+                    return Err(anyhow!(
+                        "this kernel destroys no sockets: it lacks CONFIG_INET_DIAG_DESTROY, so those connected to {} stay",
+                        socket.peer
+                    ));
+                }
+                Err(error) => destroyed.failures.push(format!(
+                    "the UDP socket connected to {} with cookie {} cannot be destroyed: {error}",
+                    socket.peer, socket.cookie
+                )),
+            }
+        }
+    }
+    Ok(())
+}
+
+// linux/sock_diag.h, linux/inet_diag.h
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const AF_INET: u8 = libc::AF_INET as u8;
+const AF_INET6: u8 = libc::AF_INET6 as u8;
+/// A bit for each state. UDP knows two, by TCP's names: ESTABLISHED is connected.
+const CONNECTED: u32 = 1 << 1;
+/// `struct inet_diag_sockid`: ports and addresses in network byte order, interface, cookie.
+const ID: usize = 48;
+
+/// `struct inet_diag_req_v2`.
+fn request(family: u8, states: u32, id: &[u8; ID]) -> Vec<u8> {
+    let mut bytes = vec![family, libc::IPPROTO_UDP as u8, 0, 0];
+    bytes.extend(states.to_ne_bytes());
+    bytes.extend(id);
+    bytes
+}
+
+/// A connected socket, from `struct inet_diag_msg`.
+struct Connected {
+    id: [u8; ID],
+    peer: SocketAddr,
+    cookie: u64,
+}
+
+impl Connected {
+    fn parse(message: &[u8]) -> Option<Self> {
+        let family = *message.first()?;
+        // Family, state, timer, retransmissions.
+        let id: [u8; ID] = *message.get(4..)?.first_chunk()?;
+        let port = u16::from_be_bytes([id[2], id[3]]);
+        let destination = id.get(20..36)?;
+        let address = if family == AF_INET {
+            IpAddr::V4(Ipv4Addr::from(*destination.first_chunk::<4>()?))
+        } else {
+            IpAddr::V6(Ipv6Addr::from(*destination.first_chunk::<16>()?))
+        };
+        // Two words, the low one first, each in the machine's order.
+        let word = |at: usize| id.get(at..)?.first_chunk().map(|word| u64::from(u32::from_ne_bytes(*word)));
+        let cookie = word(40)? | word(44)? << 32;
+        Some(Self { id, peer: canonical(&SocketAddr::new(address, port)), cookie })
+    }
+}
+
+/// An IPv4-mapped address is the IPv4 address; scope and flow label do not matter.
+fn canonical(address: &SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_understood() {
+        let mut message = vec![AF_INET6, 1, 0, 0];
+        message.extend([0x30, 0x39, 0x00, 0x35]);
+        message.extend([0; 16]);
+        message.extend(Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped().octets());
+        message.extend(0u32.to_ne_bytes());
+        message.extend(7u32.to_ne_bytes());
+        message.extend(1u32.to_ne_bytes());
+        message.extend([0; 20]);
+        let socket = Connected::parse(&message).unwrap();
+        assert_eq!(socket.peer, "192.0.2.1:53".parse().unwrap());
+        assert_eq!(socket.cookie, (1 << 32) + 7);
+        assert!(Connected::parse(&message[..51]).is_none());
+    }
+
+    #[test]
+    fn nothing_to_destroy_looks_nowhere() {
+        let nowhere = Path::new("/nonexistent");
+        assert_eq!(destroy_udp(nowhere, &BTreeMap::new()).unwrap(), Destroyed::default());
+        let one = BTreeMap::from([(1, "192.0.2.1:53".parse().unwrap())]);
+        let error = destroy_udp(nowhere, &one).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent") && error.contains("cgroup2"), "{error}");
+    }
+}

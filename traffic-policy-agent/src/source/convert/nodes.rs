@@ -1,0 +1,58 @@
+//! Nodes, and the ranges of the whole cluster.
+
+use std::{net::IpAddr, slice};
+
+use k8s_openapi::api::{core::v1::Node, networking::v1::ServiceCIDR};
+
+use super::{FieldError, name, problems::Problems};
+use crate::model::{address::parse_ip, object};
+
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
+
+pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
+    let labels = node.metadata.labels.as_ref();
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let of_type = |wanted: &'static str| {
+        listed
+            .iter()
+            .filter(move |address| address.type_ == wanted)
+            .filter_map(|address| parse_ip(&address.address))
+    };
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    let mut all_addresses: Vec<IpAddr> = Vec::new();
+    for ip in of_type("InternalIP").chain(of_type("ExternalIP")) {
+        if !addresses.iter().any(|chosen| chosen.is_ipv6() == ip.is_ipv6()) {
+            addresses.push(ip);
+        }
+        if !all_addresses.contains(&ip) {
+            all_addresses.push(ip);
+        }
+    }
+    let name = name(&node.metadata)?.name;
+    let mut problems = Problems { object: format!("Node {name}"), sentences: Vec::new() };
+    let spec = node.spec.as_ref();
+    let pod_cidrs = match spec.and_then(|spec| spec.pod_cidrs.as_deref()) {
+        Some(cidrs) if !cidrs.is_empty() => problems.cidrs("spec.podCIDRs", cidrs),
+        _ => problems
+            .cidrs("spec.podCIDR", spec.and_then(|spec| spec.pod_cidr.as_ref()).map_or(&[], slice::from_ref)),
+    };
+    Ok(object::Node {
+        name,
+        addresses,
+        all_addresses,
+        pod_cidrs,
+        zone: labels.and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
+        leaving: node.metadata.deletion_timestamp.is_some()
+            || taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
+        problems: problems.sentences,
+    })
+}
+
+pub(in crate::source) fn service_cidr(object: &ServiceCIDR) -> Result<object::ServiceCidr, FieldError> {
+    let name = name(&object.metadata)?.name;
+    let mut problems = Problems { object: format!("ServiceCIDR {name}"), sentences: Vec::new() };
+    let cidrs = object.spec.as_ref().and_then(|spec| spec.cidrs.as_deref()).unwrap_or_default();
+    Ok(object::ServiceCidr { cidrs: problems.cidrs("spec.cidrs", cidrs), problems: problems.sentences, name })
+}

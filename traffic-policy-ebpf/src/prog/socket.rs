@@ -1,0 +1,339 @@
+//! Calls of sockets of this node and its pods: the destination is exchanged for an endpoint before any packet is made, and
+//! the application sees the address that it named.
+
+mod call;
+mod decide;
+
+use core::{mem::MaybeUninit, ptr};
+
+use aya_ebpf::helpers::bpf_get_prandom_u32;
+use traffic_policy_ebpf::{
+    abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, Tuple, hook, ports},
+    outcome::{OUTCOMES, Outcome},
+};
+
+pub use self::{
+    call::Call,
+    decide::{Decision, Question, decide},
+};
+use self::{call::Named, decide::concerns};
+use super::{
+    count,
+    event::{self, Notice},
+    family::{Family, V4, V6},
+    ingress::bit,
+    maps::{ANY, COUNTERS, FILTER, NODE, SOCKETS, Table},
+    wire::fetch_add,
+};
+
+/// Verdicts of socket hooks.
+const REFUSE: i32 = 0;
+const GO_ON: i32 = 1;
+
+/// A call that names a destination.
+struct Destined<A> {
+    call: Call,
+    destination: A,
+    /// Zero if the socket is not bound.
+    source: A,
+    /// The socket is being connected; else it sends one datagram.
+    connects: bool,
+}
+
+/// Where a call goes.
+struct Exchange<A> {
+    verdict: i32,
+    /// The endpoint holds.
+    exchanged: bool,
+    address: A,
+    port: u16,
+}
+
+impl<A: Address> Exchange<A> {
+    #[inline(always)]
+    fn none(verdict: i32) -> Self {
+        Self { verdict, exchanged: false, address: A::default(), port: 0 }
+    }
+}
+
+impl<A: Address> Destined<A> {
+    #[inline(always)]
+    fn exchange<F: Family<Address = A>>(&self) -> Exchange<A> {
+        let call = self.call;
+        let (protocol, port) = (call.protocol(), call.port());
+        if protocol == 0 || !concerns::<F>(self.destination, port) {
+            return Exchange::none(GO_ON);
+        }
+        let netns = call.netns();
+        let node = NODE.get_ptr(0).is_some_and(|node| unsafe { (*node).netns } == netns);
+        let mut key = SocketKey {
+            cookie: call.cookie(),
+            address: self.destination.wide(),
+            port,
+            protocol: protocol as u8,
+            forward: 1,
+            ipv6: F::V6 as u32,
+        };
+        let sockets = Table::of(&raw const SOCKETS);
+        let had = if self.connects {
+            ptr::null_mut()
+        } else {
+            sockets.lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
+        };
+        let question = Question {
+            destination: self.destination,
+            port,
+            protocol: protocol as u16,
+            source: self.source,
+            netns,
+            node,
+            hash: unsafe { bpf_get_prandom_u32() } as u64,
+            had,
+        };
+        let mut search = MaybeUninit::<Search<A>>::uninit();
+        let decision = decide::<F>(&question, search.as_mut_ptr());
+        match decision.outcome {
+            Outcome::Connected => {}
+            Outcome::Passed | Outcome::PassedNotService => return Exchange::none(GO_ON),
+            refused => {
+                self.note::<F>(refused, netns, &decision);
+                call.fail(refused, protocol);
+                return Exchange::none(REFUSE);
+            }
+        }
+        if self.connects {
+            self.note::<F>(Outcome::Connected, netns, &decision);
+            self.note_peer(&mut key, netns, &decision);
+        } else {
+            self.note_conversation::<F>(&mut key, netns, &decision, had);
+        }
+        Exchange { verdict: GO_ON, exchanged: true, address: decision.address, port: decision.port }
+    }
+
+    /// Counts a refusal or a new conversation, and tells whoever listens.
+    #[inline(always)]
+    fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, decision: &Decision<A>) {
+        count(outcome);
+        count::add(decision.service, outcome, 1, 0, 0);
+        event::tell::<F>(|| Notice {
+            hook: hook::SOCKET,
+            outcome,
+            service: decision.service,
+            ifindex: 0,
+            netns,
+            tuple: Tuple {
+                source: self.source,
+                destination: self.destination,
+                ports: ports(0, self.call.port()),
+                protocol: self.call.protocol(),
+            },
+            endpoint: if outcome as u32 == Outcome::Connected as u32 {
+                (decision.address, decision.port)
+            } else {
+                (A::default(), 0)
+            },
+        });
+    }
+
+    /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
+    #[inline(always)]
+    fn note_peer(&self, key: &mut SocketKey, netns: u64, decision: &Decision<A>) {
+        let value = Socket {
+            address: key.address,
+            port: key.port,
+            connected: self.connects as u16,
+            service: decision.service,
+            netns,
+            offset: 0,
+            zero: 0,
+        };
+        reverse(key, decision);
+        // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
+        Table::of(&raw const SOCKETS).insert(key, &raw const value, ANY);
+    }
+
+    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is. The kernel may have let
+    /// go of either entry: the way back is looked up as well.
+    #[inline(always)]
+    fn note_conversation<F: Family<Address = A>>(
+        &self,
+        key: &mut SocketKey,
+        netns: u64,
+        decision: &Decision<A>,
+        had: *mut Socket,
+    ) {
+        let sockets = Table::of(&raw const SOCKETS);
+        let (address, port) = (decision.address.wide(), decision.port);
+        if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
+            unsafe {
+                if (*had).offset != decision.offset {
+                    (*had).offset = decision.offset;
+                }
+            }
+            let mut back = *key;
+            reverse(&mut back, decision);
+            if sockets.lookup::<_, Socket>(&back).is_none() {
+                self.note_peer(key, netns, decision);
+            }
+            return;
+        }
+        self.note::<F>(Outcome::Connected, netns, decision);
+        let value = Socket {
+            address,
+            port,
+            connected: 0,
+            service: decision.service,
+            netns,
+            offset: decision.offset,
+            zero: 0,
+        };
+        sockets.insert(&*key, &raw const value, ANY);
+        self.note_peer(key, netns, decision);
+    }
+}
+
+/// Makes the key of the way back from that of the way there.
+#[inline(always)]
+fn reverse<A: Address>(key: &mut SocketKey, decision: &Decision<A>) {
+    key.address = decision.address.wide();
+    key.port = decision.port;
+    key.forward = 0;
+}
+
+/// Counts what happened. A process may be interrupted here by another one on the same CPU.
+#[inline(always)]
+fn count(outcome: Outcome) {
+    if let Some(counter) = COUNTERS.get_ptr_mut(hook::SOCKET * OUTCOMES + outcome as u32) {
+        unsafe { fetch_add(counter, 1) };
+    }
+}
+
+#[inline(always)]
+fn to4(call: Call, source: u32, connects: bool) -> i32 {
+    let exchange = Destined { call, destination: call.ip4(), source, connects }.exchange::<V4>();
+    if exchange.exchanged {
+        call.set4(exchange.address, exchange.port);
+    }
+    exchange.verdict
+}
+
+#[inline(always)]
+pub fn connect4(call: Call) -> i32 {
+    to4(call, call.bound4(), true)
+}
+
+/// Also of IPv6 sockets that name an IPv4-mapped address.
+#[inline(always)]
+pub fn sendmsg4(call: Call) -> i32 {
+    to4(call, call.source4(), false)
+}
+
+#[inline(always)]
+pub fn connect6(call: Call) -> i32 {
+    match call.ip6() {
+        Named::V4(destination) => {
+            let source = call.bound6().v4();
+            let exchange = Destined { call, destination, source, connects: true }.exchange::<V4>();
+            if exchange.exchanged {
+                call.set_mapped(exchange.address, exchange.port);
+            }
+            exchange.verdict
+        }
+        Named::V6(destination) => {
+            let source = call.bound6().v6();
+            let exchange = Destined { call, destination, source, connects: true }.exchange::<V6>();
+            if exchange.exchanged {
+                call.set6(exchange.address, exchange.port);
+            }
+            exchange.verdict
+        }
+    }
+}
+
+/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those.
+/// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c#L1370>
+#[inline(always)]
+pub fn sendmsg6(call: Call) -> i32 {
+    let Named::V6(destination) = call.ip6() else { return GO_ON };
+    let source = call.source6().v6();
+    let exchange = Destined { call, destination, source, connects: false }.exchange::<V6>();
+    if exchange.exchanged {
+        call.set6(exchange.address, exchange.port);
+    }
+    exchange.verdict
+}
+
+/// What the application named, where the other end is an endpoint that it was exchanged for; or null.
+#[inline(always)]
+fn peer<F: Family>(call: Call, protocol: u32, address: F::Address) -> *const Socket {
+    let key = SocketKey {
+        cookie: call.cookie(),
+        address: address.wide(),
+        port: call.port(),
+        protocol: protocol as u8,
+        forward: 0,
+        ipv6: F::V6 as u32,
+    };
+    Table::of(&raw const SOCKETS).lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
+}
+
+#[inline(always)]
+fn show4(call: Call, protocol: u32) {
+    let socket = peer::<V4>(call, protocol, call.ip4());
+    if !socket.is_null() {
+        unsafe { call.set4(V4::narrow((*socket).address), (*socket).port) };
+    }
+}
+
+#[inline(always)]
+fn show6(call: Call, protocol: u32) {
+    match call.ip6() {
+        Named::V4(address) => {
+            let socket = peer::<V4>(call, protocol, address);
+            if !socket.is_null() {
+                unsafe { call.set_mapped(V4::narrow((*socket).address), (*socket).port) };
+            }
+        }
+        Named::V6(address) => {
+            let socket = peer::<V6>(call, protocol, address);
+            if !socket.is_null() {
+                unsafe { call.set6(V6::narrow((*socket).address), (*socket).port) };
+            }
+        }
+    }
+}
+
+/// Whether an endpoint has the port that a datagram came from.
+#[inline(always)]
+fn from_endpoint(call: Call) -> bool {
+    let Some(filter) = FILTER.get_ptr(0) else { return false };
+    unsafe { bit((&raw const (*filter).endpoints).cast(), u16::from_be(call.port())) }
+}
+
+#[inline(always)]
+pub fn recvmsg4(call: Call) -> i32 {
+    if from_endpoint(call) {
+        show4(call, PROTOCOL_UDP);
+    }
+    GO_ON
+}
+
+#[inline(always)]
+pub fn recvmsg6(call: Call) -> i32 {
+    if from_endpoint(call) {
+        show6(call, PROTOCOL_UDP);
+    }
+    GO_ON
+}
+
+#[inline(always)]
+pub fn getpeername4(call: Call) -> i32 {
+    show4(call, call.protocol());
+    GO_ON
+}
+
+#[inline(always)]
+pub fn getpeername6(call: Call) -> i32 {
+    show6(call, call.protocol());
+    GO_ON
+}
