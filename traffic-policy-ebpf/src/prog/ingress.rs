@@ -71,9 +71,10 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
             }
             if kind == kind::DELIVER || !hop.is_null() {
                 let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
-                // Of what can be dropped here, this alone is no failure of the kernel.
-                let drops = matches!(exit.outcome, Outcome::DroppedTooLong);
-                return refused::<P, F>(packet, exit, drops);
+                // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
+                if !matches!(exit.outcome, Outcome::DroppedTooLong) {
+                    return refused::<P, F>(packet, exit, false);
+                }
             }
         }
     } else if !P::TC
