@@ -72,7 +72,7 @@ fn status_and_cleanup_without_pins() {
     let (code, said) = run(&["status", "--pin-dir", pins.to_str().unwrap()]);
     assert_eq!(code, Some(1), "{said}");
     assert!(
-        said.contains("no packet path of this version is pinned in") && said.contains("--pin-dir"),
+        said.contains("no packet path is pinned below") && said.contains("is `run` given another --pin-dir?"),
         "{said}"
     );
     let (code, said) = run(&["cleanup", "--pin-dir", pins.to_str().unwrap()]);

@@ -12,12 +12,16 @@ pub struct Scratch<A> {
     pub fib: [u64; 8],
     /// The kernel's `struct bpf_redir_neigh`: family, address.
     pub neighbour: [u32; 5],
-    /// The outcome whose answer is due.
+    /// The outcome whose answer is due, or that is to be noted.
     pub outcome: u32,
     /// The way back to a client without a route.
     pub way_back: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
+    /// Index of the Service port that refused the packet, or [`NO_SERVICE`][super::NO_SERVICE].
+    pub service: u32,
+    /// Bytes of the packet that is refused; 0 where only the program that walked its headers knows the tuple.
+    pub length: u32,
     pub claim: Claim,
     pub search: Search<A>,
     /// The key of `reply`.
