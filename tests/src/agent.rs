@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
-use crate::cgroup::Cgroup;
 use crate::exposition::Exposition;
 use crate::lab::{Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
@@ -230,8 +229,8 @@ impl AgentBuilder {
     }
 
     /// Serves the connections of this cgroup's processes.
-    pub fn cgroup(mut self, cgroup: &Cgroup) -> Self {
-        self.cgroup = cgroup.path().display().to_string();
+    pub fn cgroup(mut self, cgroup: &Path) -> Self {
+        self.cgroup = cgroup.display().to_string();
         self
     }
 

@@ -1,7 +1,10 @@
 //! A cgroup of a test's own on cgroup2.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -29,6 +32,15 @@ impl Cgroup {
         &self.0
     }
 
+    /// Lets a command start inside when it is spawned.
+    pub fn enter_on_exec(&self, command: &mut Command) -> Result<()> {
+        let list = self.0.join("cgroup.procs");
+        let mut list = File::options().write(true).open(&list).with_context(|| list.display().to_string())?;
+        // SAFETY: a bare system call; 0 stands for the caller. The closure allocates nothing after fork.
+        unsafe { command.pre_exec(move || list.write_all(b"0")) };
+        Ok(())
+    }
+
     /// Moves a process in.
     pub fn add(&self, process: u32) -> Result<()> {
         let list = self.0.join("cgroup.procs");
@@ -43,7 +55,7 @@ impl Drop for Cgroup {
         for _ in 0..100 {
             match fs::remove_dir(&self.0) {
                 Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
-                    sleep(Duration::from_millis(10))
+                    sleep(Duration::from_millis(10));
                 }
                 Err(error) => return eprintln!("{}: {error}", self.0.display()),
                 Ok(()) => return,

@@ -4,16 +4,19 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use anyhow::Result;
+use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::wide;
 use traffic_policy_ebpf::abi::{
-    Address, Bucket, Device as DeviceEntry, Frontend as FrontendEntry, FrontendKey, HOP_XDP, PROTOCOL_TCP,
-    PROTOCOL_UDP, Range, SLOT_LOCAL, Slot, SlotRoute, State, Usage, scope,
+    Address, Address4, Address6, Bucket, Cidr, Device as DeviceEntry, Frontend as FrontendEntry, FrontendKey,
+    HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, SLOT_LOCAL, Slot, SlotRoute, State, Usage, scope,
 };
+
+use traffic_policy_ebpf::hash;
 
 use super::flows::Wire;
 use super::{Frontend, Harness, Setup, Spot};
-use crate::lab::Family;
+use crate::lab::{Addresses, Family};
 
 /// Slots of one frontend; each list has half of them.
 const SLOTS: u32 = 64;
@@ -28,8 +31,13 @@ impl Harness {
         self.clear()?;
         let mut destinations = BTreeSet::new();
         let mut sources = BTreeSet::new();
+        let mut cluster_ips = Vec::new();
         for (number, frontend) in (1..).zip(&setup.frontends) {
-            destinations.insert(frontend.port);
+            if frontend.is_cluster_ip() {
+                cluster_ips.push(frontend.address);
+            } else {
+                destinations.insert(frontend.port);
+            }
             sources.extend(frontend.cluster.iter().chain(&frontend.local).map(|(_, port)| *port));
             let v4 = &mut self.tables.v4;
             write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
@@ -59,10 +67,31 @@ impl Harness {
             };
             destinations.into_iter().for_each(|port| set((&raw mut (*filter).frontends).cast(), port));
             sources.into_iter().for_each(|port| set((&raw mut (*filter).endpoints).cast(), port));
+            for address in cluster_ips.into_iter().flat_map(|spot| Family::BOTH.map(|family| spot.of(family)))
+            {
+                let (hash, _) = hashes(address);
+                set((&raw mut (*filter).cluster_ips).cast(), hash);
+            }
+            for address in
+                setup.service_cidrs.iter().flat_map(|spot| Family::BOTH.map(|family| spot.of(family)))
+            {
+                let (_, prefix) = hashes(address);
+                set((&raw mut (*filter).service_cidrs).cast(), prefix);
+            }
             for (index, port) in setup.pool.iter().enumerate() {
                 set((&raw mut (*filter).pool).cast(), *port);
                 self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
             }
+        }
+        for spot in &setup.service_cidrs {
+            let Addresses { v4, v6 } = spot.addresses().network();
+            let key = Cidr { address: [u32::from_ne_bytes(v4.octets())] };
+            self.tables.v4.service_cidrs.insert(&Key::new(Family::V4.prefix().into(), key), 1, 0)?;
+            let words = v6.octets();
+            let word =
+                |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+            let key = Cidr { address: [word(0), word(4), word(8), word(12)] };
+            self.tables.v6.service_cidrs.insert(&Key::new(Family::V6.prefix().into(), key), 1, 0)?;
         }
         for (device, xdp) in &setup.devices {
             let v6 = wide(device.spot().of(Family::V6));
@@ -85,6 +114,9 @@ impl Harness {
         clear(&mut self.pending6)?;
         clear(&mut self.tables.v4.frontends)?;
         clear(&mut self.tables.v6.frontends)?;
+        clear(&mut self.affinity)?;
+        forget(&mut self.tables.v4.service_cidrs)?;
+        forget(&mut self.tables.v6.service_cidrs)?;
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
         clear(&mut self.tables.gone)?;
@@ -126,6 +158,17 @@ impl Harness {
         unsafe { self.tables.usage.pointer().read_volatile() }
     }
 
+    /// As if every client with an endpoint of its own had come this much earlier.
+    pub fn age_affinity(&mut self, seconds: u32) {
+        let entries: Vec<_> =
+            self.affinity.iter().map(|entry| entry.unwrap_or_else(|error| panic!("{error}"))).collect();
+        assert!(!entries.is_empty(), "no client has an endpoint of its own");
+        for (key, mut value) in entries {
+            value.used = value.used.wrapping_sub(u64::from(seconds) * 1_000_000_000);
+            self.affinity.insert(key, value, 0).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
     /// Changes the words that the agent writes.
     pub fn change_state(&mut self, change: impl FnOnce(&mut State)) {
         // SAFETY: as above; no program runs meanwhile.
@@ -148,6 +191,28 @@ fn clear<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) -> Result<(
         map.remove(&key)?;
     }
     Ok(())
+}
+
+fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
+    let keys: Vec<_> = map.keys().collect::<Result<_, _>>()?;
+    for key in keys {
+        map.remove(&key)?;
+    }
+    Ok(())
+}
+
+/// Bits of an address in the filter: its own, and its prefix's.
+fn hashes(address: IpAddr) -> (u16, u16) {
+    match address {
+        IpAddr::V4(_) => {
+            let address: Address4 = Wire::from_ip(address);
+            (hash::address(address), hash::prefix(address))
+        }
+        IpAddr::V6(_) => {
+            let address: Address6 = Wire::from_ip(address);
+            (hash::address(address), hash::prefix(address))
+        }
+    }
 }
 
 fn write<A: Address + Wire>(
@@ -175,6 +240,7 @@ fn write<A: Address + Wire>(
         cluster: list(base, &frontend.cluster)?,
         local: list(base + SLOTS / 2, &frontend.local)?,
         drain_until: frontend.drain_until,
+        affinity: frontend.affinity,
         ..FrontendEntry::default()
     };
     for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
@@ -186,6 +252,15 @@ fn write<A: Address + Wire>(
             scope: scope::ADDRESS,
         };
         frontends.insert(key, entry, 0)?;
+    }
+    if frontend.is_cluster_ip() {
+        let key = FrontendKey {
+            address: A::from_ip(frontend.address.of(family)),
+            port: 0,
+            protocol: 0,
+            scope: scope::CLUSTER_IP,
+        };
+        frontends.insert(key, FrontendEntry::default(), 0)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What the maps hold before a packet comes.
 
-use traffic_policy_ebpf::abi::frontend;
+use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
 use super::{Device, Spot};
 
@@ -13,13 +13,15 @@ pub struct Frontend {
     pub cluster: Vec<(Spot, u16)>,
     pub local: Vec<(Spot, u16)>,
     pub drain_until: u64,
+    /// Seconds for which a client stays with its endpoint.
+    pub affinity: u32,
 }
 
 impl Frontend {
     /// For TCP and UDP, with policy Cluster. The node's own address is known as such.
     pub fn new(address: Spot, port: u16) -> Self {
         let flags = if address == Spot::Node { frontend::NODE_ADDRESS } else { 0 };
-        Self { address, port, flags, cluster: Vec::new(), local: Vec::new(), drain_until: 0 }
+        Self { address, port, flags, cluster: Vec::new(), local: Vec::new(), drain_until: 0, affinity: 0 }
     }
 
     /// Endpoints of policy Cluster; those of this node are endpoints of policy Local, too.
@@ -38,6 +40,24 @@ impl Frontend {
     pub fn local(mut self) -> Self {
         self.flags |= frontend::LOCAL;
         self
+    }
+
+    /// On a ClusterIP, which the filter knows by its address.
+    #[must_use]
+    pub fn cluster_ip(mut self) -> Self {
+        self.flags |= frontend_kind::CLUSTER_IP << frontend::KIND_SHIFT;
+        self
+    }
+
+    /// With session affinity for so many seconds.
+    #[must_use]
+    pub fn affinity(mut self, seconds: u32) -> Self {
+        self.affinity = seconds;
+        self
+    }
+
+    pub(super) fn is_cluster_ip(&self) -> bool {
+        frontend::kind(self.flags) == frontend_kind::CLUSTER_IP
     }
 
     /// CLOCK_MONOTONIC nanoseconds.
@@ -60,6 +80,8 @@ pub struct Setup {
     pub seed: u64,
     /// Attached devices, and whether each takes frames from XDP.
     pub devices: Vec<(Device, bool)>,
+    /// ClusterIPs are taken from the networks (/24, /64) around these.
+    pub service_cidrs: Vec<Spot>,
 }
 
 /// The one source port of the pool, if a test does not say otherwise: then the whole packet is known beforehand.
@@ -75,6 +97,7 @@ impl Default for Setup {
             answers_per_jiffy: 100,
             seed: 1,
             devices: vec![(Device::Eth0, true), (Device::Eth1, true), (Device::Slim0, true)],
+            service_cidrs: Vec::new(),
         }
     }
 }
@@ -100,6 +123,12 @@ impl Setup {
     #[must_use]
     pub fn unconfirmed_limit(mut self, limit: u32) -> Self {
         self.unconfirmed_limit = limit;
+        self
+    }
+
+    #[must_use]
+    pub fn service_cidr(mut self, around: Spot) -> Self {
+        self.service_cidrs.push(around);
         self
     }
 

@@ -1,7 +1,7 @@
 //! Child processes inside a namespace that cannot outlive their owner.
 
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::{fs, io, thread};
@@ -71,6 +71,11 @@ impl Process {
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.0.id().try_into()?);
         kill(pid, signal).with_context(|| format!("sending {signal} to {pid}"))
+    }
+
+    /// Its standard input and output, if they are pipes; once.
+    pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+        self.0.stdin.take().zip(self.0.stdout.take())
     }
 
     /// SIGKILL, and waits until it is gone.

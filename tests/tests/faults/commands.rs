@@ -57,6 +57,7 @@ fn wrong_usage_exits_with_2_and_helps() {
         "--manifests",
         "--attach",
         "--pin-dir",
+        "--cgroup",
         "--drain",
         "[env: TRAFFIC_POLICY_",
     ] {

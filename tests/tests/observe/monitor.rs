@@ -198,7 +198,7 @@ fn sockets_tell_too() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30081), &cluster.backends()).unwrap();
     cluster.manifests.apply(&Cluster::node_port("none", Policy::Cluster, 30082), &[]).unwrap();
-    let agent = Agent::start_all(&cluster.lab, |agent| agent.cgroup(&cgroup)).unwrap().remove(0);
+    let agent = Agent::start_all(&cluster.lab, |agent| agent.cgroup(cgroup.path())).unwrap().remove(0);
     // A process of the node, in the cgroup.
     let connect = |port: u16| {
         let to = cluster.at(1, Family::V4, port);

@@ -2,9 +2,9 @@
 
 use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Setup, Spot};
 use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Packet, Transport, flag};
+use traffic_policy_tests::packet::{Extension, Packet, Transport, flag};
 
-use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
+use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -14,7 +14,8 @@ const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
 /// The error about a packet: from the address that it was sent to, with its IP header and eight bytes more.
 fn error(about: &Packet, v4: (u8, u8), v6: (u8, u8), rest: [u8; 4]) -> Packet {
     let is_v4 = about.source.is_ipv4();
-    let quoted = if is_v4 { 20 + about.options.len() + 8 } else { 48 };
+    let extensions: usize = about.extensions.iter().map(|extension| extension.rest.len() + 1).sum();
+    let quoted = if is_v4 { 20 + about.options.len() + 8 } else { 40 + extensions + 8 };
     let (kind, code) = if is_v4 { v4 } else { v6 };
     Packet::new(about.destination, about.source, Transport::Icmp { kind, code, rest })
         .macs(about.to, about.from)
@@ -62,6 +63,116 @@ fn no_endpoint_anywhere() {
                 Setup::of(Frontend::new(NODE.0, NODE.1)),
                 steps,
             ));
+        }
+        cases
+    });
+}
+
+/// Of a ClusterIP nothing is left to the stack, which knows no such address.
+#[test]
+fn ports_and_addresses_that_nobody_has() {
+    table::run(|terms| {
+        let unknown = terms.request((Spot::Vip, PORT + 1)).payload(&[7; 100]);
+        let unallocated = terms.request((Spot::OtherVip, PORT));
+        let own_port = terms.request((Spot::Stranger, PORT));
+        let web = || Setup::of(Frontend::new(VIP.0, VIP.1).cluster_ip().endpoints(&[NEAR]));
+        let mut cases = vec![
+            Case::new(
+                "a ClusterIP of a range that is known",
+                web().service_cidr(Spot::Vip),
+                [
+                    Step::new(&unknown, "rejected-unknown-port", &port_unreachable(&unknown)),
+                    Step::dropped(&unallocated, "dropped-unallocated"),
+                    Step::new(
+                        &terms.request(VIP),
+                        "forwarded",
+                        &terms.forwarded(VIP, NEAR, Device::Eth0, Spot::RouterNear),
+                    ),
+                    Step::passed(&own_port, "passed"),
+                ],
+            ),
+            Case::new(
+                "of one that is not",
+                web(),
+                [
+                    Step::new(&unknown, "rejected-unknown-port", &port_unreachable(&unknown)),
+                    Step::passed(&unallocated, "passed"),
+                ],
+            ),
+            Case::new(
+                "an address with other kinds of frontends only",
+                Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
+                [Step::passed(&unknown, "passed")],
+            ),
+            Case::new(
+                "no Service at all",
+                Setup::default().service_cidr(Spot::Vip),
+                [
+                    Step::dropped(&unallocated, "dropped-unallocated"),
+                    Step::dropped(&unknown, "dropped-unallocated"),
+                ],
+            ),
+        ];
+        if terms.tcp {
+            // Also in the middle of a connection that nobody knows.
+            let segment = unknown.clone().with(|packet| packet.tcp_mut().flags = flag::ACK);
+            cases.push(Case::new(
+                "a segment",
+                web().service_cidr(Spot::Vip),
+                [
+                    Step::new(&segment, "rejected-unknown-port", &port_unreachable(&segment)),
+                    Step::dropped(
+                        &unallocated.clone().with(|packet| packet.tcp_mut().flags = flag::ACK),
+                        "dropped-unallocated",
+                    ),
+                ],
+            ));
+        }
+        cases
+    });
+}
+
+/// Extension headers are repeated up to the ports. So is the fragment header of a first fragment.
+#[test]
+fn behind_extension_headers() {
+    table::run(|terms| {
+        if terms.v4() {
+            return Vec::new();
+        }
+        let chains = [
+            vec![Extension::padding(0, 1)],
+            vec![Extension::padding(0, 2), Extension::padding(43, 1), Extension::padding(60, 29)],
+            vec![Extension::fragment(0, true, 7)],
+        ];
+        let of = |chain: &Vec<Extension>| {
+            terms.request(VIP).payload(&[7; 96]).with(|p| p.extensions = chain.clone())
+        };
+        let mut cases = Vec::new();
+        for chain in &chains {
+            let (request, last) = (of(chain), of(chain).ttl(1));
+            let answer = port_unreachable(&request);
+            cases.push(Case::new(
+                "no endpoint",
+                Setup::of(Frontend::new(VIP.0, VIP.1)),
+                [Step::new(&request, "rejected-no-endpoint", &answer)],
+            ));
+            cases.push(Case::new(
+                "TTL",
+                Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
+                [Step::new(&last, "rejected-ttl", &time_exceeded(&last))],
+            ));
+            if terms.tcp {
+                let segment = request.clone().with(|p| p.tcp_mut().flags = flag::ACK).numbers(1, 77);
+                let reset = Packet::tcp(terms.at(VIP), (segment.source, CLIENT_PORT), flag::RST)
+                    .numbers(77, 0)
+                    .with(|p| p.tcp_mut().window = 0)
+                    .macs(segment.to, segment.from);
+                cases.push(Case::new(
+                    "segment without a flow",
+                    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
+                    [Step::new(&segment, "reset-no-flow", &reset)],
+                ));
+            }
         }
         cases
     });

@@ -2,15 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod affinity;
 mod answers;
 mod checksums;
 mod clock;
 mod conversation;
+mod errors;
+mod extensions;
+mod fragments;
 mod hops;
 mod identity;
 mod limits;
 mod noise;
 mod pending;
+mod quotes;
 mod sweeping;
 mod table;
 mod talk;

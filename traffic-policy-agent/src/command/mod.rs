@@ -1,5 +1,6 @@
 //! The command line.
 
+mod check;
 mod cleanup;
 mod explain;
 mod flows;
@@ -29,6 +30,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Arguments>),
+    Check(Box<check::Arguments>),
     Explain(explain::Arguments),
     Status(status::Arguments),
     Services(services::Arguments),
@@ -52,6 +54,7 @@ impl Arguments {
             .init();
         match self.command {
             Command::Run(arguments) => arguments.execute(),
+            Command::Check(arguments) => arguments.execute(),
             Command::Explain(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
             Command::Services(arguments) => arguments.execute(),

@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use super::Control;
 use crate::{
-    dataplane::Exchanged,
+    dataplane::ConnectedUdp,
     node::sockets::{Destroyed, destroy_udp},
 };
 
@@ -32,7 +32,7 @@ impl Control {
         if endpoints.is_empty() {
             return;
         }
-        match self.dataplane.exchanged() {
+        match self.dataplane.connected_udp() {
             Ok(sockets) => {
                 let cgroup = cgroup.to_owned();
                 // It walks through namespaces, each with a dump of its sockets.
@@ -44,9 +44,9 @@ impl Control {
 }
 
 /// Sockets that were ended, and what could not be done.
-fn end(cgroup: &Path, sockets: &Exchanged, endpoints: &BTreeSet<SocketAddr>) -> Result<Destroyed> {
+fn end(cgroup: &Path, sockets: &ConnectedUdp, endpoints: &BTreeSet<SocketAddr>) -> Result<Destroyed> {
     let mut all = Destroyed::default();
-    for cookies in sockets.connected_udp(endpoints)? {
+    for cookies in sockets.of(endpoints)? {
         let mut destroyed = destroy_udp(cgroup, &cookies)?;
         all.cookies.append(&mut destroyed.cookies);
         all.failures.append(&mut destroyed.failures);

@@ -6,7 +6,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     os::{
-        fd::AsFd,
+        fd::{AsFd, BorrowedFd},
         unix::{ffi::OsStringExt, fs::MetadataExt},
     },
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf,
-    programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
+    programs::{CgroupAttachMode, Program, links::FdLink},
 };
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
@@ -34,8 +34,17 @@ pub enum Cgroup {
 }
 
 /// Where the programs are attached to; a program is named `socket_` and this.
-const CALLS: [&str; 8] =
-    ["connect4", "connect6", "sendmsg4", "sendmsg6", "recvmsg4", "recvmsg6", "getpeername4", "getpeername6"];
+const CALLS: [&str; 9] = [
+    "connect4",
+    "connect6",
+    "sendmsg4",
+    "sendmsg6",
+    "recvmsg4",
+    "recvmsg6",
+    "getpeername4",
+    "getpeername6",
+    "release",
+];
 
 /// The first part of the names of the links' pins.
 const LINK: &str = "cgroup";
@@ -113,25 +122,46 @@ pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
     let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
     for call in CALLS {
         let name = format!("socket_{call}");
-        let program: &mut CgroupSockAddr = object
-            .program_mut(&name)
-            .with_context(|| format!("the packet path has no program {name}"))?
-            .try_into()?;
+        let program =
+            object.program_mut(&name).with_context(|| format!("the packet path has no program {name}"))?;
         let path = pin(links, &cgroup, call)?;
         if path.exists() {
-            match kernel::update_link(&path, program.fd()?.as_fd()) {
+            match kernel::update_link(&path, descriptor(program)?) {
                 Ok(()) => continue,
                 Err(error) => tracing::debug!(pin = %path.display(), "the pinned link is dead: {error}"),
             }
         }
         remove_link(&path)?;
-        let id = program
-            .attach(&cgroup, CgroupAttachMode::Single)
+        let link = put(program, &cgroup)
             .with_context(|| format!("attaching {name} to the cgroup {} failed", folder.display()))?;
-        let link: FdLink = program.take_link(id)?.try_into().context("it was attached without a link")?;
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
     }
     Ok(())
+}
+
+fn descriptor(program: &Program) -> Result<BorrowedFd<'_>> {
+    Ok(match program {
+        Program::CgroupSockAddr(program) => program.fd()?.as_fd(),
+        Program::CgroupSock(program) => program.fd()?.as_fd(),
+        _ => bail!("it is no program for cgroups"),
+    })
+}
+
+/// Attaches a program, beside others that may be there.
+fn put(program: &mut Program, cgroup: &File) -> Result<FdLink> {
+    // A link of the kernel's always lets others attach as well.
+    let mode = CgroupAttachMode::Single;
+    Ok(match program {
+        Program::CgroupSockAddr(program) => {
+            let id = program.attach(cgroup, mode)?;
+            program.take_link(id)?.try_into()?
+        }
+        Program::CgroupSock(program) => {
+            let id = program.attach(cgroup, mode)?;
+            program.take_link(id)?.try_into()?
+        }
+        _ => bail!("it is no program for cgroups"),
+    })
 }
 
 /// Where a link is pinned. The cgroup's number is part of the name: one that was made anew under its old name is another.

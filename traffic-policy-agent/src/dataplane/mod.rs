@@ -17,6 +17,7 @@ mod pinned;
 mod pins;
 mod plan;
 mod pool;
+pub mod probe;
 mod programs;
 mod ranges;
 mod report;
@@ -44,18 +45,20 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges, monotonic},
+    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic},
     levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pinned::{
         Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
         Report, ServiceCount, ServicePort, Traffic, Way, device_name, service_count_reader,
     },
-    pins::{DEFAULT as DEFAULT_PINS, Removed},
+    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
     plan::FrontendId,
-    pool::{PortRanges, Wanted as Pool},
+    pool::{
+        LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
+    },
     programs::{jumps, load_programs},
-    sockets::Exchanged,
+    sockets::ConnectedUdp,
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
     trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},

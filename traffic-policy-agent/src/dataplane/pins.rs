@@ -4,15 +4,17 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::ErrorKind,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use nix::{
-    errno::Errno,
     fcntl::{Flock, FlockArg},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
+    sys::{
+        stat::{major, minor},
+        statfs::{BPF_FS_MAGIC, statfs},
+    },
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
@@ -42,7 +44,7 @@ impl Pins {
         }
         fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-        let lock = lock(file).map_err(|error| {
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
             anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
         })?;
         let own = format!("v{ABI_VERSION}");
@@ -93,23 +95,60 @@ impl Pins {
     }
 }
 
-/// Who only asks whether somebody holds the lock holds it for a moment too.
-const PATIENCE: Duration = Duration::from_millis(200);
+const MAPS: &str = "maps";
+const LINKS: &str = "links";
 
-fn lock(mut file: File) -> Result<Flock<File>, Errno> {
-    let start = Instant::now();
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((_, error)) if start.elapsed() > PATIENCE => return Err(error),
-            Err((same, _)) => file = same,
+/// What there is below a `--pin-dir`, before anything is done with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// It is on a BPF file system, or would be if it were made.
+    pub on_bpffs: bool,
+    /// This layout version is pinned.
+    pub pinned: bool,
+    /// Other layout versions that are pinned, as their folders are called.
+    pub other_versions: Vec<String>,
+    /// The process of the agent that uses it; 0 if that is outside this PID namespace.
+    pub used_by: Option<u32>,
+}
+
+impl Look {
+    /// Looks without touching, and without the lock that would be in the way of an agent that starts meanwhile.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn at(root: &Path) -> Result<Self> {
+        let own = format!("v{ABI_VERSION}");
+        let mut look = Self { on_bpffs: on_bpffs(root)?, ..Self::default() };
+        for version in list(root)? {
+            let name = version.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name == own {
+                look.pinned = true;
+            } else if is_version(&name) {
+                look.other_versions.push(name);
+            }
         }
-        std::thread::sleep(Duration::from_millis(10));
+        if let Ok(root) = fs::metadata(root) {
+            let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+            look.used_by = holder(&locks, root.dev(), root.ino());
+        }
+        Ok(look)
     }
 }
 
-const MAPS: &str = "maps";
-const LINKS: &str = "links";
+/// Who holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
+fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
+    locks.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file.as_str());
+        held.then(|| fields[4].parse().unwrap_or(0))
+    })
+}
+
+/// Where the links of this layout version are pinned.
+pub fn links_below(root: &Path) -> PathBuf {
+    root.join(format!("v{ABI_VERSION}")).join(LINKS)
+}
 
 /// Whether a folder lies on a bpffs, or would if it were made.
 fn on_bpffs(folder: &Path) -> Result<bool> {
@@ -122,11 +161,6 @@ fn on_bpffs(folder: &Path) -> Result<bool> {
 /// Where the maps of this layout version are pinned.
 pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
-}
-
-/// Where the links of this layout version are pinned.
-pub fn links_below(root: &Path) -> PathBuf {
-    root.join(format!("v{ABI_VERSION}")).join(LINKS)
 }
 
 /// Names of the layout versions that are pinned below `root`.
@@ -157,7 +191,7 @@ pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
         return Ok(None);
     }
     let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-    let _lock = lock(file)
+    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
         .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
     first();
     let mut removed = Removed::default();
@@ -240,4 +274,16 @@ fn not_bpffs(root: &Path) -> String {
         "{} is not on a BPF file system: mount one (`mount -t bpf bpf /sys/fs/bpf`), or name a folder on one with --pin-dir",
         root.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_of_locks() {
+        let locks = "1: POSIX  ADVISORY  WRITE 5 00:1b:456 0 EOF\n2: FLOCK  ADVISORY  WRITE 123 00:1b:456 0 EOF\n2: -> FLOCK  ADVISORY  WRITE 124 00:1b:456 0 EOF\n";
+        assert_eq!(holder(locks, 0x1b, 456), Some(123));
+        assert_eq!(holder(locks, 0x1b, 457), None);
+    }
 }

@@ -9,27 +9,26 @@ use std::{
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Address4, Node, PROTOCOL_UDP, Socket, SocketKey};
+use traffic_policy_ebpf::abi::{Address4, Node, Socket, SocketKey};
 
 use super::{Dataplane, FromWire, cgroup, kernel, wide};
 use crate::model::Protocol;
 
-/// Sockets whose destination was exchanged, for a thread of its own: the table may be long.
-pub struct Exchanged(HashMap<MapData, SocketKey, Socket>);
+/// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
+pub struct ConnectedUdp(HashMap<MapData, SocketKey, Socket>);
 
-impl Exchanged {
-    /// Connected UDP sockets of these endpoints by cookie. A socket that was connected to several of them in turn is in
+impl ConnectedUdp {
+    /// Those of these endpoints by cookie. A socket that was connected to several of them in turn is in
     /// several maps, once in each.
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn connected_udp(&self, endpoints: &BTreeSet<SocketAddr>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
+    pub fn of(&self, endpoints: &BTreeSet<SocketAddr>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
         let mut found: Vec<BTreeMap<u64, SocketAddr>> = Vec::new();
-        for entry in self.0.iter() {
-            let (key, socket) = entry.context("reading the table of sockets failed")?;
+        for key in self.0.keys() {
+            let key = key.context("reading the table of sockets failed")?;
             let endpoint = peer(&key);
-            let connected = key.forward == 0 && socket.connected != 0;
-            if !connected || u32::from(key.protocol) != PROTOCOL_UDP || !endpoints.contains(&endpoint) {
+            if !endpoints.contains(&endpoint) {
                 continue;
             }
             match found.iter_mut().find(|map| !map.contains_key(&key.cookie)) {
@@ -73,9 +72,8 @@ impl Dataplane {
     pub fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
         let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
         let first = |addresses: &[IpAddr]| {
-            [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
-                addresses.iter().copied().find(|address| of_family(address)).map_or([0; 2], wide)
-            })
+            [IpAddr::is_ipv4, IpAddr::is_ipv6]
+                .map(|of_family| addresses.iter().copied().find(of_family).map_or([0; 2], wide))
         };
         let pod_bits = [false, true].map(|ipv6| {
             let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
@@ -105,16 +103,17 @@ impl Dataplane {
         udp.map(|(endpoint, _)| *endpoint).collect()
     }
 
-    /// The table of sockets, to be read elsewhere.
+    /// The table of connected UDP sockets, to be read elsewhere.
     ///
     /// # Errors
     /// No descriptor is free.
-    pub fn exchanged(&self) -> Result<Exchanged> {
+    pub fn connected_udp(&self) -> Result<ConnectedUdp> {
         let open = || -> Result<_> {
             let pins = self.pins.as_ref().context("it is not pinned")?;
-            Ok(HashMap::try_from(Map::LruHashMap(MapData::from_pin(pins.maps().join("SOCKETS"))?))?)
+            let data = MapData::from_pin(pins.maps().join("CONNECTED_UDP"))?;
+            Ok(HashMap::try_from(Map::LruHashMap(data))?)
         };
-        open().map(Exchanged).context("opening the table of sockets failed")
+        open().map(ConnectedUdp).context("opening the table of sockets failed")
     }
 
     /// Forgets links to cgroups of an earlier agent.

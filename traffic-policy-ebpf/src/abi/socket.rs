@@ -1,6 +1,6 @@
 //! Sockets of this node and its pods whose destination was exchanged for an endpoint.
 
-/// Key of `SOCKETS`.
+/// Key of `SOCKETS` and `CONNECTED_UDP`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SocketKey {
@@ -24,15 +24,14 @@ pub struct Socket {
     pub address: [u64; 2],
     /// Memory order.
     pub port: u16,
-    /// 1: connected, so the kernel sends without asking again.
-    pub connected: u16,
+    pub zero: u16,
     /// Index of the Service port.
     pub service: u32,
     /// Cookie of the network namespace.
     pub netns: u64,
     /// In a forward entry: the endpoint's place within its list, which may have been written anew since.
     pub offset: u32,
-    pub zero: u32,
+    pub zero2: u32,
 }
 
 /// This node, as sockets need to know it. One element of `NODE`, written by the agent.

@@ -11,9 +11,9 @@ use aya_ebpf::{
 use traffic_policy_ebpf::{
     abi::{
         Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Device, EndpointKey, Event,
-        EventBucket, Filter, Flow, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch,
-        ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SocketQuestion,
-        SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
+        EventBucket, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop,
+        HopKey, Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
+        SocketKey, SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
     },
     outcome::OUTCOMES,
 };
@@ -54,9 +54,13 @@ pub static SERVICES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::n
 /// Packets of Service ports by outcome, but for those of flows that still stand.
 #[btf_map]
 pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
-/// Sockets whose destination was exchanged.
+/// Sockets whose destination was exchanged: TCP, and UDP that is not connected.
 #[btf_map]
 pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
+/// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
+/// long must not be pushed out by many that do not.
+#[btf_map]
+pub static CONNECTED_UDP: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 #[btf_map]
 pub static NODE: Array<Node, 1> = Array::new();
 /// Notes of a traced copy of the programs.
@@ -114,6 +118,11 @@ pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 pub static XDP_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 #[btf_map]
 pub static TC_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+/// Datagrams in fragments of which the first has come. The kernel evicts the oldest.
+#[btf_map]
+pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();
+#[btf_map]
+pub static FRAGMENTS6: LruHashMap<FragmentKey<Address6>, Fragment, 8_192> = LruHashMap::new();
 
 pub const NOEXIST: u64 = 1;
 pub const ANY: u64 = 0;

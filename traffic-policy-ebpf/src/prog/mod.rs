@@ -2,17 +2,22 @@
 //! `socket_…` for calls of sockets.
 
 mod answer;
+mod carried;
 mod choose;
 mod claim;
 mod context;
 mod count;
 mod create;
 mod egress;
+mod error;
 mod event;
 mod exit;
+mod extension;
 mod family;
+mod fragment;
 mod hop;
 mod ingress;
+mod irregular;
 mod maps;
 mod pair;
 mod parse;
@@ -26,8 +31,8 @@ mod wire;
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
     cty::c_void,
-    macros::{cgroup_sock_addr, classifier, raw_tracepoint, xdp},
-    programs::{RawTracePointContext, SockAddrContext, TcContext, XdpContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier, raw_tracepoint, xdp},
+    programs::{RawTracePointContext, SockAddrContext, SockContext, TcContext, XdpContext},
 };
 use context::{Tc, Xdp};
 use family::{V4, V6};
@@ -111,6 +116,71 @@ pub fn explain_socket(_: XdpContext) -> u32 {
     0
 }
 
+#[xdp]
+pub fn xdp_error4(ctx: XdpContext) -> u32 {
+    error::run::<Xdp, V4>(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_error6(ctx: XdpContext) -> u32 {
+    error::run::<Xdp, V6>(md(&ctx)) as u32
+}
+
+#[classifier]
+pub fn tc_error4(ctx: TcContext) -> i32 {
+    error::run::<Tc, V4>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_error6(ctx: TcContext) -> i32 {
+    error::run::<Tc, V6>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_error_out4(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, error::outgoing::<Tc, V4>(packet).into())
+}
+
+#[classifier]
+pub fn tc_error_out6(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, error::outgoing::<Tc, V6>(packet).into())
+}
+
+#[xdp]
+pub fn xdp_irregular4(ctx: XdpContext) -> u32 {
+    irregular::run::<Xdp, V4>(md(&ctx)) as u32
+}
+
+#[xdp]
+#[inline(always)]
+pub fn xdp_irregular6(ctx: XdpContext) -> u32 {
+    irregular::run::<Xdp, V6>(md(&ctx)) as u32
+}
+
+#[classifier]
+pub fn tc_irregular4(ctx: TcContext) -> i32 {
+    irregular::run::<Tc, V4>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_irregular6(ctx: TcContext) -> i32 {
+    irregular::run::<Tc, V6>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_irregular_out4(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, irregular::outgoing::<Tc, V4>(packet).into())
+}
+
+#[classifier]
+pub fn tc_irregular_out6(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, irregular::outgoing::<Tc, V6>(packet).into())
+}
+
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn sweep(_: RawTracePointContext) -> i32 {
@@ -164,4 +234,9 @@ pub fn socket_getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn socket_getpeername6(ctx: SockAddrContext) -> i32 {
     socket::getpeername6(call(&ctx))
+}
+
+#[cgroup_sock(sock_release)]
+pub fn socket_release(ctx: SockContext) -> i32 {
+    socket::release(socket::Closing { context: ctx.sock })
 }

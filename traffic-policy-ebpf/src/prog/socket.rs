@@ -12,17 +12,17 @@ use traffic_policy_ebpf::{
     outcome::{OUTCOMES, Outcome},
 };
 
+use self::{call::Named, decide::concerns};
 pub use self::{
-    call::Call,
+    call::{Call, Closing},
     decide::{Decision, Question, decide},
 };
-use self::{call::Named, decide::concerns};
 use super::{
     count,
     event::{self, Notice},
     family::{Family, V4, V6},
     ingress::bit,
-    maps::{ANY, COUNTERS, FILTER, NODE, SOCKETS, Table},
+    maps::{ANY, CONNECTED_UDP, COUNTERS, FILTER, NODE, SOCKETS, Table},
     wire::fetch_add,
 };
 
@@ -74,11 +74,10 @@ impl<A: Address> Destined<A> {
             forward: 1,
             ipv6: F::V6 as u32,
         };
-        let sockets = Table::of(&raw const SOCKETS);
         let had = if self.connects {
             ptr::null_mut()
         } else {
-            sockets.lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
+            noted(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
         };
         let question = Question {
             destination: self.destination,
@@ -141,19 +140,18 @@ impl<A: Address> Destined<A> {
         let value = Socket {
             address: key.address,
             port: key.port,
-            connected: self.connects as u16,
+            zero: 0,
             service: decision.service,
             netns,
             offset: 0,
-            zero: 0,
+            zero2: 0,
         };
         reverse(key, decision);
         // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
-        Table::of(&raw const SOCKETS).insert(key, &raw const value, ANY);
+        noted(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
-    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is. The kernel may have let
-    /// go of either entry: the way back is looked up as well.
+    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is.
     #[inline(always)]
     fn note_conversation<F: Family<Address = A>>(
         &self,
@@ -162,7 +160,7 @@ impl<A: Address> Destined<A> {
         decision: &Decision<A>,
         had: *mut Socket,
     ) {
-        let sockets = Table::of(&raw const SOCKETS);
+        let sockets = noted(PROTOCOL_UDP, false);
         let (address, port) = (decision.address.wide(), decision.port);
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
             unsafe {
@@ -170,25 +168,37 @@ impl<A: Address> Destined<A> {
                     (*had).offset = decision.offset;
                 }
             }
-            let mut back = *key;
-            reverse(&mut back, decision);
-            if sockets.lookup::<_, Socket>(&back).is_none() {
-                self.note_peer(key, netns, decision);
-            }
-            return;
+        } else {
+            self.note::<F>(Outcome::Connected, netns, decision);
+            let value = Socket {
+                address,
+                port,
+                zero: 0,
+                service: decision.service,
+                netns,
+                offset: decision.offset,
+                zero2: 0,
+            };
+            sockets.insert(&*key, &raw const value, ANY);
         }
-        self.note::<F>(Outcome::Connected, netns, decision);
-        let value = Socket {
-            address,
-            port,
-            connected: 0,
-            service: decision.service,
-            netns,
-            offset: decision.offset,
-            zero: 0,
-        };
-        sockets.insert(&*key, &raw const value, ANY);
-        self.note_peer(key, netns, decision);
+        let mut back = *key;
+        reverse(&mut back, decision);
+        let shown = sockets.lookup::<_, Socket>(&back);
+        // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
+        // asked last.
+        if shown.is_none_or(|shown| unsafe { (*shown).address != key.address || (*shown).port != key.port }) {
+            self.note_peer(key, netns, decision);
+        }
+    }
+}
+
+/// Where a socket is noted.
+#[inline(always)]
+fn noted(protocol: u32, connected: bool) -> Table {
+    if protocol == PROTOCOL_UDP && connected {
+        Table::of(&raw const CONNECTED_UDP)
+    } else {
+        Table::of(&raw const SOCKETS)
     }
 }
 
@@ -250,8 +260,8 @@ pub fn connect6(call: Call) -> i32 {
     }
 }
 
-/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those.
-/// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c#L1370>
+/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those (`udpv6_sendmsg`).
+/// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c>
 #[inline(always)]
 pub fn sendmsg6(call: Call) -> i32 {
     let Named::V6(destination) = call.ip6() else { return GO_ON };
@@ -265,37 +275,42 @@ pub fn sendmsg6(call: Call) -> i32 {
 
 /// What the application named, where the other end is an endpoint that it was exchanged for; or null.
 #[inline(always)]
-fn peer<F: Family>(call: Call, protocol: u32, address: F::Address) -> *const Socket {
-    let key = SocketKey {
-        cookie: call.cookie(),
-        address: address.wide(),
-        port: call.port(),
-        protocol: protocol as u8,
-        forward: 0,
-        ipv6: F::V6 as u32,
-    };
-    Table::of(&raw const SOCKETS).lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
+fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
+    let key = peer_key::<F>(call.cookie(), protocol, address, call.port());
+    sockets.lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
 }
 
 #[inline(always)]
-fn show4(call: Call, protocol: u32) {
-    let socket = peer::<V4>(call, protocol, call.ip4());
+fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: u16) -> SocketKey {
+    SocketKey {
+        cookie,
+        address: address.wide(),
+        port,
+        protocol: protocol as u8,
+        forward: 0,
+        ipv6: F::V6 as u32,
+    }
+}
+
+#[inline(always)]
+fn show4(call: Call, sockets: Table, protocol: u32) {
+    let socket = peer::<V4>(call, sockets, protocol, call.ip4());
     if !socket.is_null() {
         unsafe { call.set4(V4::narrow((*socket).address), (*socket).port) };
     }
 }
 
 #[inline(always)]
-fn show6(call: Call, protocol: u32) {
+fn show6(call: Call, sockets: Table, protocol: u32) {
     match call.ip6() {
         Named::V4(address) => {
-            let socket = peer::<V4>(call, protocol, address);
+            let socket = peer::<V4>(call, sockets, protocol, address);
             if !socket.is_null() {
                 unsafe { call.set_mapped(V4::narrow((*socket).address), (*socket).port) };
             }
         }
         Named::V6(address) => {
-            let socket = peer::<V6>(call, protocol, address);
+            let socket = peer::<V6>(call, sockets, protocol, address);
             if !socket.is_null() {
                 unsafe { call.set6(V6::narrow((*socket).address), (*socket).port) };
             }
@@ -303,37 +318,53 @@ fn show6(call: Call, protocol: u32) {
     }
 }
 
-/// Whether an endpoint has the port that a datagram came from.
+/// Whether an endpoint has this port (memory order).
 #[inline(always)]
-fn from_endpoint(call: Call) -> bool {
+fn is_endpoint(port: u16) -> bool {
     let Some(filter) = FILTER.get_ptr(0) else { return false };
-    unsafe { bit((&raw const (*filter).endpoints).cast(), u16::from_be(call.port())) }
+    unsafe { bit((&raw const (*filter).endpoints).cast(), u16::from_be(port)) }
 }
 
 #[inline(always)]
 pub fn recvmsg4(call: Call) -> i32 {
-    if from_endpoint(call) {
-        show4(call, PROTOCOL_UDP);
+    if is_endpoint(call.port()) {
+        show4(call, noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
     GO_ON
 }
 
 #[inline(always)]
 pub fn recvmsg6(call: Call) -> i32 {
-    if from_endpoint(call) {
-        show6(call, PROTOCOL_UDP);
+    if is_endpoint(call.port()) {
+        show6(call, noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
     GO_ON
 }
 
 #[inline(always)]
 pub fn getpeername4(call: Call) -> i32 {
-    show4(call, call.protocol());
+    let protocol = call.protocol();
+    show4(call, noted(protocol, true), protocol);
     GO_ON
 }
 
 #[inline(always)]
 pub fn getpeername6(call: Call) -> i32 {
-    show6(call, call.protocol());
+    let protocol = call.protocol();
+    show6(call, noted(protocol, true), protocol);
+    GO_ON
+}
+
+/// A connected socket is closed: nobody will ask for its peer again.
+#[inline(always)]
+pub fn release(closing: Closing) -> i32 {
+    let (protocol, port) = (closing.protocol(), closing.port());
+    if protocol != 0 && is_endpoint(port) {
+        let key = match closing.peer() {
+            Named::V4(address) => peer_key::<V4>(closing.cookie(), protocol, address, port),
+            Named::V6(address) => peer_key::<V6>(closing.cookie(), protocol, address, port),
+        };
+        noted(protocol, true).remove(&key);
+    }
     GO_ON
 }

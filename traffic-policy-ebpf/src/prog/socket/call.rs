@@ -10,7 +10,10 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-use super::super::wire::{load32, load64, store32};
+use super::super::{
+    family::{Family, V4},
+    wire::{load16, load32, load64, store32},
+};
 
 const PROTOCOL_MPTCP: u32 = 262;
 
@@ -19,7 +22,7 @@ const ETIMEDOUT: i32 = 110;
 const EPERM: i32 = 1;
 
 /// Offsets within `struct bpf_sock_addr`, which may be read and written only by single instructions at constant offsets.
-/// <https://github.com/torvalds/linux/blob/v6.1/include/uapi/linux/bpf.h#L6341>
+/// <https://github.com/torvalds/linux/blob/v6.1/include/uapi/linux/bpf.h>
 mod at {
     use core::mem::offset_of;
 
@@ -34,6 +37,11 @@ mod at {
     pub const SOCKET: i16 = offset_of!(bpf_sock_addr, __bindgen_anon_1) as i16;
     pub const BOUND4: i16 = offset_of!(bpf_sock, src_ip4) as i16;
     pub const BOUND6: i16 = offset_of!(bpf_sock, src_ip6) as i16;
+    pub const PEER_PORT: i16 = offset_of!(bpf_sock, dst_port) as i16;
+    pub const PEER4: i16 = offset_of!(bpf_sock, dst_ip4) as i16;
+    pub const PEER6: i16 = offset_of!(bpf_sock, dst_ip6) as i16;
+    pub const SOCKET_FAMILY: i16 = offset_of!(bpf_sock, family) as i16;
+    pub const SOCKET_PROTOCOL: i16 = offset_of!(bpf_sock, protocol) as i16;
 }
 
 /// An address as the application gave it, or gets it.
@@ -95,6 +103,29 @@ fn split(both: u64) -> (u32, u32) {
     }
 }
 
+/// Four words at an offset, each by an instruction of its own.
+macro_rules! load128 {
+    ($offset:path, $base:expr) => {{
+        let base = $base;
+        [
+            load32::<{ $offset }>(base),
+            load32::<{ $offset + 4 }>(base),
+            load32::<{ $offset + 8 }>(base),
+            load32::<{ $offset + 12 }>(base),
+        ]
+    }};
+}
+
+/// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
+#[inline(always)]
+fn transport(protocol: u32) -> u32 {
+    match protocol {
+        PROTOCOL_TCP | PROTOCOL_MPTCP => PROTOCOL_TCP,
+        PROTOCOL_UDP => PROTOCOL_UDP,
+        _ => 0,
+    }
+}
+
 /// One call of a process on a socket.
 #[derive(Clone, Copy)]
 pub struct Call {
@@ -117,14 +148,7 @@ impl Call {
     #[inline(always)]
     pub fn ip6(self) -> Named {
         let base = self.base();
-        unsafe {
-            named([
-                load32::<{ at::IP6 }>(base),
-                load32::<{ at::IP6 + 4 }>(base),
-                load32::<{ at::IP6 + 8 }>(base),
-                load32::<{ at::IP6 + 12 }>(base),
-            ])
-        }
+        unsafe { named(load128!(at::IP6, base)) }
     }
 
     /// The other end's port, memory order.
@@ -133,14 +157,10 @@ impl Call {
         unsafe { load32::<{ at::PORT }>(self.base()) as u16 }
     }
 
-    /// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
+    /// TCP or UDP; 0 for others.
     #[inline(always)]
     pub fn protocol(self) -> u32 {
-        match unsafe { load32::<{ at::PROTOCOL }>(self.base()) } {
-            PROTOCOL_TCP | PROTOCOL_MPTCP => PROTOCOL_TCP,
-            PROTOCOL_UDP => PROTOCOL_UDP,
-            _ => 0,
-        }
+        transport(unsafe { load32::<{ at::PROTOCOL }>(self.base()) })
     }
 
     /// The address that the socket is bound to, in a hook of connect; zero if it is not.
@@ -160,12 +180,16 @@ impl Call {
             if socket == 0 {
                 return Named::V6([0, 0]);
             }
-            named([
-                load32::<{ at::BOUND6 }>(socket),
-                load32::<{ at::BOUND6 + 4 }>(socket),
-                load32::<{ at::BOUND6 + 8 }>(socket),
-                load32::<{ at::BOUND6 + 12 }>(socket),
-            ])
+            named(load128!(at::BOUND6, socket))
+        }
+    }
+
+    /// Whether the socket is connected to somebody, in a hook of recvmsg.
+    #[inline(always)]
+    pub fn is_connected(self) -> bool {
+        unsafe {
+            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+            socket != 0 && load16::<{ at::PEER_PORT }>(socket) != 0
         }
     }
 
@@ -179,14 +203,7 @@ impl Call {
     #[inline(always)]
     pub fn source6(self) -> Named {
         let base = self.base();
-        unsafe {
-            named([
-                load32::<{ at::SOURCE6 }>(base),
-                load32::<{ at::SOURCE6 + 4 }>(base),
-                load32::<{ at::SOURCE6 + 8 }>(base),
-                load32::<{ at::SOURCE6 + 12 }>(base),
-            ])
-        }
+        unsafe { named(load128!(at::SOURCE6, base)) }
     }
 
     /// Writes the other end, in a hook of IPv4.
@@ -237,8 +254,8 @@ impl Call {
     ///
     /// Rejected: kube-proxy answers with port unreachable, which connect() and a connected UDP socket show as
     /// ECONNREFUSED. Dropped: a TCP connection tries until ETIMEDOUT (RFC 9293, section 3.8.3: R2), so that is said at once; a
-    /// datagram that netfilter drops in OUTPUT makes the sender's call fail with EPERM.
-    /// <https://github.com/torvalds/linux/blob/v6.1/net/netfilter/core.c#L612>
+    /// datagram that netfilter drops in OUTPUT makes the sender's call fail with EPERM (`nf_hook_slow`).
+    /// <https://github.com/torvalds/linux/blob/v6.1/net/netfilter/core.c>
     #[inline(always)]
     pub fn fail(self, outcome: Outcome, protocol: u32) {
         let error = match outcome {
@@ -247,5 +264,46 @@ impl Call {
             _ => EPERM,
         };
         unsafe { bpf_set_retval(-error) };
+    }
+}
+
+/// A socket that its last owner has closed; the context is the socket itself.
+#[derive(Clone, Copy)]
+pub struct Closing {
+    pub context: *mut bpf_sock,
+}
+
+impl Closing {
+    #[inline(always)]
+    fn base(self) -> usize {
+        self.context as usize
+    }
+
+    /// As [`Call::protocol`].
+    #[inline(always)]
+    pub fn protocol(self) -> u32 {
+        transport(unsafe { load32::<{ at::SOCKET_PROTOCOL }>(self.base()) })
+    }
+
+    /// The peer's port, memory order; 0 if it has none.
+    #[inline(always)]
+    pub fn port(self) -> u16 {
+        unsafe { load16::<{ at::PEER_PORT }>(self.base()) }
+    }
+
+    #[inline(always)]
+    pub fn peer(self) -> Named {
+        let base = self.base();
+        unsafe {
+            if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
+                return Named::V4(load32::<{ at::PEER4 }>(base));
+            }
+            named(load128!(at::PEER6, base))
+        }
+    }
+
+    #[inline(always)]
+    pub fn cookie(self) -> u64 {
+        unsafe { bpf_get_socket_cookie(self.context.cast::<c_void>()) }
     }
 }

@@ -1,0 +1,149 @@
+//! `sessionAffinity: ClientIP`: which endpoint a client's next connection gets.
+
+use std::net::SocketAddr;
+
+use traffic_policy_tests::harness::{Frontend, Harness, Setup, Spot};
+
+use crate::table::{ENDPOINT_PORT, PORT};
+use crate::talk::{Talk, everywhere};
+
+const NODE: (Spot, u16) = (Spot::Node, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const OTHER_NEAR: (Spot, u16) = (Spot::OtherNear, ENDPOINT_PORT);
+const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
+const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
+const ALL: [(Spot, u16); 4] = [NEAR, OTHER_NEAR, FAR, LOCAL];
+/// The number of the only frontend.
+const FIRST: u32 = 1;
+/// More connections than chance explains: 4 endpoints, all the same once in 10^9 runs.
+const MANY: u16 = 16;
+
+fn sticky(endpoints: &[(Spot, u16)]) -> Frontend {
+    Frontend::new(NODE.0, NODE.1).endpoints(endpoints).affinity(60)
+}
+
+fn setup(frontend: Frontend) -> Setup {
+    Setup::of(frontend).pool(5000..5100).unconfirmed_limit(100)
+}
+
+/// The endpoint of one more connection.
+#[track_caller]
+fn endpoint(harness: &Harness, talk: Talk) -> SocketAddr {
+    let outcome = talk.open(harness).outcome;
+    assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+    talk.request_half(harness).unwrap().new_to
+}
+
+/// The endpoint of many connections from the ports after `first`, which must be one.
+#[track_caller]
+fn only_endpoint(harness: &Harness, talk: Talk, first: u16) -> SocketAddr {
+    let had = endpoint(harness, talk.with_port(first));
+    for port in first + 1..first + MANY {
+        assert_eq!(endpoint(harness, talk.with_port(port)), had, "port {port}");
+    }
+    had
+}
+
+/// Some of the endpoints without the one that a client has, in another order than before.
+fn others(terms: crate::table::Terms, had: SocketAddr) -> Vec<(Spot, u16)> {
+    ALL.into_iter().rev().filter(|endpoint| SocketAddr::from(terms.at(*endpoint)) != had).collect()
+}
+
+#[test]
+fn a_client_stays() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(sticky(&ALL)));
+        let talk = Talk::new(terms, NODE);
+        let had = only_endpoint(harness, talk, 40000);
+
+        // Written anew in another order, with more and with less around it.
+        let mut list = others(terms, had);
+        let own = *ALL.iter().find(|endpoint| SocketAddr::from(terms.at(**endpoint)) == had).unwrap();
+        list.push(own);
+        harness.put(FIRST, &sticky(&list));
+        assert_eq!(only_endpoint(harness, talk, 41000), had);
+        harness.put(FIRST, &sticky(&[list[0], own]));
+        assert_eq!(only_endpoint(harness, talk, 42000), had);
+    });
+}
+
+#[test]
+fn without_affinity_each_connection_chooses() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(Frontend::new(NODE.0, NODE.1).endpoints(&ALL)));
+        let talk = Talk::new(terms, NODE);
+        let first = endpoint(harness, talk.with_port(40000));
+        assert!((40001..40000 + 3 * MANY).any(|port| endpoint(harness, talk.with_port(port)) != first));
+    });
+}
+
+#[test]
+fn clients_are_told_apart() {
+    everywhere(|harness, terms| {
+        // Whether two clients get two endpoints is chance: some seed of these does it.
+        let apart = (1..MANY.into()).any(|seed| {
+            harness.set_up(&setup(sticky(&ALL)).with(|setup| setup.seed = seed));
+            let one = Talk::new(terms, NODE);
+            let other = Talk { client: (Spot::OtherClient, 40000), ..one };
+            let (one, other) = (only_endpoint(harness, one, 40000), only_endpoint(harness, other, 40000));
+            one != other
+        });
+        assert!(apart, "two clients always share their endpoint");
+    });
+}
+
+#[test]
+fn an_endpoint_that_leaves_is_left() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(sticky(&ALL)));
+        let talk = Talk::new(terms, NODE);
+        let had = only_endpoint(harness, talk, 40000);
+        harness.put(FIRST, &sticky(&others(terms, had)));
+        let next = only_endpoint(harness, talk, 41000);
+        assert_ne!(next, had);
+        // Coming back does not call the client back.
+        harness.put(FIRST, &sticky(&ALL));
+        assert_eq!(only_endpoint(harness, talk, 42000), next);
+    });
+}
+
+#[test]
+fn it_ends_after_its_time() {
+    everywhere(|harness, terms| {
+        let fresh = |harness: &mut Harness, age: u32| {
+            harness.set_up(&setup(sticky(&ALL)));
+            let talk = Talk::new(terms, NODE);
+            let had = only_endpoint(harness, talk, 40000);
+            harness.age_affinity(age);
+            (talk, had)
+        };
+        let (talk, had) = fresh(harness, 55);
+        assert_eq!(endpoint(harness, talk.with_port(41000)), had);
+        // That connection counted: from here on another 60 s.
+        harness.age_affinity(55);
+        assert_eq!(endpoint(harness, talk.with_port(41001)), had);
+
+        let (talk, had) = fresh(harness, 61);
+        // Chosen anew, which may give the same one.
+        let changed = (41000..41000 + 3 * MANY).any(|port| {
+            let now = endpoint(harness, talk.with_port(port));
+            harness.age_affinity(61);
+            now != had
+        });
+        assert!(changed, "the client never leaves its endpoint");
+    });
+}
+
+#[test]
+fn policies_have_lists_of_their_own() {
+    everywhere(|harness, terms| {
+        // With policy Local there is one endpoint to have.
+        harness.set_up(&setup(sticky(&ALL).local()));
+        let talk = Talk::new(terms, NODE);
+        let local = SocketAddr::from(terms.at(LOCAL));
+        assert_eq!(only_endpoint(harness, talk, 40000), local);
+        // Back to Cluster: it is in that list too, so the client stays.
+        harness.put(FIRST, &sticky(&ALL));
+        assert_eq!(only_endpoint(harness, talk, 41000), local);
+    });
+}

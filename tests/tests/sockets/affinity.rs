@@ -1,0 +1,87 @@
+//! `sessionAffinity: ClientIP` for callers without an address yet: one network namespace is one client.
+
+use std::time::Duration;
+
+use serde_json::json;
+use traffic_policy_tests::object::Service;
+
+use crate::caller::{Caller, Kind};
+use crate::stand::{Stand, service, service_at, until};
+
+fn sticky(seconds: u32) -> Service {
+    service(10)
+        .spec("sessionAffinity", json!("ClientIP"))
+        .spec("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": seconds}}))
+}
+
+fn pod(caller: &Caller, kind: Kind) -> String {
+    caller.ask(kind, service_at(10, kind)).unwrap().0.pod
+}
+
+#[test]
+fn a_namespace_stays_with_its_endpoint() {
+    let stand = Stand::start(&[2, 2], |cluster| {
+        cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
+    });
+    for kind in [Kind::V4, Kind::V6] {
+        let to = service_at(10, kind);
+        let (one, other) = (stand.in_pod(1, 1), stand.in_pod(1, 1));
+        let first = pod(&one, kind);
+        for _ in 0..15 {
+            assert_eq!(pod(&one, kind), first, "{kind:?}");
+            assert_eq!(pod(&other, kind), first, "{kind:?}: another process of the same pod");
+        }
+        // UDP is another port of the Service, with an endpoint of its own.
+        let by_datagram = one.udp(kind).exchange(to).unwrap().1.pod;
+        for _ in 0..15 {
+            assert_eq!(one.udp(kind).exchange(to).unwrap().1.pod, by_datagram, "{kind:?}");
+            let socket = other.udp(kind);
+            socket.connect(to).unwrap();
+            socket.send("who").unwrap();
+            assert_eq!(socket.receive().unwrap().1.pod, by_datagram, "{kind:?}");
+        }
+
+        // The endpoint leaves: another, and that one holds when the first comes back.
+        let backends = stand.cluster.backends();
+        let names: Vec<_> = stand.cluster.lab.pods().map(|pod| pod.name.clone()).collect();
+        let rest: Vec<_> = names
+            .iter()
+            .zip(&backends)
+            .filter(|(name, _)| **name != first)
+            .map(|(_, backend)| backend.clone())
+            .collect();
+        stand.cluster.manifests.endpoints(&sticky(600), &rest).unwrap();
+        let second = until("the client stays with an endpoint that is gone", || {
+            let now = pod(&one, kind);
+            (now != first).then_some(now)
+        });
+        stand.cluster.manifests.endpoints(&sticky(600), &backends).unwrap();
+        stand.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
+        for _ in 0..15 {
+            assert_eq!(pod(&other, kind), second, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn another_namespace_is_another_client() {
+    let stand = Stand::start(&[8, 8], |cluster| {
+        cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
+    });
+    // That eight clients choose the same one of 16 by chance happens once in 10^8 runs.
+    let pods: Vec<_> = (1..=8).map(|number| pod(&stand.in_pod(1, number), Kind::V4)).collect();
+    assert!(pods.iter().any(|pod| *pod != pods[0]), "{pods:?}");
+}
+
+#[test]
+fn it_ends_after_its_time() {
+    let stand = Stand::start(&[4, 4], |cluster| {
+        cluster.manifests.apply(&sticky(1), &cluster.backends()).unwrap();
+    });
+    let caller = stand.on_node(1);
+    let first = pod(&caller, Kind::V4);
+    until("the client never leaves its endpoint", || {
+        std::thread::sleep(Duration::from_millis(1200));
+        (pod(&caller, Kind::V4) != first).then_some(())
+    });
+}

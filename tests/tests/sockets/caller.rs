@@ -1,0 +1,176 @@
+//! Processes in a cgroup and a network of the test's choice, and their sockets.
+
+use std::cell::RefCell;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::rc::Rc;
+
+use traffic_policy_tests::cgroup::Cgroup;
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::netns::{Namespace, Process};
+use traffic_policy_tests::traffic::Answer;
+
+/// A process that makes socket calls as it is told.
+#[derive(Clone, Debug)]
+pub struct Caller(Rc<RefCell<Told>>);
+
+#[derive(Debug)]
+struct Told {
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    process: Process,
+}
+
+/// One of its sockets. Errors are the application's.
+#[derive(Debug)]
+pub struct Socket {
+    caller: Caller,
+    number: String,
+}
+
+/// What a socket is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    V4,
+    V6,
+    /// An IPv6 socket that names IPv4 addresses as IPv4-mapped ones.
+    Mapped,
+}
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::V4, Self::V6, Self::Mapped];
+
+    pub fn family(self) -> Family {
+        if self == Self::V6 { Family::V6 } else { Family::V4 }
+    }
+
+    /// The address as an application with such a socket writes it.
+    pub fn written(self, address: SocketAddr) -> SocketAddr {
+        match (self, address.ip()) {
+            (Self::Mapped, IpAddr::V4(ip)) => (ip.to_ipv6_mapped(), address.port()).into(),
+            _ => address,
+        }
+    }
+
+    fn domain(self) -> &'static str {
+        if self == Self::V4 { "4" } else { "6" }
+    }
+}
+
+impl Caller {
+    pub fn start(namespace: &Namespace, cgroup: &Cgroup) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_caller"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        cgroup.enter_on_exec(&mut command).unwrap();
+        let mut process = namespace.spawn(command).unwrap();
+        let (input, output) = process.pipes().unwrap();
+        Self(Rc::new(RefCell::new(Told { input, output: BufReader::new(output), process })))
+    }
+
+    pub fn tcp(&self, kind: Kind) -> Socket {
+        self.open(kind, "tcp")
+    }
+
+    pub fn mptcp(&self, kind: Kind) -> Socket {
+        self.open(kind, "mptcp")
+    }
+
+    pub fn udp(&self, kind: Kind) -> Socket {
+        self.open(kind, "udp")
+    }
+
+    fn open(&self, kind: Kind, transport: &str) -> Socket {
+        let number = self.call(&format!("open {} {transport}", kind.domain())).unwrap();
+        Socket { caller: self.clone(), number }
+    }
+
+    /// Connects by TCP, asks who answers, and gives the socket too.
+    pub fn ask(&self, kind: Kind, to: SocketAddr) -> io::Result<(Answer, Socket)> {
+        let socket = self.tcp(kind);
+        socket.connect(kind.written(to))?;
+        let answer = socket.line("who")?;
+        Ok((answer, socket))
+    }
+
+    fn call(&self, line: &str) -> io::Result<String> {
+        let mut told = self.0.borrow_mut();
+        writeln!(told.input, "{line}").unwrap();
+        let mut answer = String::new();
+        told.output.read_line(&mut answer).unwrap();
+        match answer.trim_end_matches('\n').split_once(' ') {
+            Some(("ok", said)) => Ok(said.to_owned()),
+            Some(("error", number)) => Err(io::Error::from_raw_os_error(number.parse().unwrap())),
+            _ => panic!("process {}, {line}: {answer}", told.process.id()),
+        }
+    }
+}
+
+impl Socket {
+    fn call(&self, verb: &str, rest: &str) -> io::Result<String> {
+        self.caller.call(format!("{verb} {} {rest}", self.number).trim_end())
+    }
+
+    pub fn bind(&self, to: SocketAddr) {
+        self.call("bind", &to.to_string()).unwrap();
+    }
+
+    pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        self.call("connect", &to.to_string()).map(drop)
+    }
+
+    /// connect() to nobody.
+    pub fn disconnect(&self) -> io::Result<()> {
+        self.call("disconnect", "").map(drop)
+    }
+
+    /// One line on a connection, and its answer.
+    pub fn line(&self, text: &str) -> io::Result<Answer> {
+        Ok(Answer::parse(&self.call("line", text)?).unwrap())
+    }
+
+    /// One datagram on a connected socket.
+    pub fn send(&self, text: &str) -> io::Result<()> {
+        self.call("send", text).map(drop)
+    }
+
+    /// One datagram.
+    pub fn send_to(&self, text: &str, to: SocketAddr) -> io::Result<()> {
+        self.call("send", &format!("{text} {to}")).map(drop)
+    }
+
+    /// One datagram, and whom it came from.
+    pub fn receive(&self) -> io::Result<(SocketAddr, Answer)> {
+        let said = self.call("receive", "")?;
+        let (from, text) = said.split_once(' ').unwrap();
+        Ok((from.parse().unwrap(), Answer::parse(text).unwrap()))
+    }
+
+    /// Sends a datagram and waits for its answer.
+    pub fn exchange(&self, to: SocketAddr) -> io::Result<(SocketAddr, Answer)> {
+        self.send_to("who", to)?;
+        self.receive()
+    }
+
+    pub fn peer(&self) -> io::Result<SocketAddr> {
+        self.call("peer", "").map(|address| address.parse().unwrap())
+    }
+
+    /// Makes, connects and closes other UDP sockets.
+    pub fn churn(&self, sockets: u32, to: SocketAddr) {
+        self.call("churn", &format!("{sockets} {to}")).unwrap();
+    }
+
+    /// Nanoseconds of one connect(), on average of many.
+    pub fn time_connect(&self, calls: u32, to: SocketAddr) -> u64 {
+        self.call("time", &format!("{calls} {to}")).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.call("close", "").unwrap();
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! An endpoint goes away under sockets that use it.
+
+use std::time::Duration;
+
+use nix::libc;
+use traffic_policy_tests::object::Backend;
+
+use crate::caller::{Caller, Kind, Socket};
+use crate::stand::{Stand, service, service_at, until};
+
+/// Two endpoints, on the caller's node and on the other one.
+fn stand() -> Stand {
+    Stand::start(&[2, 1], |cluster| {
+        let backends = [(1, 2), (2, 1)].map(|(node, pod)| Backend::of(cluster.lab.node(node).pod(pod)));
+        cluster.manifests.apply(&service(10), &backends).unwrap();
+    })
+}
+
+fn one_endpoint(stand: &Stand, pod: &str) -> Backend {
+    if pod == "pod-2-1" { stand.backend(2, 1) } else { stand.backend(1, 2) }
+}
+
+fn other(pod: &str) -> &'static str {
+    if pod == "pod-2-1" { "pod-1-2" } else { "pod-2-1" }
+}
+
+/// A connected UDP socket whose endpoint is this pod.
+fn connected_to(caller: &Caller, kind: Kind, pod: &str) -> Socket {
+    loop {
+        let socket = caller.udp(kind);
+        socket.connect(kind.written(service_at(10, kind))).unwrap();
+        socket.send("who").unwrap();
+        if socket.receive().unwrap().1.pod == pod {
+            return socket;
+        }
+    }
+}
+
+#[test]
+fn connected_udp_sockets_get_an_error_and_connect_again() {
+    let stand = stand();
+    let callers = [stand.in_pod(1, 1), stand.on_node(1)];
+    let both = [stand.backend(1, 2), stand.backend(2, 1)];
+    for gone in ["pod-2-1", "pod-1-2"] {
+        let sockets: Vec<_> = callers
+            .iter()
+            .flat_map(|caller| Kind::ALL.map(|kind| (kind, connected_to(caller, kind, gone))))
+            .collect();
+        let staying: Vec<_> =
+            Kind::ALL.iter().map(|kind| connected_to(&callers[0], *kind, other(gone))).collect();
+        stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, other(gone))]).unwrap();
+        stand.agents[0].wait_said(&["ended UDP sockets", "sockets=6"], Duration::from_secs(10)).unwrap();
+        for (kind, socket) in &sockets {
+            let to = kind.written(service_at(10, *kind));
+            // Told to whoever listens; whoever sends learns that nobody is there.
+            let error = socket.receive().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{kind:?}: {error}");
+            let error = socket.send("who").unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EDESTADDRREQ), "{kind:?}: {error}");
+            socket.connect(to).unwrap();
+            socket.send("who").unwrap();
+            let (from, answer) = socket.receive().unwrap();
+            assert_eq!((from, answer.pod.as_str()), (to, other(gone)), "{kind:?}");
+        }
+        for socket in &staying {
+            socket.send("who").unwrap();
+            assert_eq!(socket.receive().unwrap().1.pod, other(gone));
+        }
+        stand.cluster.manifests.endpoints(&service(10), &both).unwrap();
+        // Until both are chosen again.
+        for kind in Kind::ALL {
+            until("the endpoint does not come back", || {
+                (callers[0].ask(kind, service_at(10, kind)).unwrap().0.pod == gone).then_some(())
+            });
+        }
+    }
+}
+
+/// The table of sockets holds 65,536; one that only ever sends is never looked up.
+#[test]
+fn a_socket_is_not_forgotten_for_many_others() {
+    let stand = stand();
+    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-2-1")]).unwrap();
+    stand.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
+    let caller = stand.in_pod(1, 1);
+    let old = caller.udp(Kind::V4);
+    old.connect(service_at(10, Kind::V4)).unwrap();
+    caller.udp(Kind::V4).churn(200_000, service_at(10, Kind::V4));
+    old.send("still").unwrap();
+    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    stand.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
+    assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
+}
+
+#[test]
+fn datagrams_move_and_connections_stay() {
+    let stand = stand();
+    let caller = stand.in_pod(1, 1);
+    for kind in Kind::ALL {
+        let to = kind.written(service_at(10, kind));
+        let (answer, connection) = caller.ask(kind, service_at(10, kind)).unwrap();
+        let gone = answer.pod;
+        let socket = loop {
+            let socket = caller.udp(kind);
+            if socket.exchange(to).unwrap().1.pod == gone {
+                break socket;
+            }
+        };
+        stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, other(&gone))]).unwrap();
+        let before = stand.calls(1, "connected");
+        until("the datagrams do not move", || {
+            let (from, answer) = socket.exchange(to).unwrap();
+            assert_eq!(from, to, "{kind:?}");
+            (answer.pod != gone).then_some(())
+        });
+        // It moved once, and stays there when the first endpoint comes back.
+        stand.cluster.manifests.endpoints(&service(10), &[stand.backend(1, 2), stand.backend(2, 1)]).unwrap();
+        until("the endpoint does not come back", || {
+            let (answer, _) = caller.ask(kind, service_at(10, kind)).unwrap();
+            assert_eq!(socket.exchange(to).unwrap().1.pod, other(&gone), "{kind:?}");
+            (answer.pod == gone).then_some(())
+        });
+        assert!(stand.calls(1, "connected") > before);
+        assert_eq!(connection.line("still").unwrap().pod, gone, "{kind:?}");
+        assert_eq!(connection.peer().unwrap(), to, "{kind:?}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Node ports, load balancers' addresses and external IPs from inside: the external policy is not for such callers.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use nix::libc;
+use traffic_policy_tests::cluster::Cluster;
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::traffic::Server;
+
+use crate::caller::Kind;
+use crate::stand::{NODE_PORT, PORT, Stand, cluster_ip};
+
+const OTHER_PORT: u16 = 30081;
+
+fn vip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 9].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
+    }
+}
+
+fn external_ip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 10].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 10].into(),
+    }
+}
+
+/// Policy Local: `far` has its only endpoint on node-2, `near` its only one on node-1.
+fn local() -> Stand {
+    Stand::start(&[2, 1], |cluster| {
+        let mut far = Cluster::node_port("far", Policy::Local, NODE_PORT);
+        for family in Family::BOTH {
+            far = far.vip(vip(family)).external_ip(external_ip(family)).cluster_ip(cluster_ip(10, family));
+        }
+        let backend =
+            |node: usize, pod| traffic_policy_tests::object::Backend::of(cluster.lab.node(node).pod(pod));
+        cluster.manifests.apply(&far, &[backend(2, 1)]).unwrap();
+        let near = Cluster::node_port("near", Policy::Local, OTHER_PORT);
+        cluster.manifests.apply(&near, &[backend(1, 2)]).unwrap();
+    })
+}
+
+/// Every way by which the caller's own node offers `far`, on which it has no endpoint.
+fn own_ways(stand: &Stand, family: Family) -> Vec<SocketAddr> {
+    vec![
+        stand.cluster.at(1, family, NODE_PORT),
+        SocketAddr::new(vip(family), PORT),
+        SocketAddr::new(external_ip(family), PORT),
+        SocketAddr::new(cluster_ip(10, family), PORT),
+    ]
+}
+
+#[test]
+fn policy_local_without_an_endpoint_here() {
+    let stand = local();
+    for (caller, own) in [
+        (stand.in_pod(1, 1), stand.cluster.lab.node(1).pod(1).addresses),
+        (stand.on_node(1), stand.cluster.lab.node(1).addresses),
+    ] {
+        for kind in Kind::ALL {
+            for to in own_ways(&stand, kind.family()) {
+                let what = format!("{own} {kind:?} {to}");
+                let (answer, socket) = caller.ask(kind, to).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(answer.pod, "pod-2-1", "{what}");
+                assert_eq!(answer.client.ip().to_canonical(), own.of(kind.family()), "{what}");
+                assert_eq!(socket.peer().unwrap(), kind.written(to), "{what}");
+                let socket = caller.udp(kind);
+                let (from, answer) = socket.exchange(kind.written(to)).unwrap();
+                assert_eq!((from, answer.pod.as_str()), (kind.written(to), "pod-2-1"), "{what}");
+            }
+        }
+    }
+}
+
+/// There its own policy holds: the caller is an outsider.
+#[test]
+fn policy_local_on_another_node() {
+    let stand = local();
+    for (caller, own) in [
+        (stand.in_pod(1, 1), stand.cluster.lab.node(1).pod(1).addresses),
+        (stand.on_node(1), stand.cluster.lab.node(1).addresses),
+    ] {
+        let before = stand.calls(1, "connected");
+        for kind in Kind::ALL {
+            let family = kind.family();
+            let (answer, _) = caller.ask(kind, stand.cluster.at(2, family, NODE_PORT)).unwrap();
+            assert_eq!(answer.pod, "pod-2-1", "{own} {kind:?}");
+            assert_eq!(answer.client.ip().to_canonical(), own.of(family), "{own} {kind:?}: not its address");
+            // `near` has no endpoint there: silence, until the caller loses patience.
+            let error = caller.ask(kind, stand.cluster.at(2, family, OTHER_PORT)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{own} {kind:?}: {error}");
+        }
+        assert_eq!(stand.calls(1, "connected"), before, "{own}: another node's addresses are not this one's");
+    }
+    assert!(stand.agents[1].packets("ingress", "dropped-no-local-endpoint").unwrap() >= 6);
+}
+
+/// `curl localhost:30080`.
+#[test]
+fn loopback_of_the_node() {
+    let stand = local();
+    let caller = stand.on_node(1);
+    for (kind, ip) in [
+        (Kind::V4, "127.0.0.1"),
+        (Kind::V4, "127.9.8.7"),
+        (Kind::V4, "0.0.0.0"),
+        (Kind::V6, "::1"),
+        (Kind::V6, "::"),
+        (Kind::Mapped, "127.0.0.1"),
+    ] {
+        let to = SocketAddr::new(ip.parse().unwrap(), NODE_PORT);
+        let (answer, socket) = caller.ask(kind, to).unwrap_or_else(|error| panic!("{kind:?} {to}: {error}"));
+        assert_eq!(answer.pod, "pod-2-1", "{kind:?} {to}");
+        assert_eq!(socket.peer().unwrap(), kind.written(to));
+        let socket = caller.udp(kind);
+        socket.connect(kind.written(to)).unwrap();
+        socket.send("hello").unwrap();
+        assert_eq!(socket.receive().unwrap().1.pod, "pod-2-1", "{kind:?} {to}");
+        let socket = caller.udp(kind);
+        assert_eq!(socket.exchange(kind.written(to)).unwrap().1.pod, "pod-2-1", "{kind:?} {to}");
+        // What is no node port stays the node's own.
+        let error = caller.ask(kind, SocketAddr::new(to.ip(), 30099)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{kind:?} {to}: {error}");
+    }
+}
+
+#[test]
+fn loopback_of_a_pod_is_its_own() {
+    let stand = local();
+    let caller = stand.in_pod(1, 1);
+    let before = stand.calls(1, "connected");
+    let own = [
+        (Kind::V4, IpAddr::from([127, 0, 0, 1])),
+        (Kind::V6, Ipv6Addr::LOCALHOST.into()),
+        (Kind::V4, IpAddr::from([0; 4])),
+    ];
+    for (kind, ip) in own {
+        let error = caller.ask(kind, SocketAddr::new(ip, NODE_PORT)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{ip}: {error}");
+    }
+    let pod = stand.cluster.lab.node(1).pod(1);
+    let _server = Server::start(pod, NODE_PORT, &stand.cluster.ledger).unwrap();
+    for (kind, ip) in own {
+        let (answer, _) = caller.ask(kind, SocketAddr::new(ip, NODE_PORT)).unwrap();
+        assert_eq!(answer.pod, "pod-1-1", "{ip}");
+        let socket = caller.udp(kind);
+        assert_eq!(socket.exchange(SocketAddr::new(ip, NODE_PORT)).unwrap().1.pod, "pod-1-1", "{ip}");
+    }
+    assert_eq!(stand.calls(1, "connected"), before);
+}

@@ -1,0 +1,128 @@
+//! Two nodes with an agent each, and a cgroup for each node's processes with one below it for its pods'.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cgroup::Cgroup;
+use traffic_policy_tests::cluster::{Cluster, TARGET};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Port, Service};
+
+use crate::caller::{Caller, Kind};
+
+pub const PORT: u16 = 80;
+pub const NODE_PORT: u16 = 30080;
+/// Ranges of the cluster IPs of these tests.
+const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:10:96::/112";
+
+pub struct Stand {
+    pub agents: Vec<Agent>,
+    pub cluster: Cluster,
+    cgroups: Vec<Cgroups>,
+}
+
+pub struct Cgroups {
+    pub pods: Cgroup,
+    pub node: Cgroup,
+}
+
+impl Stand {
+    /// `pods`: how many each node has.
+    pub fn start(pods: &[u8], prepare: impl FnOnce(&Cluster)) -> Self {
+        let cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
+        prepare(&cluster);
+        let cgroups: Vec<_> = cluster
+            .lab
+            .nodes()
+            .iter()
+            .map(|node| {
+                let cgroup = Cgroup::create(&format!("{}-{}", cluster.lab.id(), node.name)).unwrap();
+                Cgroups { pods: cgroup.below("pods").unwrap(), node: cgroup }
+            })
+            .collect();
+        let start = |(node, cgroups): (_, &Cgroups)| {
+            let agent = Agent::builder(&cluster.lab, node).cgroup(cgroups.node.path());
+            agent.flags(&["--service-cidr", SERVICE_CIDRS]).start().unwrap()
+        };
+        let agents: Vec<_> = cluster.lab.nodes().iter().zip(&cgroups).map(start).collect();
+        for agent in &agents {
+            agent.wait_ready(Duration::from_secs(20)).unwrap();
+        }
+        Self { agents, cluster, cgroups }
+    }
+
+    /// The cgroups of a node; nodes count from 1.
+    pub fn cgroups(&self, node: usize) -> &Cgroups {
+        &self.cgroups[node - 1]
+    }
+
+    /// A process of a node.
+    pub fn on_node(&self, node: usize) -> Caller {
+        Caller::start(self.cluster.lab.node(node).netns(), &self.cgroups(node).node)
+    }
+
+    /// A process in a pod.
+    pub fn in_pod(&self, node: usize, pod: usize) -> Caller {
+        Caller::start(self.cluster.lab.node(node).pod(pod).netns(), &self.cgroups(node).pods)
+    }
+
+    pub fn pod_address(&self, node: usize, pod: usize, family: Family) -> IpAddr {
+        self.cluster.lab.node(node).pod(pod).address(family)
+    }
+
+    /// A pod as an endpoint.
+    pub fn backend(&self, node: usize, pod: usize) -> Backend {
+        Backend::of(self.cluster.lab.node(node).pod(pod))
+    }
+
+    /// How many calls ended so on a node.
+    pub fn calls(&self, node: usize, outcome: &str) -> u64 {
+        self.agents[node - 1].packets("socket", outcome).unwrap()
+    }
+}
+
+/// The n-th address of the ranges of cluster IPs.
+pub fn cluster_ip(number: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 96, 0, number].into(),
+        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()].into(),
+    }
+}
+
+/// Where the n-th Service is reached.
+pub fn service_at(number: u8, kind: Kind) -> SocketAddr {
+    SocketAddr::new(cluster_ip(number, kind.family()), PORT)
+}
+
+/// The n-th Service, TCP and UDP, of type ClusterIP.
+pub fn service(number: u8) -> Service {
+    Service::new(&format!("service-{number}"))
+        .only_cluster_ip()
+        .cluster_ip(cluster_ip(number, Family::V4))
+        .cluster_ip(cluster_ip(number, Family::V6))
+        .port(Port::tcp(PORT, TARGET))
+        .port(Port::udp(PORT, TARGET))
+}
+
+/// Waits until `work` gives something.
+pub fn until<T>(what: &str, mut work: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = work() {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// The number of an error that must have come at once.
+pub fn error_at_once<T: std::fmt::Debug>(call: impl FnOnce() -> io::Result<T>) -> i32 {
+    let start = Instant::now();
+    let error = call().unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(1), "{error} after {:?}", start.elapsed());
+    error.raw_os_error().unwrap()
+}
