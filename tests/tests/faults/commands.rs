@@ -110,6 +110,17 @@ fn cleanup_removes_everything_and_only_ours() {
     let cleaned = agent.command(&["cleanup"]).unwrap();
     assert!(cleaned.status.success(), "{}", text(&cleaned));
     assert!(text(&cleaned).contains("removed all programs and maps"), "{}", text(&cleaned));
+    for hook in ["xdp", "ingress", "egress"] {
+        let detached = text(&cleaned)
+            .lines()
+            .any(|line| line.starts_with(&format!("detached {hook}-")) && line.ends_with("-eth0"));
+        assert!(detached, "{hook} is not named: {}", text(&cleaned));
+    }
+    assert_eq!(
+        agent.json(&["cleanup"]).unwrap()["links"],
+        serde_json::json!([]),
+        "nothing is left to detach"
+    );
     assert_eq!(node.netns().attached("eth0").unwrap(), Attached::default());
     assert!(node.netns().attached("veth1").unwrap().xdp);
     let left: Vec<_> = fs::read_dir(agent.pin_dir()).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -1,9 +1,14 @@
 //! `flows` lists connections with their state, by filters, also while the agent is dead.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use aya::maps::{HashMap, Map, MapData};
 use serde_json::Value;
+use traffic_policy_agent::dataplane::ToWire;
+use traffic_policy_ebpf::abi::{self, Address4, PROTOCOL_TCP, Tuple, kind, ports};
+use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
 use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_tests::lab::{Family, Lab};
@@ -134,4 +139,68 @@ fn wrong_filters_are_named() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert!(said.contains(text), "{arguments:?}: {said}");
     }
+}
+
+/// Fills the IPv4 table with flows of 256 clients, both halves each, as the packet path would.
+fn fill(pin_dir: &Path, flows: u32) {
+    let maps = pin_dir.join(format!("v{}/maps", abi::ABI_VERSION));
+    let table = Map::from_map_data(MapData::from_pin(maps.join("FLOWS4")).unwrap()).unwrap();
+    let mut table: HashMap<_, Tuple<Address4>, abi::Flow<Address4>> = table.try_into().unwrap();
+    let (node, pod) = (Ipv4Addr::new(172, 18, 0, 11).to_wire(), Ipv4Addr::new(10, 244, 2, 2).to_wire());
+    for number in 0..flows {
+        let client = Ipv4Addr::new(198, 51, 100, number as u8).to_wire();
+        let port = ((number >> 8) as u16 + 1024).to_be();
+        let (frontend, target) = (30080u16.to_be(), 8080u16.to_be());
+        let there =
+            Tuple { source: client, destination: node, ports: ports(port, frontend), protocol: PROTOCOL_TCP };
+        let request = abi::Flow {
+            source: client,
+            destination: pod,
+            ports: ports(port, target),
+            kind: kind::DELIVER,
+            state: CONFIRMED,
+            service: 0,
+            packets: 3,
+            bytes: 180,
+            ..abi::Flow::default()
+        };
+        let back = request.translated(PROTOCOL_TCP).reversed();
+        let reply = abi::Flow {
+            source: node,
+            destination: client,
+            ports: ports(frontend, port),
+            kind: kind::REPLY_LOCAL,
+            state: CONFIRMED | ANSWERED,
+            ..request
+        };
+        table.insert(back, reply, 0).unwrap();
+        table.insert(there, request, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_full_table_is_listed_at_once() {
+    const FLOWS: u32 = 131_072;
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &cluster.backends()).unwrap();
+    let mut agent = Agent::start_all(&cluster.lab, |agent| agent).unwrap().remove(0);
+    // Its sweeps would take what has been idle for so long.
+    agent.kill().unwrap();
+    fill(agent.pin_dir(), FLOWS);
+    let start = Instant::now();
+    let all = list(&agent, &[]);
+    let (took, start) = (start.elapsed(), Instant::now());
+    assert_eq!(all.len() as u32, FLOWS);
+    assert_eq!(all[0]["reply_packets"], 3, "both halves were found");
+    let few = list(&agent, &["--client", "198.51.100.7"]);
+    assert_eq!(few.len() as u32, FLOWS / 256);
+    println!(
+        "{FLOWS} flows in {took:?} with reading the JSON here, {} of them in {:?}",
+        few.len(),
+        start.elapsed()
+    );
+    // A debug build is several times slower than a release build, and the machine may be busy.
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    let status = agent.json(&["status"]).unwrap();
+    assert_eq!(status["flows"]["entries"][0], 2 * FLOWS);
 }

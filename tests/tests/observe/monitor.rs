@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cgroup::Cgroup;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::netns::Process;
@@ -188,4 +190,47 @@ fn without_an_agent() {
     let lines = monitor.wait_ended(|| assert_eq!(cluster.ask(Protocol::Udp, to).unwrap(), Outcome::Silent));
     let event: Value = serde_json::from_str(&lines[0]).unwrap();
     assert_eq!(event["service"], "default/far:udp-80");
+}
+
+#[test]
+fn sockets_tell_too() {
+    let cgroup = Cgroup::create("tp-monitor").unwrap();
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30081), &cluster.backends()).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("none", Policy::Cluster, 30082), &[]).unwrap();
+    let agent = Agent::start_all(&cluster.lab, |agent| agent.cgroup(cgroup.path())).unwrap().remove(0);
+    // A process of the node, in the cgroup.
+    let connect = |port: u16| {
+        let to = cluster.at(1, Family::V4, port);
+        let procs = cgroup.path().join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec 3<>/dev/tcp/{}/{}", procs.display(), to.ip(), to.port());
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]);
+        cluster.lab.node(1).netns().output(command).unwrap().status.success()
+    };
+    let told = |outcome: &str, happen: &dyn Fn()| -> Value {
+        let arguments = ["--output", "json", "--count", "1", "--outcome", outcome];
+        let lines = Monitor::start(&cluster, &agent, &arguments).wait_ended(happen);
+        serde_json::from_str(&lines[0]).unwrap()
+    };
+    let event = told("connected", &|| assert!(connect(30081)));
+    assert_eq!((&event["hook"], &event["service"]), (&"socket".into(), &"default/web:tcp-80".into()));
+    let pod = cluster.lab.node(1).pod(1).address(Family::V4);
+    assert_eq!(event["endpoint"], format!("{pod}:8080"));
+    assert_eq!((&event["device"], &event["client"]), (&Value::Null, &Value::Null));
+    assert!(event["netns"].as_u64().unwrap() > 0);
+    let event = told("rejected-no-endpoint", &|| assert!(!connect(30082)));
+    assert_eq!((&event["hook"], &event["service"]), (&"socket".into(), &"default/none:tcp-80".into()));
+    assert!(event["reason"].as_str().unwrap().contains("the call failed at once"), "{event}");
+
+    let before = agent.packets("socket", "connected").unwrap();
+    assert!(connect(30081));
+    assert_eq!(agent.packets("socket", "connected").unwrap(), before + 1);
+    let ports = agent.json(&["services", "web"]).unwrap();
+    let counted = |port: &Value| port["counts"]["connected"]["packets"].as_u64().unwrap_or(0);
+    assert_eq!(ports.as_array().unwrap().iter().map(counted).sum::<u64>(), before + 1, "{ports}");
+    let status = agent.json(&["status"]).unwrap();
+    let attached = status["attached"].as_array().unwrap();
+    let hooks = attached.iter().filter(|link| link["alive"] == true && link["hook"] == "cgroup connect4");
+    assert_eq!(hooks.count(), 1, "{status}");
 }

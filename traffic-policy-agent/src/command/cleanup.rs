@@ -29,8 +29,8 @@ impl Arguments {
             })?;
         }
         let dir = pins.display();
-        let anything = removed.is_some();
         let Removed { links, maps } = removed.unwrap_or_default();
+        let anything = !links.is_empty() || !maps.is_empty();
         if self.view.json() {
             return view::print_json(
                 &serde_json::json!({"pin_dir": dir.to_string(), "links": links, "maps": maps}),

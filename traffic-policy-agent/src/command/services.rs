@@ -194,13 +194,14 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
     let rows: Vec<_> = ports
         .iter()
         .flat_map(|port| {
-            let none = port.frontends.is_empty().then_some((port, None));
-            none.into_iter().chain(port.frontends.iter().map(move |reached| (port, Some(reached))))
+            let none = port.frontends.is_empty().then_some((port, None, true));
+            let frontends = port.frontends.iter().enumerate();
+            none.into_iter().chain(frontends.map(move |(place, frontend)| (port, Some(frontend), place == 0)))
         })
         .collect();
     let header =
         ["SERVICE", "KIND", "ADDRESS", "POLICY", "PHASE", "ENDPOINTS", "FLOWS", "PACKETS", "REFUSED"];
-    view::table(out, header, &rows, |(port, frontend)| {
+    view::table(out, header, &rows, |(port, frontend, first)| {
         let here = port.cluster.iter().filter(|endpoint| endpoint.local).count();
         let (mut packets, mut refused) = (0, 0);
         for (outcome, count) in of(port, counts) {
@@ -210,6 +211,8 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
             }
         }
         let dash = || "–".to_owned();
+        // Counted for the Service port, whichever frontend a packet came by.
+        let once = |number: u64| if *first { number.to_string() } else { String::new() };
         [
             view::service(&port.key),
             frontend.map_or_else(dash, |reached| view::frontend_kind(reached.kind).to_owned()),
@@ -217,9 +220,9 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
             frontend.map_or_else(dash, |reached| view::policy(reached.policy).to_owned()),
             frontend.map_or_else(dash, |reached| phase(reached.phase)),
             format!("{} ({here} here)", port.cluster.len()),
-            counts.flows.get(&port.index).copied().unwrap_or(0).to_string(),
-            packets.to_string(),
-            refused.to_string(),
+            once(counts.flows.get(&port.index).copied().unwrap_or(0)),
+            once(packets),
+            once(refused),
         ]
     })
 }
@@ -251,7 +254,7 @@ fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Resu
         let title = if place == 0 { "frontends" } else { "" };
         writeln!(
             out,
-            "  {title:<10}  {:<12}  {}  {}, {}",
+            "  {title:<10}  {:<19}  {}  {}, {}",
             view::frontend_kind(frontend.kind),
             reached(frontend, port.key.protocol),
             view::policy(frontend.policy),

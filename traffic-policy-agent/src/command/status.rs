@@ -16,6 +16,7 @@ use super::{
     view::{self, View},
 };
 use crate::{
+    check,
     dataplane::{self, LinkHook, MapFill, Phase, Pinned},
     health,
 };
@@ -121,6 +122,11 @@ impl Document {
         let mut warnings = Vec::new();
         let agent = Agent::read(&pinned, &mut warnings)?;
         let attached = attached(&pinned, &mut warnings)?;
+        // Packets to pods of this node pass the firewall as a router's would.
+        for finding in check::forward_policy_drop() {
+            let cure = finding.cure.map(|cure| format!(": {cure}")).unwrap_or_default();
+            warnings.push(format!("{}{cure}", finding.found));
+        }
         let fills = pinned.maps()?;
         let maps = fills.iter().map(|fill| Map {
             name: fill.name.clone(),

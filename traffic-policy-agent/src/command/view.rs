@@ -79,9 +79,10 @@ pub fn table<const N: usize, T>(
     for row in rows {
         for (column, cell) in cells(row).iter().enumerate() {
             widths[column] = widths[column].max(cell.chars().count());
-            numbers[column] &= cell.starts_with(|c: char| c.is_ascii_digit())
-                && cell.ends_with(|c: char| c.is_ascii_digit() || c == '%')
-                && !cell.contains([':', '/']);
+            numbers[column] &= cell.is_empty()
+                || cell.starts_with(|c: char| c.is_ascii_digit())
+                    && cell.ends_with(|c: char| c.is_ascii_digit() || c == '%')
+                    && !cell.contains([':', '/']);
         }
     }
     let mut line = |cells: &[&str]| {

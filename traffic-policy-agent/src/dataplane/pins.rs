@@ -6,12 +6,10 @@ use std::{
     io::ErrorKind,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use nix::{
-    errno::Errno,
     fcntl::{Flock, FlockArg},
     sys::{
         stat::{major, minor},
@@ -46,7 +44,7 @@ impl Pins {
         }
         fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-        let lock = lock(file).map_err(|error| {
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
             anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
         })?;
         let own = format!("v{ABI_VERSION}");
@@ -94,21 +92,6 @@ impl Pins {
 
     pub fn links(&self) -> PathBuf {
         self.dir.join(LINKS)
-    }
-}
-
-/// Who only asks whether somebody holds the lock holds it for a moment too.
-const PATIENCE: Duration = Duration::from_millis(200);
-
-fn lock(mut file: File) -> Result<Flock<File>, Errno> {
-    let start = Instant::now();
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((_, error)) if start.elapsed() > PATIENCE => return Err(error),
-            Err((same, _)) => file = same,
-        }
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -208,7 +191,7 @@ pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
         return Ok(None);
     }
     let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-    let _lock = lock(file)
+    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
         .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
     first();
     let mut removed = Removed::default();

@@ -20,11 +20,11 @@ pub struct Scratch<A> {
     pub mtu: u32,
     /// Index of the Service port that refused the packet, or [`NO_SERVICE`][super::NO_SERVICE].
     pub service: u32,
-    /// Bytes of the packet that is refused; 0 where only the program that walked its headers knows the tuple.
+    /// Bytes of the IP packet that is refused; its tuple is in `key`.
     pub length: u32,
     pub claim: Claim,
     pub search: Search<A>,
-    /// The key of `reply`.
+    /// The key of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
     /// The key of another half, while that is looked up.
     pub other: Tuple<A>,

@@ -1,7 +1,5 @@
 //! Refusals: packets that the program makes itself in place of the one it got (ICMP errors and TCP RST), and drops.
 
-use core::ptr;
-
 use traffic_policy_ebpf::{
     abi::{Bucket, Flow, NO_SERVICE, PROTOCOL_TCP, Scratch},
     checksum,
@@ -59,28 +57,13 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
         return exit::leave(packet, P::HOOK, Outcome::DroppedFailed.into());
     };
-    // Before an answer takes the packet's place. Told by way of the map, or the verifier follows the rest of the program
-    // once for each way through the parser.
-    let length = match F::headers(packet) {
-        Ok(parsed) => {
-            unsafe { (*scratch).key = parsed.tuple };
-            parsed.length
-        }
-        Err(_) => 0,
-    };
-    unsafe { ptr::write_volatile(&raw mut (*scratch).length, length) };
     let exit = match Outcome::numbered(unsafe { (*scratch).outcome }) {
         Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
         _ => answer::<P, F>(packet),
     };
-    let length = unsafe { ptr::read_volatile(&raw const (*scratch).length) };
-    // Of fragments and extension headers the Service is known, and the tuple only to the program that walked them.
-    let service = if length == 0 { unsafe { (*scratch).service } } else { unsafe { service::<F>(scratch) } };
-    if matches!(exit.outcome.verdict(), Verdict::Pass) {
-        return exit::leave(packet, P::HOOK, exit);
-    }
-    count::add(service, exit.outcome, 1, length as u64, 0);
-    if length != 0 {
+    let service = unsafe { service::<F>(scratch) };
+    if !matches!(exit.outcome.verdict(), Verdict::Pass) {
+        count::add(service, exit.outcome, 1, unsafe { (*scratch).length } as u64, 0);
         event::tell::<F>(|| Notice {
             hook: P::HOOK,
             outcome: exit.outcome,

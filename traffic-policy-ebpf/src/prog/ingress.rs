@@ -75,7 +75,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
                 let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
                 // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
                 if !matches!(exit.outcome, Outcome::DroppedTooLong) {
-                    return refused::<P, F>(packet, exit, false);
+                    return if exit.answers() { answered::<P, F>(packet, &parsed, exit) } else { exit };
                 }
             }
         }
@@ -101,43 +101,43 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
         Ok(parsed) => {
             let now = hop::now();
             let exit = match prepare(packet, &parsed, now) {
-                Ok(ready) => sent(packet, &parsed, &ready, now),
+                Ok(ready) => {
+                    let exit = carry_out(packet, &parsed, &ready, now);
+                    Exit { service: unsafe { (*ready.half).service }, ..exit }
+                }
                 Err(exit) => exit,
             };
-            refused::<P, F>(packet, exit, matches!(exit.outcome.verdict(), Verdict::Drop))
+            refused::<P, F>(packet, &parsed, exit)
         }
         Err(outcome) => outcome.into(),
     };
     exit::leave(packet, P::HOOK, exit)
 }
 
-/// Carries out what was prepared; a refusal names the Service.
-#[inline(always)]
-pub fn sent<P: Packet, F: Rewrite>(
-    packet: P,
-    parsed: &Parsed<F>,
-    ready: &Ready<F::Address>,
-    now: u32,
-) -> Exit {
-    let exit = carry_out(packet, parsed, ready, now);
-    Exit { service: unsafe { (*ready.half).service }, ..exit }
-}
-
 /// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
 #[inline(always)]
-pub fn refused<P: Packet, F: Rewrite>(packet: P, exit: Exit, drops: bool) -> Exit {
-    if !drops && !exit.answers() {
+pub fn refused<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
+    if matches!(exit.outcome.verdict(), Verdict::Drop) {
+        let _ = answered::<P, F>(packet, parsed, exit);
         return exit;
     }
+    if exit.answers() { answered::<P, F>(packet, parsed, exit) } else { exit }
+}
+
+/// Goes on with the program for what is refused; returns only if that is missing.
+#[inline(always)]
+fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
     if let Some(scratch) = F::scratch() {
         unsafe {
             (*scratch).outcome = exit.outcome as u32;
             (*scratch).mtu = exit.mtu;
             (*scratch).service = exit.service;
+            (*scratch).length = parsed.length;
+            (*scratch).key = parsed.tuple;
         }
         packet.jump::<F, { jump::ANSWER }>();
     }
-    if drops { exit } else { Outcome::PassedUnfinished.into() }
+    Outcome::PassedUnfinished.into()
 }
 
 /// What the bits say of a packet. Numbers as in [`step::FILTER`].
@@ -185,7 +185,7 @@ pub unsafe fn bit(array: *const u64, index: u16) -> bool {
 
 /// A half that can be carried out, and how.
 pub struct Ready<A> {
-    half: *mut Flow<A>,
+    pub half: *mut Flow<A>,
     /// Null for a half that the stack delivers, and where the neighbour is not resolved.
     hop: *const Hop,
     /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty

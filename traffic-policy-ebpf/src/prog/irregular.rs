@@ -3,7 +3,7 @@
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple, jump, kind},
-    outcome::{Outcome, Verdict},
+    outcome::Outcome,
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     extension::{self, MORE, OFFSET},
     family::{V4, V6},
     fragment, hop,
-    ingress::{Ours, carry_out, ours, prepare, refused, sent, way_out},
+    ingress::{Ours, carry_out, ours, prepare, refused, way_out},
     maps::{FRAGMENTS4, FRAGMENTS6, Table},
     parse::{self, ETHERNET, Parse, Parsed, is_tcp},
     rewrite::Rewrite,
@@ -97,20 +97,23 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     if let Err(outcome) = parse::finish(packet, &parsed) {
         return outcome.into();
     }
-    let exit = match prepare(packet, &parsed, now) {
-        Ok(ready) => {
-            fragment::record(&parsed);
-            sent(packet, &parsed, &ready, now)
-        }
-        Err(exit) => {
-            // Also where TC has to send it: the next fragment may be here before it has come there.
-            if exit.outcome as u32 == Outcome::PassedToTc as u32 {
-                fragment::record(&parsed);
-            }
-            exit
-        }
+    let prepared = prepare(packet, &parsed, now);
+    // Also where TC has to send it: the next fragment may be here before it has come there.
+    let known = match &prepared {
+        Ok(_) => true,
+        Err(exit) => exit.outcome as u32 == Outcome::PassedToTc as u32,
     };
-    refused::<P, F>(packet, exit, matches!(exit.outcome.verdict(), Verdict::Drop))
+    if known {
+        fragment::record(&parsed);
+    }
+    let exit = match prepared {
+        Ok(ready) => {
+            let exit = carry_out(packet, &parsed, &ready, now);
+            Exit { service: unsafe { (*ready.half).service }, ..exit }
+        }
+        Err(exit) => exit,
+    };
+    refused::<P, F>(packet, &parsed, exit)
 }
 
 /// What becomes of a packet that leaves.

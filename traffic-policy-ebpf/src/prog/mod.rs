@@ -154,6 +154,7 @@ pub fn xdp_irregular4(ctx: XdpContext) -> u32 {
 }
 
 #[xdp]
+#[inline(always)]
 pub fn xdp_irregular6(ctx: XdpContext) -> u32 {
     irregular::run::<Xdp, V6>(md(&ctx)) as u32
 }

@@ -3,11 +3,10 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Result;
-use nix::fcntl::{Flock, FlockArg};
 use traffic_policy_ebpf::abi::{Address4, Agent, State, Usage};
 
 use super::Pinned;
-use crate::dataplane::{kernel, tables::FromWire};
+use crate::dataplane::{kernel, pins, tables::FromWire};
 
 /// The agent, as the maps tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +102,9 @@ impl Pinned {
     /// Whether an agent holds these pins at present.
     ///
     /// # Errors
-    /// The folder cannot be opened.
+    /// The folder cannot be read.
     pub fn is_held(&self) -> Result<bool> {
-        let folder = std::fs::File::open(&self.root)?;
-        // A shared lock, given back at once, so that it does not keep an agent from starting.
-        Ok(Flock::lock(folder, FlockArg::LockSharedNonblock).is_err())
+        Ok(pins::Look::at(&self.root)?.used_by.is_some())
     }
 
     /// Words that the agent writes for the packet path.

@@ -94,6 +94,14 @@ pub fn frontend_kind(flags: u32) -> Option<FrontendKind> {
     })
 }
 
+/// On loopback there are only processes of the node, for which the external policy does not hold.
+fn as_judged(mut frontend: Frontend, kind: FrontendKind) -> Frontend {
+    if kind == FrontendKind::LoopbackNodePort {
+        frontend.flags &= !frontend::LOCAL;
+    }
+    frontend
+}
+
 fn protocol(number: u32) -> Protocol {
     if number == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp }
 }
@@ -180,6 +188,7 @@ impl Pinned {
             }
             let Some(port) = ports.get_mut(&frontend.service) else { continue };
             let Some(kind) = frontend_kind(frontend.flags) else { continue };
+            let frontend = as_judged(frontend, kind);
             port.frontends.push(Reached {
                 address: SocketAddr::new(key.address.to_ip(), u16::from_be(key.port)),
                 kind,
@@ -257,6 +266,9 @@ mod tests {
         assert_eq!(of(local, 2, 0, 3_000), Phase::Draining(Duration::from_nanos(2_000)));
         assert_eq!(of(frontend::LOCAL, 0, 0, 9_000), Phase::Rejecting);
         assert_eq!(of(0, 0, 0, 0), Phase::Rejecting);
+        let loopback = Frontend { flags: local, cluster: range(2), ..Frontend::default() };
+        assert_eq!(Phase::of(&as_judged(loopback, FrontendKind::NodePort), 0), Phase::NoLocalEndpoint);
+        assert_eq!(Phase::of(&as_judged(loopback, FrontendKind::LoopbackNodePort), 0), Phase::Active);
     }
 
     #[test]
