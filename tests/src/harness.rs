@@ -16,12 +16,13 @@ mod run;
 mod setup;
 mod world;
 
+use std::io::ErrorKind;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::{HashMap, MapData, PerCpuArray};
+use aya::maps::{HashMap, MapData, MapError, PerCpuArray};
 use traffic_policy_agent::dataplane::{self, Found, Kernel, Sizes, Sweeper, Tables};
 use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, Tuple, jump};
 
@@ -81,9 +82,13 @@ impl Harness {
     /// Takes the programs away that the entry programs jump to: what needs them is passed on unfinished.
     pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         for index in 0..jump::COUNT {
-            let xdp = self.tables.xdp_jumps.clear_index(&index);
-            let tc = self.tables.tc_jumps.clear_index(&index);
-            xdp.and(tc).unwrap_or_else(|error| panic!("clearing a jump: {error}"));
+            for jumps in [&mut self.tables.xdp_jumps, &mut self.tables.tc_jumps] {
+                match jumps.clear_index(&index) {
+                    // Not every place is taken.
+                    Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}
+                    cleared => cleared.unwrap_or_else(|error| panic!("clearing a jump: {error}")),
+                }
+            }
         }
         let done = work(self);
         let restored = dataplane::jumps(&self.object, &mut self.tables);

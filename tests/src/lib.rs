@@ -37,6 +37,7 @@ pub mod harness;
 pub mod lab;
 pub mod netlink;
 pub mod netns;
+pub mod nftables;
 pub mod object;
 pub mod offload;
 pub mod packet;

@@ -42,8 +42,8 @@ pub struct Packet {
     pub more_fragments: bool,
     /// In units of eight bytes.
     pub fragment_offset: u16,
-    /// IPv6 only: the number of one extension header of eight bytes.
-    pub extension: Option<u8>,
+    /// IPv6 only: extension headers, the first one first.
+    pub extensions: Vec<Extension>,
     pub transport: Transport,
     pub payload: Vec<u8>,
 }
@@ -79,6 +79,33 @@ pub struct Tcp {
     pub options: Vec<u8>,
 }
 
+/// An IPv6 extension header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    pub number: u8,
+    /// What follows the number of the next header; with it, a multiple of eight bytes.
+    pub rest: Vec<u8>,
+}
+
+impl Extension {
+    /// Hop-by-hop (0), routing (43) or destination (60) options of `words` times eight bytes that say nothing.
+    pub fn padding(number: u8, words: u8) -> Self {
+        let mut rest = vec![0; usize::from(words) * 8 - 1];
+        rest[0] = words - 1;
+        if number != 43 {
+            // PadN: RFC 8200 section 4.2.
+            (rest[1], rest[2]) = (1, words * 8 - 4);
+        }
+        Self { number, rest }
+    }
+
+    /// A fragment header. `offset` in bytes, a multiple of eight.
+    pub fn fragment(offset: u16, more: bool, identification: u32) -> Self {
+        let word = (offset | u16::from(more)).to_be_bytes();
+        Self { number: 44, rest: [&[0], &word[..], &identification.to_be_bytes()].concat() }
+    }
+}
+
 impl Packet {
     pub fn new(source: IpAddr, destination: IpAddr, transport: Transport) -> Self {
         Self {
@@ -94,7 +121,7 @@ impl Packet {
             dont_fragment: true,
             more_fragments: false,
             fragment_offset: 0,
-            extension: None,
+            extensions: Vec::new(),
             transport,
             payload: Vec::new(),
         }
@@ -182,6 +209,28 @@ impl Packet {
         }
     }
 
+    /// The packet in fragments of `size` bytes after the IP header, a multiple of eight; the last may be shorter.
+    /// Extension headers are repeated in each, before the fragment header.
+    pub fn fragments(&self, size: usize) -> Vec<Self> {
+        let (number, segment) = self.segment();
+        let mut fragments = Vec::new();
+        for (index, payload) in segment.chunks(size).enumerate() {
+            let offset = u16::try_from(index * size).expect("within a packet");
+            let more = index * size + payload.len() < segment.len();
+            let mut fragment =
+                Self { transport: Transport::Other(number.0), ..self.clone() }.payload(payload);
+            if self.source.is_ipv4() {
+                fragment.dont_fragment = false;
+                fragment.more_fragments = more;
+                fragment.fragment_offset = offset / 8;
+            } else {
+                fragment.extensions.push(Extension::fragment(offset, more, self.label.into()));
+            }
+            fragments.push(fragment);
+        }
+        fragments
+    }
+
     /// The frame.
     pub fn bytes(&self) -> Vec<u8> {
         let (number, segment) = self.segment();
@@ -225,19 +274,23 @@ impl Packet {
     }
 
     fn ipv6(&self, source: Ipv6Addr, destination: Ipv6Addr, number: IpNumber, length: usize) -> Vec<u8> {
-        let extension = self.extension.map(|_| [number.0, 0, 1, 4, 0, 0, 0, 0]);
-        let length = length + extension.map_or(0, |extension| extension.len());
+        let mut extensions = Vec::new();
+        for (at, extension) in self.extensions.iter().enumerate() {
+            extensions.push(self.extensions.get(at + 1).map_or(number.0, |next| next.number));
+            extensions.extend(&extension.rest);
+        }
+        let length = length + extensions.len();
         let header = Ipv6Header {
             traffic_class: self.traffic_class,
             flow_label: u32::from(self.label).try_into().expect("a flow label has twenty bits"),
             payload_length: length.try_into().expect("an IPv6 packet holds at most 65,535 bytes"),
-            next_header: self.extension.map_or(number, IpNumber),
+            next_header: self.extensions.first().map_or(number, |first| IpNumber(first.number)),
             hop_limit: self.ttl,
             source: source.octets(),
             destination: destination.octets(),
         };
         let mut bytes = header.to_bytes().to_vec();
-        bytes.extend(extension.into_iter().flatten());
+        bytes.extend(extensions);
         bytes
     }
 

@@ -61,6 +61,10 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
         Outcome::RepliedLocal => "a reply of an endpoint on this node, sent from the address that the client had asked".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
+        Outcome::ForwardedError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side".to_owned(),
+        Outcome::RepliedError => "an ICMP error about a packet that this node sent on, translated for the client".to_owned(),
+        Outcome::DeliveredError => "an ICMP error about a reply of an endpoint on this node, translated for the endpoint".to_owned(),
+        Outcome::RepliedLocalError => "an ICMP error of an endpoint on this node, or about a packet to it, translated for the client".to_owned(),
         Outcome::RejectedNoEndpoint => {
             let told = if context.socket { "the call failed at once" } else { "the client was told `port unreachable`" };
             format!("{service} has no endpoint that takes connections on any node; {told} and need not wait")
@@ -81,13 +85,15 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::DroppedRateLimited => "an ICMP error or RST was due, but this CPU has sent as many as it may this second".to_owned(),
         Outcome::DroppedFailed => "the kernel refused to change the packet, or an answer to it could not be built".to_owned(),
         Outcome::DroppedSourceRange => format!("{client} is in none of the loadBalancerSourceRanges of {service}"),
+        Outcome::DroppedTtl => "its time to live ended at this node, and of an error or a later fragment no sender may be told".to_owned(),
         Outcome::DroppedUnallocated => "the address lies in the cluster's range of ClusterIPs, and no Service has it".to_owned(),
         Outcome::Passed => "neither its port nor its address belongs to a Service: the node's own traffic".to_owned(),
         Outcome::PassedNotIp => "it is neither IPv4 nor IPv6, or carries a VLAN tag and belongs to the VLAN's own device".to_owned(),
         Outcome::PassedMalformed => "it is shorter than its headers say, or a header is not valid: the stack judges it".to_owned(),
         Outcome::PassedProtocol => "it is neither TCP nor UDP, which are what Services are served by here".to_owned(),
-        Outcome::PassedFragment => "it is a fragment without the ports by which a Service is recognized".to_owned(),
-        Outcome::PassedExtension => "it has IPv6 extension headers before TCP or UDP".to_owned(),
+        Outcome::PassedFragment => "it is a later fragment whose first one, which has the ports, was not seen here before".to_owned(),
+        Outcome::PassedExtension => "it has IPv6 extension headers that end in nothing a Service is served by".to_owned(),
+        Outcome::PassedError => "an ICMP error about a packet of no flow: the node's own business".to_owned(),
         Outcome::PassedNotService => "some Service uses this port, but not at this address: the node's own traffic".to_owned(),
         Outcome::PassedNoFlow => "a segment of a connection that is not known here, to an address of this node: the stack answers it, or goes on with a connection of an earlier proxy".to_owned(),
         Outcome::PassedToTc => "XDP could not finish it (next hop not resolved, device without XDP, or too long): TC takes it up".to_owned(),
@@ -108,7 +114,12 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::Delivered
         | Outcome::RepliedLocal
         | Outcome::Connected
+        | Outcome::ForwardedError
+        | Outcome::RepliedError
+        | Outcome::DeliveredError
+        | Outcome::RepliedLocalError
         | Outcome::Passed
+        | Outcome::PassedError
         | Outcome::PassedNotService
         | Outcome::PassedToTc
         | Outcome::PassedDelivered
@@ -116,7 +127,7 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         Outcome::RejectedNoEndpoint => format!(
             "see whether its pods are ready and its selector fits: kubectl -n {namespace} get endpointslices -l kubernetes.io/service-name={name}"
         ),
-        Outcome::RejectedTtl => "none if it is a traceroute; otherwise look for a routing loop between the client and this node".to_owned(),
+        Outcome::RejectedTtl | Outcome::DroppedTtl => "none if it is a traceroute; otherwise look for a routing loop between the client and this node".to_owned(),
         Outcome::RejectedTooLong => "none: path MTU discovery adapts, unless a firewall towards the client drops ICMP".to_owned(),
         Outcome::ResetNoFlow => "none if it is rare; if connections break often, raise --idle-established, or see whether packets of one connection come by several nodes".to_owned(),
         Outcome::RejectedUnknownPort => format!("use a port that the Service has, or add it: kubectl -n {namespace} get service {name}"),
@@ -148,8 +159,8 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         Outcome::PassedNotIp => "for VLANs, attach to the VLAN's own device too: --device".to_owned(),
         Outcome::PassedMalformed => "capture it at the sender if it should have been a request".to_owned(),
         Outcome::PassedProtocol => "none; SCTP Services are not served here".to_owned(),
-        Outcome::PassedFragment => "let the sender send datagrams that fit its MTU".to_owned(),
-        Outcome::PassedExtension => "let the sender send without extension headers".to_owned(),
+        Outcome::PassedFragment => "none if it is rare: fragments overtook each other; otherwise let the sender send datagrams that fit its MTU".to_owned(),
+        Outcome::PassedExtension => "none, unless it should have been TCP or UDP: then let the sender leave out its extension headers".to_owned(),
         Outcome::PassedNoFlow => "none: a client that gets RST connects anew".to_owned(),
         Outcome::PassedStale => "none if it is rare: the flow ended while this packet was on its way".to_owned(),
         Outcome::PassedUnfinished => "start the agent on this node: it puts all programs in place".to_owned(),

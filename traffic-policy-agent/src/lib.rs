@@ -4,6 +4,7 @@
 //! hold, and the data plane writes the difference; the [`health`] servers speak only of what has been written.
 
 pub mod advice;
+pub mod check;
 pub mod command;
 pub mod control;
 pub mod dataplane;

@@ -6,6 +6,7 @@
 
 mod affinity;
 mod event;
+mod fragment;
 mod frontends;
 mod hop;
 mod scratch;
@@ -19,12 +20,13 @@ use core::mem::{align_of, size_of};
 pub use self::{
     affinity::{Affinity, AffinityKey, client},
     event::Event,
+    fragment::{Fragment, FragmentKey, REASSEMBLY},
     frontends::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
         scope,
     },
     hop::{Device, HOP_ARENA, HOP_XDP, HOPS, Hop, HopKey},
-    scratch::{Claim, Scratch, Search},
+    scratch::{Claim, Scratch, Search, Walked},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     socket::{Node, Socket, SocketKey},
     sweep::Sweep,
@@ -312,8 +314,15 @@ pub mod jump {
     pub const ATTEND: u32 = 0;
     /// Answers to the sender.
     pub const ANSWER: u32 = 1;
-    pub const FAMILY: u32 = 2;
-    pub const COUNT: u32 = 4;
+    /// ICMP errors about packets of flows.
+    pub const ERROR: u32 = 2;
+    /// Fragments, and IPv6 packets with extension headers.
+    pub const IRREGULAR: u32 = 3;
+    /// [`ERROR`] and [`IRREGULAR`] for packets that leave.
+    pub const ERROR_OUT: u32 = 4;
+    pub const IRREGULAR_OUT: u32 = 5;
+    pub const FAMILY: u32 = 8;
+    pub const COUNT: u32 = 2 * FAMILY;
 }
 
 /// Hooks, the upper part of an index into `COUNTERS`.
@@ -353,6 +362,9 @@ const _: () = {
     assert!(size_of::<Socket>() == 40);
     assert!(size_of::<Node>() == 80);
     assert!(size_of::<Event>() == 96);
+    assert!(size_of::<FragmentKey<Address4>>() == 16);
+    assert!(size_of::<FragmentKey<Address6>>() == 40);
+    assert!(size_of::<Fragment>() == 16);
 };
 
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
@@ -415,4 +427,8 @@ mod pod {
     unsafe impl aya::Pod for SocketQuestion {}
     // SAFETY: as above.
     unsafe impl<A: Address> aya::Pod for Scratch<A> {}
+    // SAFETY: as above.
+    unsafe impl<A: Address> aya::Pod for FragmentKey<A> {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Fragment {}
 }

@@ -47,6 +47,14 @@ outcomes! {
     Delivered = 2, "delivered", Pass;
     /// A reply of an endpoint on this node, source rewritten on its way out.
     RepliedLocal = 3, "replied-local", Pass;
+    /// An ICMP error about a packet of a reply, sent on to the endpoint on another node that sent it.
+    ForwardedError = 4, "forwarded-error", Send;
+    /// An ICMP error about a request to an endpoint on another node, sent on to the client.
+    RepliedError = 5, "replied-error", Send;
+    /// An ICMP error about a packet of a reply, handed to the stack for the endpoint on this node that sent it.
+    DeliveredError = 6, "delivered-error", Pass;
+    /// An ICMP error of this node or one of its endpoints about a request, rewritten on its way out.
+    RepliedLocalError = 7, "replied-local-error", Pass;
 
     /// No endpoint anywhere: port unreachable was sent to the client.
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
@@ -78,6 +86,9 @@ outcomes! {
     DroppedFailed = 23, "dropped-failed", Drop;
     /// The source is in none of the Service's `loadBalancerSourceRanges`.
     DroppedSourceRange = 24, "dropped-source-range", Drop;
+    /// The time to live of a packet ended here of which no error may speak: an error itself, or a later fragment (RFC 1122
+    /// section 3.2.2).
+    DroppedTtl = 28, "dropped-ttl", Drop;
 
     /// An address of the cluster's range of ClusterIPs that no Service has.
     DroppedUnallocated = 25, "dropped-unallocated", Drop;
@@ -90,9 +101,9 @@ outcomes! {
     PassedMalformed = 34, "passed-malformed", Pass;
     /// Neither TCP nor UDP.
     PassedProtocol = 35, "passed-protocol", Pass;
-    /// A fragment: it has no ports, or the others have none.
+    /// A fragment without ports of which the first, with the ports, has not come or was none of ours.
     PassedFragment = 36, "passed-fragment", Pass;
-    /// IPv6 extension headers before the transport header.
+    /// IPv6 extension headers before the transport header that cannot be skipped.
     PassedExtension = 37, "passed-extension", Pass;
     /// A bit was set, but there is neither a flow nor a frontend.
     PassedNotService = 38, "passed-not-service", Pass;
@@ -108,6 +119,8 @@ outcomes! {
     PassedUnfinished = 43, "passed-unfinished", Pass;
     /// A frame for another machine's MAC address, flooded by a switch: that machine's business.
     PassedOtherHost = 44, "passed-other-host", Pass;
+    /// An ICMP error about a packet of no flow.
+    PassedError = 48, "passed-error", Pass;
 
     /// A socket of this node or its pods: its destination was exchanged for an endpoint before any packet was made.
     Connected = 56, "connected", Pass;
@@ -133,7 +146,7 @@ mod tests {
         for outcome in Outcome::ALL {
             let expected = match outcome.name().split('-').next().unwrap() {
                 "forwarded" | "rejected" | "reset" => Verdict::Send,
-                "replied" if *outcome == Outcome::Replied => Verdict::Send,
+                "replied" if !outcome.name().contains("local") => Verdict::Send,
                 "dropped" => Verdict::Drop,
                 _ => Verdict::Pass,
             };

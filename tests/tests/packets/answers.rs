@@ -2,9 +2,9 @@
 
 use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Setup, Spot};
 use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Packet, Transport, flag};
+use traffic_policy_tests::packet::{Extension, Packet, Transport, flag};
 
-use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
+use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -14,7 +14,8 @@ const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
 /// The error about a packet: from the address that it was sent to, with its IP header and eight bytes more.
 fn error(about: &Packet, v4: (u8, u8), v6: (u8, u8), rest: [u8; 4]) -> Packet {
     let is_v4 = about.source.is_ipv4();
-    let quoted = if is_v4 { 20 + about.options.len() + 8 } else { 48 };
+    let extensions: usize = about.extensions.iter().map(|extension| extension.rest.len() + 1).sum();
+    let quoted = if is_v4 { 20 + about.options.len() + 8 } else { 40 + extensions + 8 };
     let (kind, code) = if is_v4 { v4 } else { v6 };
     Packet::new(about.destination, about.source, Transport::Icmp { kind, code, rest })
         .macs(about.to, about.from)
@@ -126,6 +127,52 @@ fn ports_and_addresses_that_nobody_has() {
                     ),
                 ],
             ));
+        }
+        cases
+    });
+}
+
+/// Extension headers are repeated up to the ports. So is the fragment header of a first fragment.
+#[test]
+fn behind_extension_headers() {
+    table::run(|terms| {
+        if terms.v4() {
+            return Vec::new();
+        }
+        let chains = [
+            vec![Extension::padding(0, 1)],
+            vec![Extension::padding(0, 2), Extension::padding(43, 1), Extension::padding(60, 29)],
+            vec![Extension::fragment(0, true, 7)],
+        ];
+        let of = |chain: &Vec<Extension>| {
+            terms.request(VIP).payload(&[7; 96]).with(|p| p.extensions = chain.clone())
+        };
+        let mut cases = Vec::new();
+        for chain in &chains {
+            let (request, last) = (of(chain), of(chain).ttl(1));
+            let answer = port_unreachable(&request);
+            cases.push(Case::new(
+                "no endpoint",
+                Setup::of(Frontend::new(VIP.0, VIP.1)),
+                [Step::new(&request, "rejected-no-endpoint", &answer)],
+            ));
+            cases.push(Case::new(
+                "TTL",
+                Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
+                [Step::new(&last, "rejected-ttl", &time_exceeded(&last))],
+            ));
+            if terms.tcp {
+                let segment = request.clone().with(|p| p.tcp_mut().flags = flag::ACK).numbers(1, 77);
+                let reset = Packet::tcp(terms.at(VIP), (segment.source, CLIENT_PORT), flag::RST)
+                    .numbers(77, 0)
+                    .with(|p| p.tcp_mut().window = 0)
+                    .macs(segment.to, segment.from);
+                cases.push(Case::new(
+                    "segment without a flow",
+                    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
+                    [Step::new(&segment, "reset-no-flow", &reset)],
+                ));
+            }
         }
         cases
     });

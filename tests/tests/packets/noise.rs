@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use traffic_policy_tests::harness::{self, Frontend, Harness, Hook, Input, Setup, Spot};
+use traffic_policy_tests::packet::{Extension, Packet, Transport};
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
@@ -75,6 +76,50 @@ fn damaged_packets() {
                 frame
             });
             run(500, &frames.boxed(), terms, harness);
+        }
+    });
+}
+
+/// Errors, fragments and chains of extension headers with a few bytes changed, at each hook, while their flows exist: what
+/// passes is untouched, which the harness checks.
+#[test]
+fn damaged_irregular_packets() {
+    harness::with(|harness| {
+        for terms in Terms::all() {
+            set_up(harness);
+            let request = terms.request((Spot::Node, PORT)).payload(&[7; 90]);
+            harness.run(terms.hook, &request);
+            let (kind, code) = if terms.v4() { (3, 3) } else { (1, 4) };
+            let (half, _) = harness.flow(terms.family);
+            let seen = request
+                .clone()
+                .source((half.new_from.ip(), half.new_from.port()))
+                .destination((half.new_to.ip(), half.new_to.port()));
+            let error =
+                Packet::new(seen.destination, seen.source, Transport::Icmp { kind, code, rest: [0; 4] })
+                    .payload(&seen.bytes()[14..]);
+            let mut packets = request.fragments(56);
+            packets.push(error);
+            if !terms.v4() {
+                let chain = [0, 43, 60].map(|number| Extension::padding(number, 2)).to_vec();
+                packets.push(request.clone().with(|p| p.extensions = chain));
+            }
+            for packet in packets {
+                let frame = packet.bytes();
+                let damage = proptest::collection::vec((14..frame.len(), any::<u8>()), 1..6);
+                let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
+                let ran = TestRunner::new(config).run(&damage, |damage| {
+                    let mut frame = frame.clone();
+                    for (at, byte) in damage {
+                        frame[at] = byte;
+                    }
+                    for hook in [terms.hook, Hook::Egress] {
+                        harness.input(&Input::new(hook, frame.clone()));
+                    }
+                    Ok(())
+                });
+                ran.unwrap_or_else(|error| panic!("{terms:?}: {error}"));
+            }
         }
     });
 }

@@ -2,7 +2,7 @@
 
 use traffic_policy_tests::harness::{self, Device, Frontend, Input, Setup, Spot};
 use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Packet, Transport};
+use traffic_policy_tests::packet::{Extension, Packet, Transport};
 
 use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
@@ -66,20 +66,20 @@ fn other_protocols() {
             Step::passed(&of(Transport::Other(4)), "passed-protocol"),
         ];
         if terms.v4() {
-            let first = request.clone().with(|p| p.more_fragments = true);
             let later = request.clone().with(|p| p.fragment_offset = 3);
             let last = request.clone().with(|p| p.fragment_offset = 0x1fff);
-            steps.extend([first, later, last].map(|packet| Step::passed(&packet, "passed-fragment")));
+            steps.extend([later, last].map(|packet| Step::passed(&packet, "passed-fragment")));
         } else {
-            for (number, outcome) in [
-                (0, "passed-extension"),
-                (43, "passed-extension"),
-                (44, "passed-fragment"),
-                (51, "passed-extension"),
-                (60, "passed-extension"),
-                (59, "passed-protocol"),
+            let stop = Extension { number: 43, rest: vec![0, 1, 4, 0, 0, 0, 0] };
+            let authentication = Extension { number: 51, rest: vec![0; 7] };
+            for (extension, outcome) in [
+                (stop, "passed-extension"),
+                (authentication, "passed-extension"),
+                (Extension::fragment(256, false, 1), "passed-fragment"),
+                (Extension::padding(59, 1), "passed-protocol"),
+                (Extension::padding(50, 1), "passed-protocol"),
             ] {
-                let packet = request.clone().with(|p| p.extension = Some(number));
+                let packet = request.clone().with(|p| p.extensions = vec![extension]);
                 steps.push(Step::passed(&packet, outcome));
             }
         }

@@ -23,7 +23,8 @@ fn remote_only(builder: fn() -> traffic_policy_tests::lab::LabBuilder) -> Cluste
     cluster
 }
 
-fn datagram(namespace: &Namespace, to: SocketAddr, ttl: u32) {
+/// Sends one datagram with this TTL or hop limit.
+pub fn datagram(namespace: &Namespace, to: SocketAddr, ttl: u32) {
     namespace.run(|| {
         let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None).unwrap();
         if to.is_ipv4() {

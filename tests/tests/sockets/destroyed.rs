@@ -151,13 +151,14 @@ fn processes_that_end_meanwhile_are_no_failure() {
                 process.wait().unwrap();
             }
         });
+        // Also if an assertion fails: the scope waits for its threads.
+        scopeguard::defer! { stop.store(true, Ordering::Relaxed) };
         let mut seen = 0;
         for _ in 0..2000 {
             let destroyed = looked();
             assert_eq!(destroyed.failures, [""; 0]);
             seen += destroyed.namespaces;
         }
-        stop.store(true, Ordering::Relaxed);
         assert!(seen > 0, "no process was met");
     });
 }

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod check;
 mod cleanup;
 mod explain;
 mod run;
@@ -25,6 +26,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Arguments>),
+    Check(Box<check::Arguments>),
     Explain(explain::Arguments),
     Status(status::Arguments),
     Cleanup(cleanup::Arguments),
@@ -53,6 +55,7 @@ impl Arguments {
             .init();
         match self.command {
             Command::Run(arguments) => arguments.execute(),
+            Command::Check(arguments) => arguments.execute(),
             Command::Explain(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
             Command::Cleanup(arguments) => arguments.execute(),

@@ -8,8 +8,8 @@ use aya::programs::{
 };
 use nix::net::if_::if_indextoname;
 
-const PRIORITY: u16 = 0x7470;
-const HANDLE: u32 = 1;
+pub const PRIORITY: u16 = 0x7470;
+pub const HANDLE: u32 = 1;
 
 /// Attaches a program; an earlier agent's is replaced.
 ///

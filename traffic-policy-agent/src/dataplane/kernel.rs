@@ -29,14 +29,23 @@ impl Kernel {
     /// # Errors
     /// A release that does not start with two numbers, or one older than 6.1.
     pub fn running() -> Result<Self> {
-        let name = utsname::uname().context("uname failed")?;
-        let release = name.release().to_string_lossy().into_owned();
-        let kernel =
-            Self::parse(&release).with_context(|| format!("kernel release `{release}` is not understood"))?;
+        let (kernel, release) = Self::found()?;
         if !kernel.at_least(6, 1) {
             bail!("kernel {release} is too old: Linux 6.1 or newer is needed");
         }
         Ok(kernel)
+    }
+
+    /// The running kernel, however old, and its release as it calls itself.
+    ///
+    /// # Errors
+    /// A release that does not start with two numbers.
+    pub fn found() -> Result<(Self, String)> {
+        let name = utsname::uname().context("uname failed")?;
+        let release = name.release().to_string_lossy().into_owned();
+        let kernel =
+            Self::parse(&release).with_context(|| format!("kernel release `{release}` is not understood"))?;
+        Ok((kernel, release))
     }
 
     fn parse(release: &str) -> Option<Self> {
@@ -152,30 +161,41 @@ const NEEDED: [(u32, &str, &str); 3] = [
 ];
 const CAP_SYS_ADMIN: u32 = 21;
 
+/// Bits of this process's effective capabilities, as linux/capability.h numbers them.
+///
 /// # Errors
-/// Names every missing capability, what it is for, and what to write in a Kubernetes manifest.
-pub fn check_privileges() -> Result<()> {
+/// /proc does not tell.
+pub fn effective_capabilities() -> Result<u64> {
     let status = match std::fs::read_to_string("/proc/self/status") {
         Ok(status) => status,
         Err(error) if error.kind() == ErrorKind::NotFound => bail!("/proc is not mounted"),
         Err(error) => return Err(error).context("reading /proc/self/status failed"),
     };
-    let effective = status
+    status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
         .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .context("/proc/self/status names no effective capabilities")?;
+        .context("/proc/self/status names no effective capabilities")
+}
+
+/// The capabilities that the agent needs and does not have, each with what it is for.
+pub fn missing_privileges(effective: u64) -> Vec<(&'static str, &'static str)> {
     let has = |number: u32| effective >> number & 1 == 1;
-    let missing: Vec<_> = NEEDED
+    let missing = NEEDED
         .iter()
-        .filter(|(number, name, _)| !has(*number) && (*name == "CAP_NET_ADMIN" || !has(CAP_SYS_ADMIN)))
-        .collect();
+        .filter(|(number, name, _)| !has(*number) && (*name == "CAP_NET_ADMIN" || !has(CAP_SYS_ADMIN)));
+    missing.map(|(_, name, purpose)| (*name, *purpose)).collect()
+}
+
+/// # Errors
+/// Names every missing capability, what it is for, and what to write in a Kubernetes manifest.
+pub fn check_privileges() -> Result<()> {
+    let missing = missing_privileges(effective_capabilities()?);
     if missing.is_empty() {
         return Ok(());
     }
-    let purposes: Vec<_> =
-        missing.iter().map(|(_, name, purpose)| format!("{name} (to {purpose})")).collect();
-    let names: Vec<_> = missing.iter().map(|(_, name, _)| name.trim_start_matches("CAP_")).collect();
+    let purposes: Vec<_> = missing.iter().map(|(name, purpose)| format!("{name} (to {purpose})")).collect();
+    let names: Vec<_> = missing.iter().map(|(name, _)| name.trim_start_matches("CAP_")).collect();
     bail!(
         "missing privileges: {}. Run as root, or in Kubernetes set securityContext.capabilities.add: [{}]",
         purposes.join(", "),

@@ -16,6 +16,7 @@ mod object;
 mod pins;
 mod plan;
 mod pool;
+pub mod probe;
 mod programs;
 mod ranges;
 mod sockets;
@@ -42,12 +43,14 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges},
+    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges},
     levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
-    pins::DEFAULT as DEFAULT_PINS,
+    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook},
     plan::FrontendId,
-    pool::{PortRanges, Wanted as Pool},
+    pool::{
+        LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
+    },
     programs::{jumps, load_programs},
     sockets::ConnectedUdp,
     sweep::{Found, Sweeper},

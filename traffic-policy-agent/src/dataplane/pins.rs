@@ -4,13 +4,17 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::ErrorKind,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use nix::{
     fcntl::{Flock, FlockArg},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
+    sys::{
+        stat::{major, minor},
+        statfs::{BPF_FS_MAGIC, statfs},
+    },
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
@@ -94,6 +98,58 @@ impl Pins {
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
+/// What there is below a `--pin-dir`, before anything is done with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// It is on a BPF file system, or would be if it were made.
+    pub on_bpffs: bool,
+    /// This layout version is pinned.
+    pub pinned: bool,
+    /// Other layout versions that are pinned, as their folders are called.
+    pub other_versions: Vec<String>,
+    /// The process of the agent that uses it; 0 if that is outside this PID namespace.
+    pub used_by: Option<u32>,
+}
+
+impl Look {
+    /// Looks without touching, and without the lock that would be in the way of an agent that starts meanwhile.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn at(root: &Path) -> Result<Self> {
+        let own = format!("v{ABI_VERSION}");
+        let mut look = Self { on_bpffs: on_bpffs(root)?, ..Self::default() };
+        for version in list(root)? {
+            let name = version.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name == own {
+                look.pinned = true;
+            } else if is_version(&name) {
+                look.other_versions.push(name);
+            }
+        }
+        if let Ok(root) = fs::metadata(root) {
+            let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+            look.used_by = holder(&locks, root.dev(), root.ino());
+        }
+        Ok(look)
+    }
+}
+
+/// Who holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
+fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
+    locks.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file.as_str());
+        held.then(|| fields[4].parse().unwrap_or(0))
+    })
+}
+
+/// Where the links of this layout version are pinned.
+pub fn links_below(root: &Path) -> PathBuf {
+    root.join(format!("v{ABI_VERSION}")).join(LINKS)
+}
+
 /// Whether a folder lies on a bpffs, or would if it were made.
 fn on_bpffs(folder: &Path) -> Result<bool> {
     let absolute = std::path::absolute(folder).with_context(|| not_bpffs(folder))?;
@@ -105,11 +161,6 @@ fn on_bpffs(folder: &Path) -> Result<bool> {
 /// Where the maps of this layout version are pinned.
 pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
-}
-
-/// Where the links of this layout version are pinned.
-pub fn links_below(root: &Path) -> PathBuf {
-    root.join(format!("v{ABI_VERSION}")).join(LINKS)
 }
 
 /// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; false if there was
@@ -194,4 +245,16 @@ fn not_bpffs(root: &Path) -> String {
         "{} is not on a BPF file system: mount one (`mount -t bpf bpf /sys/fs/bpf`), or name a folder on one with --pin-dir",
         root.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_of_locks() {
+        let locks = "1: POSIX  ADVISORY  WRITE 5 00:1b:456 0 EOF\n2: FLOCK  ADVISORY  WRITE 123 00:1b:456 0 EOF\n2: -> FLOCK  ADVISORY  WRITE 124 00:1b:456 0 EOF\n";
+        assert_eq!(holder(locks, 0x1b, 456), Some(123));
+        assert_eq!(holder(locks, 0x1b, 457), None);
+    }
 }

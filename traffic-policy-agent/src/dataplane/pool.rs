@@ -33,7 +33,7 @@ impl FromStr for PortRanges {
 }
 
 impl PortRanges {
-    fn contains(&self, port: u16) -> bool {
+    pub fn contains(&self, port: u16) -> bool {
         self.0.iter().any(|range| range.contains(&port))
     }
 }
@@ -62,19 +62,8 @@ impl Wanted {
     /// # Errors
     /// Fewer than [`LEAST`] are left.
     pub fn ports(&self) -> Result<Vec<u16>> {
-        let text =
-            fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
-        let ephemeral =
-            local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))?;
-        let bound = bound()?;
-        let ports: Vec<u16> = (1..=u16::MAX)
-            .filter(|port| {
-                self.ranges.contains(*port)
-                    && !self.node_ports.contains(*port)
-                    && !ephemeral.contains(port)
-                    && !bound.contains(port)
-            })
-            .collect();
+        let ephemeral = ephemeral()?;
+        let ports = self.free(&ephemeral, &bound()?);
         if ports.len() < LEAST {
             bail!(
                 "only {} ports are left as sources towards endpoints of other nodes, {LEAST} are needed: make net.ipv4.ip_local_port_range (now {} to {}) smaller, or --pool-ports larger",
@@ -85,6 +74,27 @@ impl Wanted {
         }
         Ok(ports)
     }
+
+    /// Those of the ranges that are neither node ports, nor `ephemeral`, nor `bound`.
+    pub fn free(&self, ephemeral: &RangeInclusive<u16>, bound: &BTreeSet<u16>) -> Vec<u16> {
+        (1..=u16::MAX)
+            .filter(|port| {
+                self.ranges.contains(*port)
+                    && !self.node_ports.contains(*port)
+                    && !ephemeral.contains(port)
+                    && !bound.contains(port)
+            })
+            .collect()
+    }
+}
+
+/// The ports that the kernel gives to its own connections, net.ipv4.ip_local_port_range.
+///
+/// # Errors
+/// It cannot be read.
+pub fn ephemeral() -> Result<RangeInclusive<u16>> {
+    let text = fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
+    local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))
 }
 
 fn local_range(text: &str) -> Option<RangeInclusive<u16>> {
@@ -93,7 +103,7 @@ fn local_range(text: &str) -> Option<RangeInclusive<u16>> {
 }
 
 /// Local ports of this network namespace's TCP and UDP sockets.
-fn bound() -> Result<BTreeSet<u16>> {
+pub fn bound() -> Result<BTreeSet<u16>> {
     let mut ports = BTreeSet::new();
     for table in ["tcp", "tcp6", "udp", "udp6"] {
         let path = format!("/proc/self/net/{table}");

@@ -1,6 +1,7 @@
 //! This node as the kernel knows it: devices, addresses, routes, neighbours. By netlink only: the process may sit in
 //! another mount namespace than its network.
 
+mod details;
 mod devices;
 mod events;
 mod fingerprint;
@@ -23,6 +24,7 @@ use netlink_packet_route::{
 use rtnetlink::{Handle, RouteMessageBuilder};
 
 pub use self::{
+    details::{Details, Filter},
     devices::{check, wanted},
     events::{Event, Events, Neighbour},
     neighbours::{Keeper, release},

@@ -67,21 +67,6 @@ impl Connection {
         Ok(self.receive()?.0)
     }
 
-    /// Sends several requests in one datagram, as nf_tables takes a transaction; only the last is acknowledged to the
-    /// caller, and any error before it is its error.
-    ///
-    /// # Errors
-    /// What the kernel answers.
-    pub fn batch(&mut self, requests: &[(u16, u16, Vec<u8>)]) -> io::Result<()> {
-        let mut datagram = Vec::new();
-        for (kind, flags, payload) in requests {
-            self.sequence += 1;
-            datagram.extend(message(*kind, NLM_F_REQUEST | flags, self.sequence, payload));
-        }
-        self.socket.send(&datagram, 0)?;
-        self.receive().map(drop)
-    }
-
     fn send(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<()> {
         self.sequence += 1;
         self.socket.send(&message(kind, flags, self.sequence, payload), 0).map(drop)
@@ -124,7 +109,8 @@ struct Received<'a> {
     payload: &'a [u8],
 }
 
-fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+/// A message as it is sent; `flags` as in linux/netlink.h. Port 0 stands for the kernel.
+pub fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     bytes.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
     bytes.extend(kind.to_ne_bytes());
@@ -175,4 +161,36 @@ pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
 pub fn text(value: &[u8]) -> String {
     let value = value.strip_suffix(&[0]).unwrap_or(value);
     str::from_utf8(value).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_is_taken_apart_and_never_read_past_its_end() {
+        let datagram = [message(7, 0x10, 3, b"abcde"), message(NLMSG_DONE, 0, 3, &[0; 4])].concat();
+        let (first, rest) = split(&datagram).unwrap();
+        assert_eq!((first.kind, first.flags, first.sequence, first.payload), (7, 0x10, 3, &b"abcde"[..]));
+        let (second, rest) = split(rest).unwrap();
+        assert_eq!((second.kind, second.payload), (NLMSG_DONE, &[0; 4][..]));
+        assert!(rest.is_empty() && split(rest).is_none());
+        for end in 0..HEADER + 5 {
+            assert!(split(&datagram[..end]).is_none(), "cut at {end}");
+        }
+        // A length that is shorter than the header.
+        assert!(split(&[8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_none());
+    }
+
+    #[test]
+    fn attributes_are_found_by_type() {
+        let bytes = [attribute(1, b"eth0\0"), attribute(2 | 0x8000, &attribute(3, &[9]))].concat();
+        assert_eq!(find(&bytes, 1).map(text), Some("eth0".to_owned()));
+        assert_eq!(find(&bytes, 2).and_then(|nested| find(nested, 3)), Some(&[9][..]));
+        assert_eq!(find(&bytes, 3), None);
+        for end in 0..bytes.len() {
+            // Whatever is cut off, what is read lies within.
+            assert!(attributes(&bytes[..end]).all(|attribute| attribute.value().len() <= end));
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::{
     io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::Path,
     thread,
 };
 
@@ -26,7 +26,7 @@ pub struct Destroyed {
     /// Cookies of the sockets that are destroyed now. Those that are neither here nor in `failures` are gone, or connected
     /// to something else by now.
     pub cookies: BTreeSet<u64>,
-    /// Network namespaces that were looked into.
+    /// Network namespaces that were looked into, until nothing was left to find.
     pub namespaces: usize,
     /// What could not be done, a sentence each; the rest was done.
     pub failures: Vec<String>,
@@ -43,25 +43,15 @@ pub fn destroy_udp(cgroup: &Path, cookies: &BTreeMap<u64, SocketAddr>) -> Result
     if cookies.is_empty() {
         return Ok(Destroyed::default());
     }
-    let mut destroyed = Destroyed::default();
-    let namespaces = namespaces(cgroup, &mut destroyed.failures)?;
+    let processes = processes(cgroup)?;
     thread::scope(|scope| {
         let work = thread::Builder::new()
             .name("sockets".to_owned())
             // Its namespace changes with each step and never back.
-            .spawn_scoped(scope, || {
-                for (namespace, process) in &namespaces {
-                    if let Err(error) = destroy_in(namespace, cookies, &mut destroyed) {
-                        let message = format!("UDP sockets in the network of process {process}: {error:#}");
-                        destroyed.failures.push(message);
-                    }
-                    destroyed.namespaces += 1;
-                }
-            })
+            .spawn_scoped(scope, || look_into(cgroup, &processes, cookies))
             .context("no thread to look into network namespaces")?;
         work.join().map_err(|_| anyhow!("looking into network namespaces failed"))
-    })?;
-    Ok(destroyed)
+    })
 }
 
 /// Whether this kernel destroys UDP sockets when asked to (CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG). False too
@@ -77,37 +67,44 @@ pub fn supported() -> bool {
     !answer.is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
 }
 
-/// The network namespaces of the processes of a cgroup, each once, with one of its processes.
-fn namespaces(cgroup: &Path, failures: &mut Vec<String>) -> Result<Vec<(File, u32)>> {
-    let mut found = Vec::new();
+/// Moves the calling thread through the network namespaces of the processes, each once, as long as there is anything to
+/// find.
+fn look_into(cgroup: &Path, processes: &[u32], cookies: &BTreeMap<u64, SocketAddr>) -> Destroyed {
+    let mut destroyed = Destroyed::default();
     let mut known = BTreeSet::new();
-    let mut unseen = 0;
-    for process in processes(cgroup)? {
-        if process == 0 {
-            unseen += 1;
-            continue;
-        }
-        let path = PathBuf::from(format!("/proc/{process}/ns/net"));
-        let namespace = File::open(&path).and_then(|file| Ok((file.metadata()?.ino(), file)));
-        match namespace {
-            Ok((inode, file)) if known.insert(inode) => found.push((file, process)),
+    for process in processes.iter().filter(|process| **process != 0) {
+        let path = format!("/proc/{process}/ns/net");
+        match File::open(&path).and_then(|file| Ok((file.metadata()?.ino(), file))) {
+            Ok((inode, file)) if known.insert(inode) => {
+                if let Err(error) = destroy_in(&file, cookies, &mut destroyed) {
+                    let message = format!("UDP sockets in the network of process {process}: {error:#}");
+                    destroyed.failures.push(message);
+                }
+                destroyed.namespaces += 1;
+            }
             Ok(_) => {}
             // It has ended meanwhile, and its sockets with it.
             Err(error) if error.kind() == ErrorKind::NotFound || is(&error, libc::ESRCH) => {}
-            Err(error) => failures.push(format!(
-                "{} cannot be opened ({error}): the agent needs CAP_SYS_PTRACE and CAP_SYS_ADMIN for it",
-                path.display()
+            // The kernel says EACCES of a process that has just been reaped, too:
+            // proc_ns_get_link in https://github.com/torvalds/linux/blob/v6.18/fs/proc/namespaces.c
+            Err(_) if !Path::new("/proc").join(process.to_string()).exists() => {}
+            Err(error) => destroyed.failures.push(format!(
+                "{path} cannot be opened ({error}): the agent needs CAP_SYS_PTRACE and CAP_SYS_ADMIN for it"
             )),
         }
+        if destroyed.cookies.len() == cookies.len() {
+            return destroyed;
+        }
     }
+    // The kernel writes 0 for a process that this PID namespace does not have.
+    let unseen = processes.iter().filter(|process| **process == 0).count();
     if unseen > 0 {
-        // The kernel writes 0 for a process that this PID namespace does not have.
-        failures.push(format!(
+        destroyed.failures.push(format!(
             "{unseen} processes of {} are outside this PID namespace: run the agent with hostPID",
             cgroup.display()
         ));
     }
-    Ok(found)
+    destroyed
 }
 
 /// The processes in a cgroup and below it.

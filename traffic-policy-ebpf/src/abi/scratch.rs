@@ -1,6 +1,6 @@
 //! Notes of the programs for each other.
 
-use super::{Affinity, AffinityKey, Flow, Hop, Tuple};
+use super::{Affinity, AffinityKey, Flow, Fragment, FragmentKey, Hop, Tuple};
 
 /// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
 #[repr(C)]
@@ -24,6 +24,26 @@ pub struct Scratch<A> {
     pub key: Tuple<A>,
     /// The key of another half, while that is looked up.
     pub other: Tuple<A>,
+    /// What the packet's other fragments are found by, and what they are to know.
+    pub fragment_key: FragmentKey<A>,
+    pub fragment: Fragment,
+    /// 1 if it is a fragment.
+    pub fragmented: u64,
+    pub walked: Walked,
+}
+
+/// Where the walk over IPv6 extension headers ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Walked {
+    /// TCP or UDP; 0, not known, of a later fragment.
+    pub protocol: u32,
+    /// Bytes from the IP header to what follows the extension headers.
+    pub offset: u32,
+    /// Fragment offset in bytes, and in the lowest bit whether more follow (host order); 0 if the packet is whole.
+    pub fragment: u32,
+    /// Of the fragment header, memory order.
+    pub identification: u32,
 }
 
 /// The search for a free source port.

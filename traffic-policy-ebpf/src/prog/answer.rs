@@ -9,12 +9,13 @@ use traffic_policy_ebpf::{
 use super::{
     context::Packet,
     exit::{self, Exit},
+    extension,
     family::{V4, V6},
     hop,
     maps::{BUCKETS, STATE},
     parse::ETHERNET,
     rewrite::Rewrite,
-    wire::{load8, load16, load32, load64, store8, store16, store32, store64},
+    wire::{load8, load16, load32, load64, opaque, store8, store16, store32, store64},
 };
 
 /// How many jiffies' worth of answers one CPU may save up.
@@ -24,7 +25,8 @@ const IP6: usize = 40;
 const ICMP: usize = 8;
 /// Largest IPv4 header, and the eight bytes after it that an error repeats (RFC 792).
 const QUOTED4_WORDS: usize = (60 + 8) / 4;
-const QUOTED6_WORDS: usize = (40 + 8) / 8;
+/// The same for IPv6 with its extension headers.
+const QUOTED6_WORDS: usize = (extension::REACH + 8) / 8;
 const PROTOCOL_ICMP6: u8 = 58;
 const TTL: u8 = 64;
 /// RST in the word of data offset and flags: five words of header.
@@ -251,65 +253,71 @@ impl Answer for V6 {
 
     #[inline(always)]
     fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
-        let data = packet.data();
+        packet.reach((ETHERNET + QUOTED6_WORDS * 8) as u32);
+        let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
-        if ip + QUOTED6_WORDS * 8 > packet.end() {
-            return false;
-        }
-        unsafe {
-            let macs = swapped(data);
-            let quoted = [
-                load64::<0>(ip),
-                load64::<8>(ip),
-                load64::<16>(ip),
-                load64::<24>(ip),
-                load64::<32>(ip),
-                load64::<40>(ip),
-            ];
-            const LENGTH: usize = ICMP + QUOTED6_WORDS * 8;
-            if !packet.resize((ETHERNET + IP6 + LENGTH) as u32) {
-                return false;
-            }
-            let data = packet.data();
-            let ip = data + ETHERNET;
-            if ip + IP6 + LENGTH > packet.end() {
-                return false;
-            }
-            store_macs(data, macs);
-            let [_, client0, client1, frontend0, frontend1, _] = quoted;
-            header6(ip, LENGTH as u16, PROTOCOL_ICMP6, [frontend0, frontend1], [client0, client1]);
-            let icmp = ip + IP6;
-            let mut sum = kind.to_be() as u64 + words(rest.to_be());
-            sum += (LENGTH as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
-            sum += wide_sum(client0) + wide_sum(client1) + wide_sum(frontend0) + wide_sum(frontend1);
-            for word in quoted {
-                sum += wide_sum(word);
-            }
-            store16::<0>(icmp, kind.to_be());
-            store16::<2>(icmp, !checksum::fold(sum));
-            store32::<4>(icmp, rest.to_be());
-            store64::<8>(icmp, quoted[0]);
-            store64::<16>(icmp, quoted[1]);
-            store64::<24>(icmp, quoted[2]);
-            store64::<32>(icmp, quoted[3]);
-            store64::<40>(icmp, quoted[4]);
-            store64::<48>(icmp, quoted[5]);
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn reset<P: Packet>(packet: P) -> bool {
-        let data = packet.data();
-        let ip = data + ETHERNET;
-        if ip + IP6 + 20 > packet.end() {
+        if ip + IP6 > end {
             return false;
         }
         unsafe {
             let macs = swapped(data);
             let client = [load64::<8>(ip), load64::<16>(ip)];
             let frontend = [load64::<24>(ip), load64::<32>(ip)];
-            let l4 = ip + IP6;
+            // Up to the ports: without them the sender's stack cannot tell whose packet it was.
+            let Ok(walked) = extension::walk(ip, end) else { return false };
+            let count = walked.offset as usize / 8 + 1;
+            let length = ICMP + count * 8;
+            if !packet.resize((ETHERNET + IP6 + length) as u32) {
+                return false;
+            }
+            let (data, end) = (packet.data(), packet.end());
+            let ip = data + ETHERNET;
+            if ip + IP6 + ICMP > end {
+                return false;
+            }
+            let mut sum = kind.to_be() as u64 + words(rest.to_be());
+            sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
+            sum += wide_sum(client[0]) + wide_sum(client[1]) + wide_sum(frontend[0]) + wide_sum(frontend[1]);
+            // The packet moves back in place, its last word first.
+            for i in (0..QUOTED6_WORDS).rev() {
+                let from = ip + i * 8;
+                if i >= count {
+                    continue;
+                }
+                if from + IP6 + ICMP + 8 > end {
+                    return false;
+                }
+                let word = load64::<0>(from);
+                sum += wide_sum(word);
+                store64::<48>(from, word);
+            }
+            store_macs(data, macs);
+            header6(ip, length as u16, PROTOCOL_ICMP6, frontend, client);
+            let icmp = ip + IP6;
+            store16::<0>(icmp, kind.to_be());
+            store16::<2>(icmp, !checksum::fold(sum));
+            store32::<4>(icmp, rest.to_be());
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn reset<P: Packet>(packet: P) -> bool {
+        packet.reach((ETHERNET + extension::REACH + 20) as u32);
+        let (data, end) = (packet.data(), packet.end());
+        let ip = data + ETHERNET;
+        if ip + IP6 > end {
+            return false;
+        }
+        unsafe {
+            let macs = swapped(data);
+            let client = [load64::<8>(ip), load64::<16>(ip)];
+            let frontend = [load64::<24>(ip), load64::<32>(ip)];
+            let Ok(walked) = extension::walk(ip, end) else { return false };
+            let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
+            if l4 + 20 > end {
+                return false;
+            }
             let (ports, sequence) = (load32::<0>(l4).rotate_left(16), load32::<8>(l4));
             if !packet.resize((ETHERNET + IP6 + 20) as u32) {
                 return false;

@@ -1,21 +1,27 @@
 //! The two kinds of context behind one set of verbs.
 
+use core::arch::asm;
+
 use aya_ebpf::{
     Global,
     bindings::{__sk_buff, xdp_md},
     cty::c_void,
     helpers::{
-        bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_pull_data,
-        bpf_tail_call, bpf_xdp_adjust_tail,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail,
+        bpf_skb_pull_data, bpf_xdp_adjust_tail,
     },
 };
 
-use traffic_policy_ebpf::abi::{Device, hook};
+use traffic_policy_ebpf::abi::{Device, hook, jump};
 
 use super::{
+    family::Family,
     maps::{DEVICES, TC_JUMPS, Table, XDP_JUMPS},
-    wire::{load16, load32},
+    wire::{load16, load32, opaque},
 };
+
+/// BPF_FUNC_tail_call
+const TAIL_CALL: i32 = 12;
 
 /// `skb->pkt_type` of a frame for this machine.
 const PACKET_HOST: u32 = 0;
@@ -51,6 +57,9 @@ pub trait Packet: Copy {
     fn data(self) -> usize;
     /// First byte after what can be read directly.
     fn end(self) -> usize;
+    /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
+    /// are void after it.
+    fn reach(self, wanted: u32);
     /// Bytes of the whole frame, readable or not.
     fn length(self) -> u32;
     fn ingress(self) -> u32;
@@ -64,14 +73,28 @@ pub trait Packet: Copy {
     fn send(self, ifindex: u32) -> i32;
     /// Cuts or extends the frame. Pointers into the packet are void after it.
     fn resize(self, length: u32) -> bool;
-    /// Goes on with another program; returns only if it is missing.
-    fn jump(self, index: u32);
+    /// The programs to jump to.
+    fn jumps() -> Table;
+    /// Goes on with another program of [`jump`]; returns only if it is missing.
+    ///
+    /// Written out so that jumps to different programs stay apart. The compiler would make one of them, with a number that the
+    /// kernel does not know beforehand, and then the kernel jumps by way of the array (20 ns) instead of directly.
+    #[inline(always)]
+    fn jump<F: Family, const PROGRAM: u32>(self) {
+        unsafe {
+            asm!("r3 = {index}", "call {tail_call}", index = const F::INDEX as u32 * jump::FAMILY + PROGRAM,
+                tail_call = const TAIL_CALL, inlateout("r1") self.raw() => _, inlateout("r2") Self::jumps().raw() => _,
+                lateout("r0") _, lateout("r3") _, lateout("r4") _, lateout("r5") _, options(nostack));
+        }
+    }
     /// TC only: sends it to a neighbour that the kernel resolves: the verdict.
     /// `neighbour` is the kernel's `struct bpf_redir_neigh`.
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32;
     /// TC only: adds differences to the transport checksum, complete or partial. Pointers into the packet are void
     /// after it.
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool;
+    /// Adds a difference to the sum over the frame that a device has computed, if one has.
+    fn update_sum(self, delta: u16);
 }
 
 #[derive(Clone, Copy)]
@@ -97,6 +120,8 @@ impl Packet for Xdp {
     fn end(self) -> usize {
         unsafe { (*self.md).data_end as usize }
     }
+    #[inline(always)]
+    fn reach(self, _: u32) {}
     #[inline(always)]
     fn length(self) -> u32 {
         (self.end() - self.data()) as u32
@@ -135,12 +160,13 @@ impl Packet for Xdp {
     }
     #[inline(always)]
     fn resize(self, length: u32) -> bool {
-        let by = length as i32 - self.length() as i32;
+        // The verifier lets the end be part of one difference only: with the beginning.
+        let by = length as i32 - opaque(self.length() as u64) as i32;
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
     }
     #[inline(always)]
-    fn jump(self, index: u32) {
-        unsafe { bpf_tail_call(self.raw(), Table::of(&raw const XDP_JUMPS).raw(), index) };
+    fn jumps() -> Table {
+        Table::of(&raw const XDP_JUMPS)
     }
     #[inline(always)]
     fn send_to(self, _: u32, _: *mut [u32; 5]) -> i32 {
@@ -150,6 +176,8 @@ impl Packet for Xdp {
     fn fix_checksum(self, _: u32, _: u16, _: u16, _: bool, _: bool) -> bool {
         false
     }
+    #[inline(always)]
+    fn update_sum(self, _: u16) {}
 }
 
 #[derive(Clone, Copy)]
@@ -161,11 +189,7 @@ impl Tc {
     /// Makes the headers readable directly where they lie in pages.
     #[inline(always)]
     pub fn pull(self) {
-        let linear = (self.end() - self.data()) as u32;
-        if linear < LINEAR && linear < self.length() {
-            let wanted = if self.length() < LINEAR { self.length() } else { LINEAR };
-            unsafe { bpf_skb_pull_data(self.skb, wanted) };
-        }
+        self.reach(LINEAR);
     }
 }
 
@@ -186,6 +210,14 @@ impl Packet for Tc {
     #[inline(always)]
     fn end(self) -> usize {
         unsafe { (*self.skb).data_end as usize }
+    }
+    #[inline(always)]
+    fn reach(self, wanted: u32) {
+        let linear = (self.end() - self.data()) as u32;
+        if linear < wanted && linear < self.length() {
+            let wanted = if self.length() < wanted { self.length() } else { wanted };
+            unsafe { bpf_skb_pull_data(self.skb, wanted) };
+        }
     }
     #[inline(always)]
     fn length(self) -> u32 {
@@ -216,8 +248,8 @@ impl Packet for Tc {
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
     #[inline(always)]
-    fn jump(self, index: u32) {
-        unsafe { bpf_tail_call(self.raw(), Table::of(&raw const TC_JUMPS).raw(), index) };
+    fn jumps() -> Table {
+        Table::of(&raw const TC_JUMPS)
     }
     #[inline(always)]
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32 {
@@ -236,5 +268,9 @@ impl Packet for Tc {
                 && (port_delta == 0
                     || bpf_l4_csum_replace(self.skb, offset, 0, port_delta as u64, mangled) == 0)
         }
+    }
+    #[inline(always)]
+    fn update_sum(self, delta: u16) {
+        unsafe { bpf_csum_update(self.skb, delta as u32) };
     }
 }

@@ -1,20 +1,22 @@
 //! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
 
 use traffic_policy_ebpf::{
-    abi::{kind, source_port},
+    abi::{Flow, kind, source_port},
     outcome::Outcome,
 };
 
 use super::{
+    carried::Carried,
     context::Packet,
     exit::Exit,
     family::{V4, V6},
     hop,
-    ingress::{account, bit},
+    ingress::bit,
+    irregular,
     maps::FILTER,
     pair::{self, Tracked},
-    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
-    rewrite::{self, Rewrite},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    rewrite::Rewrite,
     wire::load16,
 };
 
@@ -36,14 +38,20 @@ pub fn run<P: Packet>(packet: P) -> Exit {
 fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return outcome,
+        Err(outcome) => return irregular::hand_over::<P, F, true>(packet, outcome).outcome,
     };
+    reply(packet, &parsed)
+}
+
+/// What becomes of a packet with ports that leaves.
+#[inline(always)]
+pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     let Some(filter) = FILTER.get_ptr(0) else { return Outcome::Passed };
     let port = u16::from_be(source_port(parsed.tuple.ports));
     if !unsafe { bit((&raw const (*filter).endpoints).cast(), port) } {
         return Outcome::Passed;
     }
-    if let Err(outcome) = parse::finish(packet, &parsed) {
+    if let Err(outcome) = parse::finish(packet, parsed) {
         return outcome;
     }
     let (mut half, pending) = pair::find::<F>(&parsed.tuple);
@@ -54,15 +62,28 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
         return Outcome::PassedStale;
     }
     if pending || !pair::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
-        match pair::track(&parsed, half, pending) {
+        match pair::track(parsed, half, pending) {
             Tracked::Keep(kept) => half = kept,
             Tracked::Leave(outcome) => return outcome,
             Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStale,
         }
     }
-    account(half, &parsed, hop::now());
-    if !rewrite::translate(packet, &parsed, half, false) {
+    translate(packet, parsed, half)
+}
+
+/// Carries out what a half says of packets that leave.
+#[inline(always)]
+pub fn translate<P: Packet, F: Rewrite, C: Carried<P, F>>(
+    packet: P,
+    carried: &C,
+    half: *mut Flow<F::Address>,
+) -> Outcome {
+    if unsafe { (*half).kind } != kind::REPLY_LOCAL {
+        return Outcome::PassedStale;
+    }
+    carried.account(half, hop::now());
+    if !carried.translate(packet, half, false) {
         return Outcome::DroppedFailed;
     }
-    Outcome::RepliedLocal
+    C::outcome(kind::REPLY_LOCAL)
 }

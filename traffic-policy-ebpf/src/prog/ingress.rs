@@ -14,18 +14,20 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
+    carried::Carried,
     choose,
     context::Packet,
     create,
     exit::{self, Exit},
     family::{V4, V6, pending_in_use},
     hop::{self, Route},
+    irregular,
     maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     rewrite::{self, Rewrite},
     trace,
-    wire::{load16, load64},
+    wire::load16,
 };
 
 /// The entry program: an established packet goes no further.
@@ -48,7 +50,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
 fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return outcome.into(),
+        Err(outcome) => return irregular::hand_over::<P, F, false>(packet, outcome),
     };
     let ours = ours(&parsed);
     trace::note(step::FILTER, ours as u32, [0; 2]);
@@ -83,7 +85,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         // delivered the packet.)
         return Outcome::PassedNotService.into();
     }
-    packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ATTEND);
+    packet.jump::<F, { jump::ATTEND }>();
     Outcome::PassedUnfinished.into()
 }
 
@@ -106,7 +108,7 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
 
 /// Hands a packet whose sender is to be told to the program that does it.
 #[inline(always)]
-fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
+pub fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
     if !exit.answers() {
         return exit;
     }
@@ -115,14 +117,14 @@ fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
             (*scratch).outcome = exit.outcome as u32;
             (*scratch).mtu = exit.mtu;
         }
-        packet.jump(F::INDEX as u32 * jump::FAMILY + jump::ANSWER);
+        packet.jump::<F, { jump::ANSWER }>();
     }
     Outcome::PassedUnfinished.into()
 }
 
 /// What the bits say of a packet. Numbers as in [`step::FILTER`].
 #[derive(Clone, Copy)]
-enum Ours {
+pub enum Ours {
     No,
     /// It may be a reply, and is no request.
     Pool,
@@ -133,7 +135,7 @@ enum Ours {
 }
 
 #[inline(always)]
-fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
+pub fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
     let Some(filter) = FILTER.get_ptr(0) else { return Ours::No };
     let port = u16::from_be(destination_port(parsed.tuple.ports));
     let hash = hash::address(parsed.tuple.destination);
@@ -164,7 +166,7 @@ pub unsafe fn bit(array: *const u64, index: u16) -> bool {
 }
 
 /// A half that can be carried out, and how.
-struct Ready<A> {
+pub struct Ready<A> {
     half: *mut Flow<A>,
     /// Null for a half that the stack delivers, and where the neighbour is not resolved.
     hop: *const Hop,
@@ -175,7 +177,7 @@ struct Ready<A> {
 
 /// Finds or makes the half of a packet, notes what the packet says, and resolves the hop.
 #[inline(always)]
-fn prepare<P: Packet, F: Rewrite>(
+pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
     now: u32,
@@ -203,6 +205,16 @@ fn prepare<P: Packet, F: Rewrite>(
             return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
         }
     }
+    way_out::<P, F>(packet, half, now)
+}
+
+/// How the packets of a half leave.
+#[inline(always)]
+pub fn way_out<P: Packet, F: Rewrite>(
+    packet: P,
+    half: *mut Flow<F::Address>,
+    now: u32,
+) -> Result<Ready<F::Address>, Exit> {
     let (kind, epoch, index) = unsafe { ((*half).kind, (*half).epoch, (*half).hop) };
     if kind == kind::DELIVER {
         return Ok(Ready { half, hop: ptr::null(), unresolved: 0 });
@@ -249,34 +261,34 @@ fn way_back<F: Rewrite>(half: *mut Flow<F::Address>) -> Result<*const Hop, Exit>
 
 /// Translates and sends. All checks precede the first write.
 #[inline(always)]
-fn carry_out<P: Packet, F: Rewrite>(
+pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
     packet: P,
-    parsed: &Parsed<F>,
+    carried: &C,
     ready: &Ready<F::Address>,
     now: u32,
 ) -> Exit {
     let half = ready.half;
     let kind = unsafe { (*half).kind };
+    let outcome = C::outcome(kind);
     if kind == kind::DELIVER {
-        account(half, parsed, now);
-        if !rewrite::translate(packet, parsed, half, false) {
+        carried.account(half, now);
+        if !carried.translate(packet, half, false) {
             return Outcome::DroppedFailed.into();
         }
-        return Outcome::Delivered.into();
+        return outcome.into();
     }
-    let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };
-    if parsed.ttl <= 1 {
-        return Outcome::RejectedTtl.into();
+    if carried.ttl() <= 1 {
+        return carried.expired().into();
     }
     if P::TC && ready.unresolved != 0 {
         let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ready.unresolved);
         let mtu = device.map_or(0, |device| unsafe { (*device).mtu });
-        if mtu != 0 && parsed.wire_length(packet) > mtu {
-            return too_long(parsed, mtu);
+        if mtu != 0 && carried.wire_length(packet) > mtu {
+            return carried.too_long(mtu);
         }
         let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed.into() };
-        account(half, parsed, now);
-        if !rewrite::translate(packet, parsed, half, true) {
+        carried.account(half, now);
+        if !carried.translate(packet, half, true) {
             return Outcome::DroppedFailed.into();
         }
         return Exit::sent(
@@ -289,46 +301,19 @@ fn carry_out<P: Packet, F: Rewrite>(
         return Outcome::DroppedNoRoute.into();
     }
     let (mtu, ifindex, flags) = unsafe { ((*hop).mtu, (*hop).ifindex, (*hop).flags) };
-    if parsed.wire_length(packet) > mtu {
+    if carried.wire_length(packet) > mtu {
         if !P::TC {
             return Outcome::PassedToTc.into();
         }
-        return too_long(parsed, mtu);
+        return carried.too_long(mtu);
     }
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
     }
-    account(half, parsed, now);
-    unsafe { rewrite::macs(parsed.ip - parse::ETHERNET, hop) };
-    if !rewrite::translate(packet, parsed, half, true) {
+    carried.account(half, now);
+    unsafe { rewrite::macs(carried.ip() - parse::ETHERNET, hop) };
+    if !carried.translate(packet, half, true) {
         return Outcome::DroppedFailed.into();
     }
     Exit::sent(outcome, packet.send(ifindex))
-}
-
-/// What becomes of a packet that is longer than the way out.
-#[inline(always)]
-fn too_long<F: Rewrite>(parsed: &Parsed<F>, mtu: u32) -> Exit {
-    if !F::V6 && !unfragmentable(parsed) {
-        return Outcome::DroppedTooLong.into();
-    }
-    Exit { mtu, ..Outcome::RejectedTooLong.into() }
-}
-
-/// The DF bit of IPv4.
-#[inline(always)]
-fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
-    unsafe { load64::<0>(parsed.ip) }.to_ne_bytes()[6] & 0x40 != 0
-}
-
-/// Counts a packet in its half.
-#[inline(always)]
-pub fn account<F: Rewrite>(half: *mut Flow<F::Address>, parsed: &Parsed<F>, now: u32) {
-    unsafe {
-        (*half).packets += 1;
-        (*half).bytes += parsed.length as u64;
-        if (*half).last != now {
-            (*half).last = now;
-        }
-    }
 }

@@ -11,9 +11,9 @@ use aya_ebpf::{
 use traffic_policy_ebpf::{
     abi::{
         Address4, Address6, Affinity, AffinityKey, Bucket, Cidr, Device, EndpointKey, Event, Filter, Flow,
-        Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch, ServiceCount, ServiceCountKey,
-        ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SocketQuestion, SourceRange, State, Sweep, Trace,
-        Tuple, Usage, hook, jump,
+        Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch,
+        ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SocketQuestion,
+        SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
     },
     outcome::OUTCOMES,
 };
@@ -113,6 +113,11 @@ pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 pub static XDP_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 #[btf_map]
 pub static TC_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+/// Datagrams in fragments of which the first has come. The kernel evicts the oldest.
+#[btf_map]
+pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();
+#[btf_map]
+pub static FRAGMENTS6: LruHashMap<FragmentKey<Address6>, Fragment, 8_192> = LruHashMap::new();
 
 pub const NOEXIST: u64 = 1;
 pub const ANY: u64 = 0;

@@ -2,15 +2,20 @@
 //! `socket_…` for calls of sockets.
 
 mod answer;
+mod carried;
 mod choose;
 mod claim;
 mod context;
 mod create;
 mod egress;
+mod error;
 mod exit;
+mod extension;
 mod family;
+mod fragment;
 mod hop;
 mod ingress;
+mod irregular;
 mod maps;
 mod pair;
 mod parse;
@@ -107,6 +112,70 @@ pub fn tc_egress(ctx: TcContext) -> i32 {
 pub fn explain_socket(_: XdpContext) -> u32 {
     question::run();
     0
+}
+
+#[xdp]
+pub fn xdp_error4(ctx: XdpContext) -> u32 {
+    error::run::<Xdp, V4>(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_error6(ctx: XdpContext) -> u32 {
+    error::run::<Xdp, V6>(md(&ctx)) as u32
+}
+
+#[classifier]
+pub fn tc_error4(ctx: TcContext) -> i32 {
+    error::run::<Tc, V4>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_error6(ctx: TcContext) -> i32 {
+    error::run::<Tc, V6>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_error_out4(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, error::outgoing::<Tc, V4>(packet).into())
+}
+
+#[classifier]
+pub fn tc_error_out6(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, error::outgoing::<Tc, V6>(packet).into())
+}
+
+#[xdp]
+pub fn xdp_irregular4(ctx: XdpContext) -> u32 {
+    irregular::run::<Xdp, V4>(md(&ctx)) as u32
+}
+
+#[xdp]
+pub fn xdp_irregular6(ctx: XdpContext) -> u32 {
+    irregular::run::<Xdp, V6>(md(&ctx)) as u32
+}
+
+#[classifier]
+pub fn tc_irregular4(ctx: TcContext) -> i32 {
+    irregular::run::<Tc, V4>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_irregular6(ctx: TcContext) -> i32 {
+    irregular::run::<Tc, V6>(skb(&ctx))
+}
+
+#[classifier]
+pub fn tc_irregular_out4(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, irregular::outgoing::<Tc, V4>(packet).into())
+}
+
+#[classifier]
+pub fn tc_irregular_out6(ctx: TcContext) -> i32 {
+    let packet = skb(&ctx);
+    exit::leave(packet, hook::EGRESS, irregular::outgoing::<Tc, V6>(packet).into())
 }
 
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.

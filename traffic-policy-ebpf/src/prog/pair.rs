@@ -69,6 +69,14 @@ fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -
     (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
 }
 
+/// Whether the other half of a packet's half is there, and names it.
+#[inline(always)]
+pub fn whole<F: Family>(half: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
+    let Some(key) = other_key::<F>(half, tuple.protocol) else { return false };
+    let other = table::<F>(pending).lookup::<Tuple<F::Address>, Flow<F::Address>>(key);
+    other.is_some_and(|other| names::<F>(other, tuple))
+}
+
 /// Notes what the packet says of its conversation.
 #[inline(always)]
 pub fn track<F: Family>(

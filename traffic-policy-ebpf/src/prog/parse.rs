@@ -21,6 +21,9 @@ pub const ETHERTYPE_IPV6: u16 = EtherType::Ipv6 as u16;
 /// More fragments, or an offset: RFC 791 section 3.1. Memory order.
 const FRAGMENT: u16 = 0x3fffu16.to_be();
 
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_ICMP6: u8 = 58;
+
 /// A TCP or UDP packet whose fixed headers can be read and written.
 #[derive(Clone, Copy)]
 pub struct Parsed<F: Family> {
@@ -35,7 +38,7 @@ pub struct Parsed<F: Family> {
     /// TTL or hop limit.
     pub ttl: u8,
     /// 1 for TCP, 0 for UDP, see [`opaque`].
-    tcp: u64,
+    pub tcp: u64,
 }
 
 impl<F: Family> Parsed<F> {
@@ -79,6 +82,8 @@ impl<F: Family> Parsed<F> {
 pub trait Parse: Family + Sized {
     /// Parses up to the ports; [`finish`] checks the rest of the transport header.
     fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
+    /// Whether a packet of another protocol is an ICMP error, by its type.
+    fn is_error<P: Packet>(packet: P) -> bool;
 }
 
 impl Parse for V4 {
@@ -124,6 +129,23 @@ impl Parse for V4 {
             })
         }
     }
+
+    #[inline(always)]
+    fn is_error<P: Packet>(packet: P) -> bool {
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 20 > end {
+            return false;
+        }
+        unsafe {
+            let icmp = ip + ((load8::<0>(ip) as usize & 15) << 2);
+            if load8::<9>(ip) != PROTOCOL_ICMP || icmp + 8 > end {
+                return false;
+            }
+            // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench, which nobody may
+            // act on (RFC 6633), nor redirect, which is about the next hop alone.
+            matches!(load8::<0>(icmp), 3 | 11 | 12)
+        }
+    }
 }
 
 impl Parse for V6 {
@@ -166,10 +188,20 @@ impl Parse for V6 {
             })
         }
     }
+
+    #[inline(always)]
+    fn is_error<P: Packet>(packet: P) -> bool {
+        let ip = packet.data() + ETHERNET;
+        if ip + 48 > packet.end() {
+            return false;
+        }
+        // Types below 128 are errors; these four are defined: RFC 4443 section 3.
+        unsafe { load8::<6>(ip) == PROTOCOL_ICMP6 && matches!(load8::<40>(ip), 1..=4) }
+    }
 }
 
 #[inline(always)]
-fn is_tcp(protocol: u32) -> u64 {
+pub fn is_tcp(protocol: u32) -> u64 {
     opaque((protocol == PROTOCOL_TCP) as u64)
 }
 

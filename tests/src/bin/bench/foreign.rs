@@ -26,11 +26,21 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
         ("none of ours: a port of the pool", V4.node, POOL_PORT, Outcome::PassedNotService, 30.0),
         ("none of ours: a frontend's port", later(V4.node, 8), NODE_PORT, Outcome::PassedNotService, 50.0),
     ];
-    for (name, address, port, outcome, goal) in rows {
+    let frames = |address, port, content| {
         let sender = |i| SocketAddr::new(later(V4.client, 1_000 + i), 40_000 + i as u16);
-        let frames = (0..SENDERS)
-            .map(|i| frame(sender(i), SocketAddr::new(address, port), Content::Ack))
-            .collect::<Result<Vec<Frame>>>()?;
+        (0..SENDERS)
+            .map(|i| frame(sender(i), SocketAddr::new(address, port), content))
+            .collect::<Result<Vec<Frame>>>()
+    };
+    let mut cases = Vec::new();
+    for (name, address, port, outcome, goal) in rows {
+        cases.push((name, frames(address, port, Content::Ack)?, outcome, goal));
+    }
+    let echo = frames(V4.node, NODE_PORT, Content::Echo)?;
+    cases.push(("none of ours: an echo request", echo, Outcome::PassedProtocol, 10.0));
+    let fragments = frames(V4.node, NODE_PORT, Content::LaterFragment)?;
+    cases.push(("none of ours: a later fragment", fragments, Outcome::PassedFragment, 40.0));
+    for (name, frames, outcome, goal) in cases {
         for (hook, suffix, goal) in [(Hook::Xdp, "", Some(Goal::Nanoseconds(goal))), (Hook::Tc, ", TC", None)]
         {
             let case = Case { subject: Subject::Ours(hook), frames: &frames, outcome };

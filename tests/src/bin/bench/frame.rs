@@ -18,6 +18,10 @@ pub(crate) enum Content {
     SynAck,
     Ack,
     Datagram,
+    /// ICMP, IPv4 only.
+    Echo,
+    /// The middle of a datagram, IPv4 only.
+    LaterFragment,
 }
 
 /// The endpoint's first sequence number.
@@ -44,6 +48,16 @@ pub(crate) fn frame(source: SocketAddr, destination: SocketAddr, content: Conten
             let step: PacketBuilderStep<UdpHeader> = ip.udp(from, to);
             let payload = vec![0; LENGTH - step.size(0)];
             step.write(&mut bytes, &payload)?;
+        }
+        Content::Echo => {
+            let step = ip.icmpv4_echo_request(1, 2);
+            let payload = vec![0; LENGTH - step.size(0)];
+            step.write(&mut bytes, &payload)?;
+        }
+        Content::LaterFragment => {
+            tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?;
+            // More fragments, and an offset. The programs do not look at the checksum of the IP header.
+            bytes[20..22].copy_from_slice(&(1u16 << 13 | 185).to_be_bytes());
         }
     }
     ensure!(bytes.len() == LENGTH, "a frame of {} bytes", bytes.len());

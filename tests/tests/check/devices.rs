@@ -1,0 +1,126 @@
+//! Devices: offload, programs of others, forwarding.
+
+use aya::programs::SchedClassifier;
+use aya::programs::tc::{NlOptions, TcAttachOptions, TcAttachType, TcHandle, qdisc_add_clsact};
+use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::Cluster;
+use traffic_policy_tests::lab::Lab;
+use traffic_policy_tests::xdp::Always;
+
+use crate::said::{check, check_in, one_node};
+
+#[test]
+fn a_veth_with_checksum_offload() {
+    let lab = one_node(Lab::builder().wire_offloads(true));
+    let off = "ethtool -K eth0 tx off";
+    check(&lab, &[]).only("note", "offload", "eth0 is a veth with checksum offload", off);
+    check(&lab, &["--attach", "xdp"]).only("warning", "offload", "XDP cannot tell", off);
+    lab.node(1).netns().set_offloads("eth0", false).unwrap();
+    check(&lab, &["--attach", "xdp"]).is_well();
+}
+
+#[test]
+fn programs_of_others_and_of_an_agent_that_runs() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let (lab, node) = (&cluster.lab, cluster.lab.node(1).netns());
+    node.attach_xdp("eth0", Always::Pass).unwrap();
+    let off = "ip link set eth0 xdp off";
+    check(lab, &[]).only("warning", "xdp-program", "is on eth0: it sees packets first", off);
+    check(lab, &["--attach", "xdp"]).only(
+        "error",
+        "xdp-program",
+        "two cannot be on one device",
+        "--attach tc",
+    );
+    node.detach_xdp("eth0").unwrap();
+    check(lab, &["--attach", "xdp"]).is_well();
+
+    let mut agents = Agent::start_all(lab, |agent| agent.attach("xdp")).unwrap();
+    let process = agents[0].pid().unwrap();
+    let own = check(lab, &["--attach", "xdp"]);
+    own.has("note", "bpffs", "an agent uses", "second `run`");
+    own.has("note", "bpffs", &format!("(process {process})"), "second `run`");
+    own.has(
+        "note",
+        "listener",
+        &format!("0.0.0.0:10256 (--healthz-address) is taken by traffic-policy- (process {process})"),
+        "nothing",
+    );
+    assert!(
+        !own.findings
+            .iter()
+            .any(|finding| finding["severity"] == "warning" || finding["severity"] == "error"),
+        "{own:#?}"
+    );
+    // Seen from another folder its programs are somebody else's.
+    let others = check_in(node, &lab.bpffs().join("other"), &["--attach", "xdp"]);
+    others.has("error", "xdp-program", "another XDP program xdp_ingress", "--attach tc");
+    others.has("note", "tc-programs", "tcx program tc_ingress", "bpftool net detach");
+    others.has("note", "tc-programs", "at egress", "clean-up");
+    others.has("error", "listener", "10256", "--healthz-address");
+    assert_eq!(others.code, Some(1));
+    agents[0].stop().unwrap();
+    check(lab, &["--attach", "xdp"]).is_well();
+}
+
+#[test]
+fn filters_of_clsact() {
+    let lab = one_node(Lab::builder());
+    let node = lab.node(1).netns();
+    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64 };
+    let mut object = dataplane::load(sizes, None, &Kernel::running().unwrap()).unwrap();
+    dataplane::load_programs(&mut object).unwrap();
+    let mut filter = |hook, name: &str, priority| {
+        let program: &mut SchedClassifier = object.program_mut(name).unwrap().try_into().unwrap();
+        let handle = TcHandle::from(1);
+        let options = TcAttachOptions::Netlink(NlOptions { priority, handle, ..NlOptions::default() });
+        let link = node.run(|| {
+            // There already for the second one.
+            qdisc_add_clsact("eth0").ok();
+            program.attach_with_options("eth0", hook, options).unwrap()
+        });
+        // It stays with the device; letting it go would look for the device here.
+        std::mem::forget(program.take_link(link).unwrap());
+    };
+    // As an agent attaches below Linux 6.6.
+    filter(TcAttachType::Ingress, "tc_ingress", 0x7470);
+    check(&lab, &[]).is_well();
+    filter(TcAttachType::Egress, "tc_egress", 50);
+    let found = "TC hooks of eth0, too, and may take packets: bpf filter tc_egress (priority 50) at egress";
+    check(&lab, &[]).only("note", "tc-programs", found, "tc qdisc del dev eth0 clsact");
+}
+
+#[test]
+fn forwarding_and_rp_filter() {
+    let lab = one_node(Lab::builder());
+    let node = lab.node(1).netns();
+    node.sysctl("net.ipv4.ip_forward", "0").unwrap();
+    check(&lab, &[]).only(
+        "error",
+        "forwarding",
+        "IPv4 forwarding is off on eth0",
+        "sysctl -w net.ipv4.ip_forward=1",
+    );
+    node.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "0")]).unwrap();
+    check(&lab, &[]).only(
+        "warning",
+        "forwarding",
+        "IPv6 forwarding is off on eth0",
+        "net.ipv6.conf.all.forwarding=1",
+    );
+    node.sysctls(&[("net.ipv6.conf.all.forwarding", "1"), ("net.ipv4.conf.all.rp_filter", "1")]).unwrap();
+    // One uplink.
+    check(&lab, &["--device", "eth0"]).is_well();
+
+    let lab = one_node(Lab::builder().two_uplinks());
+    let both = ["--device", "eth0,eth1"];
+    check(&lab, &both).is_well();
+    lab.node(1).netns().sysctl("net.ipv4.conf.eth1.rp_filter", "1").unwrap();
+    check(&lab, &both).only(
+        "warning",
+        "rp-filter",
+        "strict on eth1",
+        "sysctl -w net.ipv4.conf.eth1.rp_filter=2",
+    );
+}

@@ -1,0 +1,73 @@
+//! What `check` said, and what it must have said.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use traffic_policy_tests::agent;
+use traffic_policy_tests::lab::{Lab, LabBuilder};
+use traffic_policy_tests::netns::Namespace;
+
+/// What `check` says on a node.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub findings: Vec<Value>,
+}
+
+impl Said {
+    /// Those that ask for something.
+    pub fn complaints(&self) -> Vec<&Value> {
+        self.findings.iter().filter(|finding| finding["severity"] != "ok").collect()
+    }
+
+    /// Exactly this one complaint, and the exit code that belongs to it.
+    #[track_caller]
+    pub fn only(&self, severity: &str, probe: &str, found: &str, cure: &str) {
+        let complaints = self.complaints();
+        assert_eq!(complaints.len(), 1, "{complaints:#?}");
+        self.has(severity, probe, found, cure);
+        assert_eq!(self.code, Some(i32::from(severity == "error")), "{self:#?}");
+    }
+
+    #[track_caller]
+    pub fn has(&self, severity: &str, probe: &str, found: &str, cure: &str) {
+        let contains = |finding: &Value, field: &str, text| {
+            finding[field].as_str().is_some_and(|said| said.contains(text))
+        };
+        let is_it = |finding: &&Value| {
+            finding["severity"] == severity
+                && finding["probe"] == probe
+                && contains(finding, "found", found)
+                && contains(finding, "cure", cure)
+        };
+        assert!(
+            self.findings.iter().any(|finding| is_it(&finding)),
+            "no {severity} {probe} {found:?} → {cure:?} in {self:#?}"
+        );
+    }
+
+    #[track_caller]
+    pub fn is_well(&self) {
+        assert_eq!(self.complaints(), [&Value::Null; 0]);
+        assert_eq!(self.code, Some(0));
+    }
+}
+
+pub fn check_in(namespace: &Namespace, pins: &Path, flags: &[&str]) -> Said {
+    let mut command = Command::new(agent::program().unwrap());
+    command.args(["check", "--output", "json", "--pin-dir"]).arg(pins).args(flags).env_clear();
+    let output = namespace.output(command).unwrap();
+    let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    Said { code: output.status.code(), findings }
+}
+
+/// On the first node.
+pub fn check(lab: &Lab, flags: &[&str]) -> Said {
+    check_in(lab.node(1).netns(), &lab.bpffs().join("node-1"), flags)
+}
+
+pub fn one_node(builder: LabBuilder) -> Lab {
+    builder.pods(&[1]).build().unwrap()
+}

@@ -1,0 +1,294 @@
+//! Fragments: the first has the ports, the others learn them from it.
+
+use traffic_policy_tests::harness::{Device, Frontend, Hook, Setup, Spot};
+use traffic_policy_tests::packet::{Extension, Packet, Transport};
+
+use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step};
+use crate::talk::everywhere;
+
+const NODE: (Spot, u16) = (Spot::Node, PORT);
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
+const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
+const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
+const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
+/// What fits a packet of 1500 bytes in both families.
+const SIZE: usize = 1448;
+
+fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
+    Setup::of(Frontend::new(spot, port).endpoints(&[endpoint]))
+}
+
+/// Four fragments, the last one short.
+fn long(packet: Packet, identification: u16) -> Packet {
+    let payload: Vec<u8> = (0..4500u32).map(|at| (at * 7) as u8).collect();
+    packet.payload(&payload).with(|p| p.label = identification)
+}
+
+/// Each fragment of one packet becomes the fragment of the other.
+fn steps(from: &Packet, outcome: &'static str, to: &Packet) -> Vec<Step> {
+    let pairs = from.fragments(SIZE).into_iter().zip(to.fragments(SIZE));
+    pairs.map(|(from, to)| Step::new(&from, outcome, &to)).collect()
+}
+
+#[test]
+fn both_ways_to_another_node() {
+    table::run(|terms| {
+        let mut cases = Vec::new();
+        for to in [NODE, VIP] {
+            let forwarded = terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear);
+            let reply = terms.reply(NEAR, Device::Eth0, Spot::RouterNear);
+            let mut all = steps(&long(terms.request(to), 1), "forwarded", &long(forwarded.clone(), 1));
+            all.extend(steps(&long(reply.clone(), 2), "replied", &long(terms.replied(to), 2)));
+            // The same number in the other direction, and a flow that exists.
+            all.extend(steps(&long(terms.request(to), 2), "forwarded", &long(forwarded, 2)));
+            cases.push(Case::new("four fragments", setup(to, NEAR), all));
+        }
+        cases
+    });
+}
+
+#[test]
+fn by_another_device() {
+    table::run(|terms| {
+        let forwarded = terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar);
+        let reply = terms.reply(FAR, Device::Eth1, Spot::RouterFar);
+        let mut all = steps(&long(terms.request(NODE), 1), "forwarded", &long(forwarded, 1));
+        let back = steps(&long(reply, 2), "replied", &long(terms.replied(NODE), 2));
+        all.extend(back.into_iter().map(|step| step.by(Device::Eth1)));
+        vec![Case::new("endpoint behind eth1", setup(NODE, FAR), all)]
+    });
+}
+
+#[test]
+fn both_ways_to_this_node() {
+    table::run(|terms| {
+        let mut cases = Vec::new();
+        for local in [false, true] {
+            let frontend = Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR, LOCAL]);
+            let setup = if local { Setup::of(frontend.local()) } else { setup(NODE, LOCAL) };
+            let delivered = terms.request(NODE).destination(terms.at(LOCAL));
+            let answer = terms.answer(LOCAL, CLIENT);
+            let answered = answer.clone().source(terms.at(NODE));
+            let mut all = steps(&long(terms.request(NODE), 1), "delivered", &long(delivered, 1));
+            let back = steps(&long(answer, 2), "replied-local", &long(answered, 2));
+            all.extend(back.into_iter().map(Step::leaving));
+            cases.push(Case::new("endpoint on this node", setup, all));
+        }
+        cases
+    });
+}
+
+/// The last fragment may be shorter than a header, and the first no longer than one.
+#[test]
+fn short_fragments() {
+    table::run(|terms| {
+        let header: usize = if terms.tcp { 24 } else { 8 };
+        let mut cases = Vec::new();
+        for length in 1..=20 {
+            let with =
+                |packet: Packet| packet.payload(&vec![9; header - if terms.tcp { 20 } else { 8 } + length]);
+            let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+            let from = with(terms.request(NODE)).fragments(header);
+            let to = with(forwarded).fragments(header);
+            assert!(from.len() > 1, "{length}");
+            let steps = from.iter().zip(&to).map(|(from, to)| Step::new(from, "forwarded", to));
+            cases.push(Case::new("short", setup(NODE, NEAR), steps));
+        }
+        cases
+    });
+}
+
+/// Nothing can be said of a later fragment before the first is here; after it, the order is free.
+#[test]
+fn any_order_after_the_first() {
+    table::run(|terms| {
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let (from, to) = (long(terms.request(NODE), 1).fragments(SIZE), long(forwarded, 1).fragments(SIZE));
+        let step = |at: usize| Step::new(&from[at], "forwarded", &to[at]);
+        let early = Step::passed(&from[2], "passed-fragment");
+        vec![Case::new("shuffled", setup(NODE, NEAR), [early, step(0), step(3), step(1), step(2), step(0)])]
+    });
+}
+
+#[test]
+fn fragments_of_other_datagrams() {
+    table::run(|terms| {
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let from = long(terms.request(NODE), 1);
+        let later = |change: &dyn Fn(&mut Packet)| {
+            let mut packet = from.fragments(SIZE).remove(1);
+            change(&mut packet);
+            Step::passed(&packet, "passed-fragment")
+        };
+        let mut all = steps(&from, "forwarded", &long(forwarded, 1));
+        if terms.v4() {
+            all.push(later(&|p| p.label = 2));
+            all.push(later(&|p| p.transport = Transport::Other(1)));
+            let other = if terms.tcp { 17 } else { 6 };
+            all.push(later(&|p| p.transport = Transport::Other(other)));
+        } else {
+            all.push(later(&|p| p.extensions = vec![Extension::fragment(SIZE as u16, true, 2)]));
+        }
+        all.push(later(&|p| p.source = Spot::OtherClient.of(terms.family)));
+        all.push(later(&|p| p.destination = Spot::Vip.of(terms.family)));
+        vec![Case::new("others", setup(NODE, NEAR), all)]
+    });
+}
+
+#[test]
+fn none_of_ours() {
+    table::run(|terms| {
+        let pass = |packet: Packet, first: &'static str| {
+            let fragments = long(packet, 1).fragments(SIZE).into_iter().enumerate();
+            fragments.map(move |(at, f)| Step::passed(&f, if at == 0 { first } else { "passed-fragment" }))
+        };
+        let all = pass(terms.request((Spot::Node, 22)), "passed")
+            .chain(pass(terms.request((Spot::Client, PORT)), "passed-not-service"))
+            .chain(pass(terms.answer((Spot::Local, 9), CLIENT), "passed").map(Step::leaving))
+            .chain(pass(terms.answer(LOCAL, CLIENT), "passed-not-service").map(Step::leaving));
+        let endpoints = [NEAR, LOCAL];
+        let setup = Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&endpoints));
+        vec![Case::new("other ports and addresses", setup, all)]
+    });
+}
+
+/// What is not translated leaves no record.
+#[test]
+fn dropped_first_fragments() {
+    table::run(|terms| {
+        let fragments = long(terms.request(NODE), 1).fragments(SIZE);
+        let first = Step::dropped(&fragments[0], "dropped-no-local-endpoint");
+        let later = Step::passed(&fragments[1], "passed-fragment");
+        let setup = Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR]).local());
+        vec![Case::new("policy Local without an endpoint here", setup, [first, later])]
+    });
+}
+
+/// Only the first fragment is answered: RFC 1122 section 3.2.2.
+#[test]
+fn time_to_live_ends() {
+    table::run(|terms| {
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let mut all = steps(&long(terms.request(NODE), 1), "forwarded", &long(forwarded, 1));
+        let last = long(terms.request(NODE), 1).ttl(1).fragments(SIZE);
+        all.push(Step::dropped(&last[1], "dropped-ttl"));
+        vec![Case::new("TTL", setup(NODE, NEAR), all)]
+    });
+}
+
+/// The way out takes 1400 bytes. XDP leaves it to TC.
+#[test]
+fn too_long_for_the_way_out() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(NODE, SLIM));
+        let short = terms.forwarded(NODE, SLIM, Device::Slim0, Spot::RouterSlim);
+        let (from, to) = (long(terms.request(NODE), 1), long(short, 1));
+        for (from, to) in from.fragments(1200).iter().zip(to.fragments(1200)) {
+            harness.run(terms.hook, from).expect("forwarded").expect_frame(&to);
+        }
+        let fragments = from.fragments(SIZE);
+        let outcomes = match (terms.xdp(), terms.v4()) {
+            (true, _) => ["passed-to-tc"; 2],
+            (false, true) => ["dropped-too-long", "dropped-too-long"],
+            (false, false) => ["rejected-too-long", "dropped-too-long"],
+        };
+        for (fragment, outcome) in fragments.iter().zip(outcomes) {
+            harness.run(terms.hook, fragment).expect(outcome);
+        }
+        // With DF it is the sender's own business.
+        if terms.v4() && !terms.xdp() {
+            let first = fragments[0].clone().with(|p| p.dont_fragment = true);
+            harness.run(terms.hook, &first).expect("rejected-too-long");
+        }
+    });
+}
+
+/// The later ones are here before TC has had the first.
+#[test]
+fn what_xdp_leaves_to_tc() {
+    everywhere(|harness, terms| {
+        if !terms.xdp() {
+            return;
+        }
+        harness.set_up(&setup(NODE, FAR).with(|setup| setup.devices[1].1 = false));
+        let forwarded = terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar);
+        let (from, to) = (long(terms.request(NODE), 1), long(forwarded, 1));
+        let (from, to) = (from.fragments(SIZE), to.fragments(SIZE));
+        harness.run(Hook::Xdp, &from[0]).expect("passed-to-tc");
+        for (from, to) in from.iter().zip(&to) {
+            harness.run(Hook::Ingress, from).expect("forwarded").expect_frame(to);
+            harness.run(Hook::Xdp, from).expect("passed-to-tc");
+        }
+    });
+}
+
+/// What XDP has delivered is not taken for something else in TC.
+#[test]
+fn delivered_by_xdp() {
+    everywhere(|harness, terms| {
+        if !terms.xdp() {
+            return;
+        }
+        let local = (Spot::Local, PORT);
+        harness.set_up(&setup(NODE, local));
+        let delivered = long(terms.request(NODE), 1).destination(terms.at(local)).fragments(SIZE);
+        for (at, from) in long(terms.request(NODE), 1).fragments(SIZE).iter().enumerate() {
+            harness.run(Hook::Xdp, from).expect("delivered").expect_frame(&delivered[at]);
+            let again = if at == 0 { "passed-delivered" } else { "passed-fragment" };
+            harness.run(Hook::Ingress, &delivered[at]).expect(again);
+        }
+    });
+}
+
+/// All fragments count, and keep the flow alive.
+#[test]
+fn every_fragment_is_counted() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(NODE, NEAR));
+        let fragments = long(terms.request(NODE), 1).fragments(SIZE);
+        let mut bytes = 0;
+        for fragment in &fragments {
+            harness.run(terms.hook, fragment).expect("forwarded");
+            bytes += fragment.bytes().len() as u64 - 14;
+        }
+        let (request, _) = harness.flow(terms.family);
+        assert_eq!((request.packets, request.bytes), (fragments.len() as u64, bytes));
+    });
+}
+
+/// A datagram whose flow went away while it came.
+#[test]
+fn a_record_without_a_flow() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(NODE, NEAR));
+        let fragments = long(terms.request(NODE), 1).fragments(SIZE);
+        harness.run(terms.hook, &fragments[0]).expect("forwarded");
+        let (request, reply) = harness.flow(terms.family);
+        harness.evict(&request);
+        harness.evict(&reply);
+        harness.run(terms.hook, &fragments[1]).expect("passed-fragment");
+    });
+}
+
+/// RFC 6946: a fragment header on a packet that is whole.
+#[test]
+fn atomic_fragments() {
+    table::run(|terms| {
+        if terms.v4() {
+            return Vec::new();
+        }
+        let whole = |packet: Packet| packet.with(|p| p.extensions.push(Extension::fragment(0, false, 7)));
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let later = terms.request(NODE).with(|p| p.extensions.push(Extension::fragment(1448, false, 7)));
+        vec![Case::new(
+            "atomic",
+            setup(NODE, NEAR),
+            [
+                Step::new(&whole(terms.request(NODE)), "forwarded", &whole(forwarded)),
+                Step::passed(&later, "passed-fragment"),
+            ],
+        )]
+    });
+}

@@ -1,0 +1,122 @@
+//! What a client learns by ICMP about what is behind a node port: it always seems to come from the address that it asked.
+
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::capture::Capture;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_tests::traffic::Outcome;
+
+use crate::icmp::error_about;
+use crate::router::datagram;
+
+const REMOTE: u16 = 30080;
+const LOCAL: u16 = 30081;
+const DEAD_REMOTE: u16 = 30082;
+const DEAD_LOCAL: u16 = 30083;
+
+fn start(attach: &str, wire_offloads: bool) -> (Cluster, Vec<Agent>) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(wire_offloads)).unwrap();
+    for (name, policy, port, dead, number) in
+        [("remote", Policy::Cluster, REMOTE, DEAD_REMOTE, 2), ("local", Policy::Local, LOCAL, DEAD_LOCAL, 1)]
+    {
+        let backend = Backend::of(cluster.lab.node(number).pod(1));
+        cluster
+            .manifests
+            .apply(&Cluster::node_port(name, policy, port), std::slice::from_ref(&backend))
+            .unwrap();
+        // Nobody listens on port 9.
+        let service =
+            Service::new(&format!("dead-{name}")).policy(policy).port(Port::udp(80, 9).node_port(dead));
+        cluster.manifests.apply(&service, &[backend]).unwrap();
+    }
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    (cluster, agents)
+}
+
+/// The client's connected socket gets ECONNREFUSED.
+fn dead_port(attach: &str, wire_offloads: bool) {
+    let (cluster, _agents) = start(attach, wire_offloads);
+    for family in Family::BOTH {
+        for port in [DEAD_REMOTE, DEAD_LOCAL] {
+            let to = cluster.at(1, family, port);
+            let capture = Capture::start(cluster.lab.client().netns(), "eth0").unwrap();
+            let outcome = Protocol::Udp.probe(to).limit(Duration::from_secs(3));
+            let outcome = outcome.from(cluster.lab.client().netns()).unwrap();
+            assert!(matches!(outcome, Outcome::Refused(_)), "{attach} {to}: {outcome:?}");
+            let frames = capture.finish_valid().unwrap();
+            let wanted = if family == Family::V4 { (3, 3) } else { (1, 4) };
+            assert!(frames.iter().any(|frame| error_about(frame, to) == Some(wanted)), "{attach} {to}");
+        }
+    }
+}
+
+/// What `traceroute` does: one more hop each time. The router is the first, node-1 the second; the endpoint comes after
+/// `hops`, of which those from node-1 on look like the node port itself.
+fn traced(attach: &str, wire_offloads: bool) {
+    let (cluster, agents) = start(attach, wire_offloads);
+    let client = cluster.lab.client().netns();
+    for family in Family::BOTH {
+        let wanted = if family == Family::V4 { (11, 0) } else { (3, 0) };
+        for (port, hops) in [(REMOTE, 3), (LOCAL, 2)] {
+            let to = cluster.at(1, family, port);
+            // Neighbours are known from here on.
+            cluster.answer(Protocol::Udp, to).unwrap();
+            for ttl in 2..=hops {
+                let capture = Capture::start(client, "eth0").unwrap();
+                let before = told(&agents);
+                datagram(client, to, ttl);
+                let start = Instant::now();
+                while told(&agents) == before {
+                    assert!(start.elapsed().as_secs() < 5, "{attach} {to}: nothing at hop {ttl}");
+                }
+                let frames = capture.finish_valid().unwrap();
+                let errors: Vec<_> = frames.iter().filter_map(|frame| error_about(frame, to)).collect();
+                assert_eq!(errors, [wanted], "{attach} {to} hop {ttl}");
+            }
+        }
+    }
+}
+
+/// How often node-1 has told somebody something.
+fn told(agents: &[Agent]) -> u64 {
+    let mut sum = 0;
+    for outcome in ["rejected-ttl", "replied-error", "replied-local-error"] {
+        for hook in ["xdp", "ingress", "egress"] {
+            sum += agents[0].packets(hook, outcome).unwrap();
+        }
+    }
+    sum
+}
+
+#[test]
+fn dead_port_by_tc() {
+    dead_port("tc", false);
+}
+
+#[test]
+fn dead_port_by_tc_with_offloads() {
+    dead_port("tc", true);
+}
+
+#[test]
+fn dead_port_by_xdp() {
+    dead_port("xdp", false);
+}
+
+#[test]
+fn traced_by_tc() {
+    traced("tc", false);
+}
+
+#[test]
+fn traced_by_tc_with_offloads() {
+    traced("tc", true);
+}
+
+#[test]
+fn traced_by_xdp() {
+    traced("xdp", false);
+}

@@ -1,0 +1,94 @@
+//! Datagrams that do not fit one packet, echoed: fragments there and fragments back.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::capture::Capture;
+use traffic_policy_tests::cluster::Cluster;
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::netns::Namespace;
+use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::traffic::Answer;
+
+const REMOTE: u16 = 30080;
+const LOCAL: u16 = 30081;
+const LENGTHS: [usize; 4] = [1472, 1473, 4096, 20_000];
+
+/// Sends a text of `length` bytes, and gives what comes back.
+fn echo(namespace: &Namespace, to: SocketAddr, length: usize) -> Answer {
+    let text: String = (0..length).map(|at| char::from(b'a' + (at * 7 % 23) as u8)).collect();
+    let answer = namespace.run(|| {
+        let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind(SocketAddr::new(any, 0)).unwrap();
+        socket.connect(to).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+        let mut buffer = vec![0; 65_536];
+        // A datagram may be lost while neighbours are looked for: only one is kept for each of its fragments.
+        for attempt in 1.. {
+            socket.send(text.as_bytes()).unwrap();
+            match socket.recv(&mut buffer) {
+                Ok(got) => return Answer::parse(&String::from_utf8_lossy(&buffer[..got])).unwrap(),
+                Err(error) if attempt == 3 => panic!("{length} bytes to {to}: {error}"),
+                Err(_) => {}
+            }
+        }
+        unreachable!()
+    });
+    assert!(answer.said == text, "{length} bytes to {to}: {} came back", answer.said.len());
+    answer
+}
+
+fn echoed(attach: &str, wire_offloads: bool) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(wire_offloads)).unwrap();
+    let lab = &cluster.lab;
+    for (name, policy, port, number) in
+        [("remote", Policy::Cluster, REMOTE, 2), ("local", Policy::Local, LOCAL, 1)]
+    {
+        let backend = Backend::of(lab.node(number).pod(1));
+        cluster.manifests.apply(&Cluster::node_port(name, policy, port), &[backend]).unwrap();
+    }
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
+    for family in Family::BOTH {
+        for (port, pod, seen) in [
+            (REMOTE, "pod-2-1", lab.node(1).address(family)),
+            (LOCAL, "pod-1-1", lab.client().address(family)),
+        ] {
+            for length in LENGTHS {
+                let answer = echo(lab.client().netns(), cluster.at(1, family, port), length);
+                assert_eq!(
+                    (answer.pod.as_str(), answer.client.ip()),
+                    (pod, seen),
+                    "{attach} {family:?} {length}"
+                );
+            }
+        }
+    }
+    capture.finish_valid().unwrap();
+    for outcome in ["dropped-failed", "dropped-too-long", "passed-unfinished"] {
+        for hook in ["xdp", "ingress", "egress"] {
+            assert_eq!(agents[0].packets(hook, outcome).unwrap(), 0, "{attach} {hook} {outcome}");
+        }
+    }
+}
+
+#[test]
+fn by_tc() {
+    echoed("tc", false);
+}
+
+#[test]
+fn by_tc_with_offloads() {
+    echoed("tc", true);
+}
+
+#[test]
+fn by_xdp() {
+    echoed("xdp", false);
+}
+
+#[test]
+fn by_generic_xdp() {
+    echoed("xdp-generic", false);
+}

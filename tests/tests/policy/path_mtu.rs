@@ -1,0 +1,116 @@
+//! Path MTU discovery through a node port: the sender of what is too long for a router it cannot see is told, on either side.
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::capture::Capture;
+use traffic_policy_tests::cluster::Cluster;
+use traffic_policy_tests::lab::{Family, Lab, Pod};
+use traffic_policy_tests::netns::Namespace;
+use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::traffic::transfer::transfer;
+
+use crate::icmp::error_about;
+
+const REMOTE: u16 = 30080;
+const LOCAL: u16 = 30081;
+const BYTES: u64 = 1_000_000;
+
+/// A Service of policy Cluster with its endpoint on node-2, one of policy Local with its endpoint on node-1.
+fn cluster(wire_offloads: bool) -> Cluster {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(wire_offloads)).unwrap();
+    for (name, policy, port, number) in
+        [("remote", Policy::Cluster, REMOTE, 2), ("local", Policy::Local, LOCAL, 1)]
+    {
+        let backend = Backend::of(cluster.lab.node(number).pod(1));
+        cluster.manifests.apply(&Cluster::node_port(name, policy, port), &[backend]).unwrap();
+    }
+    cluster
+}
+
+fn ip(namespace: &Namespace, family: Family, arguments: &str) {
+    let mut command = Command::new("ip");
+    command.arg(if family == Family::V4 { "-4" } else { "-6" }).args(arguments.split(' '));
+    let output = namespace.output(command).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// From now on the way from `router` to one address takes packets of 1300 bytes.
+fn narrow(router: &Namespace, family: Family, address: IpAddr, device: &str) {
+    let (prefix, mtu) = if family == Family::V4 { (32, "mtu lock 1300") } else { (128, "mtu 1300") };
+    ip(router, family, &format!("route add {address}/{prefix} dev {device} {mtu}"));
+}
+
+fn packets(agent: &Agent, outcome: &str) -> u64 {
+    ["xdp", "ingress", "egress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum()
+}
+
+fn behind_the_node(attach: &str, wire_offloads: bool) {
+    let cluster = cluster(wire_offloads);
+    let lab = &cluster.lab;
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let remote: &Pod = lab.node(2).pod(1);
+    let local: &Pod = lab.node(1).pod(1);
+    for family in Family::BOTH {
+        narrow(lab.node(2).netns(), family, remote.address(family), "cni0");
+        narrow(lab.node(1).netns(), family, local.address(family), "cni0");
+        let wanted = if family == Family::V4 { (3, 4) } else { (2, 0) };
+        for port in [REMOTE, LOCAL] {
+            // What it has learned of the node's address through one port it would know of the other.
+            ip(lab.client().netns(), family, "route flush cache");
+            let to = cluster.at(1, family, port);
+            let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
+            transfer(lab.client().netns(), to, BYTES).unwrap();
+            let frames = capture.finish_valid().unwrap();
+            let told = frames.iter().any(|frame| error_about(frame, to) == Some(wanted));
+            assert!(told, "{attach} {to}: the client was not told");
+        }
+    }
+    assert!(packets(&agents[0], "replied-error") >= 2, "{attach}");
+    assert!(agents[0].packets("egress", "replied-local-error").unwrap() >= 2, "{attach}");
+}
+
+fn towards_the_client(attach: &str, wire_offloads: bool) {
+    let cluster = cluster(wire_offloads);
+    let lab = &cluster.lab;
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    for family in Family::BOTH {
+        narrow(lab.router(), family, lab.client().address(family), "client");
+        for port in [REMOTE, LOCAL] {
+            transfer(lab.client().netns(), cluster.at(1, family, port), BYTES).unwrap();
+        }
+    }
+    assert!(packets(&agents[0], "forwarded-error") >= 2, "{attach}");
+    assert!(packets(&agents[0], "delivered-error") >= 2, "{attach}");
+}
+
+#[test]
+fn behind_the_node_by_tc() {
+    behind_the_node("tc", false);
+}
+
+#[test]
+fn behind_the_node_by_tc_with_offloads() {
+    behind_the_node("tc", true);
+}
+
+#[test]
+fn behind_the_node_by_xdp() {
+    behind_the_node("xdp", false);
+}
+
+#[test]
+fn towards_the_client_by_tc() {
+    towards_the_client("tc", false);
+}
+
+#[test]
+fn towards_the_client_by_tc_with_offloads() {
+    towards_the_client("tc", true);
+}
+
+#[test]
+fn towards_the_client_by_xdp() {
+    towards_the_client("xdp", false);
+}

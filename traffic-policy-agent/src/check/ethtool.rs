@@ -1,0 +1,67 @@
+//! What a device's driver can do, by generic netlink.
+
+use std::io;
+
+use netlink_sys::protocols::NETLINK_GENERIC;
+
+use crate::node::netlink::{Connection, attribute, attributes, find, text};
+
+// linux/genetlink.h
+const CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+/// `struct genlmsghdr`.
+const HEADER: usize = 4;
+const NLA_F_NESTED: u16 = 0x8000;
+
+fn request(command: u8, attributes: &[u8]) -> Vec<u8> {
+    [&[command, 1, 0, 0], attributes].concat()
+}
+
+fn family(generic: &mut Connection, name: &str) -> io::Result<u16> {
+    let name = attribute(CTRL_ATTR_FAMILY_NAME, &[name.as_bytes(), &[0]].concat());
+    let answer = generic.request(CTRL, 0, &request(CTRL_CMD_GETFAMILY, &name))?;
+    let id = answer.first().and_then(|message| find(message.payload.get(HEADER..)?, CTRL_ATTR_FAMILY_ID));
+    let id = id.and_then(|id| id.first_chunk()).map(|id| u16::from_ne_bytes(*id));
+    id.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// The XDP features of a device as linux/netdev.h numbers them; an error before Linux 6.3, which does not tell.
+pub(super) fn xdp_features(index: u32) -> io::Result<u64> {
+    // linux/netdev.h
+    const DEV_GET: u8 = 1;
+    const IFINDEX: u16 = 1;
+    const XDP_FEATURES: u16 = 3;
+    let mut generic = Connection::open(NETLINK_GENERIC)?;
+    let netdev = family(&mut generic, "netdev")?;
+    let answer = generic.request(netdev, 0, &request(DEV_GET, &attribute(IFINDEX, &index.to_ne_bytes())))?;
+    let features = answer.first().and_then(|message| find(message.payload.get(HEADER..)?, XDP_FEATURES));
+    let features = features.and_then(|features| features.first_chunk());
+    features
+        .map(|bytes| u64::from_ne_bytes(*bytes))
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// The offloads that are on, by the names that `ethtool -k` gives them in the kernel (`tx-checksum-ip-generic` …).
+pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
+    // linux/ethtool_netlink.h
+    const FEATURES_GET: u8 = 11;
+    const FEATURES_HEADER: u16 = 1;
+    const HEADER_DEV_INDEX: u16 = 1;
+    const FEATURES_ACTIVE: u16 = 4;
+    const BITSET_BITS: u16 = 3;
+    const BIT_NAME: u16 = 2;
+    let mut generic = Connection::open(NETLINK_GENERIC)?;
+    let ethtool = family(&mut generic, "ethtool")?;
+    let device = attribute(HEADER_DEV_INDEX, &index.to_ne_bytes());
+    let header = attribute(FEATURES_HEADER | NLA_F_NESTED, &device);
+    let answer = generic.request(ethtool, 0, &request(FEATURES_GET, &header))?;
+    let bits = answer
+        .first()
+        .and_then(|message| find(message.payload.get(HEADER..)?, FEATURES_ACTIVE))
+        .and_then(|active| find(active, BITSET_BITS))
+        .unwrap_or_default();
+    // This set has no mask: a bit that is listed is set.
+    Ok(attributes(bits).filter_map(|bit| find(bit.value(), BIT_NAME).map(text)).collect())
+}

@@ -1,0 +1,64 @@
+//! What was found, how bad it is, and what to do about it.
+
+use serde::Serialize;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// As it should be.
+    Ok,
+    /// Works, but a person may want to know.
+    Note,
+    /// Some traffic may not work.
+    Warning,
+    /// `run` would refuse, or no traffic work.
+    Error,
+}
+
+impl Severity {
+    /// As people and JSON read it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub severity: Severity,
+    /// What was looked at, by a short name that stays.
+    pub probe: &'static str,
+    /// What was found, in one sentence.
+    pub found: String,
+    /// What to do about it; `None` if nothing needs to be done.
+    pub cure: Option<String>,
+}
+
+impl Finding {
+    /// All is well.
+    pub fn ok(probe: &'static str, found: impl Into<String>) -> Self {
+        Self { severity: Severity::Ok, probe, found: found.into(), cure: None }
+    }
+
+    /// Worth knowing; `cure` for those whom it bothers.
+    pub fn note(probe: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { severity: Severity::Note, ..Self::warning(probe, found, cure) }
+    }
+
+    /// Some traffic may not work.
+    pub fn warning(probe: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, probe, found: found.into(), cure: Some(cure.into()) }
+    }
+
+    /// `run` would refuse, or no traffic work.
+    pub fn error(probe: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { severity: Severity::Error, ..Self::warning(probe, found, cure) }
+    }
+}

@@ -1,0 +1,154 @@
+//! Looks a machine over before the agent starts on it, and says what to do. Nothing is changed.
+//!
+//! Each part first gathers facts (by netlink, /proc and harmless system calls, in the network namespace it is called in)
+//! and then judges them, which is a pure function.
+
+mod devices;
+mod ethtool;
+mod finding;
+mod folders;
+mod forwarding;
+mod kernel;
+mod listeners;
+mod netfilter;
+mod nftables;
+mod ports;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+use anyhow::Result;
+
+pub use self::{
+    finding::{Finding, Severity},
+    netfilter::forward_policy_drop,
+};
+use crate::{
+    dataplane::{Mode, PinsLook, Pool},
+    model::object::{Node, Service},
+    node::{self, Network},
+    source::{Change, Manifests, Update},
+};
+
+/// What `run` will be given.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `--device`; empty: found by routes and addresses.
+    pub devices: Vec<String>,
+    pub attach: Mode,
+    pub pins: PathBuf,
+    pub cgroup: Cgroup,
+    pub pool: Pool,
+    pub healthz: SocketAddr,
+    pub metrics: SocketAddr,
+    /// Services whose ports are compared with what listens here.
+    pub manifests: Option<Manifests>,
+}
+
+/// `--cgroup`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cgroup {
+    /// Where cgroup2 is mounted.
+    Mounted,
+    /// Connections made on this node are not to be served.
+    Nothing,
+    Folder(PathBuf),
+}
+
+impl std::str::FromStr for Cgroup {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "auto" => Self::Mounted,
+            "none" => Self::Nothing,
+            folder => Self::Folder(folder.into()),
+        })
+    }
+}
+
+/// The objects of a folder of manifests that matter here.
+#[derive(Clone, Debug, Default)]
+struct Objects {
+    services: Vec<Service>,
+    /// Of this node.
+    addresses: Vec<IpAddr>,
+}
+
+/// Looks at everything, in a fixed order. What cannot be looked at is a finding, too.
+pub async fn check(settings: &Settings) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let objects = match objects(settings.manifests.as_ref()) {
+        Ok(objects) => objects,
+        Err(finding) => {
+            findings.push(finding);
+            Objects::default()
+        }
+    };
+    findings.extend(attempt("kernel", kernel::Facts::look(), kernel::judge));
+    findings.extend(attempt("bpffs", PinsLook::at(&settings.pins), |look| {
+        folders::judge_pins(&settings.pins, look)
+    }));
+    findings.extend(attempt("cgroup", folders::Facts::look(&settings.cgroup), folders::judge_cgroup));
+    let used_by = PinsLook::at(&settings.pins).ok().and_then(|look| look.used_by);
+    match devices::Facts::look(settings, &objects.addresses).await {
+        Ok(facts) => {
+            findings.extend(devices::judge(&facts));
+            findings.extend(attempt(
+                "forwarding",
+                forwarding::Facts::look(&facts.devices),
+                forwarding::judge,
+            ));
+            findings.extend(netfilter::look(&facts.names));
+        }
+        Err(error) => findings.push(unseen("device", &error)),
+    }
+    findings.extend(attempt("ports", ports::Facts::look(settings, objects.services, used_by), ports::judge));
+    findings
+}
+
+fn attempt<T>(probe: &'static str, facts: Result<T>, judge: impl FnOnce(&T) -> Vec<Finding>) -> Vec<Finding> {
+    facts.map_or_else(|error| vec![unseen(probe, &error)], |facts| judge(&facts))
+}
+
+fn unseen(probe: &'static str, error: &anyhow::Error) -> Finding {
+    Finding::warning(
+        probe,
+        format!("this could not be looked at: {error:#}"),
+        "run `check` as root, with /proc mounted",
+    )
+}
+
+fn objects(manifests: Option<&Manifests>) -> Result<Objects, Finding> {
+    let Some(manifests) = manifests else { return Ok(Objects::default()) };
+    let batch = manifests.read().map_err(|mistakes| {
+        Finding::error(
+            "manifests",
+            mistakes.to_string(),
+            "correct the manifests: `run` waits until they can be read",
+        )
+    })?;
+    let mut objects = Objects::default();
+    for update in batch.0 {
+        match update {
+            Update::Service(Change::Reset { objects: services, .. }) => objects.services = services,
+            Update::Node(Change::Reset { objects: nodes, .. }) => {
+                let own = |node: &Node| node.name == manifests.node_name;
+                objects.addresses =
+                    nodes.into_iter().find(own).map(|node| node.addresses).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    Ok(objects)
+}
+
+/// Devices, addresses and routes of the namespace that the calling thread is in.
+async fn network() -> Result<(Network, Vec<node::Link>, Vec<node::Address>, Vec<node::Route>)> {
+    let (network, _events) = Network::connect()?;
+    let (links, addresses, routes) =
+        (network.links().await?, network.addresses().await?, network.routes().await?);
+    Ok((network, links, addresses, routes))
+}

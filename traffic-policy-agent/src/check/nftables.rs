@@ -1,0 +1,117 @@
+//! The tables and chains of nf_tables in this network namespace, those of iptables-nft among them. Only read.
+
+use std::{fmt, io};
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use crate::node::netlink::{Connection, find, text};
+
+/// The families whose hooks see IP packets on their way through the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Family {
+    Inet,
+    Ip,
+    Ip6,
+}
+
+impl Family {
+    /// linux/netfilter.h: NFPROTO_*.
+    const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Inet),
+            2 => Some(Self::Ip),
+            10 => Some(Self::Ip6),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inet => "inet",
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    pub(super) family: Family,
+    pub(super) name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) table: Table,
+    pub(super) name: String,
+    /// It is called where packets are forwarded.
+    pub(super) forward: bool,
+    /// What no rule of it decides is dropped.
+    pub(super) drops: bool,
+}
+
+/// What there is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rules {
+    pub(super) tables: Vec<Table>,
+    pub(super) chains: Vec<Chain>,
+}
+
+// linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
+const NFTABLES: u16 = 10 << 8;
+const GETTABLE: u16 = 1;
+const GETCHAIN: u16 = 4;
+const TABLE_NAME: u16 = 1;
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const HOOK_NUMBER: u16 = 1;
+const NF_INET_FORWARD: u32 = 2;
+const NF_DROP: u32 = 0;
+/// `struct nfgenmsg`.
+const HEADER: usize = 4;
+
+impl Rules {
+    /// # Errors
+    /// Missing CAP_NET_ADMIN. A kernel without nf_tables has no rules.
+    pub(super) fn read() -> io::Result<Self> {
+        let mut netfilter = match Connection::open(NETLINK_NETFILTER) {
+            Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Self::default()),
+            opened => opened?,
+        };
+        // Family 0 is all of them; version 0, and no resource.
+        let messages = match netfilter.dump(NFTABLES | GETTABLE, &[0; HEADER]) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                return Ok(Self::default());
+            }
+            dumped => dumped?,
+        };
+        let tables = messages.iter().filter_map(|message| table(&message.payload)).collect();
+        let messages = netfilter.dump(NFTABLES | GETCHAIN, &[0; HEADER])?;
+        let chains = messages.iter().filter_map(|message| chain(&message.payload)).collect();
+        Ok(Self { tables, chains })
+    }
+}
+
+fn table(message: &[u8]) -> Option<Table> {
+    let name = text(find(message.get(HEADER..)?, TABLE_NAME)?);
+    Some(Table { family: Family::from_number(*message.first()?)?, name })
+}
+
+fn chain(message: &[u8]) -> Option<Chain> {
+    let attributes = message.get(HEADER..)?;
+    let number = |value: &[u8]| value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+    let hook = find(attributes, CHAIN_HOOK).and_then(|hook| find(hook, HOOK_NUMBER)).and_then(number);
+    let policy = find(attributes, CHAIN_POLICY).and_then(number);
+    let table =
+        Table { family: Family::from_number(*message.first()?)?, name: text(find(attributes, CHAIN_TABLE)?) };
+    Some(Chain {
+        table,
+        name: text(find(attributes, CHAIN_NAME)?),
+        forward: hook == Some(NF_INET_FORWARD),
+        drops: policy == Some(NF_DROP),
+    })
+}

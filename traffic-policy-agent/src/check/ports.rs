@@ -1,0 +1,197 @@
+//! Port numbers that two sides want: node ports, the kernel's own connections, the pool, and what listens here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::SocketAddr,
+    ops::RangeInclusive,
+};
+
+use anyhow::Result;
+
+use super::{
+    Finding, Settings,
+    listeners::{self, Listener},
+};
+use crate::{
+    dataplane::{LEAST_POOL, Pool, bound_ports, ephemeral_ports},
+    model::{Protocol, ServiceName, object::Service},
+};
+
+/// What judging needs.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pool: Pool,
+    ephemeral: RangeInclusive<u16>,
+    /// net.ipv4.ip_local_reserved_ports.
+    reserved: Vec<RangeInclusive<u16>>,
+    /// Local ports of all sockets.
+    bound: BTreeSet<u16>,
+    listeners: Vec<Listener>,
+    /// What the agent is to listen on, and the flag that says so.
+    own: Vec<(SocketAddr, &'static str)>,
+    services: Vec<Service>,
+    /// The process of an agent that runs already.
+    agent: Option<u32>,
+}
+
+const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+
+impl Facts {
+    pub(super) fn look(settings: &Settings, services: Vec<Service>, agent: Option<u32>) -> Result<Self> {
+        Ok(Self {
+            pool: settings.pool.clone(),
+            ephemeral: ephemeral_ports()?,
+            reserved: fs::read_to_string(RESERVED).map(|text| ranges(&text)).unwrap_or_default(),
+            bound: bound_ports()?,
+            listeners: listeners::read(),
+            own: vec![(settings.healthz, "--healthz-address"), (settings.metrics, "--metrics-address")],
+            services,
+            agent,
+        })
+    }
+}
+
+/// `8080,9000-9010`
+fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
+    let parts = text.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    parts.collect()
+}
+
+pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = vec![overlap(facts), pool(facts)];
+    let mut conflicts = own_ports(facts);
+    conflicts.extend(shadowed(facts));
+    if conflicts.is_empty() {
+        conflicts.push(Finding::ok("listener", "nothing listens on the agent's ports or on node ports"));
+    }
+    findings.extend(conflicts);
+    findings
+}
+
+/// A connection of this node whose port is a node port: the answers to it would be taken for requests to a Service.
+fn overlap(facts: &Facts) -> Finding {
+    const PROBE: &str = "local-port-range";
+    let (first, last) = (facts.ephemeral.start(), facts.ephemeral.end());
+    let both: Vec<u16> = facts
+        .ephemeral
+        .clone()
+        .filter(|port| facts.pool.node_ports.contains(*port))
+        .filter(|port| !facts.reserved.iter().any(|range| range.contains(port)))
+        .collect();
+    let (Some(from), Some(to)) = (both.first(), both.last()) else {
+        return Finding::ok(
+            PROBE,
+            format!("net.ipv4.ip_local_port_range ({first} to {last}) gives out no node port"),
+        );
+    };
+    Finding::warning(
+        PROBE,
+        format!(
+            "net.ipv4.ip_local_port_range ({first} to {last}) gives node ports ({from} to {to}) to connections of this node: answers to such a connection are taken for requests to the Service with that port"
+        ),
+        format!(
+            "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\", or keep the node ports out of it: sysctl -w net.ipv4.ip_local_reserved_ports={from}-{to}"
+        ),
+    )
+}
+
+fn pool(facts: &Facts) -> Finding {
+    const PROBE: &str = "pool";
+    let left = facts.pool.free(&facts.ephemeral, &facts.bound).len();
+    let (first, last) = (facts.ephemeral.start(), facts.ephemeral.end());
+    if left < LEAST_POOL {
+        return Finding::error(
+            PROBE,
+            format!(
+                "only {left} ports are left as sources towards endpoints of other nodes, {LEAST_POOL} are needed: net.ipv4.ip_local_port_range ({first} to {last}), node ports and this node's sockets take the others"
+            ),
+            "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\", or make --pool-ports larger",
+        );
+    }
+    Finding::ok(PROBE, format!("{left} ports are left as sources towards endpoints of other nodes"))
+}
+
+/// The names of our own processes begin so, as the kernel cuts them.
+const OWN_NAME: &str = "traffic-policy-";
+
+fn own_ports(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (address, flag) in &facts.own {
+        let Some(taken) = facts.listeners.iter().find(|listener| listener.takes(*address)) else { continue };
+        let by_agent = facts.agent.is_some()
+            && taken.holder.as_ref().is_none_or(|holder| holder.name.starts_with(OWN_NAME));
+        let found = format!("{address} ({flag}) is taken by {}", taken.held_by());
+        findings.push(if by_agent {
+            Finding::note("listener", found, "nothing: that is the agent which runs already")
+        } else {
+            Finding::error(
+                "listener",
+                found,
+                format!("stop it (kube-proxy listens there, too), or choose another {flag}"),
+            )
+        });
+    }
+    findings
+}
+
+/// What is wanted of a port on this node.
+struct Wanted<'a> {
+    service: &'a ServiceName,
+    health: bool,
+}
+
+/// Listeners on node ports: their packets from outside go to the Service.
+fn shadowed(facts: &Facts) -> Vec<Finding> {
+    let mut wanted: BTreeMap<(Protocol, u16), Wanted<'_>> = BTreeMap::new();
+    for service in &facts.services {
+        let name = &service.name;
+        for port in service.ports.iter().filter(|port| port.node_port != 0) {
+            wanted.entry((port.protocol, port.node_port)).or_insert(Wanted { service: name, health: false });
+        }
+        if service.health_check_node_port != 0 {
+            let key = (Protocol::Tcp, service.health_check_node_port);
+            wanted.entry(key).or_insert(Wanted { service: name, health: true });
+        }
+    }
+    let mut findings = Vec::new();
+    let mut told = BTreeSet::new();
+    for listener in &facts.listeners {
+        let (protocol, port) = (listener.protocol, listener.local.port());
+        let ours = listener.holder.as_ref().is_some_and(|holder| Some(holder.process) == facts.agent);
+        // One program listens on both families as a rule.
+        if ours || !told.insert((protocol, port)) {
+            continue;
+        }
+        let by = listener.held_by();
+        match wanted.get(&(protocol, port)) {
+            Some(Wanted { service, health: true }) => findings.push(Finding::error(
+                "listener",
+                format!("{protocol} port {port}, the healthCheckNodePort of Service {service}, is taken by {by}: load balancers ask there and would believe it"),
+                "let that program listen elsewhere",
+            )),
+            Some(Wanted { service, health: false }) => findings.push(Finding::warning(
+                "listener",
+                format!("{by} listens on {protocol} port {port}, the node port of Service {service}: packets from outside go to the Service, never to it"),
+                format!("let that program listen elsewhere, or give {service} another nodePort"),
+            )),
+            // The kernel's own choice, gone again soon.
+            None if protocol == Protocol::Udp && facts.ephemeral.contains(&port) => {}
+            None if facts.pool.node_ports.contains(port) && !listener.local.ip().is_loopback() => {
+                findings.push(Finding::note(
+                    "listener",
+                    format!("{by} listens on {protocol} port {port}, in the range of node ports: a Service that gets it as node port takes its packets"),
+                    "let that program listen outside of the range, or narrow --node-ports as the API server's --service-node-port-range",
+                ));
+            }
+            None => {}
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;
