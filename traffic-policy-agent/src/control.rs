@@ -18,6 +18,7 @@ use tokio::{
 };
 
 use crate::{
+    check,
     dataplane::{Config, Dataplane, service_count_reader},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
     metrics::{Metrics, MetricsServer, NoLocal, Observed},
