@@ -287,14 +287,19 @@ impl Planner {
             if let (Some(index), None) = (index, adopted) {
                 self.indices.release(Range { base: index, len: 1 }, now);
             }
-            self.count(key, Some(port), old.as_ref().map(|old| &old.port));
             for (range, old) in [(cluster, old_cluster), (local, old_local)] {
                 if let Some(range) = range.filter(|range| *range != old) {
                     self.free(key.ipv6, range, now);
                 }
             }
-            if let Some(old) = old {
-                self.ports.insert(key.clone(), old);
+            let kept = old.or_else(|| {
+                let (index, cluster, local) = adopted?;
+                Some(Applied { port: self.as_found(key, port, index, [cluster, local]), index, cluster, local })
+            });
+            self.count(key, Some(port), kept.as_ref().map(|kept| &kept.port));
+            if let Some(kept) = kept {
+                self.used.insert(kept.index);
+                self.ports.insert(key.clone(), kept);
             }
             return;
         };
@@ -382,6 +387,21 @@ impl Planner {
             .filter_map(|id| self.held.frontends.get(&id))
             .find(|frontend| !self.used.contains(&frontend.service))
             .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
+    }
+
+    /// A Service port as an earlier agent left it: what of its frontends and endpoints the maps hold.
+    fn as_found(&self, key: &ServicePortKey, port: &ServicePort, index: u32, lists: [Range; 2]) -> ServicePort {
+        let held = |id: FrontendId| self.held.frontends.get(&id).is_some_and(|held| held.service == index);
+        let frontends = port.frontends.iter().filter(|frontend| {
+            held(FrontendId { address: frontend.address, protocol: key.protocol })
+        });
+        let endpoints = lists.iter().filter(|list| list.len > 0);
+        let endpoints = endpoints.filter_map(|list| self.held.slots.get(&(key.ipv6, list.base))).flatten();
+        ServicePort {
+            frontends: frontends.copied().collect(),
+            serving: endpoints.map(|endpoint| endpoint.address).collect(),
+            ..port.clone()
+        }
     }
 
     fn withdraw(&mut self, key: &ServicePortKey, now: Instant, plan: &mut Plan) {

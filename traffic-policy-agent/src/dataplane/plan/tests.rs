@@ -226,17 +226,44 @@ fn without_room_no_index_is_kept() {
     assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..1]))).no_room.is_empty());
 }
 
+const VIP: &str = "203.0.113.1:80";
+
+/// A load balancer with source ranges.
+fn guarded(endpoints: &[Endpoint], ranges: &[&str]) -> ServicePort {
+    let frontend =
+        crate::model::Frontend { address: VIP.parse().unwrap(), kind: FrontendKind::LoadBalancer };
+    ServicePort {
+        frontends: [frontend].into(),
+        source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        ..port(VIP, Policy::Cluster, endpoints)
+    }
+}
+
+/// What an earlier agent wrote serves on as it is: with its source ranges, without which every client would be dropped.
+#[test]
+fn without_room_at_a_takeover_everything_stays() {
+    let mut node = Node::new();
+    let many = |net: u8, count: u8| -> Vec<_> {
+        (0..count).map(|i| endpoint(&format!("10.0.{net}.{i}:80"), false)).collect()
+    };
+    let _ = node.set("a", Some(guarded(&many(0, 60), &["198.51.100.0/24"])));
+    let (before, used) = (node.frontend(VIP), node.planner.usage());
+    node.restart();
+    node.desired.ports.insert(key("a"), guarded(&many(1, 70), &["198.51.100.0/24", "192.0.2.0/24"]));
+    let plan = node.plan(&[]);
+    assert_eq!((plan.no_room, plan.ops), (vec![key("a")], vec![]));
+    assert_eq!(plan.gone, BTreeSet::new(), "they still get connections");
+    assert_eq!((node.frontend(VIP), node.planner.usage()), (before, used));
+    // As soon as it fits, it goes on with the same index.
+    let _ = node.set("a", Some(guarded(&many(1, 30), &["192.0.2.0/24"])));
+    assert_eq!(node.frontend(VIP).service, before.service);
+    assert_eq!(node.planner.usage(), Usage { slots: [30, 0], ..used });
+}
+
 #[test]
 fn sources_are_allowed_first_and_forbidden_last() {
-    let vip = "203.0.113.1:80";
-    let with = |ranges: &[&str]| {
-        let mut port = port(vip, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
-        port.frontends =
-            [crate::model::Frontend { address: vip.parse().unwrap(), kind: FrontendKind::LoadBalancer }]
-                .into();
-        port.source_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
-        Some(port)
-    };
+    let vip = VIP;
+    let with = |ranges: &[&str]| Some(guarded(&[endpoint("10.0.0.1:80", false)], ranges));
     let mut node = Node::new();
     let plan = node.set("a", with(&["198.51.100.0/24"]));
     assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Allow(_), Op::Name(..), Op::Put(..)]), "{plan:?}");
