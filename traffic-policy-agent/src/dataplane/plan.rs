@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use traffic_policy_ebpf::abi::{Frontend, Range, ServiceInfo};
 
 use super::ranges::Ranges;
@@ -202,10 +202,18 @@ impl Planner {
         for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
             plan.ops.push(Op::ServiceCidr(*range, false));
         }
+        let mut left: HashMap<u32, usize> = HashMap::new();
+        if self.first {
+            for frontend in self.held.frontends.values() {
+                *left.entry(frontend.service).or_default() += 1;
+            }
+        }
         for id in given_up {
-            if let Some(frontend) = self.held.frontends.remove(&id) {
-                plan.ops.push(Op::Delete(id));
-                if self.first {
+            let Some(frontend) = self.held.frontends.remove(&id) else { continue };
+            plan.ops.push(Op::Delete(id));
+            if let Some(left) = left.get_mut(&frontend.service) {
+                *left -= 1;
+                if *left == 0 {
                     self.release_found(id, &frontend, context.now);
                 }
             }
@@ -347,12 +355,10 @@ impl Planner {
     }
 
     fn sources_of(&self, ipv6: bool, service: u32) -> Vec<Source> {
-        self.held
-            .sources
-            .iter()
-            .filter(|source| source.ipv6 == ipv6 && source.service == service)
-            .copied()
-            .collect()
+        // IPv4 networks sort before IPv6 ones.
+        let first = Source { ipv6, service, range: Ipv4Net::default().into() };
+        let from = self.held.sources.range(first..);
+        from.take_while(|source| (source.ipv6, source.service) == (ipv6, service)).copied().collect()
     }
 
     /// The range that holds `endpoints`: the old one if it does, else a fresh one.
@@ -420,12 +426,10 @@ impl Planner {
         }
     }
 
-    /// Frees what an earlier agent's frontend used, unless it was adopted.
+    /// Frees what the last frontend of an earlier agent's Service port used, unless it was adopted.
     fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
         let ipv6 = id.address.is_ipv6();
-        if self.used.contains(&frontend.service)
-            || self.held.frontends.values().any(|other| other.service == frontend.service)
-        {
+        if self.used.contains(&frontend.service) {
             return;
         }
         self.indices.release(Range { base: frontend.service, len: 1 }, now);
