@@ -135,8 +135,9 @@ impl Planner {
                 .flat_map(|(_, frontend)| [frontend.cluster, frontend.local])
         };
         let ranges = [Ranges::new(sizes.slots, taken(false)), Ranges::new(sizes.slots, taken(true))];
-        let indices = held.frontends.values().map(|frontend| Range { base: frontend.service, len: 1 });
-        let indices = Ranges::new(sizes.services, indices);
+        let indices = held.frontends.values().map(|frontend| frontend.service);
+        let indices = indices.map(|index| Range { base: index, len: 1 });
+        let indices = Ranges::going_round(sizes.services, indices);
         let mut found = HashSet::new();
         for (id, frontend) in &held.frontends {
             for range in [frontend.cluster, frontend.local] {

@@ -10,15 +10,26 @@ use traffic_policy_ebpf::abi::Range;
 
 const REST: Duration = Duration::from_secs(1);
 
-/// An allocator of ranges of `0..size`, first fit.
+/// An allocator of ranges of `0..size`, first fit unless it [goes round](Self::going_round).
 #[derive(Debug)]
 pub struct Ranges {
     /// Base → length.
     free: BTreeMap<u32, u32>,
     resting: VecDeque<(Instant, Range)>,
+    /// Where to look first, for those that go round.
+    next: Option<u32>,
 }
 
 impl Ranges {
+    /// The same, but nothing is handed out again before all that comes after it: an index may be named by what outlives
+    /// its owner, as flows do. Begins behind the last that is taken.
+    pub fn going_round(size: u32, taken: impl IntoIterator<Item = Range>) -> Self {
+        let mut last = 0;
+        let taken = taken.into_iter().inspect(|range| last = last.max(range.base.saturating_add(range.len)));
+        let ranges = Self::new(size, taken);
+        Self { next: Some(last), ..ranges }
+    }
+
     /// All of `0..size` is free, except `taken`.
     pub fn new(size: u32, taken: impl IntoIterator<Item = Range>) -> Self {
         let mut taken: Vec<_> = taken.into_iter().filter(|range| range.len > 0).collect();
@@ -34,7 +45,7 @@ impl Ranges {
         if next < size {
             free.insert(next, size - next);
         }
-        Self { free, resting: VecDeque::new() }
+        Self { free, resting: VecDeque::new(), next: None }
     }
 
     /// A range of `len`; `None` if no free range is that long. An empty range needs no place.
@@ -49,12 +60,28 @@ impl Ranges {
             self.resting.pop_front();
             self.merge(range);
         }
-        let (base, length) = self.free.iter().find(|(_, length)| **length >= len).map(|(b, l)| (*b, *l))?;
-        self.free.remove(&base);
-        if length > len {
-            self.free.insert(base + len, length - len);
+        let base = self.fit(self.next.unwrap_or(0), len).or_else(|| self.fit(0, len))?;
+        let (start, length) = self.free.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
+        self.free.remove(&start);
+        for (from, to) in [(start, base), (base + len, start + length)] {
+            if from < to {
+                self.free.insert(from, to - from);
+            }
+        }
+        if let Some(next) = &mut self.next {
+            *next = base + len;
         }
         Some(Range { base, len })
+    }
+
+    /// Where the first `len` free ones in a row are, from `from` on.
+    fn fit(&self, from: u32, len: u32) -> Option<u32> {
+        let around = self.free.range(..from).next_back().into_iter();
+        let mut places = around.chain(self.free.range(from..)).map(|(base, length)| (*base, base + length));
+        places.find_map(|(base, end)| {
+            let base = base.max(from);
+            (base + len <= end).then_some(base)
+        })
     }
 
     /// Gives a range back.
@@ -87,9 +114,13 @@ mod tests {
     proptest! {
         /// Ranges that are out never overlap, never leave the array, and all come back.
         #[test]
-        fn never_overlap(steps in proptest::collection::vec((0u32..9, any::<bool>(), 0u64..900), 1..200)) {
-            let mut ranges = Ranges::new(64, [Range { base: 10, len: 3 }]);
-            let mut out = vec![Range { base: 10, len: 3 }];
+        fn never_overlap(
+            steps in proptest::collection::vec((0u32..9, any::<bool>(), 0u64..900), 1..200),
+            round: bool,
+        ) {
+            let taken = [Range { base: 10, len: 3 }];
+            let mut ranges = if round { Ranges::going_round(64, taken) } else { Ranges::new(64, taken) };
+            let mut out = taken.to_vec();
             let mut now = Instant::now();
             for (len, give_back, wait) in steps {
                 now += Duration::from_millis(wait);
@@ -123,5 +154,19 @@ mod tests {
         ranges.release(range, now);
         assert_eq!(ranges.take(4, now + REST / 2), None);
         assert_eq!(ranges.take(4, now + REST), Some(range));
+    }
+
+    #[test]
+    fn going_round_hands_out_again_last() {
+        let mut now = Instant::now();
+        let mut ranges = Ranges::going_round(6, [Range { base: 1, len: 1 }]);
+        let mut out = Vec::new();
+        for _ in 0..7 {
+            let range = ranges.take(1, now).unwrap();
+            out.push(range.base);
+            ranges.release(range, now);
+            now += REST;
+        }
+        assert_eq!(out, [2, 3, 4, 5, 0, 2, 3]);
     }
 }

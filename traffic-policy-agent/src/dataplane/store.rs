@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use traffic_policy_ebpf::{
     abi::{
         Address, Address4, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL,
-        ServiceCountKey, Slot, SlotRoute, SourceRange, scope,
+        ServiceCountKey, ServiceInfo, Slot, SlotRoute, SourceRange, scope,
     },
     outcome::Outcome,
 };
@@ -144,6 +144,10 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             Ok(1)
         }
         Op::Name(index, info) => {
+            let before = tables.services.get(index, 0).ok();
+            if !before.is_some_and(|before| is_same(&before, info)) {
+                forget_counts(tables, *index);
+            }
             tables.services.insert(index, **info, 0).context("writing the name of a Service failed")?;
             Ok(1)
         }
@@ -200,7 +204,13 @@ fn put_frontend(tables: &mut Tables, id: FrontendId, frontend: Option<Frontend>)
     Ok(1)
 }
 
-/// Whoever gets the index next starts from nothing.
+/// Whether two names are those of one Service port, whatever its policies.
+fn is_same(one: &ServiceInfo, other: &ServiceInfo) -> bool {
+    ServiceInfo { policies: 0, ..*one } == ServiceInfo { policies: 0, ..*other }
+}
+
+/// Whoever gets the index next starts from nothing. To be called again then: flows that outlive a Service port are
+/// counted under its index when they end.
 fn forget_counts(tables: &mut Tables, service: u32) {
     for outcome in Outcome::ALL {
         // Most outcomes were never counted.
