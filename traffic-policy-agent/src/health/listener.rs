@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::ready,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
@@ -57,6 +58,21 @@ impl Served {
         address: SocketAddr,
         answer: impl Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
     ) -> io::Result<Self> {
+        Self::start_slow(address, move |request| ready(answer(&request)))
+    }
+
+    /// The same for answers that take their time, of which no thread of the runtime must have to wait for the end.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn start_slow<R>(
+        address: SocketAddr,
+        answer: impl Fn(Request<Incoming>) -> R + Send + Sync + 'static,
+    ) -> io::Result<Self>
+    where
+        R: Future<Output = Answer> + Send + 'static,
+    {
         let listener = bind(address)?;
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
@@ -117,9 +133,10 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-async fn accept<F>(listener: TcpListener, answer: Arc<F>, stop: CancellationToken)
+async fn accept<F, R>(listener: TcpListener, answer: Arc<F>, stop: CancellationToken)
 where
-    F: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
+    F: Fn(Request<Incoming>) -> R + Send + Sync + 'static,
+    R: Future<Output = Answer> + Send + 'static,
 {
     let mut connections = JoinSet::new();
     loop {
@@ -142,13 +159,14 @@ where
     let _ = timeout(GRACE, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-async fn serve<F>(stream: TcpStream, answer: Arc<F>, stop: CancellationToken)
+async fn serve<F, R>(stream: TcpStream, answer: Arc<F>, stop: CancellationToken)
 where
-    F: Fn(&Request<Incoming>) -> Answer,
+    F: Fn(Request<Incoming>) -> R,
+    R: Future<Output = Answer>,
 {
     let service = service_fn(|request| {
-        let answer = answer(&request);
-        async { Ok::<_, Infallible>(answer) }
+        let answer = answer(request);
+        async { Ok::<_, Infallible>(answer.await) }
     });
     let connection = http1::Builder::new()
         // Load balancers compare header names without regard to case, people do not.

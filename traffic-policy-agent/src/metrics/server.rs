@@ -1,13 +1,15 @@
 //! The HTTP server of `--metrics-address`.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use http_body_util::Full;
 use hyper::{
-    Request, Response,
+    Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
 };
+
+use tokio::{sync::Mutex, task::spawn_blocking};
 
 use super::{Metrics, exposition};
 use crate::health::{Answer, Served, not_found};
@@ -26,12 +28,12 @@ impl MetricsServer {
     ///
     /// If the address cannot be listened on.
     pub fn start(address: SocketAddr, metrics: Metrics) -> io::Result<Self> {
-        Served::start(address, move |request: &Request<Incoming>| match request.uri().path() {
-            "/metrics" => text(metrics.render(), exposition::CONTENT_TYPE),
-            "/proxyMode" => text(MODE.to_owned(), "text/plain; charset=utf-8"),
-            // That this server answers, no more: whether the proxy keeps up is asked elsewhere (--healthz-address).
-            "/healthz" => text("ok".to_owned(), "text/plain; charset=utf-8"),
-            _ => not_found(request.method()),
+        let metrics = Arc::new(Mutex::new(metrics));
+        Served::start_slow(address, move |request| {
+            let metrics = Arc::clone(&metrics);
+            async move {
+                if request.uri().path() == "/metrics" { scrape(metrics).await } else { brief(&request) }
+            }
         })
         .map(Self)
     }
@@ -40,6 +42,29 @@ impl MetricsServer {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address()
+    }
+}
+
+/// Reads whole flow tables: on a thread of its own, and for one client at a time.
+async fn scrape(metrics: Arc<Mutex<Metrics>>) -> Answer {
+    let metrics = metrics.lock_owned().await;
+    // It goes on when the client has gone, and so does its turn.
+    match spawn_blocking(move || metrics.render()).await {
+        Ok(body) => text(body, exposition::CONTENT_TYPE),
+        Err(error) => {
+            let mut answer = text(format!("{error}\n"), "text/plain; charset=utf-8");
+            *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            answer
+        }
+    }
+}
+
+fn brief(request: &Request<Incoming>) -> Answer {
+    match request.uri().path() {
+        "/proxyMode" => text(MODE.to_owned(), "text/plain; charset=utf-8"),
+        // That this server answers, no more: whether the proxy keeps up is asked elsewhere (--healthz-address).
+        "/healthz" => text("ok".to_owned(), "text/plain; charset=utf-8"),
+        _ => not_found(request.method()),
     }
 }
 
@@ -53,6 +78,10 @@ fn text(body: String, content_type: &'static str) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use anyhow::Context as _;
+
     use super::*;
     use crate::health::{ProxyHealth, tests::get};
 
@@ -71,5 +100,26 @@ mod tests {
             assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, body);
         }
         assert!(get(server.address(), "/").await.starts_with("HTTP/1.1 404 Not Found\r\n"));
+    }
+
+    /// Full tables take long to read: others are answered meanwhile.
+    #[tokio::test]
+    async fn a_slow_scrape_holds_up_nobody() {
+        let metrics = Metrics::new("here".to_owned(), ProxyHealth::new(true, true));
+        let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+        let (go_on, goes_on) = std::sync::mpsc::channel();
+        let goes_on = std::sync::Mutex::new(goes_on);
+        metrics.count_packets(move || {
+            begun.send(())?;
+            goes_on.lock().unwrap().recv_timeout(Duration::from_secs(10)).context("nobody was answered")?;
+            Ok(Vec::new())
+        });
+        let server = MetricsServer::start("127.0.0.1:0".parse().unwrap(), metrics).unwrap();
+        let scrape = tokio::spawn(get(server.address(), "/metrics"));
+        begins.recv().await.unwrap();
+        assert!(get(server.address(), "/healthz").await.ends_with("ok"));
+        go_on.send(()).unwrap();
+        let scrape = scrape.await.unwrap();
+        assert!(scrape.contains("traffic_policy_map_read_errors_total 0\n"), "{scrape}");
     }
 }
