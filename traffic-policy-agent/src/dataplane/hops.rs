@@ -7,10 +7,10 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use traffic_policy_ebpf::abi::{Address4, HOP_ARENA, HopKey};
+use traffic_policy_ebpf::abi::{HOP_ARENA, HopKey};
 
 use super::{
-    tables::{FromWire, Tables},
+    tables::{Tables, from_wide},
     words::{state, used_hops},
 };
 
@@ -94,11 +94,7 @@ impl Arena {
             if key.arena != arena {
                 continue;
             }
-            let gateway = if i32::from(key.family) == libc::AF_INET {
-                (key.gateway[0] as Address4).to_ip()
-            } else {
-                key.gateway.to_ip()
-            };
+            let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
             let hop = tables.hops.get(&index, 0).context("reading a hop failed")?;
             let bytes = hop.macs.to_ne_bytes();
             let mac = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]];

@@ -60,8 +60,8 @@ pub use self::{
     programs::{jumps, load_programs},
     sockets::ConnectedUdp,
     sweep::{Found, Sweeper},
-    tables::{FromWire, Tables, ToWire, endpoint_key, number, wide},
-    trial::{Candidate, Entrance, Judged, PacketHook, Trial, from_wide},
+    tables::{FromWire, Tables, ToWire, endpoint_key, from_wide, number, wide},
+    trial::{Candidate, Entrance, Judged, PacketHook, Trial},
 };
 use self::{
     filter::{Array, Bits, Needed},

@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Address4, Node, Socket, SocketKey};
+use traffic_policy_ebpf::abi::{Node, Socket, SocketKey};
 
-use super::{Dataplane, FromWire, cgroup, kernel, wide};
+use super::{Dataplane, cgroup, from_wide, kernel, wide};
 use crate::model::Protocol;
 
 /// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
@@ -42,8 +42,7 @@ impl ConnectedUdp {
 
 /// The other end that an entry is about. IPv4-mapped ones are IPv4 in the table.
 fn peer(key: &SocketKey) -> SocketAddr {
-    let address = if key.ipv6 == 0 { (key.address[0] as Address4).to_ip() } else { key.address.to_ip() };
-    SocketAddr::new(address, u16::from_be(key.port))
+    SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port))
 }
 
 impl Dataplane {

@@ -13,7 +13,7 @@ use aya::maps::{
 use ipnet::IpNet;
 use traffic_policy_ebpf::{
     abi::{
-        Address, Address4, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL,
+        Address, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL,
         ServiceCountKey, ServiceInfo, Slot, SlotRoute, SourceRange, scope,
     },
     outcome::Outcome,
@@ -21,7 +21,7 @@ use traffic_policy_ebpf::{
 
 use super::{
     plan::{FrontendId, Held, Op, Source},
-    tables::{Family, FromWire, Tables, ToWire, number},
+    tables::{Family, FromWire, Tables, ToWire, from_wide, number},
 };
 use crate::model::{Endpoint, Protocol};
 
@@ -96,8 +96,8 @@ fn protocol(number: u16) -> Result<Protocol> {
 /// The map cannot be read.
 pub fn gone(tables: &Tables) -> Result<BTreeSet<(SocketAddr, Protocol)>> {
     let endpoint = |key: EndpointKey| {
-        let address = if key.ipv6 == 0 { (key.address[0] as Address4).to_ip() } else { key.address.to_ip() };
-        Ok((SocketAddr::new(address, u16::from_be(key.port)), protocol(key.protocol)?))
+        let address = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port));
+        Ok((address, protocol(key.protocol)?))
     };
     tables.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
 }

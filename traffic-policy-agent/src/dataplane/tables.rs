@@ -210,6 +210,11 @@ pub fn wide(address: IpAddr) -> [u64; 2] {
     }
 }
 
+/// An address of the wide form.
+pub fn from_wide(wide: [u64; 2], ipv6: bool) -> IpAddr {
+    if ipv6 { Address6::to_ip(wide) } else { Address4::to_ip(wide[0] as u32) }
+}
+
 /// Addresses of a device, as the packet path wants them.
 pub trait SetAddresses {
     /// Takes the first address of each family.
@@ -248,5 +253,8 @@ mod tests {
         assert_eq!(v4.to_wire().to_ne_bytes(), [192, 0, 2, 1]);
         let v6: Ipv6Addr = "2001:db8::1:2".parse().unwrap();
         assert_eq!(v6.to_wire().to_ip(), IpAddr::V6(v6));
+        for address in [IpAddr::V4(v4), IpAddr::V6(v6)] {
+            assert_eq!(from_wide(wide(address), address.is_ipv6()), address);
+        }
     }
 }

@@ -4,7 +4,7 @@
 mod live;
 mod offline;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use aya::{
@@ -14,8 +14,8 @@ use aya::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, Affinity, AffinityKey, Bucket, Frontend, Range, SLOT_LOCAL, STEPS, ServiceInfo,
-        SocketQuestion, Step, Trace,
+        Affinity, AffinityKey, Bucket, Frontend, Range, SLOT_LOCAL, STEPS, ServiceInfo, SocketQuestion, Step,
+        Trace,
     },
     outcome::Outcome,
 };
@@ -250,9 +250,4 @@ fn skb_context(ifindex: u32) -> [u8; 192] {
     let mut context = [0; 192];
     context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
     context
-}
-
-/// An address of the wide form.
-pub fn from_wide(wide: [u64; 2], ipv6: bool) -> IpAddr {
-    if ipv6 { Address6::to_ip(wide) } else { Address4::to_ip(wide[0] as u32) }
 }

@@ -15,7 +15,10 @@ use traffic_policy_ebpf::{
 };
 
 use super::{Pinned, report::Clock};
-use crate::{dataplane::tables::FromWire, model::Protocol};
+use crate::{
+    dataplane::tables::{FromWire, from_wide},
+    model::Protocol,
+};
 
 /// A flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +161,7 @@ impl Pinned {
 const AF_INET: u8 = 2;
 
 fn gateway(hop: &HopKey) -> IpAddr {
-    if hop.family == AF_INET { (hop.gateway[0] as Address4).to_ip() } else { hop.gateway.to_ip() }
+    from_wide(hop.gateway, hop.family != AF_INET)
 }
 
 fn join<A: Address + FromWire>(

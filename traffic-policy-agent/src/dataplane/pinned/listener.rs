@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsFd, AsRawFd},
     time::Duration,
 };
@@ -14,9 +14,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 use traffic_policy_ebpf::{
-    abi::{
-        self, Address4, EventBucket, NO_SERVICE, PROTOCOL_UDP, State, destination_port, hook, source_port,
-    },
+    abi::{self, EventBucket, NO_SERVICE, PROTOCOL_UDP, State, destination_port, hook, source_port},
     outcome::Outcome,
 };
 
@@ -24,7 +22,7 @@ use super::Pinned;
 use crate::{
     dataplane::{
         kernel, pins,
-        tables::FromWire,
+        tables::from_wide,
         words::{Words, state},
     },
     model::Protocol,
@@ -159,10 +157,7 @@ fn decode(event: &abi::Event) -> Result<Event> {
     let outcome = Outcome::numbered(event.outcome).with_context(|| {
         format!("an event has outcome {}, which this version does not know", event.outcome)
     })?;
-    let ip = |wide: [u64; 2]| -> IpAddr {
-        if event.ipv6 == 0 { (wide[0] as Address4).to_ip() } else { wide.to_ip() }
-    };
-    let address = |wide, port| SocketAddr::new(ip(wide), u16::from_be(port));
+    let address = |wide, port| SocketAddr::new(from_wide(wide, event.ipv6 != 0), u16::from_be(port));
     Ok(Event {
         time: event.time,
         outcome,

@@ -3,10 +3,10 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::{Address4, Agent, State, Usage};
+use traffic_policy_ebpf::abi::{Agent, State, Usage};
 
 use super::Pinned;
-use crate::dataplane::{kernel, pins, tables::FromWire};
+use crate::dataplane::{kernel, pins, tables::from_wide};
 
 /// The agent, as the maps tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,7 @@ impl Report {
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         let port = u16::try_from(self.word.port).ok().filter(|port| *port != 0)?;
-        let wide = self.word.address;
-        let ip = if self.word.ipv6 == 0 { (wide[0] as Address4).to_ip() } else { wide.to_ip() };
-        Some(SocketAddr::new(ip, port))
+        Some(SocketAddr::new(from_wide(self.word.address, self.word.ipv6 != 0), port))
     }
 
     /// The clock of flows, carried on from the last sign of life.

@@ -9,7 +9,7 @@ use traffic_policy_ebpf::abi::{
     Address, Frontend, FrontendKey, HOP_XDP, Range, SLOT_LOCAL, Slot, frontend, frontend_kind,
 };
 
-use super::{Entrance, Kernel, PacketHook, Routes, Trial, from_wide, load_copy};
+use super::{super::tables::from_wide, Entrance, Kernel, PacketHook, Routes, Trial, load_copy};
 use crate::{
     dataplane::{attach, check_privileges, pins},
     model::Policy,
