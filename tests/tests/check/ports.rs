@@ -58,6 +58,10 @@ fn listeners() {
         "--metrics-address",
     );
     drop(metrics);
+    // As `run` takes it: nowhere, so that the default port may be taken.
+    let metrics = listen("127.0.0.1:10249");
+    check(&lab, &["--metrics-address", "none"]).is_well();
+    drop(metrics);
 
     let server = listen("[::]:30081");
     check(&lab, &[]).only("note", "listener", "TCP port 30081, in the range of node ports", "--node-ports");

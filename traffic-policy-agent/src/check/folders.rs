@@ -1,15 +1,12 @@
 //! The two folders that the agent is given: on a BPF file system, and on cgroup2.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-use super::{Cgroup, Finding};
-use crate::dataplane::PinsLook;
+use super::Finding;
+use crate::dataplane::{Cgroup, PinsLook};
 
 pub(super) fn judge_pins(root: &Path, look: &PinsLook) -> Vec<Finding> {
     const PROBE: &str = "bpffs";
@@ -61,16 +58,12 @@ pub(super) enum Facts {
 impl Facts {
     pub(super) fn look(cgroup: &Cgroup) -> Result<Self> {
         let folder = match cgroup {
-            Cgroup::Nothing => return Ok(Self::NotWanted),
+            Cgroup::None => return Ok(Self::NotWanted),
             Cgroup::Folder(folder) => folder.clone(),
-            Cgroup::Mounted => {
-                let mounts =
-                    fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts cannot be read")?;
-                match mounted(&mounts) {
-                    Some(folder) => folder,
-                    None => return Ok(Self::NotMounted),
-                }
-            }
+            Cgroup::Mounted => match Cgroup::mounted()? {
+                Some(folder) => folder,
+                None => return Ok(Self::NotMounted),
+            },
         };
         if !folder.is_dir() {
             return Ok(Self::Missing(folder));
@@ -83,12 +76,6 @@ impl Facts {
         let partial = folder.join("cgroup.type").exists();
         Ok(Self::Found { folder, partial })
     }
-}
-
-/// The first mount of cgroup2, from /proc/self/mounts.
-fn mounted(mounts: &str) -> Option<PathBuf> {
-    let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    mounts.find(|fields| fields.get(2) == Some(&"cgroup2")).map(|fields| PathBuf::from(fields[1]))
 }
 
 pub(super) fn judge_cgroup(facts: &Facts) -> Vec<Finding> {
@@ -167,9 +154,6 @@ mod tests {
             assert_eq!(finding.severity, severity, "{finding:?}");
             assert!(finding.cure.as_ref().unwrap().contains(cure), "{finding:?}");
         }
-        let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(mounted(mounts), Some("/sys/fs/cgroup/unified".into()));
-        assert_eq!(mounted("proc /proc proc rw 0 0\n"), None);
         assert_eq!(
             Facts::look(&Cgroup::Folder("/nonexistent".into())).unwrap(),
             Facts::Missing("/nonexistent".into())

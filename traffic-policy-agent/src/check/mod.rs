@@ -26,7 +26,7 @@ pub use self::{
     netfilter::forward_policy_drop,
 };
 use crate::{
-    dataplane::{Mode, PinsLook, Pool},
+    dataplane::{Cgroup, Mode, PinsLook, Pool},
     model::object::{Node, Service},
     node::{self, Network},
     source::{Change, Manifests, Update},
@@ -42,31 +42,9 @@ pub struct Settings {
     pub cgroup: Cgroup,
     pub pool: Pool,
     pub healthz: SocketAddr,
-    pub metrics: SocketAddr,
+    pub metrics: Option<SocketAddr>,
     /// Services whose ports are compared with what listens here.
     pub manifests: Option<Manifests>,
-}
-
-/// `--cgroup`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cgroup {
-    /// Where cgroup2 is mounted.
-    Mounted,
-    /// Connections made on this node are not to be served.
-    Nothing,
-    Folder(PathBuf),
-}
-
-impl std::str::FromStr for Cgroup {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text {
-            "auto" => Self::Mounted,
-            "none" => Self::Nothing,
-            folder => Self::Folder(folder.into()),
-        })
-    }
 }
 
 /// The objects of a folder of manifests that matter here.

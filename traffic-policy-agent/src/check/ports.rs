@@ -39,13 +39,14 @@ const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 impl Facts {
     pub(super) fn look(settings: &Settings, services: Vec<Service>, agent: Option<u32>) -> Result<Self> {
+        let metrics = settings.metrics.map(|address| (address, "--metrics-address"));
         Ok(Self {
             pool: settings.pool.clone(),
             ephemeral: ephemeral_ports()?,
             reserved: fs::read_to_string(RESERVED).map(|text| ranges(&text)).unwrap_or_default(),
             bound: bound_ports()?,
             listeners: listeners::read(),
-            own: vec![(settings.healthz, "--healthz-address"), (settings.metrics, "--metrics-address")],
+            own: [(settings.healthz, "--healthz-address")].into_iter().chain(metrics).collect(),
             services,
             agent,
         })

@@ -6,17 +6,17 @@ use anyhow::{Result, bail};
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
-use super::view::Output;
+use super::{run::MetricsAddress, view::Output};
 use crate::{
-    check::{self, Cgroup, Finding, Settings, Severity},
-    dataplane::{DEFAULT_PINS, Mode, Pool, PortRanges},
+    check::{self, Finding, Settings, Severity},
+    dataplane::{Cgroup, DEFAULT_PINS, Mode, Pool, PortRanges},
     source::Manifests,
 };
 
 /// Look this machine over before the first `run`, and say what to do. Changes nothing.
 ///
-/// Give it the flags that `run` will get, in the network namespace that it will run in. Exit code 1 if there is an error,
-/// by which `run` would refuse or no traffic work.
+/// It takes those flags of `run` that matter here: give it the same, in the network namespace that `run` will run in, and
+/// leave out the others. Exit code 1 if there is an error, by which `run` would refuse or no traffic work.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// A device by which packets come from outside; may be repeated. Default: found as `run` does.
@@ -28,9 +28,9 @@ pub(super) struct Arguments {
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// Cgroup whose sockets' connections to Services are to be served: a folder on cgroup2, `none`, or `auto`, where
-    /// cgroup2 is mounted.
-    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "auto", value_name = "D|none")]
+    /// Cgroup whose sockets' connections to Services are to be served: a folder on cgroup2, `none`, or `auto`: the cgroup2
+    /// hierarchy that is mounted here.
+    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "auto", value_name = "D|none|auto")]
     cgroup: Cgroup,
     /// The cluster's range of node ports.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R")]
@@ -41,9 +41,14 @@ pub(super) struct Arguments {
     /// Where /healthz and /livez are to be answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
-    /// Where metrics are to be answered.
-    #[arg(long, env = "TRAFFIC_POLICY_METRICS_ADDRESS", default_value = "127.0.0.1:10249", value_name = "A")]
-    metrics_address: SocketAddr,
+    /// Where metrics are to be answered; `none`: nowhere.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_METRICS_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "A|none"
+    )]
+    metrics_address: MetricsAddress,
     /// A folder of Kubernetes YAML: the ports of its Services are compared with what listens here.
     #[arg(long, env = "TRAFFIC_POLICY_MANIFESTS", value_name = "DIR")]
     manifests: Option<PathBuf>,
@@ -87,7 +92,7 @@ impl Arguments {
             cgroup: self.cgroup,
             pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
             healthz: self.healthz_address,
-            metrics: self.metrics_address,
+            metrics: self.metrics_address.0,
             manifests: self.manifests.map(|folder| Manifests { folder, node_name }),
         }
     }

@@ -1,8 +1,6 @@
 //! `run`: the agent itself.
 
-use std::{
-    collections::BTreeSet, convert::Infallible, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -38,9 +36,9 @@ pub(super) struct Arguments {
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
     /// Cgroup2 folder whose processes' connections to Services are served: of the node's processes and its pods; `none`:
-    /// nobody's, only packets from outside. Default: the cgroup2 hierarchy that is mounted here.
-    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", value_name = "D|none", value_parser = cgroup)]
-    cgroup: Option<Cgroup>,
+    /// nobody's, only packets from outside; `auto`: the cgroup2 hierarchy that is mounted here.
+    #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "auto", value_name = "D|none|auto")]
+    cgroup: Cgroup,
     /// On which addresses of this node node ports are reached: `primary` (the Node object's), `all`, CIDRs, or several of
     /// them. The node itself also reaches them on loopback, unless CIDRs are given without it; `localhost` adds it.
     #[arg(
@@ -132,9 +130,9 @@ struct TableArguments {
     idle_udp_answered: Duration,
 }
 
-/// `--metrics-address`.
+/// `--metrics-address`; `None`: nowhere.
 #[derive(Clone, Copy, Debug)]
-struct MetricsAddress(Option<SocketAddr>);
+pub(super) struct MetricsAddress(pub(super) Option<SocketAddr>);
 
 impl FromStr for MetricsAddress {
     type Err = String;
@@ -165,10 +163,6 @@ pub(super) fn service_cidr(text: &str) -> Result<IpNet, String> {
 
 fn ranges(text: &str) -> Result<PortRanges, String> {
     text.parse()
-}
-
-fn cgroup(text: &str) -> Result<Cgroup, Infallible> {
-    Ok(if text == "none" { Cgroup::None } else { Cgroup::Folder(text.into()) })
 }
 
 impl Arguments {
@@ -223,7 +217,7 @@ impl Arguments {
                 pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,
-                cgroup: self.cgroup.unwrap_or_default(),
+                cgroup: self.cgroup,
             },
         }
     }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    convert::Infallible,
     ffi::OsString,
     fs::{self, File},
     os::{
@@ -10,6 +11,7 @@ use std::{
         unix::{ffi::OsStringExt, fs::MetadataExt},
     },
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 use anyhow::{Context, Result, bail};
@@ -59,9 +61,7 @@ impl Cgroup {
             Self::None => return Ok(None),
             Self::Folder(folder) => folder.clone(),
             Self::Mounted => {
-                let mounts = fs::read_to_string("/proc/self/mountinfo")
-                    .context("reading /proc/self/mountinfo failed")?;
-                top(&mounts).context("no cgroup2 is mounted: mount one (`mount -t cgroup2 none /sys/fs/cgroup`), or say --cgroup none to leave connections made on this node alone")?
+                Self::mounted()?.context("no cgroup2 is mounted: mount one (`mount -t cgroup2 none /sys/fs/cgroup`), or say --cgroup none to leave connections made on this node alone")?
             }
         };
         let kind =
@@ -73,6 +73,28 @@ impl Cgroup {
             );
         }
         Ok(Some(folder))
+    }
+
+    /// Where cgroup2 is mounted; of several places the one that shows most.
+    ///
+    /// # Errors
+    /// /proc does not tell.
+    pub fn mounted() -> Result<Option<PathBuf>> {
+        let mounts =
+            fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo failed")?;
+        Ok(top(&mounts))
+    }
+}
+
+impl FromStr for Cgroup {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "auto" => Self::Mounted,
+            "none" => Self::None,
+            folder => Self::Folder(folder.into()),
+        })
     }
 }
 
@@ -212,6 +234,15 @@ mod tests {
 ";
         let found: Vec<_> = mount_points(mountinfo).collect();
         assert_eq!(found, [PathBuf::from("/sys/fs/cgroup/unified"), PathBuf::from("/host of\\all/cgroup")]);
+    }
+
+    #[test]
+    fn by_name() {
+        for (text, cgroup) in
+            [("auto", Cgroup::Mounted), ("none", Cgroup::None), ("/x/auto", Cgroup::Folder("/x/auto".into()))]
+        {
+            assert_eq!(text.parse(), Ok(cgroup));
+        }
     }
 
     #[test]
