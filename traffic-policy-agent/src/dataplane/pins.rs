@@ -107,7 +107,9 @@ pub struct Look {
     pub pinned: bool,
     /// Other layout versions that are pinned, as their folders are called.
     pub other_versions: Vec<String>,
-    /// The process of the agent that uses it; 0 if that is outside this PID namespace.
+    /// The process of the agent that uses it. Not known from another PID namespace than the agent's or one above it:
+    /// /proc/locks leaves out locks of processes that are not visible (`locks_show` in fs/locks.c), see
+    /// [`sees_all_locks`].
     pub used_by: Option<u32>,
 }
 
@@ -141,8 +143,15 @@ fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     locks.lines().find_map(|line| {
         let fields: Vec<_> = line.split_whitespace().collect();
         let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file.as_str());
-        held.then(|| fields[4].parse().unwrap_or(0))
+        if held { fields[4].parse().ok() } else { None }
     })
+}
+
+/// Whether /proc/locks tells of every process: in the first PID namespace, whose number is fixed (`PROC_PID_INIT_INO` in
+/// linux/proc_ns.h).
+pub fn sees_all_locks() -> bool {
+    const FIRST: u64 = 0xefff_fffc;
+    fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
 }
 
 /// Where the links of this layout version are pinned.

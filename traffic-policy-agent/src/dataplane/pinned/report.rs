@@ -8,6 +8,9 @@ use traffic_policy_ebpf::abi::{Agent, State, Usage};
 use super::Pinned;
 use crate::dataplane::{kernel, pins, tables::from_wide};
 
+/// A running agent gives a sign of life every two seconds, or a little later on a busy node.
+const FRESH: Duration = Duration::from_secs(5);
+
 /// The agent, as the maps tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -30,6 +33,12 @@ impl Report {
     #[must_use]
     pub fn seen(&self) -> Option<Duration> {
         self.since(self.word.seen)
+    }
+
+    /// An agent was alive so lately that it probably still is.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.seen().is_some_and(|seen| seen < FRESH)
     }
 
     /// Since the maps were last made equal to what was desired; `None` if they never were.
@@ -97,12 +106,13 @@ impl Pinned {
         Ok(Report { word: self.element("AGENT")?, now: kernel::monotonic()? })
     }
 
-    /// Whether an agent holds these pins at present.
+    /// Whether an agent holds these pins at present. Where its lock may be invisible, a fresh sign of life will do.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder or the map cannot be read.
     pub fn is_held(&self) -> Result<bool> {
-        Ok(pins::Look::at(&self.root)?.used_by.is_some())
+        let held = pins::Look::at(&self.root)?.used_by.is_some();
+        Ok(held || !pins::sees_all_locks() && self.report()?.is_fresh())
     }
 
     /// Words that the agent writes for the packet path.
@@ -135,6 +145,7 @@ mod tests {
         assert_eq!(clock.idle(u32::MAX - 10), Duration::from_secs(2));
         assert_eq!(clock.idle(490), Duration::ZERO, "a tick ahead");
         assert_eq!(report.seen(), Some(Duration::from_secs(2)));
+        assert!(report.is_fresh() && !Report { now: 10_000_000_000, ..report }.is_fresh());
         assert_eq!(report.synced(), None);
         assert!(Report { word: Agent::default(), now: 1 }.clock().is_err());
     }
