@@ -21,7 +21,7 @@ use aya::{
 };
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-use super::{kernel, pins::remove_link};
+use super::{bpf, pins::remove_link};
 
 /// `--cgroup`: whose connections to Services are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -148,7 +148,7 @@ pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
             object.program_mut(&name).with_context(|| format!("the packet path has no program {name}"))?;
         let path = pin(links, &cgroup, call)?;
         if path.exists() {
-            match kernel::update_link(&path, descriptor(program)?) {
+            match bpf::update_link(&path, descriptor(program)?) {
                 Ok(()) => continue,
                 Err(error) => tracing::debug!(pin = %path.display(), "the pinned link is dead: {error}"),
             }

@@ -1,14 +1,9 @@
 //! What the running kernel can do, and its clocks.
 
 use std::{
-    ffi::CString,
     io::{self, ErrorKind},
     net::{Ipv4Addr, UdpSocket},
-    os::{
-        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::Path,
+    os::fd::AsRawFd,
     time::{Duration, Instant},
 };
 
@@ -80,52 +75,6 @@ pub fn sample_hz(mut jiffies: impl FnMut() -> Result<u32>) -> Result<u32> {
     let measured = f64::from(last.wrapping_sub(first)) / elapsed.as_secs_f64();
     let known = [100u32, 250, 300, 1000];
     known.into_iter().min_by_key(|hz| (f64::from(*hz) - measured).abs() as u64).context("no known tick rate")
-}
-
-/// linux/bpf.h: enum bpf_cmd, and below the parts of union bpf_attr that these read.
-mod command {
-    pub const OBJ_GET: libc::c_int = 7;
-    pub const LINK_UPDATE: libc::c_int = 29;
-    pub const LINK_DETACH: libc::c_int = 34;
-}
-
-/// The link that is pinned at a path. aya 0.14 gives no descriptor of its links away.
-fn pinned_link(pin: &Path) -> io::Result<OwnedFd> {
-    let name = CString::new(pin.as_os_str().as_bytes())?;
-    let path = [name.as_ptr() as u64, 0];
-    // SAFETY: the attributes are as long as said, and the name outlives the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, command::OBJ_GET, path.as_ptr(), size_of_val(&path)) };
-    match libc::c_int::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor, and nobody else has it.
-        Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Detaches a pinned link at once, if it is one that can be. aya 0.14 lacks it.
-pub fn detach_link(pin: &Path) {
-    let Ok(link) = pinned_link(pin) else { return };
-    let attributes = [link.as_raw_fd()];
-    // SAFETY: the attributes are as long as said. A link whose device is gone refuses, and need not be detached.
-    unsafe {
-        libc::syscall(libc::SYS_bpf, command::LINK_DETACH, attributes.as_ptr(), size_of_val(&attributes))
-    };
-}
-
-/// Puts another program behind a pinned link, in one step: each call meets the old one or the new one. aya 0.14 can do it
-/// for devices only.
-///
-/// # Errors
-/// It is no link, or what it was attached to is gone.
-pub fn update_link(pin: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
-    let link = pinned_link(pin)?;
-    // Link, new program, flags, old program.
-    let attributes = [link.as_raw_fd(), program.as_raw_fd(), 0, 0];
-    // SAFETY: the attributes are as long as said, and the descriptors are open.
-    let done = unsafe {
-        libc::syscall(libc::SYS_bpf, command::LINK_UPDATE, attributes.as_ptr(), size_of_val(&attributes))
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The kernel's number of this process's network namespace, as programs see it.

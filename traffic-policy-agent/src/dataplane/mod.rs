@@ -1,6 +1,7 @@
 //! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
 
 mod attach;
+mod bpf;
 mod cgroup;
 mod clsact;
 mod config;

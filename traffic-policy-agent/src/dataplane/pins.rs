@@ -18,7 +18,7 @@ use nix::{
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
-use super::kernel;
+use super::bpf;
 
 /// Where pins go without `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
@@ -254,7 +254,7 @@ fn remove_all(root: &Path) -> Result<()> {
 /// The pin cannot be removed.
 pub fn remove_link(path: &Path) -> Result<()> {
     // Without its pin the link would go too, but some time later.
-    kernel::detach_link(path);
+    bpf::detach_link(path);
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(error).with_context(|| format!("{} cannot be removed", path.display()))

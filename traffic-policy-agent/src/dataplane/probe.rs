@@ -1,12 +1,6 @@
 //! Questions to the kernel about BPF and devices that need its system calls; nothing is changed by asking.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    mem::{size_of, size_of_val},
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    path::Path,
-};
+use std::{collections::BTreeSet, fs, io, mem::size_of, os::fd::AsRawFd, path::Path};
 
 use aya::programs::{
     ProgramError, ProgramInfo, SchedClassifier, TcAttachType,
@@ -15,7 +9,7 @@ use aya::programs::{
 };
 use socket2::{Domain, Socket, Type};
 
-use super::{clsact, pins};
+use super::{bpf, clsact, pins};
 
 /// A loaded program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,32 +57,15 @@ pub fn pinned_programs(root: &Path) -> BTreeSet<u32> {
 /// The kernel loads no program, most often for lack of privileges.
 pub fn jit() -> io::Result<bool> {
     // linux/bpf.h
-    const PROG_LOAD: libc::c_long = 5;
-    const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-    const PROG_TYPE_XDP: u64 = 6;
+    const PROG_TYPE_XDP: u32 = 6;
     // r0 = XDP_PASS; exit
-    let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    // Type and number of instructions are two 32-bit fields.
-    let head = if cfg!(target_endian = "little") { PROG_TYPE_XDP | 2 << 32 } else { PROG_TYPE_XDP << 32 | 2 };
-    let load = [head, code.as_ptr() as u64, c"Dual MIT/GPL".as_ptr() as u64, 0, 0, 0];
-    // SAFETY: the attributes are as long as said, and the code and license they point to outlive the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, load.as_ptr(), size_of_val(&load)) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has returned a new descriptor, which nothing else owns.
-    let program = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
+    let program = bpf::load(
+        PROG_TYPE_XDP,
+        &[[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]],
+        c"Dual MIT/GPL",
+    )?;
     // struct bpf_prog_info: type, id, tag (8 bytes), then the length of the machine code.
-    let mut info = [0u32; 8];
-    let length = size_of_val(&info) as u64;
-    let fd = program.as_raw_fd() as u64;
-    let first = if cfg!(target_endian = "little") { fd | length << 32 } else { fd << 32 | length };
-    let ask = [first, info.as_mut_ptr() as u64];
-    // SAFETY: as above; the kernel writes at most as much as the length given.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET_INFO_BY_FD, ask.as_ptr(), size_of_val(&ask)) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let info: [u32; 8] = bpf::info(&program)?;
     Ok(info[4] > 0)
 }
 

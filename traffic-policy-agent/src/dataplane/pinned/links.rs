@@ -3,13 +3,11 @@
 use std::fs;
 
 use anyhow::{Context, Result};
+use aya::Pod;
 use traffic_policy_ebpf::abi::Device;
 
-use super::{
-    Pinned,
-    read::{info, open},
-};
-use crate::dataplane::{kernel::Kernel, pins};
+use super::Pinned;
+use crate::dataplane::{bpf, kernel::Kernel, pins};
 
 /// A program on a device or cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +54,7 @@ impl LinkHook {
 /// The beginning of `struct bpf_link_info`. `target` is the device's number for XDP and tcx, 0 once it is gone, and the
 /// cgroup's for cgroups.
 #[repr(C)]
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct LinkInfo {
     kind: u32,
     id: u32,
@@ -65,6 +63,9 @@ struct LinkInfo {
     target: [u32; 2],
     more: [u32; 6],
 }
+
+// SAFETY: numbers without gaps; any bytes make one.
+unsafe impl Pod for LinkInfo {}
 
 impl Pinned {
     /// The programs attached through links that are pinned here, and on kernels before 6.6 the devices with filters.
@@ -77,8 +78,8 @@ impl Pinned {
         for entry in fs::read_dir(&folder).with_context(|| format!("{} cannot be read", folder.display()))? {
             let path = entry?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            let link: LinkInfo = open(&path, false)
-                .and_then(|fd| info(&fd))
+            let link: LinkInfo = bpf::open(&path, false)
+                .and_then(|fd| bpf::info(&fd))
                 .with_context(|| format!("{} cannot be read", path.display()))?;
             links.push(parse(name, &link));
         }

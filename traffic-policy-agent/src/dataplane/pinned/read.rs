@@ -2,31 +2,17 @@
 //! full flow table.
 
 use std::{
-    ffi::CString,
-    io,
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
     path::Path,
 };
 
 use anyhow::{Context, Result, ensure};
 use aya::Pod;
 
+use crate::dataplane::bpf::{self, command};
+
 /// Entries that one call reads: more would hold up packets that change the same buckets.
 const BATCH: u32 = 4096;
-
-/// linux/bpf.h: enum bpf_cmd.
-mod command {
-    pub const LOOKUP: libc::c_int = 1;
-    pub const OBJECT_GET: libc::c_int = 7;
-    pub const INFO: libc::c_int = 15;
-    pub const LOOKUP_BATCH: libc::c_int = 24;
-}
-
-/// BPF_F_RDONLY
-const READ_ONLY: u32 = 1 << 3;
 
 /// A pinned map, opened for reading.
 #[derive(Debug)]
@@ -52,22 +38,6 @@ pub struct MapInfo {
 // The parts of `union bpf_attr` that the commands read.
 #[repr(C)]
 #[derive(Default)]
-struct ObjectGet {
-    path: u64,
-    fd: u32,
-    flags: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Info {
-    fd: u32,
-    length: u32,
-    info: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
 struct Lookup {
     fd: u32,
     zero: u32,
@@ -89,48 +59,16 @@ struct Batch {
     flags: u64,
 }
 
-fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the attributes are as long as said; whatever they point to is valid for what the command reads and writes,
-    // as each caller sees to.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
-}
-
-/// Opens a pin: of a map for reading, of a link as it is.
-///
-/// # Errors
-/// There is no such pin, or the kernel refuses.
-pub fn open(pin: &Path, read_only: bool) -> io::Result<OwnedFd> {
-    let path = CString::new(pin.as_os_str().as_bytes())?;
-    let flags = if read_only { READ_ONLY } else { 0 };
-    let mut attributes = ObjectGet { path: path.as_ptr() as u64, fd: 0, flags };
-    let fd = bpf(command::OBJECT_GET, &mut attributes)?;
-    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// What the kernel says of a map or link: the first bytes of its description.
-///
-/// # Errors
-/// The kernel refuses.
-pub fn info<T: Default>(fd: &OwnedFd) -> io::Result<T> {
-    let mut info = T::default();
-    let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
-    bpf(
-        command::INFO,
-        &mut Info { fd: fd.as_raw_fd().cast_unsigned(), length, info: (&raw mut info) as u64 },
-    )?;
-    Ok(info)
-}
+// SAFETY: numbers; any bytes make one, and the kernel leaves no gaps.
+unsafe impl Pod for MapInfo {}
 
 impl Reader {
     /// # Errors
     /// The map is not pinned there, or may not be read.
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
         let path = folder.join(name);
-        let fd = open(&path, true).with_context(|| format!("{} cannot be opened", path.display()))?;
-        let info = info(&fd).with_context(|| format!("{} is not understood", path.display()))?;
+        let fd = bpf::open(&path, true).with_context(|| format!("{} cannot be opened", path.display()))?;
+        let info = bpf::info(&fd).with_context(|| format!("{} is not understood", path.display()))?;
         Ok(Self { name: name.to_owned(), fd, info })
     }
 
@@ -170,7 +108,8 @@ impl Reader {
             value: bytes.as_mut_ptr() as u64,
             ..Lookup::default()
         };
-        bpf(command::LOOKUP, &mut attributes)
+        // SAFETY: the index is the key of an array, and there is room for a value.
+        unsafe { bpf::call(command::MAP_LOOKUP, &mut attributes) }
             .with_context(|| format!("element {index} of {} cannot be read", self.name))?;
         // SAFETY: as many bytes as the value has, and any bytes make one.
         Ok(unsafe { bytes.as_ptr().cast::<V>().read_unaligned() })
@@ -234,7 +173,8 @@ impl Reader {
                 fd: self.fd.as_raw_fd().cast_unsigned(),
                 ..Batch::default()
             };
-            let last = match bpf(command::LOOKUP_BATCH, &mut batch) {
+            // SAFETY: there is room for as many keys and values as said, and for a place.
+            let last = match unsafe { bpf::call(command::MAP_LOOKUP_BATCH, &mut batch) } {
                 Ok(_) => false,
                 // This is how the kernel says that nothing is left.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
