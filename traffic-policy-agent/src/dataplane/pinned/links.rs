@@ -1,6 +1,6 @@
 //! What is attached where.
 
-use std::fs;
+use std::{fs, io::ErrorKind};
 
 use anyhow::{Context, Result};
 use aya::Pod;
@@ -78,10 +78,14 @@ impl Pinned {
         for entry in fs::read_dir(&folder).with_context(|| format!("{} cannot be read", folder.display()))? {
             let path = entry?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            let link: LinkInfo = bpf::open(&path, false)
-                .and_then(|fd| bpf::info(&fd))
-                .with_context(|| format!("{} cannot be read", path.display()))?;
-            links.push(parse(name, &link));
+            match bpf::open(&path, false).and_then(|fd| bpf::info(&fd)) {
+                Ok(link) => links.push(parse(name, &link)),
+                // The agent has removed it meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("{} cannot be read", path.display()));
+                }
+            }
         }
         if !Kernel::running()?.has_tcx() {
             for (ifindex, _) in self.map("DEVICES")?.entries::<u32, Device>()? {
