@@ -9,7 +9,9 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeade
 use netlink_packet_route::link::{
     InfoBridge, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, State,
 };
-use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourState,
+};
 use netlink_packet_route::route::{RouteMessage, RouteType};
 use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
@@ -240,6 +242,13 @@ impl Netlink {
             }
         }
         Ok(())
+    }
+
+    /// How many neighbours the kernel keeps resolved of its own accord (NTF_EXT_MANAGED).
+    pub async fn managed_neighbours(&self) -> Result<usize> {
+        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
+        let is_managed = |attribute: &NeighbourAttribute| matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed));
+        Ok(neighbours.iter().filter(|neighbour| neighbour.attributes.iter().any(is_managed)).count())
     }
 
     /// The MAC address that the kernel holds for a neighbour.

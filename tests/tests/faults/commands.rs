@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use traffic_policy_tests::agent::{self, Agent};
 use traffic_policy_tests::attached::Attached;
@@ -78,6 +79,33 @@ fn status_and_cleanup_without_pins() {
     let (code, said) = run(&["cleanup", "--pin-dir", pins.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("nothing is pinned in"), "{said}");
+}
+
+#[test]
+fn cleanup_releases_what_another_layout_left() {
+    let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &cluster.backends()).unwrap();
+    let mut agent = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080)).unwrap();
+    let netns = cluster.lab.node(1).netns();
+    let managed = || netns.netlink(async |net| net.managed_neighbours().await).unwrap();
+    let start = Instant::now();
+    while managed() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "the endpoint's next hop is never kept resolved");
+        sleep(Duration::from_millis(50));
+    }
+    agent.stop().unwrap();
+    let [pins] = fs::read_dir(agent.pin_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap();
+    fs::rename(pins, agent.pin_dir().join("v1")).unwrap();
+    assert!(managed() > 0);
+    let cleaned = agent.command(&["cleanup"]).unwrap();
+    assert!(cleaned.status.success(), "{}", text(&cleaned));
+    assert_eq!(managed(), 0);
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Devices: attached to, described for the packet path, forgotten.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, Result};
-use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
 use super::{
-    Attached, Changed, Dataplane, Interface, attach, clsact, pins, pins::Pins, tables::SetAddresses,
+    Attached, Changed, Dataplane, Interface, attach, clsact, pinned::Reader, pins, pins::Pins,
+    tables::SetAddresses,
 };
 
 impl Dataplane {
@@ -104,9 +104,12 @@ impl Dataplane {
     }
 }
 
-/// Numbers of the devices that the packet path pinned below `root` is attached to; none if there is none.
-pub fn pinned_devices(root: &Path) -> Vec<u32> {
-    let Ok(devices) = MapData::from_pin(pins::maps_below(root).join("DEVICES")) else { return Vec::new() };
-    let Ok(devices) = HashMap::<_, u32, Device>::try_from(Map::HashMap(devices)) else { return Vec::new() };
-    devices.keys().filter_map(Result::ok).collect()
+/// Numbers of the devices that the packet path pinned below `root` is attached to, of any layout version (the key of the
+/// map is the same in all of them); none if there is none.
+pub fn pinned_devices(root: &Path) -> BTreeSet<u32> {
+    let devices = pins::maps_of_versions(root).unwrap_or_default().into_iter().filter_map(|maps| {
+        // A version that had no such map, or a folder that another process has just removed.
+        Reader::open(&maps, "DEVICES").ok()?.keys::<u32>().ok()
+    });
+    devices.flatten().collect()
 }

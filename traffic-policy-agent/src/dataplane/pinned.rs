@@ -1,6 +1,7 @@
 //! The packet path as anyone may look at it by its pins, whether or not an agent runs.
 //!
-//! Maps are opened for reading only, with one exception: whoever listens to events says so in a word of `STATE`.
+//! Maps are opened for reading only, with one exception: whoever listens to events says so in a word of
+//! `STATE`, and empties `EVENT_BUCKETS` first.
 
 mod counts;
 mod flows;
@@ -17,13 +18,13 @@ use anyhow::{Result, bail};
 use aya::Pod;
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
-use self::read::Reader;
 pub use self::{
     counts::{Count, Counts, ServiceCount, service_count_reader},
     flows::{Flow, FlowState, Traffic, Way},
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},
     maps::MapFill,
+    read::Reader,
     report::Report,
     services::{Phase, Reached, ServicePort},
 };

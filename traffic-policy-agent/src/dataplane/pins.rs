@@ -182,6 +182,14 @@ pub fn versions(root: &Path) -> Result<Vec<String>> {
     Ok(names.filter(|name| is_version(name)).collect())
 }
 
+/// Where the maps of each layout version that is pinned below `root` are.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn maps_of_versions(root: &Path) -> Result<Vec<PathBuf>> {
+    Ok(versions(root)?.iter().map(|version| root.join(version).join(MAPS)).collect())
+}
+
 /// What was removed, by the names of the pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {

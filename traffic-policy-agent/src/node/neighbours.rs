@@ -109,7 +109,7 @@ impl Keeper {
 ///
 /// # Errors
 /// The kernel refuses the dump.
-pub async fn release(network: &Network, links: &[u32]) -> Result<()> {
+pub async fn release(network: &Network, links: &BTreeSet<u32>) -> Result<()> {
     for message in list(network).await? {
         let managed = message.attributes.iter().any(|attribute| {
             matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed))

@@ -145,6 +145,21 @@ impl Reader {
         })
     }
 
+    /// All keys of a hash, whatever its values are.
+    ///
+    /// # Errors
+    /// The keys have another layout, or the kernel refuses.
+    pub fn keys<K: Pod>(&self) -> Result<Vec<K>> {
+        self.fits::<K>(self.info.key, "keys")?;
+        let mut found = Vec::new();
+        self.batches(|keys, _| {
+            // SAFETY: as many bytes as a key has, and any bytes make one.
+            let read = |key: &[u8]| unsafe { key.as_ptr().cast::<K>().read_unaligned() };
+            found.extend(keys.chunks_exact(size_of::<K>()).map(read));
+        })?;
+        Ok(found)
+    }
+
     /// Number of entries.
     ///
     /// # Errors
