@@ -1,9 +1,10 @@
 //! `monitor`: refusals and new flows as they happen, with reason and cure.
 
+mod line;
+
 use std::{
     collections::BTreeMap,
-    io::{self, Write},
-    net::IpAddr,
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,18 +15,16 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::Args;
 use ipnet::IpNet;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use serde::Serialize;
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
+use self::line::{Line, WallClock, show};
 use super::{
     flows::net,
     view::{self, View},
 };
 use crate::{
-    advice::{self, Context},
-    dataplane::{Event, Listener, Pinned, ServicePort, device_name},
-    model::{FrontendKind, parse_duration},
+    dataplane::{Event, Listener, Pinned, ServicePort},
+    model::parse_duration,
 };
 
 /// Show drops, rejects and new flows as they happen: Service, policy, reason and cure.
@@ -212,229 +211,12 @@ impl Services {
     }
 }
 
-/// Turns the time of events into that of calendars.
-struct WallClock {
-    wall: Timestamp,
-    monotonic: u64,
-}
-
-impl WallClock {
-    fn now() -> Result<Self> {
-        Ok(Self { wall: Timestamp::now(), monotonic: crate::dataplane::monotonic()? })
-    }
-
-    fn of(&self, monotonic: u64) -> Timestamp {
-        let since = monotonic as i64 - self.monotonic as i64;
-        self.wall.checked_add(SignedDuration::from_nanos(since)).unwrap_or(self.wall)
-    }
-}
-
-/// An event, for programs.
-#[derive(Serialize)]
-struct Line {
-    /// RFC 3339.
-    time: String,
-    outcome: &'static str,
-    /// `xdp`, `ingress`, `egress` or `socket`.
-    hook: &'static str,
-    /// `namespace/name:port`; `None` if no Service is concerned.
-    service: Option<String>,
-    /// `ClusterIP`, `NodePort`, …
-    kind: Option<&'static str>,
-    /// The policy that held at this frontend: `Cluster` or `Local`.
-    policy: Option<&'static str>,
-    protocol: String,
-    /// `None` where a socket has no address yet.
-    client: Option<String>,
-    frontend: String,
-    /// Of a new flow.
-    endpoint: Option<String>,
-    /// By which the packet came.
-    device: Option<String>,
-    /// Cookie of the socket's network namespace.
-    netns: Option<u64>,
-    reason: String,
-    cure: Option<String>,
-    /// Events of the same CPU that were left out before this one.
-    left_out: u32,
-}
-
-impl Line {
-    fn new(event: &Event, port: Option<&ServicePort>, clock: &WallClock) -> Self {
-        let reached = port.and_then(|port| {
-            let loopback = |kind| kind == FrontendKind::LoopbackNodePort;
-            port.frontends.iter().find(|reached| reached.address == event.frontend).or_else(|| {
-                port.frontends
-                    .iter()
-                    .find(|reached| loopback(reached.kind) && reached.address.port() == event.frontend.port())
-            })
-        });
-        let name = port.map(|port| port.key.service.to_string());
-        let device = (event.ifindex != 0)
-            .then(|| device_name(event.ifindex).unwrap_or_else(|| format!("#{}", event.ifindex)));
-        let context = Context {
-            service: name.as_deref(),
-            frontend: reached.map(|reached| reached.kind),
-            client: Some(event.client.ip()).filter(|ip: &IpAddr| !ip.is_unspecified()),
-            device: device.as_deref(),
-            socket: event.hook == "socket",
-        };
-        Self {
-            time: format!("{:.3}", clock.of(event.time)),
-            outcome: event.outcome.name(),
-            hook: event.hook,
-            service: port.map(|port| view::service(&port.key)),
-            kind: reached.map(|reached| view::frontend_kind(reached.kind)),
-            policy: reached.map(|reached| view::policy(reached.policy)),
-            protocol: event.protocol.to_string(),
-            client: context.client.map(|_| event.client.to_string()),
-            frontend: event.frontend.to_string(),
-            endpoint: event.endpoint.map(|endpoint| endpoint.to_string()),
-            reason: advice::reason(event.outcome, &context),
-            cure: advice::cure(event.outcome, &context),
-            netns: (event.netns != 0).then_some(event.netns),
-            device,
-            left_out: event.left_out,
-        }
-    }
-}
-
-fn show(line: &Line, json: bool) -> io::Result<()> {
-    // A line at a time, for it may be read as it comes.
-    let mut out = io::stdout().lock();
-    if json {
-        serde_json::to_writer(&mut out, line)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(text(line).as_bytes())?;
-    }
-    out.flush()
-}
-
-fn text(line: &Line) -> String {
-    let client = line.client.as_deref().unwrap_or("a socket");
-    let endpoint = line.endpoint.as_ref().map(|endpoint| format!(" → {endpoint}")).unwrap_or_default();
-    let mut text = format!(
-        "{}  {:<26} {} {client} → {}{endpoint}",
-        line.time, line.outcome, line.protocol, line.frontend
-    );
-    if let Some(service) = &line.service {
-        text += &format!("  {service}");
-    }
-    if let (Some(kind), Some(policy)) = (line.kind, line.policy) {
-        text += &format!(" ({kind}, {policy})");
-    }
-    match (&line.device, line.netns) {
-        (Some(device), _) => text += &format!("  {} {device}", line.hook),
-        (None, Some(netns)) => text += &format!("  {} in network namespace {netns}", line.hook),
-        (None, None) => {}
-    }
-    text.push('\n');
-    // Of a new flow there is nothing to explain.
-    if let Some(cure) = &line.cure {
-        text += &format!("    why: {}\n    cure: {cure}\n", line.reason);
-    }
-    if line.left_out > 0 {
-        text += &format!("    {} more events before this one were left out\n", line.left_out);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{
-        dataplane::{Phase, Reached},
-        model::{Policy, Protocol, ServiceName, ServicePortKey},
+    use super::{
+        line::tests::{event, port},
+        *,
     };
-
-    fn port() -> ServicePort {
-        ServicePort {
-            key: ServicePortKey {
-                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
-                port: "http".to_owned(),
-                protocol: Protocol::Tcp,
-                ipv6: false,
-            },
-            index: 3,
-            external_policy: Policy::Local,
-            internal_policy: Policy::Cluster,
-            frontends: vec![Reached {
-                address: "172.18.0.13:30080".parse().unwrap(),
-                kind: FrontendKind::NodePort,
-                policy: Policy::Local,
-                phase: Phase::NoLocalEndpoint,
-            }],
-            cluster: Vec::new(),
-            local: Vec::new(),
-            affinity: None,
-            source_ranges: Vec::new(),
-        }
-    }
-
-    fn event(outcome: Outcome) -> Event {
-        Event {
-            time: 3_000_000_000,
-            outcome,
-            hook: "ingress",
-            service: Some(3),
-            protocol: Protocol::Tcp,
-            client: "192.0.2.10:40000".parse().unwrap(),
-            frontend: "172.18.0.13:30080".parse().unwrap(),
-            endpoint: None,
-            ifindex: 4_000_001,
-            netns: 0,
-            left_out: 0,
-        }
-    }
-
-    fn clock() -> WallClock {
-        WallClock { wall: "2026-11-20T13:00:05Z".parse().unwrap(), monotonic: 5_000_000_000 }
-    }
-
-    #[test]
-    fn a_drop_says_who_why_and_what_to_do() {
-        let line = Line::new(&event(Outcome::DroppedNoLocalEndpoint), Some(&port()), &clock());
-        let text = text(&line);
-        let mut lines = text.lines();
-        assert_eq!(
-            lines.next().unwrap(),
-            "2026-11-20T13:00:03.000Z  dropped-no-local-endpoint  TCP 192.0.2.10:40000 → 172.18.0.13:30080  shop/web:http (NodePort, Local)  ingress #4000001"
-        );
-        assert!(
-            lines.next().unwrap().starts_with("    why: Service shop/web has externalTrafficPolicy: Local")
-        );
-        assert!(lines.next().unwrap().contains("cure: let the load balancer check the healthCheckNodePort"));
-        assert_eq!(lines.next(), None);
-    }
-
-    #[test]
-    fn a_new_flow_takes_one_line() {
-        let event = Event { endpoint: Some("10.244.1.2:8080".parse().unwrap()), ..event(Outcome::Forwarded) };
-        let text = text(&Line::new(&event, Some(&port()), &clock()));
-        assert_eq!(text.lines().count(), 1);
-        assert!(text.contains("172.18.0.13:30080 → 10.244.1.2:8080"), "{text}");
-    }
-
-    #[test]
-    fn a_socket_has_neither_device_nor_address() {
-        let socket = Event {
-            hook: "socket",
-            ifindex: 0,
-            netns: 77,
-            client: "0.0.0.0:0".parse().unwrap(),
-            left_out: 12,
-            ..event(Outcome::RejectedNoEndpoint)
-        };
-        let line = Line::new(&socket, None, &clock());
-        assert_eq!((line.client.clone(), line.device.clone(), line.netns), (None, None, Some(77)));
-        let text = text(&line);
-        assert!(
-            text.contains("TCP a socket → 172.18.0.13:30080  socket in network namespace 77\n"),
-            "{text}"
-        );
-        assert!(text.contains("12 more events before this one"), "{text}");
-    }
 
     #[test]
     fn filters() {

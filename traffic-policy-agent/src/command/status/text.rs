@@ -1,0 +1,193 @@
+//! The state of the node as people read it.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use super::{super::view, Agent, Document};
+
+impl Document {
+    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.agent.write(out)?;
+        for warning in &self.warnings {
+            writeln!(out, "warning     {warning}")?;
+        }
+        let [flows4, flows6] = self.flows.entries.map(|halves| halves.div_ceil(2));
+        let unconfirmed: u64 = self.flows.unconfirmed.iter().sum();
+        let pending: u64 = self.flows.pending.iter().map(|halves| halves.div_ceil(2)).sum();
+        writeln!(
+            out,
+            "flows       {flows4} IPv4, {flows6} IPv6 ({unconfirmed} unconfirmed, {pending} pending)"
+        )?;
+        writeln!(out, "pool        {} source ports towards endpoints of other nodes", self.pool_ports)?;
+        for draining in &self.draining {
+            let rest = Duration::from_secs_f64(draining.seconds);
+            writeln!(
+                out,
+                "draining    {} at {}: new connections are forwarded for {} more",
+                draining.service,
+                draining.address,
+                view::span(rest)
+            )?;
+        }
+        writeln!(out)?;
+        view::table(out, ["ATTACHED TO", "HOOK", "PROGRAM"], &self.attached, |attached| {
+            let program = attached.program.map_or_else(|| "–".to_owned(), |program| program.to_string());
+            [attached.target.clone(), attached.hook.clone(), program]
+        })?;
+        writeln!(out)?;
+        let hashed: Vec<_> = self.maps.iter().filter(|map| map.used.is_some()).collect();
+        view::table(out, ["MAP", "USED", "ROOM", "FILL", "KB"], &hashed, |map| {
+            let used = map.used.unwrap_or(0);
+            let percent = used as f64 * 100.0 / f64::from(map.room.max(1));
+            let kilobytes = map.bytes.div_ceil(1024);
+            [
+                map.name.clone(),
+                used.to_string(),
+                map.room.to_string(),
+                format!("{percent:.0} %"),
+                kilobytes.to_string(),
+            ]
+        })?;
+        writeln!(out, "all {} maps: {} KB\n", self.maps.len(), self.map_bytes.div_ceil(1024))?;
+        view::table(out, ["HOOK", "OUTCOME", "PACKETS"], &self.counters, |counter| {
+            [counter.hook.to_owned(), counter.outcome.to_owned(), counter.packets.to_string()]
+        })
+    }
+}
+
+impl Agent {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let ago = |seconds: Option<f64>| {
+            seconds.map_or_else(
+                || "never".to_owned(),
+                |s| format!("{} ago", view::span(Duration::from_secs_f64(s))),
+            )
+        };
+        match self.pid {
+            Some(pid) => writeln!(
+                out,
+                "agent       running, process {pid}, started {}",
+                ago(self.started_seconds_ago)
+            )?,
+            None => writeln!(
+                out,
+                "agent       not running, last seen {}; the packet path goes on with what it last wrote",
+                ago(self.seen_seconds_ago)
+            )?,
+        }
+        let synced = ago(self.synced_seconds_ago);
+        let Some(report) = &self.report else { return writeln!(out, "state       last in step {synced}") };
+        if report.in_step {
+            writeln!(out, "state       in step with the cluster, last change written {synced}")?;
+        } else {
+            writeln!(out, "state       NOT in step, last sync {synced}; in the way:")?;
+            for block in &report.blocked_by {
+                writeln!(out, "            - {block}")?;
+            }
+        }
+        if !report.node_eligible {
+            writeln!(
+                out,
+                "node        load balancers are told not to send here: the Node object is not known, is being deleted, or is marked by the autoscaler"
+            )?;
+        }
+        for (subject, trouble) in &report.troubles {
+            writeln!(out, "trouble     {subject}: {trouble}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use traffic_policy_ebpf::abi::ABI_VERSION;
+
+    use super::{
+        super::{Attached, Counter, Draining, Flows, Map},
+        *,
+    };
+    use crate::health;
+
+    fn document() -> Document {
+        Document {
+            agent: Agent {
+                running: true,
+                pid: Some(42),
+                started_seconds_ago: Some(100.0),
+                seen_seconds_ago: Some(1.0),
+                synced_seconds_ago: None,
+                report: Some(health::Report {
+                    blocked_by: vec!["waiting for the first look at Services".to_owned()],
+                    ..health::Report::default()
+                }),
+            },
+            layout: ABI_VERSION,
+            attached: vec![Attached {
+                target: "eth0".to_owned(),
+                hook: "tcx ingress".to_owned(),
+                program: Some(7),
+                alive: true,
+            }],
+            maps: vec![
+                Map { name: "FLOWS4".to_owned(), used: Some(64), room: 128, bytes: 16_384 },
+                Map { name: "STATE".to_owned(), used: None, room: 1, bytes: 4096 },
+            ],
+            map_bytes: 20_480,
+            pool_ports: 31_000,
+            flows: Flows { entries: [64, 0], room: [128, 128], unconfirmed: [3, 0], pending: [0, 0] },
+            draining: vec![Draining {
+                service: "shop/web:http".to_owned(),
+                address: "172.18.0.11:30080/tcp".to_owned(),
+                seconds: 28.4,
+            }],
+            counters: vec![Counter { hook: "ingress", outcome: "forwarded", packets: 5 }],
+            warnings: vec!["eth1 is gone: what was attached to it sees no packet".to_owned()],
+        }
+    }
+
+    fn text(document: &Document) -> String {
+        let mut out = Vec::new();
+        document.write(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn says_what_is_in_the_way() {
+        let text = text(&document());
+        for line in [
+            "agent       running, process 42, started 1m40s ago",
+            "state       NOT in step, last sync never; in the way:",
+            "            - waiting for the first look at Services",
+            "node        load balancers are told not to send here",
+            "warning     eth1 is gone",
+            "flows       32 IPv4, 0 IPv6 (3 unconfirmed, 0 pending)",
+            "draining    shop/web:http at 172.18.0.11:30080/tcp: new connections are forwarded for 28s more",
+            "FLOWS4    64   128  50 %",
+            "all 2 maps: 20 KB",
+            "ingress  forwarded        5",
+        ] {
+            assert!(text.contains(line), "no {line:?} in\n{text}");
+        }
+        assert!(!text.contains("\nSTATE"), "arrays are always full\n{text}");
+    }
+
+    #[test]
+    fn of_a_dead_agent() {
+        let mut document = document();
+        document.agent = Agent {
+            running: false,
+            pid: None,
+            synced_seconds_ago: Some(7_300.0),
+            report: None,
+            ..document.agent
+        };
+        let text = text(&document);
+        assert!(
+            text.starts_with("agent       not running, last seen 1s ago; the packet path goes on"),
+            "{text}"
+        );
+        assert!(text.contains("state       last in step 2h01m ago\n"), "{text}");
+    }
+}
