@@ -61,7 +61,8 @@ impl Ranges {
             self.merge(range);
         }
         let base = self.fit(self.next.unwrap_or(0), len).or_else(|| self.fit(0, len))?;
-        let (start, length) = self.free.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
+        let (start, length) =
+            self.free.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
         self.free.remove(&start);
         for (from, to) in [(start, base), (base + len, start + length)] {
             if from < to {

@@ -230,8 +230,7 @@ const VIP: &str = "203.0.113.1:80";
 
 /// A load balancer with source ranges.
 fn guarded(endpoints: &[Endpoint], ranges: &[&str]) -> ServicePort {
-    let frontend =
-        crate::model::Frontend { address: VIP.parse().unwrap(), kind: FrontendKind::LoadBalancer };
+    let frontend = crate::model::Frontend { address: VIP.parse().unwrap(), kind: FrontendKind::LoadBalancer };
     ServicePort {
         frontends: [frontend].into(),
         source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),

@@ -1,0 +1,88 @@
+//! Where lists of endpoints and indices lie: kept, taken anew, taken over from an earlier agent, given back.
+
+use std::time::Instant;
+
+use traffic_policy_ebpf::abi::{Frontend, Range};
+
+use super::{FrontendId, Op, Plan, Planner, ids};
+use crate::model::{Endpoint, ServicePort, ServicePortKey};
+
+impl Planner {
+    /// The range that holds `endpoints`: the old one if it does, else a fresh one.
+    pub(super) fn list(
+        &mut self,
+        ipv6: bool,
+        old: Range,
+        endpoints: &[Endpoint],
+        now: Instant,
+        plan: &mut Plan,
+    ) -> Option<Range> {
+        if old.len as usize == endpoints.len()
+            && (endpoints.is_empty()
+                || self.held.slots.get(&(ipv6, old.base)).is_some_and(|held| held == endpoints))
+        {
+            return Some(old);
+        }
+        let range = self.ranges[usize::from(ipv6)].take(u32::try_from(endpoints.len()).ok()?, now)?;
+        if range.len > 0 {
+            plan.ops.push(Op::Slots { ipv6, base: range.base, endpoints: endpoints.to_vec() });
+            self.held.slots.insert((ipv6, range.base), endpoints.to_vec());
+        }
+        Some(range)
+    }
+
+    /// Index and ranges of an earlier agent for this Service port, by its frontends.
+    pub(super) fn adopt(&self, key: &ServicePortKey, port: &ServicePort) -> Option<(u32, Range, Range)> {
+        if !self.first {
+            return None;
+        }
+        ids(key, port)
+            .filter_map(|id| self.held.frontends.get(&id))
+            .find(|frontend| !self.used.contains(&frontend.service))
+            .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
+    }
+
+    /// A Service port as an earlier agent left it: what of its frontends and endpoints the maps hold.
+    pub(super) fn as_found(
+        &self,
+        key: &ServicePortKey,
+        port: &ServicePort,
+        index: u32,
+        lists: [Range; 2],
+    ) -> ServicePort {
+        let held = |id: FrontendId| self.held.frontends.get(&id).is_some_and(|held| held.service == index);
+        let frontends = port
+            .frontends
+            .iter()
+            .filter(|frontend| held(FrontendId { address: frontend.address, protocol: key.protocol }));
+        let endpoints = lists.iter().filter(|list| list.len > 0);
+        let endpoints = endpoints.filter_map(|list| self.held.slots.get(&(key.ipv6, list.base))).flatten();
+        ServicePort {
+            frontends: frontends.copied().collect(),
+            serving: endpoints.map(|endpoint| endpoint.address).collect(),
+            ..port.clone()
+        }
+    }
+
+    /// Frees what the last frontend of an earlier agent's Service port used, unless it was adopted.
+    pub(super) fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
+        let ipv6 = id.address.is_ipv6();
+        if self.used.contains(&frontend.service) {
+            return;
+        }
+        self.indices.release(Range { base: frontend.service, len: 1 }, now);
+        for range in [frontend.cluster, frontend.local] {
+            if self.held.slots.contains_key(&(ipv6, range.base)) {
+                self.free(ipv6, range, now);
+            }
+        }
+    }
+
+    /// Gives a range back. An empty one has no place: the base that it names is another's.
+    pub(super) fn free(&mut self, ipv6: bool, range: Range, now: Instant) {
+        if range.len > 0 {
+            self.held.slots.remove(&(ipv6, range.base));
+            self.ranges[usize::from(ipv6)].release(range, now);
+        }
+    }
+}
