@@ -32,6 +32,7 @@ pub mod cgroup;
 pub mod checksum;
 pub mod cluster;
 pub mod control_plane;
+pub mod explain;
 pub mod exposition;
 pub mod harness;
 pub mod lab;
