@@ -128,8 +128,7 @@ struct Batch {
 
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
     // SAFETY: the attributes are as long as said, and whatever they point to outlives the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attributes), size_of::<T>()) };
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attributes), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
@@ -169,7 +168,8 @@ fn written(map: &OwnedFd) -> Result<Entries> {
     let position = unsafe {
         let page = libc::sysconf(libc::_SC_PAGESIZE);
         let length = usize::try_from(page)?;
-        let at = libc::mmap(ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, map.as_raw_fd(), page);
+        let at =
+            libc::mmap(ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, map.as_raw_fd(), page);
         ensure!(at != libc::MAP_FAILED, io::Error::last_os_error());
         let position = at.cast::<u64>().read_volatile();
         libc::munmap(at, length);

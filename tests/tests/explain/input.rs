@@ -12,7 +12,12 @@ use traffic_policy_tests::object::Policy;
 /// Runs it outside of any lab; it must fail, and say nothing that could be taken for an answer.
 fn complaint(arguments: &[&str], input: &str) -> String {
     let mut command = Command::new(agent::program().unwrap());
-    command.arg("explain").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg("explain")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut process = command.spawn().unwrap();
     // A wrong command line ends it before it reads.
     process.stdin.take().unwrap().write_all(input.as_bytes()).ok();
@@ -96,9 +101,10 @@ fn single_flows_that_are_not_understood() {
     }
     says(&complaint(&["192.0.2.9"], ""), &["DST:PORT"]);
     says(&complaint(&[], ""), &["SRC"]);
-    says(&complaint(&["--flows", "/nowhere/flows", "--manifests", &folder, "--node-name", "n"], ""), &[
-        "/nowhere/flows",
-    ]);
+    says(
+        &complaint(&["--flows", "/nowhere/flows", "--manifests", &folder, "--node-name", "n"], ""),
+        &["/nowhere/flows"],
+    );
     says(&complaint(&["192.0.2.9", "192.0.2.1:80", "--manifests", &folder], ""), &["--node-name"]);
     says(
         &complaint(&["192.0.2.9", "192.0.2.1:80", "--manifests", "/nowhere", "--node-name", "n"], ""),

@@ -23,7 +23,7 @@ fn flows(cluster: &Cluster) -> Vec<Flow> {
         };
         let port = 30_080 + number % 3;
         let flow = Flow::tcp(SocketAddr::new(source, 1024 + number), cluster.at(1, family, port));
-        let flow = if number % 5 == 0 { Flow { protocol: "UDP", ..flow } } else { flow };
+        let flow = if number.is_multiple_of(5) { Flow { protocol: "UDP", ..flow } } else { flow };
         let from = ["external", "external", "pod", "node"][usize::from(number % 4)];
         Flow { name: number.to_string(), from: Some(from), ..flow }
     };

@@ -4,6 +4,7 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
@@ -20,7 +21,8 @@ use traffic_policy_tests::traffic::Outcome;
 const PORT: u16 = 30_080;
 
 fn pinned(agent: &Agent, name: &str) -> MapData {
-    let versions: Vec<PathBuf> = fs::read_dir(agent.pin_dir()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let versions: Vec<PathBuf> =
+        fs::read_dir(agent.pin_dir()).unwrap().map(|entry| entry.unwrap().path()).collect();
     let [version] = versions.as_slice() else { panic!("not one layout: {versions:?}") };
     MapData::from_pin(version.join("maps").join(name)).unwrap()
 }
@@ -79,7 +81,10 @@ impl World {
         let pod = pod.map(|(node, pod)| self.cluster.lab.node(node).pod(pod));
         let endpoint = pod.map(|pod| pod.address(self.family));
         assert_eq!(answer.endpoint.map(|endpoint| endpoint.ip()), endpoint, "{:?}: {steps:?}", self.family);
-        let met = self.cluster.ask(Protocol::Tcp, self.node_port()).unwrap();
+        // Over IPv6 a client may notice a refusal at its second SYN only.
+        let patience = Duration::from_secs(if outcome.starts_with("rejected") { 3 } else { 1 });
+        let probe = Protocol::Tcp.probe(self.node_port()).limit(patience);
+        let met = probe.from(self.cluster.lab.client().netns()).unwrap();
         let fits = match (&met, pod) {
             (Outcome::Answered(met), Some(pod)) => met.pod == pod.name,
             (Outcome::Silent, None) => outcome.starts_with("dropped"),

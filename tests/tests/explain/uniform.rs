@@ -74,7 +74,8 @@ fn choice() {
     let mut random = Random::new();
     for family in Family::BOTH {
         for (from, protocol) in [("external", "TCP"), ("external", "UDP"), ("pod", "TCP"), ("node", "TCP")] {
-            for kind in ["at random", "ports counted up", "ports counted up by twos", "addresses counted up"] {
+            for kind in ["at random", "ports counted up", "ports counted up by twos", "addresses counted up"]
+            {
                 // Sockets are no tuples yet when they choose: the kernel's random numbers decide.
                 if from != "external" && kind != "at random" {
                     continue;
@@ -94,7 +95,10 @@ fn choice() {
                 }
                 let chi_square = chi_square(&counts);
                 println!("{what}: {chi_square:.2}");
-                assert!(counts.len() == usize::from(ENDPOINTS) && chi_square < CRITICAL, "{what}: {chi_square:.2} {counts:?}");
+                assert!(
+                    counts.len() == usize::from(ENDPOINTS) && chi_square < CRITICAL,
+                    "{what}: {chi_square:.2} {counts:?}"
+                );
             }
         }
     }

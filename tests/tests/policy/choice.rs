@@ -1,6 +1,7 @@
 //! Among which endpoints a node chooses: hints by zone and by node, endpoints named by several slices, pods that are
 //! published before they are ready.
 
+use std::slice;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -118,7 +119,11 @@ fn endpoints_of_several_slices_count_once() {
     for service in &services {
         cluster.manifests.service(service).unwrap();
     }
-    write(&[&[one.clone().without_node(), two.clone()], &[one.clone()], &[one.clone().without_node()]]);
+    write(&[
+        &[one.clone().without_node(), two.clone()],
+        slice::from_ref(&one),
+        &[one.clone().without_node()],
+    ]);
     let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
     for family in Family::BOTH {
         // One of two, not three of four: 400 of 800, with a standard deviation of 14.
@@ -130,7 +135,7 @@ fn endpoints_of_several_slices_count_once() {
         assert_eq!(answer.pod, "pod-1-1", "{family:?}");
     }
     // It leaves one of its slices, and then the last: only that is its end.
-    write(&[&[two.clone()], &[one]]);
+    write(&[slice::from_ref(&two), &[one]]);
     cluster
         .ask_until_all(Protocol::Tcp, cluster.at(2, Family::V4, CLUSTER), &["pod-1-1", "pod-2-1"])
         .unwrap();
