@@ -122,10 +122,8 @@ impl Agent {
 
     /// How many packets left the packet path at a hook (`xdp`, `ingress`, `egress`) with an outcome, as `status` says.
     pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
-        let output = self.command(&["status", "--output", "json"])?;
-        ensure!(output.status.success(), "status: {}", String::from_utf8_lossy(&output.stderr));
-        let rows: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        let rows = rows.as_array().context("status prints no list")?;
+        let status = self.json(&["status"])?;
+        let rows = status["counters"].as_array().context("status prints no counters")?;
         let row = rows.iter().find(|row| row["hook"] == hook && row["outcome"] == outcome);
         Ok(row.and_then(|row| row["packets"].as_u64()).unwrap_or(0))
     }
@@ -189,6 +187,22 @@ impl Agent {
         let mut command = self.how.command()?;
         command.args(arguments).env("TRAFFIC_POLICY_PIN_DIR", &self.how.pin_dir);
         self.how.netns.output(command)
+    }
+
+    /// What a command prints with `--output json`.
+    pub fn json(&self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let output = self.command(&[arguments, &["--output", "json"]].concat())?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{arguments:?}: {said}");
+        serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?} prints no JSON"))
+    }
+
+    /// Starts another command of the agent on the same node, and lets it print into a file.
+    pub fn start_command(&self, arguments: &[&str], out: File) -> Result<Process> {
+        let mut command = self.how.command()?;
+        command.args(arguments).env("TRAFFIC_POLICY_PIN_DIR", &self.how.pin_dir);
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        self.how.netns.spawn(command)
     }
 
     /// All that it has printed so far, also before a restart.

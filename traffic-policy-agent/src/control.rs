@@ -18,7 +18,8 @@ use tokio::{
 };
 
 use crate::{
-    dataplane::{Config, Dataplane},
+    check,
+    dataplane::{Config, Dataplane, service_count_reader},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
     metrics::{Metrics, MetricsServer, NoLocal, Observed},
     model::{Index, NodeInput, ServicePortKey, Warning},
@@ -77,8 +78,12 @@ pub async fn run(settings: Settings) -> Result<()> {
     })?;
     tracing::info!(address = %healthz.address(), "answering /healthz and /livez");
     let metrics = Metrics::new(settings.node_name.clone(), health.clone());
-    let dataplane = Dataplane::open(settings.dataplane.clone())?;
+    let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
+    dataplane.report_address(healthz.address());
     metrics.count_packets(dataplane.counter_reader());
+    if let Some(pins) = settings.dataplane.pins.clone() {
+        metrics.count_services(service_count_reader(pins));
+    }
     let mut control = Control {
         index: Index::default(),
         service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
@@ -103,6 +108,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     };
     match control.start().await {
         Ok(source) => {
+            control.health.follow(source.status());
             control.metrics.follow(source.status());
             control.follow(source, events).await
         }
@@ -316,6 +322,7 @@ impl Control {
                 tracing::error!("writing the maps failed, trying again in {} s: {error:#}", RETRY.as_secs());
                 self.failed = changes.ports.len();
                 self.pending = changes.ports;
+                self.health.explain(format!("{error:#}"));
                 self.health.failed();
                 true
             }

@@ -5,6 +5,7 @@
 //! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
 mod affinity;
+mod agent;
 mod event;
 mod fragment;
 mod frontends;
@@ -19,7 +20,8 @@ use core::mem::{align_of, size_of};
 
 pub use self::{
     affinity::{Affinity, AffinityKey, client},
-    event::Event,
+    agent::Agent,
+    event::{Event, EventBucket},
     fragment::{Fragment, FragmentKey, REASSEMBLY},
     frontends::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
@@ -403,6 +405,12 @@ mod pod {
     unsafe impl aya::Pod for Sweep {}
     // SAFETY: as above.
     unsafe impl aya::Pod for Bucket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for EventBucket {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Agent {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for Event {}
     // SAFETY: as above.
     unsafe impl<const W: usize> aya::Pod for Cidr<W> {}
     // SAFETY: as above.

@@ -16,6 +16,12 @@ macro_rules! outcomes {
                 match self { $(Self::$name => $text,)+ }
             }
 
+            /// The outcome with this number.
+            #[inline(always)]
+            pub const fn numbered(number: u32) -> Option<Self> {
+                match number { $($number => Some(Self::$name),)+ _ => None }
+            }
+
             /// What the kernel is told.
             #[inline(always)]
             pub const fn verdict(self) -> Verdict {
@@ -139,6 +145,10 @@ mod tests {
         assert_eq!(numbers.len(), Outcome::ALL.len());
         assert_eq!(names.len(), Outcome::ALL.len());
         assert!(numbers.iter().all(|n| *n < OUTCOMES));
+        for number in 0..2 * OUTCOMES {
+            let found = Outcome::numbered(number);
+            assert_eq!(found.map(|outcome| outcome as u32), numbers.contains(&number).then_some(number));
+        }
     }
 
     #[test]

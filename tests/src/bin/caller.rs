@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::libc;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 /// Longer than anything takes that succeeds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -37,8 +37,12 @@ fn main() -> Result<()> {
 fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
     if let ["open", family, kind] = words {
         let domain = if *family == "4" { Domain::IPV4 } else { Domain::IPV6 };
-        let kind = if *kind == "tcp" { Type::STREAM } else { Type::DGRAM };
-        let socket = Socket::new(domain, kind, None)?;
+        let (kind, protocol) = match *kind {
+            "tcp" => (Type::STREAM, Protocol::TCP),
+            "mptcp" => (Type::STREAM, Protocol::MPTCP),
+            _ => (Type::DGRAM, Protocol::UDP),
+        };
+        let socket = Socket::new(domain, kind, Some(protocol))?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
         sockets.push(Some(socket));
@@ -63,8 +67,6 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
             format!("{} {}", from.as_socket().context("from nobody")?, String::from_utf8(text)?)
         }
         ("peer", []) => socket.peer_addr()?.as_socket().context("no address")?.to_string(),
-        ("local", []) => socket.local_addr()?.as_socket().context("no address")?.to_string(),
-        ("cookie", []) => socket.cookie()?.to_string(),
         ("time", [calls, to]) => time(socket, calls.parse()?, address(to)?)?,
         ("churn", [sockets, to]) => churn(sockets.parse()?, address(to)?)?,
         ("scatter", [sockets, to]) => scatter(sockets.parse()?, address(to)?)?,

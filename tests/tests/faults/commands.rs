@@ -57,6 +57,7 @@ fn wrong_usage_exits_with_2_and_helps() {
         "--manifests",
         "--attach",
         "--pin-dir",
+        "--cgroup",
         "--drain",
         "[env: TRAFFIC_POLICY_",
     ] {
@@ -71,7 +72,7 @@ fn status_and_cleanup_without_pins() {
     let (code, said) = run(&["status", "--pin-dir", pins.to_str().unwrap()]);
     assert_eq!(code, Some(1), "{said}");
     assert!(
-        said.contains("no packet path of this version is pinned in") && said.contains("--pin-dir"),
+        said.contains("no packet path is pinned below") && said.contains("is `run` given another --pin-dir?"),
         "{said}"
     );
     let (code, said) = run(&["cleanup", "--pin-dir", pins.to_str().unwrap()]);
@@ -109,6 +110,17 @@ fn cleanup_removes_everything_and_only_ours() {
     let cleaned = agent.command(&["cleanup"]).unwrap();
     assert!(cleaned.status.success(), "{}", text(&cleaned));
     assert!(text(&cleaned).contains("removed all programs and maps"), "{}", text(&cleaned));
+    for hook in ["xdp", "ingress", "egress"] {
+        let detached = text(&cleaned)
+            .lines()
+            .any(|line| line.starts_with(&format!("detached {hook}-")) && line.ends_with("-eth0"));
+        assert!(detached, "{hook} is not named: {}", text(&cleaned));
+    }
+    assert_eq!(
+        agent.json(&["cleanup"]).unwrap()["links"],
+        serde_json::json!([]),
+        "nothing is left to detach"
+    );
     assert_eq!(node.netns().attached("eth0").unwrap(), Attached::default());
     assert!(node.netns().attached("veth1").unwrap().xdp);
     let left: Vec<_> = fs::read_dir(agent.pin_dir()).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 
@@ -56,14 +56,6 @@ impl Kind {
     fn domain(self) -> &'static str {
         if self == Self::V4 { "4" } else { "6" }
     }
-
-    /// The unspecified address.
-    pub fn any(self) -> SocketAddr {
-        match self {
-            Self::V4 => "0.0.0.0:0".parse().unwrap(),
-            _ => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        }
-    }
 }
 
 impl Caller {
@@ -78,6 +70,10 @@ impl Caller {
 
     pub fn tcp(&self, kind: Kind) -> Socket {
         self.open(kind, "tcp")
+    }
+
+    pub fn mptcp(&self, kind: Kind) -> Socket {
+        self.open(kind, "mptcp")
     }
 
     pub fn udp(&self, kind: Kind) -> Socket {
@@ -158,10 +154,6 @@ impl Socket {
 
     pub fn peer(&self) -> io::Result<SocketAddr> {
         self.call("peer", "").map(|address| address.parse().unwrap())
-    }
-
-    pub fn local(&self) -> SocketAddr {
-        self.call("local", "").unwrap().parse().unwrap()
     }
 
     /// Makes, connects and closes other UDP sockets.

@@ -76,18 +76,48 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
     }
 }
 
-/// The table of sockets holds 65,536.
+#[test]
+fn an_endpoint_that_went_while_no_agent_ran() {
+    let mut stand = stand();
+    let caller = stand.on_node(1);
+    let sockets = Kind::ALL.map(|kind| connected_to(&caller, kind, "pod-2-1"));
+    let staying = connected_to(&caller, Kind::V4, "pod-1-2");
+    stand.agents[0].kill().unwrap();
+    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    // Nobody has told the programs.
+    sockets[0].send("who").unwrap();
+    assert_eq!(sockets[0].receive().unwrap().1.pod, "pod-2-1");
+    stand.agents[0].start_again().unwrap();
+    stand.agents[0].wait_said(&["ended UDP sockets", "sockets=3"], Duration::from_secs(20)).unwrap();
+    for socket in &sockets {
+        assert_eq!(socket.receive().unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
+    }
+    staying.send("who").unwrap();
+    assert_eq!(staying.receive().unwrap().1.pod, "pod-1-2");
+
+    // The Service goes altogether.
+    stand.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
+    stand.cluster.manifests.delete(&service(10)).unwrap();
+    let error = staying.receive().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{error}");
+    let error = staying.connect(service_at(10, Kind::V4)).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
+}
+
+/// The table of sockets holds 65,536; one that only ever sends is never looked up.
 #[test]
 fn a_socket_is_not_forgotten_for_many_others() {
     let stand = stand();
+    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-2-1")]).unwrap();
+    stand.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
     let caller = stand.in_pod(1, 1);
-    let old = connected_to(&caller, Kind::V4, "pod-2-1");
-    let others = caller.udp(Kind::V4);
-    others.churn(200_000, service_at(10, Kind::V4));
-    assert_eq!(old.peer().unwrap(), service_at(10, Kind::V4));
+    let old = caller.udp(Kind::V4);
+    old.connect(service_at(10, Kind::V4)).unwrap();
+    caller.udp(Kind::V4).churn(200_000, service_at(10, Kind::V4));
+    old.send("still").unwrap();
     stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
     stand.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
-    assert_eq!(old.receive().unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
+    assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
 }
 
 #[test]

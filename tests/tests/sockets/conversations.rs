@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use traffic_policy_tests::cluster::TARGET;
 use traffic_policy_tests::lab::Family;
 use traffic_policy_tests::object::Policy;
 
@@ -153,6 +154,24 @@ fn a_pod_reaches_itself() {
         assert_eq!(socket.peer().unwrap(), kind.written(to));
         let socket = caller.udp(kind);
         assert_eq!(socket.exchange(kind.written(to)).unwrap().0, kind.written(to));
+    }
+}
+
+/// Its subflows are TCP. getpeername() asks about the socket above them, which has a number of its own that the programs
+/// are not told when the subflow connects: it shows the endpoint.
+#[test]
+fn multipath_tcp() {
+    let stand = Stand::start(&[1, 1], |cluster| {
+        cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
+    });
+    let caller = stand.in_pod(1, 1);
+    for kind in Kind::ALL {
+        let socket = caller.mptcp(kind);
+        socket.connect(kind.written(service_at(10, kind))).unwrap();
+        let answer = socket.line("who").unwrap();
+        let node = if answer.pod == "pod-1-1" { 1 } else { 2 };
+        let endpoint = SocketAddr::new(stand.pod_address(node, 1, kind.family()), TARGET);
+        assert_eq!(socket.peer().unwrap(), kind.written(endpoint), "{kind:?}");
     }
 }
 

@@ -1,18 +1,15 @@
 //! What a call costs with the programs in place, and without.
 
-use crate::caller::{Caller, Kind};
-use crate::stand::{Stand, service, service_at};
-
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use traffic_policy_tests::cgroup::Cgroup;
 
-const CALLS: u32 = 100_000;
+use crate::caller::{Caller, Kind};
+use crate::stand::{Stand, service, service_at};
 
-/// Nanoseconds of a connect() by UDP: the best of several runs, for others use the machine too.
-fn time(caller: &Caller, kind: Kind, to: SocketAddr) -> u64 {
-    (0..7).map(|_| caller.udp(kind).time_connect(CALLS, to)).min().unwrap()
-}
+/// A run is over before the scheduler gives the CPU to somebody else, most of the time.
+const CALLS: u32 = 3000;
+const RUNS: usize = 100;
 
 /// Other destinations than Services must not pay for them. `--nocapture` shows the figures.
 #[test]
@@ -24,15 +21,22 @@ fn of_connect() {
     let namespace = stand.cluster.lab.node(1).pod(1).netns();
     let (without, with) = (Caller::start(namespace, &outside), stand.in_pod(1, 1));
     for kind in [Kind::V4, Kind::V6] {
-        let endpoint = |caller: &Caller| {
-            let to: IpAddr = stand.pod_address(2, 1, kind.family());
-            time(caller, kind, SocketAddr::new(to, 9))
-        };
-        let (bare, other) = (endpoint(&without), endpoint(&with));
-        let served = time(&with, kind, service_at(10, kind));
+        let endpoint = SocketAddr::new(stand.pod_address(2, 1, kind.family()), 9);
+        let sockets = [
+            (without.udp(kind), endpoint),
+            (with.udp(kind), endpoint),
+            (with.udp(kind), service_at(10, kind)),
+        ];
+        // In turns, and the best of many runs: others use the machine too.
+        let mut best = [u64::MAX; 3];
+        for _ in 0..RUNS {
+            for (best, (socket, to)) in best.iter_mut().zip(&sockets) {
+                *best = (*best).min(socket.time_connect(CALLS, *to));
+            }
+        }
+        let [bare, other, served] = best;
         println!("{kind:?}: connect() {bare} ns without programs, {other} to others, {served} to a Service");
-        assert!(other < bare + 400, "{kind:?}: {other} ns instead of {bare}");
-        assert!(served < bare + 3000, "{kind:?}: {served} ns instead of {bare}");
+        assert!(other < bare + 200, "{kind:?}: {other} ns instead of {bare}");
+        assert!(served < bare + 1000, "{kind:?}: {served} ns instead of {bare}");
     }
-    drop((without, with));
 }

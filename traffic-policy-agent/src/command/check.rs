@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
-use super::Output;
+use super::view::Output;
 use crate::{
     check::{self, Cgroup, Finding, Settings, Severity},
     dataplane::{DEFAULT_PINS, Mode, Pool, PortRanges},

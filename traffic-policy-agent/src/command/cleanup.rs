@@ -1,37 +1,54 @@
 //! `cleanup`: leaves the node as it was before the first `run`.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 use clap::Args;
 
+use super::view::{self, View};
 use crate::{
-    dataplane::{self, DEFAULT_PINS},
+    dataplane::{self, Removed},
     node::{self, Network},
 };
 
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The folder that `run` was given.
-    #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
-    pin_dir: PathBuf,
+    #[command(flatten)]
+    view: View,
 }
 
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
-        let dir = self.pin_dir.display();
-        let devices = dataplane::pinned_devices(&self.pin_dir);
-        if dataplane::cleanup(&self.pin_dir)? {
+        let pins = &self.view.pin_dir;
+        let devices = dataplane::pinned_devices(pins);
+        let removed = dataplane::cleanup(pins)?;
+        if removed.is_some() {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let (network, _events) = Network::connect()?;
                 node::release(&network, &devices).await
             })?;
-            println!("removed all programs and maps pinned in {dir}");
-        } else {
-            println!("nothing is pinned in {dir}");
         }
-        Ok(())
+        let dir = pins.display();
+        let Removed { links, maps } = removed.unwrap_or_default();
+        let anything = !links.is_empty() || !maps.is_empty();
+        if self.view.json() {
+            return view::print_json(
+                &serde_json::json!({"pin_dir": dir.to_string(), "links": links, "maps": maps}),
+            );
+        }
+        view::print(|out| {
+            if !anything {
+                return writeln!(out, "nothing is pinned in {dir}");
+            }
+            for link in &links {
+                writeln!(out, "detached {link}")?;
+            }
+            writeln!(
+                out,
+                "removed all programs and maps pinned in {dir}: {} links, {} maps",
+                links.len(),
+                maps.len()
+            )
+        })
     }
 }

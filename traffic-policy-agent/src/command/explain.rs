@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
-use super::{Output, run::service_cidr};
+use super::{run::service_cidr, view::Output};
 use crate::{
     advice,
     control::NodePortAddresses,

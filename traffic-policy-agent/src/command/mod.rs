@@ -3,8 +3,12 @@
 mod check;
 mod cleanup;
 mod explain;
+mod flows;
+mod monitor;
 mod run;
+mod services;
 mod status;
+mod view;
 
 use std::io::IsTerminal;
 
@@ -29,15 +33,10 @@ enum Command {
     Check(Box<check::Arguments>),
     Explain(explain::Arguments),
     Status(status::Arguments),
+    Services(services::Arguments),
+    Flows(flows::Arguments),
+    Monitor(monitor::Arguments),
     Cleanup(cleanup::Arguments),
-}
-
-/// How to print.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Output {
-    /// For people.
-    Table,
-    Json,
 }
 
 impl Arguments {
@@ -58,6 +57,9 @@ impl Arguments {
             Command::Check(arguments) => arguments.execute(),
             Command::Explain(arguments) => arguments.execute(),
             Command::Status(arguments) => arguments.execute(),
+            Command::Services(arguments) => arguments.execute(),
+            Command::Flows(arguments) => arguments.execute(),
+            Command::Monitor(arguments) => arguments.execute(),
             Command::Cleanup(arguments) => arguments.execute(),
         }
     }

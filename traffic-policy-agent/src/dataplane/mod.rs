@@ -13,12 +13,14 @@ mod levels;
 #[cfg(feature = "log")]
 mod log;
 mod object;
+mod pinned;
 mod pins;
 mod plan;
 mod pool;
 pub mod probe;
 mod programs;
 mod ranges;
+mod report;
 mod sockets;
 mod store;
 mod sweep;
@@ -43,10 +45,14 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges},
+    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic},
     levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
-    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook},
+    pinned::{
+        Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
+        Report, ServiceCount, ServicePort, Traffic, Way, device_name, service_count_reader,
+    },
+    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
     plan::FrontendId,
     pool::{
         LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
@@ -61,7 +67,7 @@ use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
-    words::{pool_port, state},
+    words::{agent, pool_port, state},
 };
 use crate::model::{Desired, Protocol, ServicePortKey};
 
@@ -172,6 +178,9 @@ impl Dataplane {
                 .context("/dev/urandom cannot be read")?;
             words.store(state::seed, u64::from_ne_bytes(seed) | 1);
         }
+        self.tables.agent.store(agent::hz, hz);
+        self.begin_report()?;
+        let words = &mut self.tables.state;
         words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
         words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
         words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
@@ -217,12 +226,8 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
-        let context = Context {
-            addresses,
-            drain: self.config.drain,
-            monotonic: kernel::monotonic()?,
-            now: Instant::now(),
-        };
+        let context =
+            Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
         let mut elements = Needed::of(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
         self.untidy |= !plan.ops.is_empty();
@@ -238,6 +243,7 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
+            self.report_failure()?;
             self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
             return Err(error);
         }
@@ -245,6 +251,7 @@ impl Dataplane {
             self.sweeper.run(&self.object, &mut self.tables, true)?;
         }
         self.synced = true;
+        self.report_sync()?;
         Ok(Written { elements, no_room: plan.no_room })
     }
 
@@ -288,6 +295,7 @@ impl Dataplane {
         let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
         tracing::trace!(?found, "swept");
         self.found = found;
+        self.report_life()?;
         if self.synced {
             for (endpoint, protocol) in self.gone.clone() {
                 self.forget_gone(endpoint, protocol)?;
@@ -354,12 +362,11 @@ impl Dataplane {
     }
 }
 
-/// Takes back what a failed start has pinned.
-/// Takes all programs of this agent off their devices and frees its maps, of any layout version; false if there were none.
+/// Takes all programs of this agent off their devices and frees its maps, of any layout version; `None` if there were none.
 ///
 /// # Errors
 /// An agent is running, or what could not be removed.
-pub fn cleanup(root: &Path) -> Result<bool> {
+pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     let kernel = Kernel::running()?;
     pins::cleanup(root, || {
         if !kernel.has_tcx() {
@@ -368,6 +375,7 @@ pub fn cleanup(root: &Path) -> Result<bool> {
     })
 }
 
+/// Takes back what a failed start has pinned.
 fn undo(pins: Option<&Pins>) {
     if let Some(Err(error)) = pins.map(Pins::undo) {
         tracing::warn!("cleaning up after the failed start: {error:#}");

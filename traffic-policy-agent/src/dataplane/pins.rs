@@ -163,21 +163,50 @@ pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
 }
 
-/// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; false if there was
-/// none.
+/// Names of the layout versions that are pinned below `root`.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn versions(root: &Path) -> Result<Vec<String>> {
+    let names =
+        list(root)?.into_iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    Ok(names.filter(|name| is_version(name)).collect())
+}
+
+/// What was removed, by the names of the pins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Programs taken off devices and cgroups: hook, number and name of the device.
+    pub links: Vec<String>,
+    pub maps: Vec<String>,
+}
+
+/// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; `None` if there
+/// was no such folder.
 ///
 /// # Errors
 /// Another agent is running, or what could not be removed.
-pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<bool> {
+pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
     if !root.exists() {
-        return Ok(false);
+        return Ok(None);
     }
     let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
     let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
         .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
     first();
+    let mut removed = Removed::default();
+    for version in versions(root)? {
+        let names = |folder: &str| -> Result<Vec<String>> {
+            let pins = list(&root.join(&version).join(folder))?.into_iter();
+            Ok(pins.filter_map(|pin| Some(pin.file_name()?.to_string_lossy().into_owned())).collect())
+        };
+        removed.links.extend(names(LINKS)?);
+        removed.maps.extend(names(MAPS)?);
+    }
+    removed.links.sort();
+    removed.maps.sort();
     remove_all(root)?;
-    Ok(true)
+    Ok(Some(removed))
 }
 
 fn remove_all(root: &Path) -> Result<()> {

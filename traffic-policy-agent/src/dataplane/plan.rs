@@ -192,8 +192,13 @@ impl Planner {
             }
         }
         // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
-        let forgotten = self.held.cluster_ips.extract_if(.., |ip| !desired.cluster_ips.contains_key(ip));
-        plan.ops.extend(forgotten.map(|address| Op::ClusterIp(address, false)));
+        self.held.cluster_ips.retain(|address| {
+            let known = desired.cluster_ips.contains_key(address);
+            if !known {
+                plan.ops.push(Op::ClusterIp(*address, false));
+            }
+            known
+        });
         for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
             plan.ops.push(Op::ServiceCidr(*range, false));
         }

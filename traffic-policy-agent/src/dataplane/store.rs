@@ -258,7 +258,7 @@ fn source_key<const W: usize>(source: &Source) -> Key<SourceRange<W>> {
 }
 
 /// The reverse of [`source_key`].
-fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<Source> {
+pub fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<Source> {
     let data = key.data();
     let address = from_words(&{ data.address }, ipv6);
     let length = u8::try_from(key.prefix_len().saturating_sub(SERVICE_BITS))?;

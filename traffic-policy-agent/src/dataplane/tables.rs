@@ -11,9 +11,9 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Cidr, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop, HopKey,
-    Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
-    SocketKey, SourceRange, State, Sweep, Tuple, Usage,
+    Address, Address4, Address6, Agent, Cidr, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop,
+    HopKey, Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute,
+    Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
 };
 
 use super::words::Words;
@@ -48,6 +48,7 @@ pub struct Tables {
     pub counters: Arc<PerCpuArray<MapData, u64>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
+    pub agent: Words<Agent>,
     pub state: Words<State>,
     pub usage: Words<Usage>,
     pub filter: Words<Filter>,
@@ -140,6 +141,7 @@ impl Tables {
             counters: Arc::new(typed!(object, "COUNTERS")),
             xdp_jumps: typed!(object, "XDP_JUMPS"),
             tc_jumps: typed!(object, "TC_JUMPS"),
+            agent: Words::new(take(object, "AGENT")?)?,
             state: Words::new(take(object, "STATE")?)?,
             usage: Words::new(take(object, "USAGE")?)?,
             filter: Words::new(take(object, "FILTER")?)?,

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use aya::maps::{Map, MapData};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use traffic_policy_ebpf::abi::{State, Usage};
+use traffic_policy_ebpf::abi::{Agent, State, Usage};
 
 /// The one element of an mmapable array.
 pub struct Words<T> {
@@ -93,6 +93,20 @@ words!(state, State,
     snat_swept: u64 = snat_swept;
     pending_swept: u64 = pending_swept;
     answers_per_jiffy: u32 = answers_per_jiffy;
+    monitor_until: u64 = monitor_until;
+);
+
+words!(agent, Agent,
+    started: u64 = started;
+    seen: u64 = seen;
+    jiffies: u32 = jiffies;
+    hz: u32 = hz;
+    synced: u64 = synced;
+    failing: u64 = failing;
+    address: [u64; 2] = address;
+    port: u32 = port;
+    ipv6: u32 = ipv6;
+    pid: u32 = pid;
 );
 
 /// Number of hops handed out in an arena, 0 or 1.

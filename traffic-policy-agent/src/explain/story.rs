@@ -98,7 +98,11 @@ impl Teller<'_> {
                 let chosen = self.facts.chosen?;
                 let place = if chosen.local { "on this node" } else { "not known to be on this node" };
                 let many = self.facts.candidates.len();
-                format!("endpoint: {}, {place}, one of {many}, chosen by a hash of the flow", chosen.address)
+                let how = match self.from {
+                    From::External => "by a hash of the flow",
+                    From::Pod | From::Node => "at random: a socket may get another one",
+                };
+                format!("endpoint: {}, {place}, one of {many}, chosen {how}", chosen.address)
             }
             step::ROUTE => {
                 let source = from_wide(step.words, destination.is_ipv6());

@@ -8,6 +8,7 @@
 
 mod listener;
 mod proxy;
+mod report;
 mod service;
 
 pub(crate) use listener::not_found;
@@ -15,4 +16,5 @@ pub(crate) use listener::not_found;
 pub(crate) use listener::tests;
 pub use listener::{Answer, Served};
 pub use proxy::{Answered, HealthzServer, ProxyHealth};
+pub use report::Report;
 pub use service::{ListenFailure, ServiceHealth};

@@ -15,7 +15,11 @@ use hyper::{Request, StatusCode, body::Incoming};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::listener::{Answer, Served, json, not_found};
+use super::{
+    listener::{Answer, Served, json, not_found},
+    report::{Facts, Report},
+};
+use crate::source::StatusReader;
 
 /// A change that has been waiting this long is late.
 const LATE: Duration = Duration::from_secs(60);
@@ -65,6 +69,10 @@ struct State {
     updated: Option<Timestamp>,
     node_eligible: bool,
     families: Vec<&'static str>,
+    /// Where objects come from, as far as that has started.
+    source: Option<StatusReader>,
+    /// Why the last write failed.
+    failure: Option<String>,
 }
 
 impl ProxyHealth {
@@ -97,6 +105,31 @@ impl ProxyHealth {
         let mut state = self.state();
         state.queued = None;
         state.updated = Some(Timestamp::now());
+        state.failure = None;
+    }
+
+    /// Says why the last write failed, until one succeeds.
+    pub fn explain(&self, failure: String) {
+        self.state().failure = Some(failure);
+    }
+
+    /// From where objects come: `/status` says what is still missing.
+    pub fn follow(&self, source: StatusReader) {
+        self.state().source = Some(source);
+    }
+
+    /// What `/status` says.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let state = self.state();
+        let source = state.source.as_ref().map(StatusReader::get);
+        Report::new(&Facts {
+            updated: state.updated.map(|time| time.to_string()),
+            waiting: state.queued.map(|since| since.elapsed()),
+            node_eligible: state.node_eligible,
+            failure: state.failure.clone(),
+            source,
+        })
     }
 
     /// Writing failed and will be tried again: from now on, if not already, a change is waiting.
@@ -199,7 +232,7 @@ struct Family<'a> {
     healthy: bool,
 }
 
-/// The server of `/healthz` and `/livez`, ordinarily on port 10256.
+/// The server of `/healthz`, `/livez` and `/status`, ordinarily on port 10256.
 #[derive(Debug)]
 pub struct HealthzServer(Served);
 
@@ -213,6 +246,8 @@ impl HealthzServer {
         Served::start(address, move |request: &Request<Incoming>| match request.uri().path() {
             "/healthz" => health.healthz(),
             "/livez" => health.livez(),
+            // Strings, numbers and flags: there is nothing that cannot be written as JSON.
+            "/status" => json(StatusCode::OK, serde_json::to_string(&health.report()).unwrap_or_default()),
             _ => not_found(request.method()),
         })
         .map(Self)

@@ -33,11 +33,10 @@ use anyhow::Result;
 use self::{exposition::Family, syncs::Syncs};
 pub use self::{
     node::{NoLocal, Observed},
-    packets::ServiceCount,
     server::MetricsServer,
 };
 use crate::{
-    dataplane::Counter,
+    dataplane::{Counter, ServiceCount},
     health::ProxyHealth,
     model::{Index, Protocol, ServicePortKey},
     source::{Batch, StatusReader},

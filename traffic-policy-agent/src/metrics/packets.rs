@@ -5,17 +5,10 @@ use std::collections::BTreeMap;
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{exposition::Family, port_labels};
-use crate::{dataplane::Counter, model::ServicePortKey};
-
-/// How many packets of one Service port had one outcome.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceCount {
-    pub key: ServicePortKey,
-    pub outcome: Outcome,
-    pub packets: u64,
-    /// Of the IP packets, headers included.
-    pub bytes: u64,
-}
+use crate::{
+    dataplane::{Counter, ServiceCount},
+    model::ServicePortKey,
+};
 
 /// Packets by hook and outcome.
 pub fn by_hook(counters: &[Counter]) -> Family {

@@ -74,6 +74,7 @@ impl Manifests {
     }
 
     async fn follow(self, sender: mpsc::Sender<Batch>, status: StatusWriter) {
+        status.waiting("manifests");
         let mut notices = Notices::default();
         let mut seen = None;
         let mut synced = false;

@@ -1,6 +1,10 @@
 //! How a source fares. Trouble is logged when it begins and when it ends, not at each attempt between.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -10,6 +14,8 @@ use tracing::{info, warn};
 pub struct Status {
     /// All objects have been given once.
     pub synced: bool,
+    /// What has not been given yet: kinds of objects, or the folder.
+    pub waiting: BTreeSet<&'static str>,
     /// When the source last had an answer: a response of the API, a good look at the folder.
     pub last_contact: Option<SystemTime>,
     /// What is wrong now, by subject ("the API", "Services", a file).
@@ -42,7 +48,22 @@ impl StatusWriter {
     }
 
     pub(super) fn synced(&self) {
-        self.0.send_if_modified(|status| !std::mem::replace(&mut status.synced, true));
+        self.0.send_if_modified(|status| {
+            status.waiting.clear();
+            !std::mem::replace(&mut status.synced, true)
+        });
+    }
+
+    /// All of `what` are to come.
+    pub(super) fn waiting(&self, what: &'static str) {
+        self.0.send_modify(|status| {
+            status.waiting.insert(what);
+        });
+    }
+
+    /// They have been given once.
+    pub(super) fn listed(&self, what: &'static str) {
+        self.0.send_if_modified(|status| status.waiting.remove(what));
     }
 
     pub(super) fn contact(&self) {

@@ -32,3 +32,13 @@ pub struct Event {
     pub left_out: u32,
     pub zero: u32,
 }
+
+/// How many events a CPU may still write: one element per CPU of `EVENT_BUCKETS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct EventBucket {
+    /// CLOCK_MONOTONIC nanoseconds up to which events have been paid for; it runs ahead of the clock by one burst at most.
+    pub paid_until: u64,
+    /// Events left out since the last one that was written.
+    pub left_out: u64,
+}

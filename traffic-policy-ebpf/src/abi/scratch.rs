@@ -12,15 +12,19 @@ pub struct Scratch<A> {
     pub fib: [u64; 8],
     /// The kernel's `struct bpf_redir_neigh`: family, address.
     pub neighbour: [u32; 5],
-    /// The outcome whose answer is due.
+    /// The outcome whose answer is due, or that is to be noted.
     pub outcome: u32,
     /// The way back to a client without a route.
     pub way_back: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
+    /// Index of the Service port that refused the packet, or [`NO_SERVICE`][super::NO_SERVICE].
+    pub service: u32,
+    /// Bytes of the IP packet that is refused; its tuple is in `key`.
+    pub length: u32,
     pub claim: Claim,
     pub search: Search<A>,
-    /// The key of `reply`.
+    /// The key of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
     /// The key of another half, while that is looked up.
     pub other: Tuple<A>,

@@ -1,13 +1,15 @@
-//! Packets that the program makes itself, in place of the one it got: ICMP errors and TCP RST.
+//! Refusals: packets that the program makes itself in place of the one it got (ICMP errors and TCP RST), and drops.
 
 use traffic_policy_ebpf::{
-    abi::{Bucket, PROTOCOL_TCP},
+    abi::{Bucket, Flow, NO_SERVICE, PROTOCOL_TCP, Scratch},
     checksum,
-    outcome::Outcome,
+    outcome::{Outcome, Verdict},
 };
 
 use super::{
     context::Packet,
+    count,
+    event::{self, Notice},
     exit::{self, Exit},
     extension,
     family::{V4, V6},
@@ -49,10 +51,43 @@ pub trait Answer: Rewrite {
     fn reset<P: Packet>(packet: P) -> bool;
 }
 
-/// The program that answers the sender, if its turn has come.
+/// The program for what is refused: it answers the sender, if that is to be told and its turn has come, and notes it.
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
-    exit::leave(packet, P::HOOK, answer::<P, F>(packet))
+    let Some(scratch) = F::scratch() else {
+        return exit::leave(packet, P::HOOK, Outcome::DroppedFailed.into());
+    };
+    let exit = match Outcome::numbered(unsafe { (*scratch).outcome }) {
+        Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
+        _ => answer::<P, F>(packet),
+    };
+    let service = unsafe { service::<F>(scratch) };
+    if !matches!(exit.outcome.verdict(), Verdict::Pass) {
+        count::add(service, exit.outcome, 1, unsafe { (*scratch).length } as u64, 0);
+        event::tell::<F>(|| Notice {
+            hook: P::HOOK,
+            outcome: exit.outcome,
+            service,
+            ifindex: packet.ingress(),
+            netns: 0,
+            tuple: unsafe { (*scratch).key },
+            endpoint: (F::Address::default(), 0),
+        });
+    }
+    exit::leave(packet, P::HOOK, exit)
+}
+
+/// The Service that refused the packet. The established path does not say: the flow knows.
+#[inline(always)]
+unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
+    let service = unsafe { (*scratch).service };
+    if service != NO_SERVICE {
+        return service;
+    }
+    match F::flows().lookup::<_, Flow<F::Address>>(unsafe { &(*scratch).key }) {
+        Some(half) => unsafe { (*half).service },
+        None => NO_SERVICE,
+    }
 }
 
 #[inline(always)]

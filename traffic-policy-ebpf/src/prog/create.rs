@@ -19,6 +19,7 @@ use super::{
     choose::{self, Client, List, Target},
     claim::Halves,
     context::Packet,
+    count,
     exit::Exit,
     family::{Family, pending_in_use},
     hop::{self, Route, Via},
@@ -183,13 +184,15 @@ pub fn create<P: Packet, F: Family>(
     };
     trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
     if !local && parsed.ttl <= 1 {
-        return Err(Outcome::RejectedTtl.into());
+        return Err(Exit::refused(Outcome::RejectedTtl, list.service));
     }
 
     let pending = restart.is_null()
         && unsafe { (*usage).unconfirmed[F::INDEX] >= (*state).unconfirmed_limit[F::INDEX] as u64 };
     let halves = Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
-    halves.claim(hash, usage, unsafe { (*state).pool_len })?;
+    halves
+        .claim(hash, usage, unsafe { (*state).pool_len })
+        .map_err(|exit| Exit::refused(exit.outcome, list.service))?;
     trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
     let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
@@ -214,14 +217,14 @@ pub fn create<P: Packet, F: Family>(
                 table::<F>(pending).remove(key);
             }
             if failed != EXISTS {
-                return Err(Outcome::DroppedTableFull.into());
+                return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
             }
         }
     }
     // The entry as it lies in the table: ours, or that of the CPU that was first.
     match table::<F>(pending).lookup(&parsed.tuple) {
         Some(request) => Ok(Created { request, unresolved }),
-        None => Err(Outcome::DroppedTableFull.into()),
+        None => Err(Exit::refused(Outcome::DroppedTableFull, list.service)),
     }
 }
 
@@ -238,6 +241,7 @@ unsafe fn begin_anew<F: Family>(
     unsafe {
         let was_confirmed = (*half).state & CONFIRMED != 0;
         retire::<F>(half, protocol, reply_key);
+        count::end(half.cast_const());
         let kind = (*request).kind;
         (*request).kind = 0;
         ptr::write_volatile(&raw mut (*half).kind, 0);

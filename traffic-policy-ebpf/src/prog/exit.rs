@@ -17,7 +17,7 @@ pub struct Exit {
     pub action: i32,
     /// For [`Outcome::RejectedTooLong`]: what would have fitted, in bytes.
     pub mtu: u32,
-    /// Index of the Service port that refused it, or [`NO_SERVICE`].
+    /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that answers.
     pub service: u32,
 }
 

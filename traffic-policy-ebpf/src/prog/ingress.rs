@@ -10,7 +10,7 @@ use core::ptr;
 use traffic_policy_ebpf::{
     abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
     hash,
-    outcome::Outcome,
+    outcome::{Outcome, Verdict},
 };
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
     choose,
     context::Packet,
     create,
+    event::{self, Notice},
     exit::{self, Exit},
     family::{V4, V6, pending_in_use},
     hop::{self, Route},
@@ -72,7 +73,10 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
             }
             if kind == kind::DELIVER || !hop.is_null() {
                 let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
-                return answered::<P, F>(packet, exit);
+                // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
+                if !matches!(exit.outcome, Outcome::DroppedTooLong) {
+                    return if exit.answers() { answered::<P, F>(packet, &parsed, exit) } else { exit };
+                }
             }
         }
     } else if !P::TC
@@ -96,26 +100,40 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
     let exit = match F::headers(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
         Ok(parsed) => {
             let now = hop::now();
-            match prepare(packet, &parsed, now) {
-                Ok(ready) => answered::<P, F>(packet, carry_out(packet, &parsed, &ready, now)),
-                Err(exit) => answered::<P, F>(packet, exit),
-            }
+            let exit = match prepare(packet, &parsed, now) {
+                Ok(ready) => {
+                    let exit = carry_out(packet, &parsed, &ready, now);
+                    Exit { service: unsafe { (*ready.half).service }, ..exit }
+                }
+                Err(exit) => exit,
+            };
+            refused::<P, F>(packet, &parsed, exit)
         }
         Err(outcome) => outcome.into(),
     };
     exit::leave(packet, P::HOOK, exit)
 }
 
-/// Hands a packet whose sender is to be told to the program that does it.
+/// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
 #[inline(always)]
-pub fn answered<P: Packet, F: Rewrite>(packet: P, exit: Exit) -> Exit {
-    if !exit.answers() {
+pub fn refused<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
+    if matches!(exit.outcome.verdict(), Verdict::Drop) {
+        let _ = answered::<P, F>(packet, parsed, exit);
         return exit;
     }
+    if exit.answers() { answered::<P, F>(packet, parsed, exit) } else { exit }
+}
+
+/// Goes on with the program for what is refused; returns only if that is missing.
+#[inline(always)]
+fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
     if let Some(scratch) = F::scratch() {
         unsafe {
             (*scratch).outcome = exit.outcome as u32;
             (*scratch).mtu = exit.mtu;
+            (*scratch).service = exit.service;
+            (*scratch).length = parsed.length;
+            (*scratch).key = parsed.tuple;
         }
         packet.jump::<F, { jump::ANSWER }>();
     }
@@ -167,7 +185,7 @@ pub unsafe fn bit(array: *const u64, index: u16) -> bool {
 
 /// A half that can be carried out, and how.
 pub struct Ready<A> {
-    half: *mut Flow<A>,
+    pub half: *mut Flow<A>,
     /// Null for a half that the stack delivers, and where the neighbour is not resolved.
     hop: *const Hop,
     /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
@@ -194,13 +212,14 @@ pub fn prepare<P: Packet, F: Rewrite>(
             Tracked::Keep(half) => kept = half,
             Tracked::Restart(half) => restart = half,
             Tracked::Forget => {}
-            Tracked::Leave(outcome) => return Err(outcome.into()),
+            Tracked::Leave(outcome) => return Err(Exit::refused(outcome, unsafe { (*half).service })),
         }
     }
     let mut half = kept;
     if half.is_null() {
         let created = create::create(packet, parsed, restart, now)?;
         half = created.request;
+        event::tell::<F>(|| new_flow(packet, parsed, half));
         if created.unresolved != 0 {
             return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
         }
@@ -237,8 +256,28 @@ pub fn way_out<P: Packet, F: Rewrite>(
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
             way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: 0 })
         }
-        Route::Failed(outcome) => Err(outcome.into()),
-        Route::Local => Err(Outcome::DroppedNoRoute.into()),
+        Route::Failed(outcome) => Err(Exit::refused(outcome, unsafe { (*half).service })),
+        Route::Local => Err(Exit::refused(Outcome::DroppedNoRoute, unsafe { (*half).service })),
+    }
+}
+
+/// What is told of a flow that this packet has made.
+#[inline(always)]
+fn new_flow<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    half: *const Flow<F::Address>,
+) -> Notice<F::Address> {
+    let (kind, service, address, ports) =
+        unsafe { ((*half).kind, (*half).service, (*half).destination, (*half).ports) };
+    Notice {
+        hook: P::HOOK,
+        outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
+        service,
+        ifindex: packet.ingress(),
+        netns: 0,
+        tuple: parsed.tuple,
+        endpoint: (address, destination_port(ports)),
     }
 }
 

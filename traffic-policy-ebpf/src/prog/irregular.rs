@@ -13,7 +13,7 @@ use super::{
     extension::{self, MORE, OFFSET},
     family::{V4, V6},
     fragment, hop,
-    ingress::{Ours, answered, carry_out, ours, prepare, way_out},
+    ingress::{Ours, carry_out, ours, prepare, refused, way_out},
     maps::{FRAGMENTS4, FRAGMENTS6, Table},
     parse::{self, ETHERNET, Parse, Parsed, is_tcp},
     rewrite::Rewrite,
@@ -106,10 +106,14 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     if known {
         fragment::record(&parsed);
     }
-    match prepared {
-        Ok(ready) => answered::<P, F>(packet, carry_out(packet, &parsed, &ready, now)),
-        Err(exit) => answered::<P, F>(packet, exit),
-    }
+    let exit = match prepared {
+        Ok(ready) => {
+            let exit = carry_out(packet, &parsed, &ready, now);
+            Exit { service: unsafe { (*ready.half).service }, ..exit }
+        }
+        Err(exit) => exit,
+    };
+    refused::<P, F>(packet, &parsed, exit)
 }
 
 /// What becomes of a packet that leaves.

@@ -10,10 +10,10 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, Affinity, AffinityKey, Bucket, Cidr, Device, EndpointKey, Event, Filter, Flow,
-        Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, Node, Scratch,
-        ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey, SocketQuestion,
-        SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
+        Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Device, EndpointKey, Event,
+        EventBucket, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop,
+        HopKey, Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
+        SocketKey, SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
     },
     outcome::OUTCOMES,
 };
@@ -72,6 +72,8 @@ pub static QUESTION: Array<SocketQuestion, 1> = Array::new();
 #[btf_map]
 pub static EVENTS: RingBuf<Event, 262_144> = RingBuf::new();
 #[btf_map]
+pub static EVENT_BUCKETS: PerCpuArray<EventBucket, 1> = PerCpuArray::new();
+#[btf_map]
 pub static SLOTS4: Array<Slot<Address4>, 262_144> = Array::new();
 #[btf_map]
 pub static SLOTS6: Array<Slot<Address6>, 262_144> = Array::new();
@@ -89,6 +91,9 @@ pub static STATE: Array<State, 1, MMAPABLE> = Array::new();
 pub static USAGE: Array<Usage, 1, MMAPABLE> = Array::new();
 #[btf_map]
 pub static FILTER: Array<Filter, 1, MMAPABLE> = Array::new();
+/// Written by the agent, for people.
+#[btf_map]
+pub static AGENT: Array<Agent, 1, MMAPABLE> = Array::new();
 /// Ports that may be used as source towards endpoints, host order, the first `State::pool_len` are valid.
 #[btf_map]
 pub static POOL: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();

@@ -6,9 +6,11 @@ mod carried;
 mod choose;
 mod claim;
 mod context;
+mod count;
 mod create;
 mod egress;
 mod error;
+mod event;
 mod exit;
 mod extension;
 mod family;
@@ -152,6 +154,7 @@ pub fn xdp_irregular4(ctx: XdpContext) -> u32 {
 }
 
 #[xdp]
+#[inline(always)]
 pub fn xdp_irregular6(ctx: XdpContext) -> u32 {
     irregular::run::<Xdp, V6>(md(&ctx)) as u32
 }

@@ -8,7 +8,7 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
-    abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, hook},
+    abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, Tuple, hook, ports},
     outcome::{OUTCOMES, Outcome},
 };
 
@@ -18,6 +18,8 @@ pub use self::{
     decide::{Decision, Question, decide},
 };
 use super::{
+    count,
+    event::{self, Notice},
     family::{Family, V4, V6},
     ingress::bit,
     maps::{ANY, CONNECTED_UDP, COUNTERS, FILTER, NODE, SOCKETS, Table},
@@ -93,18 +95,43 @@ impl<A: Address> Destined<A> {
             Outcome::Connected => {}
             Outcome::Passed | Outcome::PassedNotService => return Exchange::none(GO_ON),
             refused => {
-                count(refused);
+                self.note::<F>(refused, netns, &decision);
                 call.fail(refused, protocol);
                 return Exchange::none(REFUSE);
             }
         }
         if self.connects {
-            count(Outcome::Connected);
+            self.note::<F>(Outcome::Connected, netns, &decision);
             self.note_peer(&mut key, netns, &decision);
         } else {
-            self.note_conversation(&mut key, netns, &decision, had);
+            self.note_conversation::<F>(&mut key, netns, &decision, had);
         }
         Exchange { verdict: GO_ON, exchanged: true, address: decision.address, port: decision.port }
+    }
+
+    /// Counts a refusal or a new conversation, and tells whoever listens.
+    #[inline(always)]
+    fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, decision: &Decision<A>) {
+        count(outcome);
+        count::add(decision.service, outcome, 1, 0, 0);
+        event::tell::<F>(|| Notice {
+            hook: hook::SOCKET,
+            outcome,
+            service: decision.service,
+            ifindex: 0,
+            netns,
+            tuple: Tuple {
+                source: self.source,
+                destination: self.destination,
+                ports: ports(0, self.call.port()),
+                protocol: self.call.protocol(),
+            },
+            endpoint: if outcome as u32 == Outcome::Connected as u32 {
+                (decision.address, decision.port)
+            } else {
+                (A::default(), 0)
+            },
+        });
     }
 
     /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
@@ -126,7 +153,13 @@ impl<A: Address> Destined<A> {
 
     /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is.
     #[inline(always)]
-    fn note_conversation(&self, key: &mut SocketKey, netns: u64, decision: &Decision<A>, had: *mut Socket) {
+    fn note_conversation<F: Family<Address = A>>(
+        &self,
+        key: &mut SocketKey,
+        netns: u64,
+        decision: &Decision<A>,
+        had: *mut Socket,
+    ) {
         let sockets = noted(PROTOCOL_UDP, false);
         let (address, port) = (decision.address.wide(), decision.port);
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
@@ -136,7 +169,7 @@ impl<A: Address> Destined<A> {
                 }
             }
         } else {
-            count(Outcome::Connected);
+            self.note::<F>(Outcome::Connected, netns, decision);
             let value = Socket {
                 address,
                 port,

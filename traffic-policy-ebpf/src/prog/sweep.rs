@@ -13,6 +13,7 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
+    count,
     family::{Family, V4, V6},
     hop,
     maps::{GONE as GONE_ENDPOINTS, SWEEP, Table, USAGE},
@@ -150,8 +151,11 @@ fn request<F: Family>(
     if now_is != (flow.state, flow.last) {
         return;
     }
+    // Counted before they go: what is deleted may belong to another flow at once.
+    count::end(half.cast_const());
     F::flows().remove(tuple);
-    if reply.is_some() {
+    if let Some(reply) = reply {
+        count::end(reply.cast_const());
         F::flows().remove(&reply_key);
     }
     unsafe { (*sweep).deleted += 1 };
@@ -187,6 +191,7 @@ fn reply<F: Family>(
             (*sweep).marked += 1;
         }
     } else {
+        count::end(half.cast_const());
         F::flows().remove(tuple);
         unsafe { (*sweep).deleted += 1 };
     }
@@ -202,6 +207,7 @@ fn unconfirmed<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Addr
     if idle(now, flow.last) > timeouts.unconfirmed
         || mark_gone != 0 && request && gone::<F>(&flow, tuple.protocol)
     {
+        count::end(half.cast_const());
         F::pending().remove(&tuple);
         return 0;
     }

@@ -1,11 +1,13 @@
 //! `cargo xtask demo`: the three stories that this project exists for, on real packets between real nodes.
 
+mod misled;
 mod policies;
 mod preemption;
 mod share;
 mod stage;
 mod switch;
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -21,6 +23,9 @@ struct Cli {
     /// How the agents take packets: tc, xdp or xdp-generic
     #[arg(long, default_value = "tc")]
     attach: String,
+    /// Only fetches this address's page: a process of a node, for the demo itself
+    #[arg(long, hide = true)]
+    fetch: Option<SocketAddr>,
 }
 
 fn main() -> ExitCode {
@@ -35,10 +40,14 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
+    if let Some(to) = cli.fetch {
+        return misled::fetch(to);
+    }
     let start = Instant::now();
     let stage = Stage::build(&cli.attach)?;
     stage.introduce();
     policies::show(&stage)?;
+    misled::show(&stage)?;
     preemption::show(&stage)?;
     switch::show(&stage)?;
     share::show(&stage)?;

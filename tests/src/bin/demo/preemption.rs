@@ -9,7 +9,7 @@ use crate::stage::{RATE, Stage, chapter};
 
 pub fn show(stage: &Stage) -> Result<()> {
     chapter(
-        "2. THE PREEMPTED NODE",
+        "3. THE PREEMPTED NODE",
         "A load balancer checks the nodes once a second and gives up a node after 3 failures. node-3 has no pod. After two\n\
          seconds it is preempted: gone without a word. Under Cluster it was passing requests on, and those die with it;\n\
          under Local it never got any.",

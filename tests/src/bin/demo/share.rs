@@ -13,7 +13,7 @@ const REQUESTS: u64 = 600;
 
 pub fn show(stage: &Stage) -> Result<()> {
     chapter(
-        "4. THE UNEVEN LOAD",
+        "5. THE UNEVEN LOAD",
         "node-1 has one pod, node-2 has two. Under Local a load balancer that gives each healthy node the same share\n\
          overloads the pod that is alone. The health port tells the number of pods as a weight; one that heeds it is fair.",
     );

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cgroup::Cgroup;
 use traffic_policy_tests::lab::{Family, Lab, Node};
 use traffic_policy_tests::object::{Backend, Manifests, Policy, Port, Service};
 use traffic_policy_tests::traffic::balancer::Timing;
@@ -25,9 +26,11 @@ const LOAD_BALANCER_IP: &str = "203.0.113.80";
 pub struct Stage {
     pub lab: Lab,
     manifests: Manifests,
-    _agents: Vec<Agent>,
+    agents: Vec<Agent>,
     _servers: Vec<Server>,
     command: String,
+    /// Of the processes of the last node. Goes when the agents have gone.
+    cgroup: Cgroup,
 }
 
 impl Stage {
@@ -39,8 +42,26 @@ impl Stage {
         manifests.apply(&service(Policy::Cluster, None), &backends(&lab))?;
         let words = Agent::builder(&lab, lab.node(1)).attach(attach).command_line();
         let command = format!("traffic-policy-agent {}", words.join(" "));
-        let agents = Agent::start_all(&lab, |agent| agent.attach(attach))?;
-        Ok(Self { lab, manifests, _agents: agents, _servers: servers, command })
+        let cgroup = Cgroup::create("traffic-policy-demo")?;
+        let last = lab.nodes().len() - 1;
+        let start = |(number, node)| {
+            let agent = Agent::builder(&lab, node).attach(attach);
+            let agent = if number == last { agent.cgroup(cgroup.path()) } else { agent };
+            agent.start()
+        };
+        let agents: Vec<_> = lab.nodes().iter().enumerate().map(start).collect::<Result<_>>()?;
+        agents.iter().try_for_each(|agent| agent.wait_ready(Duration::from_secs(20)))?;
+        Ok(Self { lab, manifests, agents, _servers: servers, command, cgroup })
+    }
+
+    /// The last node, which has no pod, and its agent. Connections of its processes in [`Self::cgroup`] are served.
+    pub fn inside(&self) -> (&Node, &Agent) {
+        let last = self.lab.nodes().len() - 1;
+        (self.lab.node(last + 1), &self.agents[last])
+    }
+
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
     }
 
     pub fn introduce(&self) {

@@ -9,7 +9,7 @@ use crate::stage::{Stage, chapter, health_check};
 
 pub fn show(stage: &Stage) -> Result<()> {
     chapter(
-        "3. THE LIVE SWITCH, CLUSTER → LOCAL",
+        "4. THE LIVE SWITCH, CLUSTER → LOCAL",
         "The moment the policy turns Local, node-3 must take no more requests; but the load balancer needs three failed checks\n\
          to believe it. With a drain, node-3 says 503 at once and still forwards until the drain ends: nobody notices.\n\
          Without one it drops what the load balancer still sends.",

@@ -86,7 +86,7 @@ impl Trial {
     fn find_entrances(&self, root: &Path) -> Result<Vec<Entrance>> {
         let generic = attach::generic_devices(&pins::links_below(root));
         let mut entrances = Vec::new();
-        for entry in self.tables.devices.iter() {
+        for entry in &self.tables.devices {
             let (ifindex, device) = entry.context("reading the devices failed")?;
             let xdp = device.flags & HOP_XDP != 0 || generic.contains(&ifindex);
             let hook = if xdp { PacketHook::Xdp } else { PacketHook::Tc };

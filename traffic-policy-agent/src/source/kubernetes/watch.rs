@@ -80,6 +80,7 @@ pub(super) async fn run<K, T>(
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     T: Send + 'static,
 {
+    sink.status.waiting(kind.plural);
     let mut watch = Watch {
         kind,
         sink,
@@ -179,6 +180,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
 
     async fn listed(&mut self) -> Result<(), Stopped> {
         if !std::mem::replace(&mut self.listed, true) {
+            self.sink.status.listed(self.kind.plural);
             self.sink.listed().await?;
         }
         Ok(())

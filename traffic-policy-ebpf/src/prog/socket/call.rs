@@ -103,6 +103,19 @@ fn split(both: u64) -> (u32, u32) {
     }
 }
 
+/// Four words at an offset, each by an instruction of its own.
+macro_rules! load128 {
+    ($offset:path, $base:expr) => {{
+        let base = $base;
+        [
+            load32::<{ $offset }>(base),
+            load32::<{ $offset + 4 }>(base),
+            load32::<{ $offset + 8 }>(base),
+            load32::<{ $offset + 12 }>(base),
+        ]
+    }};
+}
+
 /// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
 #[inline(always)]
 fn transport(protocol: u32) -> u32 {
@@ -135,14 +148,7 @@ impl Call {
     #[inline(always)]
     pub fn ip6(self) -> Named {
         let base = self.base();
-        unsafe {
-            named([
-                load32::<{ at::IP6 }>(base),
-                load32::<{ at::IP6 + 4 }>(base),
-                load32::<{ at::IP6 + 8 }>(base),
-                load32::<{ at::IP6 + 12 }>(base),
-            ])
-        }
+        unsafe { named(load128!(at::IP6, base)) }
     }
 
     /// The other end's port, memory order.
@@ -174,12 +180,7 @@ impl Call {
             if socket == 0 {
                 return Named::V6([0, 0]);
             }
-            named([
-                load32::<{ at::BOUND6 }>(socket),
-                load32::<{ at::BOUND6 + 4 }>(socket),
-                load32::<{ at::BOUND6 + 8 }>(socket),
-                load32::<{ at::BOUND6 + 12 }>(socket),
-            ])
+            named(load128!(at::BOUND6, socket))
         }
     }
 
@@ -202,14 +203,7 @@ impl Call {
     #[inline(always)]
     pub fn source6(self) -> Named {
         let base = self.base();
-        unsafe {
-            named([
-                load32::<{ at::SOURCE6 }>(base),
-                load32::<{ at::SOURCE6 + 4 }>(base),
-                load32::<{ at::SOURCE6 + 8 }>(base),
-                load32::<{ at::SOURCE6 + 12 }>(base),
-            ])
-        }
+        unsafe { named(load128!(at::SOURCE6, base)) }
     }
 
     /// Writes the other end, in a hook of IPv4.
@@ -304,12 +298,7 @@ impl Closing {
             if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
                 return Named::V4(load32::<{ at::PEER4 }>(base));
             }
-            named([
-                load32::<{ at::PEER6 }>(base),
-                load32::<{ at::PEER6 + 4 }>(base),
-                load32::<{ at::PEER6 + 8 }>(base),
-                load32::<{ at::PEER6 + 12 }>(base),
-            ])
+            named(load128!(at::PEER6, base))
         }
     }
 

@@ -1,0 +1,89 @@
+//! Packets of each Service by outcome agree with what was sent, while flows stand and after they are gone.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::traffic::Outcome;
+
+/// One port of a Service, by the protocol and family that are used here.
+fn port(agent: &Agent, name: &str) -> Value {
+    let ports = agent.json(&["services", name]).unwrap();
+    let ports = ports.as_array().unwrap();
+    ports.iter().find(|port| port["protocol"] == "UDP" && port["family"] == "IPv4").unwrap().clone()
+}
+
+fn packets(port: &Value, outcome: &str) -> u64 {
+    port["counts"][outcome]["packets"].as_u64().unwrap_or(0)
+}
+
+fn bytes(port: &Value, outcome: &str) -> u64 {
+    port["counts"][outcome]["bytes"].as_u64().unwrap_or(0)
+}
+
+const ASKED: u64 = 12;
+
+#[test]
+fn agree_with_what_was_sent() {
+    for attach in ["tc", "xdp"] {
+        let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 0])).unwrap();
+        let backends = cluster.backends();
+        let (here, elsewhere) = backends.split_at(1);
+        let service = |name, policy, number: u16| Cluster::node_port(name, policy, 30080 + number);
+        cluster.manifests.apply(&service("web", Policy::Cluster, 0), &backends).unwrap();
+        cluster.manifests.apply(&service("near", Policy::Local, 1), here).unwrap();
+        cluster.manifests.apply(&service("far", Policy::Local, 2), elsewhere).unwrap();
+        cluster.manifests.apply(&service("none", Policy::Cluster, 3), &[]).unwrap();
+        // A sweep comes every 2 s, and deletes what the one before has marked.
+        let flags = ["--idle-udp", "8s", "--idle-udp-answered", "8s"];
+        let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&flags)).unwrap();
+        let agent = &agents[0];
+        let ask =
+            |number: u16| cluster.ask(Protocol::Udp, cluster.at(1, Family::V4, 30080 + number)).unwrap();
+        for _ in 0..ASKED {
+            ask(0).answer().unwrap();
+            ask(1).answer().unwrap();
+        }
+        for _ in 0..3 {
+            assert_eq!(ask(2), Outcome::Silent);
+            assert!(ask(3).is_refused_at_once());
+        }
+
+        let expect = |when: &str| {
+            let web = port(agent, "default/web");
+            let (forwarded, delivered) = (packets(&web, "forwarded"), packets(&web, "delivered"));
+            assert_eq!(forwarded + delivered, ASKED, "{attach}, {when}: {web}");
+            assert_eq!(packets(&web, "replied"), forwarded, "{attach}, {when}: {web}");
+            assert_eq!(packets(&web, "replied-local"), delivered, "{attach}, {when}: {web}");
+            let near = port(agent, "near");
+            assert_eq!(packets(&near, "delivered"), ASKED, "{attach}, {when}: {near}");
+            assert_eq!(packets(&near, "replied-local"), ASKED, "{attach}, {when}: {near}");
+            // IP and UDP headers and a question of some letters.
+            assert!(bytes(&near, "delivered") > ASKED * 28, "{attach}, {when}: {near}");
+            let far = port(agent, "far");
+            assert_eq!(packets(&far, "dropped-no-local-endpoint"), 3, "{attach}, {when}: {far}");
+            assert!(bytes(&far, "dropped-no-local-endpoint") > 3 * 28, "{attach}, {when}: {far}");
+            let none = port(agent, "none");
+            assert_eq!(packets(&none, "rejected-no-endpoint"), 3, "{attach}, {when}: {none}");
+            (web["flows"].as_u64().unwrap(), near)
+        };
+        let (flows, before) = expect("while flows stand");
+        assert_eq!(flows, ASKED, "{attach}");
+        let start = Instant::now();
+        while port(agent, "near")["flows"] != 0 || port(agent, "web")["flows"] != 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{attach}: flows stay");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let (_, after) = expect("after the sweep");
+        assert_eq!(after["counts"], before["counts"], "{attach}");
+        // The hooks say the same. (What XDP has no room to answer TC does.)
+        for outcome in ["dropped-no-local-endpoint", "rejected-no-endpoint"] {
+            let packets: u64 =
+                ["xdp", "ingress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum();
+            assert_eq!(packets, 3, "{attach}: {outcome}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `status` says what is attached, in step, and in the way; with and without an agent.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::Policy;
+
+fn hooks(status: &Value) -> Vec<String> {
+    let attached = status["attached"].as_array().unwrap();
+    attached
+        .iter()
+        .filter(|link| link["target"] == "eth0" && link["alive"] == true)
+        .map(|link| link["hook"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn attached_in_step_and_after_death() {
+    for (attach, expected) in [
+        ("tc", &["tcx ingress", "tcx egress"][..]),
+        ("xdp", &["xdp (driver)", "tcx ingress", "tcx egress"]),
+        ("xdp-generic", &["xdp (generic)", "tcx ingress", "tcx egress"]),
+    ] {
+        let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+        let service = Cluster::node_port("web", Policy::Cluster, 30080);
+        cluster.manifests.apply(&service, &cluster.backends()).unwrap();
+        let mut agent = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap().remove(0);
+        cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080)).unwrap();
+
+        let status = agent.json(&["status"]).unwrap();
+        assert_eq!(hooks(&status), expected, "{attach}");
+        assert!(status["attached"][0]["program"].as_u64().unwrap() > 0);
+        assert_eq!(status["agent"]["running"], true);
+        assert_eq!(status["agent"]["pid"], agent.pid().unwrap());
+        assert_eq!(status["agent"]["report"]["in_step"], true, "{status}");
+        assert_eq!(status["agent"]["report"]["blocked_by"], serde_json::json!([]));
+        assert!(status["agent"]["synced_seconds_ago"].as_f64().unwrap() < 60.0);
+        assert_eq!(status["warnings"], serde_json::json!([]));
+        assert!(status["pool_ports"].as_u64().unwrap() > 1000);
+        let maps = status["maps"].as_array().unwrap();
+        let flows = maps.iter().find(|map| map["name"] == "FLOWS4").unwrap();
+        assert_eq!((&flows["used"], &flows["room"]), (&2.into(), &262_144.into()), "both halves of one flow");
+        assert!(flows["bytes"].as_u64().unwrap() > 262_144 * 100);
+        assert_eq!(status["flows"]["entries"][0], 2);
+        assert!(status["map_bytes"].as_u64().unwrap() > 30_000_000);
+
+        let seen = |status: &Value| status["agent"]["seen_seconds_ago"].as_f64().unwrap();
+        agent.kill().unwrap();
+        let start = Instant::now();
+        let dead = loop {
+            let status = agent.json(&["status"]).unwrap();
+            if seen(&status) > 3.0 {
+                break status;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "{status}");
+        };
+        assert_eq!(dead["agent"]["running"], false);
+        assert_eq!(dead["agent"]["report"], Value::Null);
+        assert_eq!(hooks(&dead), expected, "{attach}: it goes on");
+        let text = agent.command(&["status"]).unwrap();
+        let text = String::from_utf8(text.stdout).unwrap();
+        assert!(text.starts_with("agent       not running, last seen "), "{text}");
+        assert!(text.contains(expected[0]) && text.contains("FLOWS4"), "{text}");
+    }
+}
+
+#[test]
+fn what_blocks_readiness_is_named() {
+    let cluster = Cluster::start(Lab::builder().pods(&[0])).unwrap();
+    let nowhere = cluster.lab.manifests().join("nowhere");
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).manifests(&nowhere).start().unwrap();
+    agent.wait_said(&["nowhere"], Duration::from_secs(20)).unwrap();
+    let start = Instant::now();
+    let status = loop {
+        let status = agent.json(&["status"]).unwrap();
+        // Until its source has started it says that.
+        if status["agent"]["report"]["blocked_by"].to_string().contains("manifests") {
+            break status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{status}");
+    };
+    let report = &status["agent"]["report"];
+    assert_eq!(report["in_step"], false);
+    let blocked = report["blocked_by"].to_string();
+    assert!(
+        blocked.contains("waiting for the first look at manifests") && blocked.contains("nowhere"),
+        "{blocked}"
+    );
+    let text = agent.command(&["status"]).unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("NOT in step, last sync never; in the way:\n            - waiting for"), "{text}");
+}

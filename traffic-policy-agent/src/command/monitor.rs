@@ -1,0 +1,463 @@
+//! `monitor`: refusals and new flows as they happen, with reason and cure.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use ipnet::IpNet;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+use super::{
+    flows::net,
+    view::{self, View},
+};
+use crate::{
+    advice::{self, Context},
+    dataplane::{Event, Listener, Pinned, ServicePort, device_name},
+    model::{FrontendKind, parse_duration},
+};
+
+/// Show drops, rejects and new flows as they happen: Service, policy, reason and cure.
+///
+/// While it runs, the packet path writes an event for each, at most 1,000 a second on each CPU; what is left out is counted.
+/// It costs nothing while nobody runs it.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Only events of this Service: NAME, or NAMESPACE/NAME.
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+    /// Only this outcome; may be repeated. `status` and the README name them.
+    #[arg(long = "outcome", value_name = "NAME", value_parser = outcome)]
+    outcomes: Vec<Outcome>,
+    /// Only events of clients with this address, or of this range.
+    #[arg(long, value_name = "IP|CIDR", value_parser = net)]
+    client: Option<IpNet>,
+    /// No new flows.
+    #[arg(long)]
+    drops: bool,
+    /// End after so many events.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End after this time.
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    lasts: Option<Duration>,
+    #[command(flatten)]
+    view: View,
+}
+
+fn outcome(name: &str) -> Result<Outcome, String> {
+    Outcome::ALL.iter().copied().find(|outcome| outcome.name() == name).ok_or_else(|| {
+        let names: Vec<_> =
+            Outcome::ALL.iter().filter(|outcome| is_told(**outcome)).map(|outcome| outcome.name()).collect();
+        format!("`{name}` is no outcome; those that are told: {}", names.join(", "))
+    })
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m or 500ms"))
+}
+
+/// Whether there are events with this outcome.
+const fn is_told(outcome: Outcome) -> bool {
+    match outcome.verdict() {
+        Verdict::Drop => true,
+        Verdict::Send => !matches!(outcome, Outcome::Replied),
+        Verdict::Pass => matches!(outcome, Outcome::Delivered | Outcome::Connected),
+    }
+}
+
+const fn is_new_flow(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Forwarded | Outcome::Delivered | Outcome::Connected)
+}
+
+/// How often the packet path is told that somebody still listens.
+const RENEW: Duration = Duration::from_secs(1);
+/// Services change; what is known of them is read again after this time, and for an index that is not known.
+const KNOWN_FOR: Duration = Duration::from_secs(5);
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let pinned = self.view.pinned()?;
+        let mut services = Services::read(&pinned)?;
+        if let Some(name) = &self.service
+            && !services.ports.values().any(|port| view::is_named(&port.key, name))
+        {
+            anyhow::bail!("no Service {name} is in the maps: see `services` for all of them");
+        }
+        let stop = stop()?;
+        let mut listener = pinned.listen()?;
+        let clock = WallClock::now()?;
+        let end = self.lasts.map(|lasts| Instant::now() + lasts);
+        let (mut shown, mut left_out) = (0, 0);
+        let mut renewed = Instant::now();
+        let json = self.view.json();
+        if !json {
+            eprintln!("listening; Ctrl-C ends it");
+        }
+        while !stop.load(Ordering::Relaxed)
+            && self.count.is_none_or(|count| shown < count)
+            && end.is_none_or(|end| Instant::now() < end)
+        {
+            if renewed.elapsed() >= RENEW {
+                listener.renew()?;
+                renewed = Instant::now();
+            }
+            let rest = end.map_or(RENEW, |end| end.saturating_duration_since(Instant::now()));
+            let wait = rest.min(RENEW.saturating_sub(renewed.elapsed())).max(Duration::from_millis(1));
+            let Some(event) = listener.next(wait)? else { continue };
+            left_out += u64::from(event.left_out);
+            services.refresh(&pinned, event.service)?;
+            let port = event.service.and_then(|index| services.ports.get(&index));
+            if !self.wants(&event, port) {
+                continue;
+            }
+            let line = Line::new(&event, port, &clock);
+            let printed = show(&line, json);
+            if printed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+                break;
+            }
+            printed?;
+            shown += 1;
+        }
+        conclude(&listener, shown, left_out, json)
+    }
+
+    fn wants(&self, event: &Event, port: Option<&ServicePort>) -> bool {
+        !(self.drops && is_new_flow(event.outcome))
+            && (self.outcomes.is_empty() || self.outcomes.contains(&event.outcome))
+            && self.client.is_none_or(|net| net.contains(&event.client.ip()))
+            && self
+                .service
+                .as_ref()
+                .is_none_or(|name| port.is_some_and(|port| view::is_named(&port.key, name)))
+    }
+}
+
+/// Says how many events were left out, also those that no event has told of.
+fn conclude(listener: &Listener, shown: u64, left_out: u64, json: bool) -> Result<()> {
+    let left_out = left_out + listener.left_out()?;
+    if json {
+        let last = serde_json::json!({"shown": shown, "left_out": left_out});
+        return view::print(|out| writeln!(out, "{last}"));
+    }
+    match left_out {
+        0 => eprintln!("{shown} shown"),
+        _ => eprintln!(
+            "{shown} shown; {left_out} more events were left out, for more than 1,000 a second came on a CPU"
+        ),
+    }
+    Ok(())
+}
+
+/// Set by Ctrl-C and SIGTERM, so that the packet path is told at once that nobody listens any more.
+fn stop() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let flag = Arc::clone(&stop);
+    // The handlers are in place before the first event.
+    let (ready, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        runtime.block_on(async move {
+            use tokio::signal::unix::{SignalKind, signal};
+            let signals = (|| {
+                Ok::<_, io::Error>((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
+            })();
+            match signals {
+                Ok((mut interrupt, mut terminate)) => {
+                    let _ = ready.send(Ok(()));
+                    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                    flag.store(true, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        });
+    });
+    wait.recv()
+        .context("the thread that waits for signals has ended")?
+        .context("signals cannot be waited for")?;
+    Ok(stop)
+}
+
+/// What is known of Services, by the index of the Service port.
+struct Services {
+    ports: BTreeMap<u32, ServicePort>,
+    read: Instant,
+}
+
+impl Services {
+    fn read(pinned: &Pinned) -> Result<Self> {
+        let ports = pinned.services()?.into_iter().map(|port| (port.index, port)).collect();
+        Ok(Self { ports, read: Instant::now() })
+    }
+
+    fn refresh(&mut self, pinned: &Pinned, index: Option<u32>) -> Result<()> {
+        let unknown = index.is_some_and(|index| !self.ports.contains_key(&index));
+        if self.read.elapsed() > if unknown { RENEW } else { KNOWN_FOR } {
+            *self = Self::read(pinned)?;
+        }
+        Ok(())
+    }
+}
+
+/// Turns the time of events into that of calendars.
+struct WallClock {
+    wall: Timestamp,
+    monotonic: u64,
+}
+
+impl WallClock {
+    fn now() -> Result<Self> {
+        Ok(Self { wall: Timestamp::now(), monotonic: crate::dataplane::monotonic()? })
+    }
+
+    fn of(&self, monotonic: u64) -> Timestamp {
+        let since = monotonic as i64 - self.monotonic as i64;
+        self.wall.checked_add(SignedDuration::from_nanos(since)).unwrap_or(self.wall)
+    }
+}
+
+/// An event, for programs.
+#[derive(Serialize)]
+struct Line {
+    /// RFC 3339.
+    time: String,
+    outcome: &'static str,
+    /// `xdp`, `ingress`, `egress` or `socket`.
+    hook: &'static str,
+    /// `namespace/name:port`; `None` if no Service is concerned.
+    service: Option<String>,
+    /// `ClusterIP`, `NodePort`, …
+    kind: Option<&'static str>,
+    /// The policy that held at this frontend: `Cluster` or `Local`.
+    policy: Option<&'static str>,
+    protocol: String,
+    /// `None` where a socket has no address yet.
+    client: Option<String>,
+    frontend: String,
+    /// Of a new flow.
+    endpoint: Option<String>,
+    /// By which the packet came.
+    device: Option<String>,
+    /// Cookie of the socket's network namespace.
+    netns: Option<u64>,
+    reason: String,
+    cure: Option<String>,
+    /// Events of the same CPU that were left out before this one.
+    left_out: u32,
+}
+
+impl Line {
+    fn new(event: &Event, port: Option<&ServicePort>, clock: &WallClock) -> Self {
+        let reached = port.and_then(|port| {
+            let loopback = |kind| kind == FrontendKind::LoopbackNodePort;
+            port.frontends.iter().find(|reached| reached.address == event.frontend).or_else(|| {
+                port.frontends
+                    .iter()
+                    .find(|reached| loopback(reached.kind) && reached.address.port() == event.frontend.port())
+            })
+        });
+        let name = port.map(|port| port.key.service.to_string());
+        let device = (event.ifindex != 0)
+            .then(|| device_name(event.ifindex).unwrap_or_else(|| format!("#{}", event.ifindex)));
+        let context = Context {
+            service: name.as_deref(),
+            frontend: reached.map(|reached| reached.kind),
+            client: Some(event.client.ip()).filter(|ip: &IpAddr| !ip.is_unspecified()),
+            device: device.as_deref(),
+            socket: event.hook == "socket",
+        };
+        Self {
+            time: format!("{:.3}", clock.of(event.time)),
+            outcome: event.outcome.name(),
+            hook: event.hook,
+            service: port.map(|port| view::service(&port.key)),
+            kind: reached.map(|reached| view::frontend_kind(reached.kind)),
+            policy: reached.map(|reached| view::policy(reached.policy)),
+            protocol: event.protocol.to_string(),
+            client: context.client.map(|_| event.client.to_string()),
+            frontend: event.frontend.to_string(),
+            endpoint: event.endpoint.map(|endpoint| endpoint.to_string()),
+            reason: advice::reason(event.outcome, &context),
+            cure: advice::cure(event.outcome, &context),
+            netns: (event.netns != 0).then_some(event.netns),
+            device,
+            left_out: event.left_out,
+        }
+    }
+}
+
+fn show(line: &Line, json: bool) -> io::Result<()> {
+    // A line at a time, for it may be read as it comes.
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, line)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text(line).as_bytes())?;
+    }
+    out.flush()
+}
+
+fn text(line: &Line) -> String {
+    let client = line.client.as_deref().unwrap_or("a socket");
+    let endpoint = line.endpoint.as_ref().map(|endpoint| format!(" → {endpoint}")).unwrap_or_default();
+    let mut text = format!(
+        "{}  {:<26} {} {client} → {}{endpoint}",
+        line.time, line.outcome, line.protocol, line.frontend
+    );
+    if let Some(service) = &line.service {
+        text += &format!("  {service}");
+    }
+    if let (Some(kind), Some(policy)) = (line.kind, line.policy) {
+        text += &format!(" ({kind}, {policy})");
+    }
+    match (&line.device, line.netns) {
+        (Some(device), _) => text += &format!("  {} {device}", line.hook),
+        (None, Some(netns)) => text += &format!("  {} in network namespace {netns}", line.hook),
+        (None, None) => {}
+    }
+    text.push('\n');
+    // Of a new flow there is nothing to explain.
+    if let Some(cure) = &line.cure {
+        text += &format!("    why: {}\n    cure: {cure}\n", line.reason);
+    }
+    if line.left_out > 0 {
+        text += &format!("    {} more events before this one were left out\n", line.left_out);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dataplane::{Phase, Reached},
+        model::{Policy, Protocol, ServiceName, ServicePortKey},
+    };
+
+    fn port() -> ServicePort {
+        ServicePort {
+            key: ServicePortKey {
+                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+                port: "http".to_owned(),
+                protocol: Protocol::Tcp,
+                ipv6: false,
+            },
+            index: 3,
+            external_policy: Policy::Local,
+            internal_policy: Policy::Cluster,
+            frontends: vec![Reached {
+                address: "172.18.0.13:30080".parse().unwrap(),
+                kind: FrontendKind::NodePort,
+                policy: Policy::Local,
+                phase: Phase::NoLocalEndpoint,
+            }],
+            cluster: Vec::new(),
+            local: Vec::new(),
+            affinity: None,
+            source_ranges: Vec::new(),
+        }
+    }
+
+    fn event(outcome: Outcome) -> Event {
+        Event {
+            time: 3_000_000_000,
+            outcome,
+            hook: "ingress",
+            service: Some(3),
+            protocol: Protocol::Tcp,
+            client: "192.0.2.10:40000".parse().unwrap(),
+            frontend: "172.18.0.13:30080".parse().unwrap(),
+            endpoint: None,
+            ifindex: 4_000_001,
+            netns: 0,
+            left_out: 0,
+        }
+    }
+
+    fn clock() -> WallClock {
+        WallClock { wall: "2026-11-20T13:00:05Z".parse().unwrap(), monotonic: 5_000_000_000 }
+    }
+
+    #[test]
+    fn a_drop_says_who_why_and_what_to_do() {
+        let line = Line::new(&event(Outcome::DroppedNoLocalEndpoint), Some(&port()), &clock());
+        let text = text(&line);
+        let mut lines = text.lines();
+        assert_eq!(
+            lines.next().unwrap(),
+            "2026-11-20T13:00:03.000Z  dropped-no-local-endpoint  TCP 192.0.2.10:40000 → 172.18.0.13:30080  shop/web:http (NodePort, Local)  ingress #4000001"
+        );
+        assert!(
+            lines.next().unwrap().starts_with("    why: Service shop/web has externalTrafficPolicy: Local")
+        );
+        assert!(lines.next().unwrap().contains("cure: let the load balancer check the healthCheckNodePort"));
+        assert_eq!(lines.next(), None);
+    }
+
+    #[test]
+    fn a_new_flow_takes_one_line() {
+        let event = Event { endpoint: Some("10.244.1.2:8080".parse().unwrap()), ..event(Outcome::Forwarded) };
+        let text = text(&Line::new(&event, Some(&port()), &clock()));
+        assert_eq!(text.lines().count(), 1);
+        assert!(text.contains("172.18.0.13:30080 → 10.244.1.2:8080"), "{text}");
+    }
+
+    #[test]
+    fn a_socket_has_neither_device_nor_address() {
+        let socket = Event {
+            hook: "socket",
+            ifindex: 0,
+            netns: 77,
+            client: "0.0.0.0:0".parse().unwrap(),
+            left_out: 12,
+            ..event(Outcome::RejectedNoEndpoint)
+        };
+        let line = Line::new(&socket, None, &clock());
+        assert_eq!((line.client.clone(), line.device.clone(), line.netns), (None, None, Some(77)));
+        let text = text(&line);
+        assert!(
+            text.contains("TCP a socket → 172.18.0.13:30080  socket in network namespace 77\n"),
+            "{text}"
+        );
+        assert!(text.contains("12 more events before this one"), "{text}");
+    }
+
+    #[test]
+    fn filters() {
+        let arguments = |outcomes: &[Outcome], drops| Arguments {
+            service: Some("shop/web".to_owned()),
+            outcomes: outcomes.to_vec(),
+            client: Some("192.0.2.0/24".parse().unwrap()),
+            drops,
+            count: None,
+            lasts: None,
+            view: View { pin_dir: "/".into(), output: view::OutputArguments { output: view::Output::Table } },
+        };
+        let (port, dropped, forwarded) =
+            (port(), event(Outcome::DroppedNoLocalEndpoint), event(Outcome::Forwarded));
+        assert!(arguments(&[], false).wants(&forwarded, Some(&port)));
+        assert!(!arguments(&[], true).wants(&forwarded, Some(&port)));
+        assert!(arguments(&[], true).wants(&dropped, Some(&port)));
+        assert!(!arguments(&[], true).wants(&dropped, None), "of no Service");
+        assert!(!arguments(&[Outcome::DroppedNoRoute], false).wants(&dropped, Some(&port)));
+        let stranger = Event { client: "198.51.100.1:1".parse().unwrap(), ..dropped };
+        assert!(!arguments(&[], false).wants(&stranger, Some(&port)));
+        assert!(outcome("dropped-no-route").is_ok());
+        let error = outcome("lost").unwrap_err();
+        assert!(error.contains("dropped-no-route") && !error.contains("passed-fragment"), "{error}");
+    }
+}

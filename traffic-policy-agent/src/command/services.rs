@@ -1,0 +1,382 @@
+//! `services`: Services as the packet path knows them.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde::Serialize;
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+use super::view::{self, View};
+use crate::{
+    dataplane::{Count, Counts, Phase, Reached, ServicePort},
+    model::{Endpoint, Protocol},
+};
+
+/// Show Services: frontends, policies, phases, endpoints, and packets by outcome.
+///
+/// Without a name, one line for each frontend; with one, all that is known of the Service.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Only this Service: NAME, or NAMESPACE/NAME.
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    #[command(flatten)]
+    view: View,
+}
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let pinned = self.view.pinned()?;
+        let mut ports = pinned.services()?;
+        if let Some(name) = &self.name {
+            let all = ports.len();
+            ports.retain(|port| view::is_named(&port.key, name));
+            if ports.is_empty() {
+                bail!(
+                    "no Service {name} is in the maps, which hold {all} Service ports: see `services` for all of them"
+                );
+            }
+        }
+        let counts = pinned.counts()?;
+        if self.view.json() {
+            let documents: Vec<_> = ports.iter().map(|port| Document::new(port, &counts)).collect();
+            return view::print_json(&documents);
+        }
+        view::print(|out| match self.name {
+            Some(_) => ports.iter().try_for_each(|port| details(out, port, &counts)),
+            None => overview(out, &ports, &counts),
+        })
+    }
+}
+
+/// A Service port, for programs.
+#[derive(Serialize)]
+struct Document {
+    namespace: String,
+    name: String,
+    /// The port's name.
+    port: String,
+    /// `TCP` or `UDP`.
+    protocol: String,
+    /// `IPv4` or `IPv6`.
+    family: &'static str,
+    external_policy: &'static str,
+    internal_policy: &'static str,
+    frontends: Vec<FrontendDocument>,
+    /// Lists for both policies.
+    endpoints: Vec<EndpointDocument>,
+    local_endpoints: Vec<EndpointDocument>,
+    /// `sessionAffinity: ClientIP`.
+    affinity_seconds: Option<u64>,
+    source_ranges: Vec<String>,
+    /// Packets and bytes by name of the outcome.
+    counts: BTreeMap<&'static str, CountDocument>,
+    /// Flows that stand.
+    flows: u64,
+}
+
+#[derive(Serialize)]
+struct FrontendDocument {
+    kind: &'static str,
+    address: String,
+    policy: &'static str,
+    /// `active`, `draining`, `no-local-endpoint`, `rejecting`.
+    phase: &'static str,
+    /// While draining.
+    drain_seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct EndpointDocument {
+    address: String,
+    /// On this node.
+    local: bool,
+}
+
+#[derive(Serialize)]
+struct CountDocument {
+    packets: u64,
+    bytes: u64,
+}
+
+impl Document {
+    fn new(port: &ServicePort, counts: &Counts) -> Self {
+        let endpoints = |list: &[Endpoint]| {
+            list.iter()
+                .map(|endpoint| EndpointDocument {
+                    address: endpoint.address.to_string(),
+                    local: endpoint.local,
+                })
+                .collect()
+        };
+        Self {
+            namespace: port.key.service.namespace.clone(),
+            name: port.key.service.name.clone(),
+            port: port.key.port.clone(),
+            protocol: port.key.protocol.to_string(),
+            family: family(port),
+            external_policy: view::policy(port.external_policy),
+            internal_policy: view::policy(port.internal_policy),
+            frontends: port
+                .frontends
+                .iter()
+                .map(|reached| FrontendDocument {
+                    kind: view::frontend_kind(reached.kind),
+                    address: reached.address.to_string(),
+                    policy: view::policy(reached.policy),
+                    phase: phase_name(reached.phase),
+                    drain_seconds: match reached.phase {
+                        Phase::Draining(rest) => Some(rest.as_secs_f64()),
+                        _ => None,
+                    },
+                })
+                .collect(),
+            endpoints: endpoints(&port.cluster),
+            local_endpoints: endpoints(&port.local),
+            affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
+            source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
+            counts: of(port, counts)
+                .map(|(outcome, count)| {
+                    (outcome.name(), CountDocument { packets: count.packets, bytes: count.bytes })
+                })
+                .collect(),
+            flows: counts.flows.get(&port.index).copied().unwrap_or(0),
+        }
+    }
+}
+
+const fn family(port: &ServicePort) -> &'static str {
+    if port.key.ipv6 { "IPv6" } else { "IPv4" }
+}
+
+/// What was counted for a Service port.
+fn of<'a>(port: &ServicePort, counts: &'a Counts) -> impl Iterator<Item = (Outcome, &'a Count)> {
+    let index = port.index;
+    let range = (index, Outcome::Forwarded)..=(index, Outcome::Connected);
+    counts.packets.range(range).map(|((_, outcome), count)| (*outcome, count))
+}
+
+const fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Active => "active",
+        Phase::Draining(_) => "draining",
+        Phase::NoLocalEndpoint => "no-local-endpoint",
+        Phase::Rejecting => "rejecting",
+    }
+}
+
+pub(super) fn phase(phase: Phase) -> String {
+    match phase {
+        Phase::Active => "active".to_owned(),
+        Phase::Draining(rest) => format!("draining, {} left", view::span(rest)),
+        Phase::NoLocalEndpoint => "dropping: no endpoint here".to_owned(),
+        Phase::Rejecting => "rejecting: no endpoint".to_owned(),
+    }
+}
+
+/// An address with its protocol.
+pub(super) fn reached(reached: &Reached, protocol: Protocol) -> String {
+    let protocol = protocol.to_string().to_lowercase();
+    match reached.kind {
+        crate::model::FrontendKind::LoopbackNodePort => {
+            let address = if reached.address.is_ipv4() { "127.0.0.0/8" } else { "[::1]" };
+            format!("{address}:{}/{protocol}", reached.address.port())
+        }
+        _ => format!("{}/{protocol}", reached.address),
+    }
+}
+
+fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::Result<()> {
+    let rows: Vec<_> = ports
+        .iter()
+        .flat_map(|port| {
+            let none = port.frontends.is_empty().then_some((port, None, true));
+            let frontends = port.frontends.iter().enumerate();
+            none.into_iter().chain(frontends.map(move |(place, frontend)| (port, Some(frontend), place == 0)))
+        })
+        .collect();
+    let header =
+        ["SERVICE", "KIND", "ADDRESS", "POLICY", "PHASE", "ENDPOINTS", "FLOWS", "PACKETS", "REFUSED"];
+    view::table(out, header, &rows, |(port, frontend, first)| {
+        let here = port.cluster.iter().filter(|endpoint| endpoint.local).count();
+        let (mut packets, mut refused) = (0, 0);
+        for (outcome, count) in of(port, counts) {
+            packets += count.packets;
+            if is_refusal(outcome) {
+                refused += count.packets;
+            }
+        }
+        let dash = || "–".to_owned();
+        // Counted for the Service port, whichever frontend a packet came by.
+        let once = |number: u64| if *first { number.to_string() } else { String::new() };
+        [
+            view::service(&port.key),
+            frontend.map_or_else(dash, |reached| view::frontend_kind(reached.kind).to_owned()),
+            frontend.map_or_else(dash, |frontend| reached(frontend, port.key.protocol)),
+            frontend.map_or_else(dash, |reached| view::policy(reached.policy).to_owned()),
+            frontend.map_or_else(dash, |reached| phase(reached.phase)),
+            format!("{} ({here} here)", port.cluster.len()),
+            once(counts.flows.get(&port.index).copied().unwrap_or(0)),
+            once(packets),
+            once(refused),
+        ]
+    })
+}
+
+fn is_refusal(outcome: Outcome) -> bool {
+    match outcome.verdict() {
+        Verdict::Drop => true,
+        Verdict::Send => !matches!(outcome, Outcome::Forwarded | Outcome::Replied),
+        Verdict::Pass => false,
+    }
+}
+
+fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Result<()> {
+    writeln!(out, "{}  {} {}", view::service(&port.key), port.key.protocol, family(port))?;
+    writeln!(
+        out,
+        "  policy      external {}, internal {}",
+        view::policy(port.external_policy),
+        view::policy(port.internal_policy)
+    )?;
+    if let Some(affinity) = port.affinity {
+        writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;
+    }
+    if !port.source_ranges.is_empty() {
+        let ranges: Vec<_> = port.source_ranges.iter().map(ToString::to_string).collect();
+        writeln!(out, "  sources     {} (load balancer addresses only)", ranges.join(", "))?;
+    }
+    for (place, frontend) in port.frontends.iter().enumerate() {
+        let title = if place == 0 { "frontends" } else { "" };
+        writeln!(
+            out,
+            "  {title:<10}  {:<19}  {}  {}, {}",
+            view::frontend_kind(frontend.kind),
+            reached(frontend, port.key.protocol),
+            view::policy(frontend.policy),
+            phase(frontend.phase)
+        )?;
+    }
+    list(out, "endpoints", &port.cluster)?;
+    list(out, "local list", &port.local)?;
+    for (place, (outcome, count)) in of(port, counts).enumerate() {
+        let title = if place == 0 { "packets" } else { "" };
+        writeln!(out, "  {title:<10}  {:<28} {:>12}  {} bytes", outcome.name(), count.packets, count.bytes)?;
+    }
+    writeln!(out, "  flows       {}\n", counts.flows.get(&port.index).copied().unwrap_or(0))
+}
+
+fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint]) -> io::Result<()> {
+    if endpoints.is_empty() {
+        return writeln!(out, "  {title:<10}  none");
+    }
+    for (place, endpoint) in endpoints.iter().enumerate() {
+        let title = if place == 0 { title } else { "" };
+        let here = if endpoint.local { "  (here)" } else { "" };
+        writeln!(out, "  {title:<10}  {}{here}", endpoint.address)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::{FrontendKind, Policy, ServiceName, ServicePortKey};
+
+    fn port() -> ServicePort {
+        let endpoint = |text: &str, local| Endpoint { address: text.parse().unwrap(), local };
+        ServicePort {
+            key: ServicePortKey {
+                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+                port: "http".to_owned(),
+                protocol: Protocol::Tcp,
+                ipv6: false,
+            },
+            index: 3,
+            external_policy: Policy::Local,
+            internal_policy: Policy::Cluster,
+            frontends: vec![Reached {
+                address: "172.18.0.11:30080".parse().unwrap(),
+                kind: FrontendKind::NodePort,
+                policy: Policy::Local,
+                phase: Phase::Draining(Duration::from_secs(28)),
+            }],
+            cluster: vec![endpoint("10.244.1.2:8080", true), endpoint("10.244.2.2:8080", false)],
+            local: Vec::new(),
+            affinity: Some(Duration::from_secs(10_800)),
+            source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+        }
+    }
+
+    fn counts() -> Counts {
+        let count = |packets, bytes| Count { packets, bytes };
+        Counts {
+            packets: [
+                ((2, Outcome::Connected), count(9, 9)),
+                ((3, Outcome::Forwarded), count(5, 300)),
+                ((3, Outcome::DroppedNoLocalEndpoint), count(2, 120)),
+                ((4, Outcome::Forwarded), count(9, 9)),
+            ]
+            .into(),
+            flows: [(3, 1)].into(),
+        }
+    }
+
+    #[test]
+    fn one_line_for_each_frontend() {
+        let mut out = Vec::new();
+        overview(&mut out, &[port()], &counts()).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let line: Vec<_> = text.lines().nth(1).unwrap().split("  ").filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(
+            line.iter().map(|cell| cell.trim()).collect::<Vec<_>>(),
+            [
+                "shop/web:http",
+                "NodePort",
+                "172.18.0.11:30080/tcp",
+                "Local",
+                "draining, 28s left",
+                "2 (1 here)",
+                "1",
+                "7",
+                "2"
+            ]
+        );
+    }
+
+    #[test]
+    fn all_that_is_known() {
+        let mut out = Vec::new();
+        details(&mut out, &port(), &counts()).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        for line in [
+            "policy      external Local, internal Cluster",
+            "affinity    a client keeps its endpoint for 3h00m",
+            "sources     192.0.2.0/24",
+            "10.244.1.2:8080  (here)",
+            "local list  none",
+            "dropped-no-local-endpoint               2  120 bytes",
+            "flows       1",
+        ] {
+            assert!(text.contains(line), "no {line:?} in\n{text}");
+        }
+        assert!(!text.contains("connected"), "of another Service\n{text}");
+    }
+
+    #[test]
+    fn fields_for_programs() {
+        let document = serde_json::to_value(Document::new(&port(), &counts())).unwrap();
+        assert_eq!(document["frontends"][0]["phase"], "draining");
+        assert_eq!(document["frontends"][0]["drain_seconds"], 28.0);
+        assert_eq!(document["endpoints"][0]["local"], true);
+        assert_eq!(document["counts"]["forwarded"]["bytes"], 300);
+        assert_eq!(document["affinity_seconds"], 10_800);
+        assert_eq!(document["flows"], 1);
+    }
+}

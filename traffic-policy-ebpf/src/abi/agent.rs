@@ -1,0 +1,27 @@
+//! What the agent leaves word of, for people who look at the maps while it runs or after it ended.
+
+/// One element of `AGENT`. No program reads it. Times are CLOCK_MONOTONIC nanoseconds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Agent {
+    /// When it opened the maps.
+    pub started: u64,
+    /// Its last sign of life.
+    pub seen: u64,
+    /// Low half of jiffies at [`Self::seen`].
+    pub jiffies: u32,
+    /// Jiffies per second.
+    pub hz: u32,
+    /// Since when the maps have held all that was desired at the last sync; 0 = never.
+    pub synced: u64,
+    /// Since when a write has been failing; 0 = none is.
+    pub failing: u64,
+    /// Where it answers `/healthz` and `/status`: [`Address::wide`][super::Address::wide]; zero = not known.
+    pub address: [u64; 2],
+    /// Host order.
+    pub port: u32,
+    pub ipv6: u32,
+    /// Its process, in its own PID namespace.
+    pub pid: u32,
+    pub zero: u32,
+}
