@@ -19,7 +19,7 @@ pub struct Flow {
     pub source: SocketAddr,
     pub destination: SocketAddr,
     /// `TCP`, `UDP` …
-    pub protocol: &'static str,
+    pub protocol: String,
     /// `pod`, `node` or `external`, where the source does not say it.
     pub from: Option<&'static str>,
 }
@@ -42,13 +42,9 @@ pub struct Answer {
 }
 
 impl Flow {
-    pub fn tcp(source: SocketAddr, destination: SocketAddr) -> Self {
+    pub fn new(protocol: &str, source: SocketAddr, destination: SocketAddr) -> Self {
         let name = format!("{source} {destination}");
-        Self { name, source, destination, protocol: "TCP", from: None }
-    }
-
-    pub fn udp(source: SocketAddr, destination: SocketAddr) -> Self {
-        Self { protocol: "UDP", ..Self::tcp(source, destination) }
+        Self { name, source, destination, protocol: protocol.to_owned(), from: None }
     }
 
     pub fn from(mut self, place: &'static str) -> Self {

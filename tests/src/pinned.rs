@@ -31,27 +31,24 @@ pub type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 /// The plain hashes and arrays below an agent's `--pin-dir`, by name. The agent is their writer, but for those that the
 /// packet path fills.
 pub fn maps(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
-    let mut maps = BTreeMap::new();
-    for path in pins(pin_dir)? {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let map = open(&path).with_context(|| format!("opening {}", path.display()))?;
-        let info = info(&map).with_context(|| format!("asking about {name}"))?;
-        if info.kind == HASH || info.kind == ARRAY {
-            maps.insert(name.clone(), read(&map, &info).with_context(|| format!("reading {name}"))?);
-        }
-    }
-    ensure!(!maps.is_empty(), "no maps below {}", pin_dir.display());
-    Ok(maps)
+    those(pin_dir, |kind| kind == HASH || kind == ARRAY)
 }
 
 /// All maps below an agent's `--pin-dir`, by name. A ring buffer has one entry without key: how far it was written. An array
 /// of programs has their numbers.
 pub fn all(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
+    those(pin_dir, |_| true)
+}
+
+fn those(pin_dir: &Path, wanted: impl Fn(u32) -> bool) -> Result<BTreeMap<String, Entries>> {
     let mut maps = BTreeMap::new();
     for path in pins(pin_dir)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let map = open(&path).with_context(|| format!("opening {}", path.display()))?;
         let info = info(&map).with_context(|| format!("asking about {name}"))?;
+        if !wanted(info.kind) {
+            continue;
+        }
         let entries = match info.kind {
             HASH | ARRAY | PER_CPU_ARRAY | LRU_HASH | PREFIX_TRIE => read(&map, &info),
             PROGRAM_ARRAY => programs(&map, &info),

@@ -22,8 +22,9 @@ fn flows(cluster: &Cluster) -> Vec<Flow> {
             Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0x18, 0, 0, 0, 0, number).into(),
         };
         let port = 30_080 + number % 3;
-        let flow = Flow::tcp(SocketAddr::new(source, 1024 + number), cluster.at(1, family, port));
-        let flow = if number.is_multiple_of(5) { Flow { protocol: "UDP", ..flow } } else { flow };
+        let protocol = if number.is_multiple_of(5) { "UDP" } else { "TCP" };
+        let source = SocketAddr::new(source, 1024 + number);
+        let flow = Flow::new(protocol, source, cluster.at(1, family, port));
         let from = ["external", "external", "pod", "node"][usize::from(number % 4)];
         Flow { name: number.to_string(), from: Some(from), ..flow }
     };

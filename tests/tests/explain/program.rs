@@ -69,7 +69,7 @@ impl World {
 
     fn explained(&self, options: &[&str]) -> Answer {
         let client = SocketAddr::new(self.cluster.lab.client().address(self.family), 41_000);
-        explain::live(&self.agent, &[Flow::tcp(client, self.node_port())], options).unwrap().remove(0)
+        explain::live(&self.agent, &[Flow::new("TCP", client, self.node_port())], options).unwrap().remove(0)
     }
 
     /// What `explain` says must be what a client meets.

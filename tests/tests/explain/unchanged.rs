@@ -80,9 +80,9 @@ fn flows(cluster: &Cluster) -> Vec<Flow> {
             ];
             for (number, (address, port)) in (0..).zip(addresses) {
                 let source = SocketAddr::new(source, 41_000 + number);
-                let flow = Flow::tcp(source, SocketAddr::new(address, port)).from(from);
-                flows.push(Flow { protocol: "UDP", ..flow.clone() });
-                flows.push(flow);
+                for protocol in ["TCP", "UDP"] {
+                    flows.push(Flow::new(protocol, source, SocketAddr::new(address, port)).from(from));
+                }
             }
         }
     }
@@ -142,6 +142,20 @@ fn while_stopped<T>(agent: &Agent, work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// What the maps hold once the last packets of all connections have come.
+fn quiet(agent: &Agent) -> BTreeMap<String, Entries> {
+    let mut before = dump(agent);
+    for _ in 0..20 {
+        sleep(Duration::from_secs(1));
+        let now = dump(agent);
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+    panic!("the maps change all the time");
+}
+
 fn nothing_changes(attach: &str) {
     let cluster = cluster();
     let agents = Agent::start_all(&cluster.lab, |agent| {
@@ -157,10 +171,8 @@ fn nothing_changes(attach: &str) {
         }
         cluster.ask(Protocol::Tcp, cluster.at(1, family, NOBODY)).unwrap();
     }
-    // Until the last packets of these connections have come.
-    sleep(Duration::from_secs(2));
     let (before, after) = while_stopped(&agents[0], || {
-        let before = dump(&agents[0]);
+        let before = quiet(&agents[0]);
         ask_everything(&cluster, &agents[0]);
         (before, dump(&agents[0]))
     });

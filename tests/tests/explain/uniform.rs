@@ -83,8 +83,7 @@ fn choice() {
                 let flows: Vec<_> = (0..FLOWS)
                     .map(|number| {
                         let source = source(kind, family, number, &mut random);
-                        let flow = Flow::tcp(source, SocketAddr::new(NODE.of(family), PORT)).from(from);
-                        Flow { protocol, ..flow }
+                        Flow::new(protocol, source, SocketAddr::new(NODE.of(family), PORT)).from(from)
                     })
                     .collect();
                 let what = format!("{family:?} {protocol} from {from}, {kind}, {random:?}");

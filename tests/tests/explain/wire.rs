@@ -143,9 +143,9 @@ fn random_flows(cluster: &Cluster, random: &mut Random) -> Vec<Flow> {
         if !used.insert(source) {
             continue;
         }
-        let flow = Flow::tcp(source, random.of(destinations));
-        let protocol = random.of(&["TCP", "UDP"]);
-        flows.push(Flow { name: flows.len().to_string(), protocol, ..flow });
+        let destination = random.of(destinations);
+        let flow = Flow::new(random.of(&["TCP", "UDP"]), source, destination);
+        flows.push(Flow { name: flows.len().to_string(), ..flow });
     }
     flows
 }
@@ -154,7 +154,7 @@ fn random_flows(cluster: &Cluster, random: &mut Random) -> Vec<Flow> {
 fn packet(flow: &Flow, number: u32) -> Packet {
     let ends = |end: SocketAddr| (end.ip(), end.port());
     let (source, destination) = (ends(flow.source), ends(flow.destination));
-    match flow.protocol {
+    match flow.protocol.as_str() {
         "TCP" => Packet::tcp(source, destination, flag::SYN).numbers(FIRST_SEQUENCE + number, 0),
         _ => Packet::udp(source, destination).payload(format!("flow {number}").as_bytes()),
     }

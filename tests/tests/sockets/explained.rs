@@ -178,8 +178,8 @@ impl Asked<'_> {
 }
 
 fn flow(source: IpAddr, to: SocketAddr, call: Call, from: &'static str, name: String) -> Flow {
-    let flow = Flow::tcp(SocketAddr::new(source, 41_000), to).from(from);
-    Flow { name, protocol: if call == Call::Tcp { "TCP" } else { "UDP" }, ..flow }
+    let protocol = if call == Call::Tcp { "TCP" } else { "UDP" };
+    Flow { name, ..Flow::new(protocol, SocketAddr::new(source, 41_000), to).from(from) }
 }
 
 #[test]
