@@ -32,6 +32,8 @@ pub mod cgroup;
 pub mod checksum;
 pub mod cluster;
 pub mod control_plane;
+pub mod counters;
+pub mod explain;
 pub mod exposition;
 pub mod harness;
 pub mod lab;

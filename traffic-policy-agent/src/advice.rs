@@ -72,7 +72,14 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::RejectedTtl => "its time to live ended at this node, as at any router; `time exceeded` was sent".to_owned(),
         Outcome::RejectedTooLong => "it is longer than the way to the endpoint or client allows and may not be fragmented; the sender was told the size that fits".to_owned(),
         Outcome::ResetNoFlow => "a segment of a connection that this node does not know; the client was sent RST so that it connects anew".to_owned(),
+        Outcome::RejectedUnknownPort if context.socket => {
+            "the address is a ClusterIP, but its Service has no such port; the call failed at once".to_owned()
+        }
         Outcome::RejectedUnknownPort => "the address is a ClusterIP, but its Service has no such port; `port unreachable` was sent".to_owned(),
+        Outcome::DroppedNoLocalEndpoint if context.socket => format!(
+            "{service} has {}: Local and no endpoint on this node; the call failed at once, for a packet would be dropped in silence",
+            context.policy()
+        ),
         Outcome::DroppedNoLocalEndpoint => format!(
             "{service} has {}: Local and no endpoint on this node; it is dropped in silence so that a load balancer tries another node",
             context.policy()

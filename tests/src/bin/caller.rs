@@ -69,6 +69,7 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
         ("peer", []) => socket.peer_addr()?.as_socket().context("no address")?.to_string(),
         ("time", [calls, to]) => time(socket, calls.parse()?, address(to)?)?,
         ("churn", [sockets, to]) => churn(sockets.parse()?, address(to)?)?,
+        ("scatter", [sockets, to]) => scatter(sockets.parse()?, address(to)?)?,
         ("close", []) => {
             *place = None;
             String::new()
@@ -115,6 +116,15 @@ fn churn(sockets: u32, to: SocketAddr) -> io::Result<String> {
     let to = SockAddr::from(to);
     for _ in 0..sockets {
         Socket::new(to.domain(), Type::DGRAM, None)?.connect(&to)?;
+    }
+    Ok(sockets.to_string())
+}
+
+/// Sends a datagram from each of many UDP sockets, none of them connected.
+fn scatter(sockets: u32, to: SocketAddr) -> io::Result<String> {
+    let to = SockAddr::from(to);
+    for _ in 0..sockets {
+        Socket::new(to.domain(), Type::DGRAM, None)?.send_to(b"one", &to)?;
     }
     Ok(sockets.to_string())
 }

@@ -2,16 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
-    io::{Seek, Write},
     net::{IpAddr, SocketAddr},
     path::Path,
-    process::Command,
 };
 
-use serde::Deserialize;
-use serde_json::json;
-use traffic_policy_tests::agent;
+use traffic_policy_tests::explain::{self, Answer};
 
 /// The node that is asked.
 pub const NODE: &str = "test-node";
@@ -47,19 +42,6 @@ pub enum Fate {
     Unhandled,
 }
 
-/// One line of the answer.
-#[derive(Debug, Deserialize)]
-struct Answer {
-    name: String,
-    verdict: String,
-    endpoint: Option<SocketAddr>,
-    candidates: Vec<SocketAddr>,
-    masquerade: bool,
-    source: Option<SocketAddr>,
-    hook: Option<String>,
-    steps: Vec<serde_json::Value>,
-}
-
 /// Asks about all flows at once, and says how each one whose fate is another goes wrong.
 ///
 /// `options` are those of the node: `--local-address`, `--node-port-addresses`, `--service-cidr`.
@@ -77,29 +59,15 @@ pub fn differences(manifests: &Path, options: &[String], flows: &[(Flow, Fate)])
 }
 
 fn ask<'a>(manifests: &Path, options: &[String], flows: impl Iterator<Item = &'a Flow>) -> Vec<Answer> {
-    let mut questions: File = tempfile::tempfile().unwrap();
-    for flow in flows {
-        let mut line = json!({
-            "name": flow.name,
-            "src": flow.src,
-            "sport": SOURCE_PORT,
-            "dst": flow.dst.ip(),
-            "dport": flow.dst.port(),
-            "proto": flow.protocol,
-        });
-        if let Some(from) = flow.from {
-            line["from"] = from.into();
-        }
-        writeln!(questions, "{line}").unwrap();
-    }
-    questions.rewind().unwrap();
-    let mut command = Command::new(agent::program().unwrap());
-    command.args(["explain", "--flows", "-", "--node-name", NODE, "--manifests"]).arg(manifests);
-    let output = command.args(options).stdin(questions).output().unwrap();
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "explain {options:?}: {}\n{complaint}", output.status);
-    let lines = String::from_utf8(output.stdout).unwrap();
-    lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    let flows: Vec<_> = flows
+        .map(|flow| {
+            let source = SocketAddr::new(flow.src, SOURCE_PORT);
+            let asked = explain::Flow::new(&flow.protocol, source, flow.dst);
+            explain::Flow { name: flow.name.clone(), from: flow.from, ..asked }
+        })
+        .collect();
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    explain::offline(manifests, NODE, &flows, &options).unwrap()
 }
 
 fn difference(flow: &Flow, fate: &Fate, answer: &Answer) -> Result<(), String> {
@@ -132,7 +100,7 @@ fn difference(flow: &Flow, fate: &Fate, answer: &Answer) -> Result<(), String> {
     )?;
     let source = answer.source.ok_or("no source")?;
     let kept = source == SocketAddr::new(flow.src, SOURCE_PORT);
-    let on_the_wire = matches!(answer.hook.as_deref(), Some("xdp" | "tc"));
+    let on_the_wire = matches!(answer.hook.as_str(), "xdp" | "tc");
     // Where a socket's address is exchanged, the kernel has not bound its source yet.
     expect(
         !on_the_wire || kept != answer.masquerade,

@@ -13,8 +13,8 @@ use traffic_policy_tests::traffic::Probe;
 use crate::cluster::{Cluster, PATIENCE, POD_PORT, web};
 use crate::quiet;
 
-/// Maps that the packet path writes for every flow, and the sweep's orders.
-const OF_THE_TRAFFIC: [&str; 4] = ["FLOWS4", "FLOWS6", "USAGE", "SWEEP"];
+/// Maps that the packet path writes for every flow, the sweep's orders, and what an agent notes of its own life.
+const NOT_OF_THE_CLUSTER: [&str; 5] = ["FLOWS4", "FLOWS6", "USAGE", "SWEEP", "AGENT"];
 
 /// One agent with many Services, whatever their policies.
 fn cluster(attach: &str, services: u16) -> Cluster {
@@ -39,7 +39,7 @@ type Content = BTreeMap<String, Entries>;
 
 fn content(agent: &Agent) -> Content {
     let mut maps = pinned::maps(agent.pin_dir()).unwrap();
-    for name in OF_THE_TRAFFIC {
+    for name in NOT_OF_THE_CLUSTER {
         assert!(maps.remove(name).is_some(), "no map {name}");
     }
     for name in ["FRONTENDS4", "FRONTENDS6", "SLOTS4", "FILTER", "POOL", "STATE", "DEVICES"] {

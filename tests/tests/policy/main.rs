@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod addresses;
+mod affinity;
+mod choice;
 mod collision;
 mod drain;
 mod endpoints;
@@ -18,5 +20,6 @@ mod path_mtu;
 mod reject;
 mod router;
 mod source_ranges;
+mod stale_flows;
 mod transfer;
 mod uplinks;

@@ -161,6 +161,11 @@ impl Socket {
         self.call("churn", &format!("{sockets} {to}")).unwrap();
     }
 
+    /// Sends one datagram from each of other UDP sockets.
+    pub fn scatter(&self, sockets: u32, to: SocketAddr) {
+        self.call("scatter", &format!("{sockets} {to}")).unwrap();
+    }
+
     /// Nanoseconds of one connect(), on average of many.
     pub fn time_connect(&self, calls: u32, to: SocketAddr) -> u64 {
         self.call("time", &format!("{calls} {to}")).unwrap().parse().unwrap()

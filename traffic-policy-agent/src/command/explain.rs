@@ -1,7 +1,7 @@
 //! `explain`: what becomes of a packet, and why.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     io::{BufWriter, Read, Write},
     net::IpAddr,
     path::PathBuf,
@@ -79,7 +79,7 @@ struct OfflineArguments {
     /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR).
     #[arg(
         long,
-        env = "TRAFFIC_POLICY_MANIFESTS",
+        env = "TRAFFIC_POLICY_EXPLAIN_MANIFESTS",
         value_name = "DIR",
         requires = "node_name",
         conflicts_with = "device"
@@ -115,17 +115,19 @@ impl Arguments {
         let flows = self.asked()?;
         let many = self.flows.is_some();
         let output = self.output;
-        let mut explainer = self.explainer(flows.first())?;
+        let mut explainer = self.explainer()?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         for flow in &flows {
             let answer = explainer.ask(flow).with_context(|| format!("{} cannot be explained", flow.name))?;
+            let mut text = Vec::new();
             match output {
-                Output::Table if !many => print(&mut out, flow, &answer)?,
+                Output::Table if !many => print(&mut text, flow, &answer)?,
                 _ => {
-                    serde_json::to_writer(&mut out, &answer)?;
-                    writeln!(out)?;
+                    serde_json::to_writer(&mut text, &answer)?;
+                    text.push(b'\n');
                 }
             }
+            out.write_all(&text)?;
         }
         Ok(out.flush()?)
     }
@@ -135,7 +137,8 @@ impl Arguments {
             let (Some(source), Some(destination)) = (&self.source, &self.destination) else {
                 bail!("name a source and a destination, or --flows");
             };
-            return Ok(vec![Flow::from_arguments(source, destination, self.from)?]);
+            let flow = Flow::from_arguments(source, destination, self.from);
+            return Ok(vec![flow.map_err(|error| super::usage(&format!("{error:#}")))?]);
         };
         let mut text = String::new();
         if file.as_os_str() == "-" {
@@ -151,33 +154,29 @@ impl Arguments {
         Ok(flows)
     }
 
-    fn explainer(self, first: Option<&Flow>) -> Result<Explainer> {
+    fn explainer(self) -> Result<Explainer> {
         let policy = self.policy.map(|policy| match policy {
             PolicyArgument::Cluster => Policy::Cluster,
             PolicyArgument::Local => Policy::Local,
         });
         match self.offline.manifests {
             Some(_) => self.offline.explainer(policy),
-            None => self.live.explainer(policy, first),
+            None => self.live.explainer(policy),
         }
     }
 }
 
 impl LiveArguments {
-    fn explainer(self, policy: Option<Policy>, first: Option<&Flow>) -> Result<Explainer> {
+    fn explainer(self, policy: Option<Policy>) -> Result<Explainer> {
         let trial = Trial::live(&self.pin_dir, policy)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (addresses, links, towards) = runtime.block_on(async {
+        let (network, addresses, links) = runtime.block_on(async {
             let (network, _events) = Network::connect()?;
-            let source = first.map(|flow| flow.source.ip());
-            let towards = match source {
-                Some(source) => network.device_towards(source).await,
-                None => None,
-            };
-            anyhow::Ok((network.addresses().await?, network.links().await?, towards))
+            let (addresses, links) = (network.addresses().await?, network.links().await?);
+            anyhow::Ok((network, addresses, links))
         })?;
-        let device = match &self.device {
-            None => towards,
+        let named = match &self.device {
+            None => None,
             Some(name) => match links.iter().find(|link| link.name == *name) {
                 Some(link) if trial.entrances().iter().any(|entrance| entrance.ifindex == link.index) => {
                     Some(link.index)
@@ -186,9 +185,16 @@ impl LiveArguments {
                 None => bail!("there is no device {name}"),
             },
         };
+        let mut known = HashMap::new();
+        let towards = move |source: IpAddr| {
+            named.or_else(|| {
+                *known.entry(source).or_insert_with(|| runtime.block_on(network.device_towards(source)))
+            })
+        };
         let (primary, pods) = trial.node()?;
+        let netns = trial.netns()?;
         let inside = Inside { node: addresses.iter().map(|address| address.address).collect(), pods };
-        Ok(Explainer::new(trial, inside, primary, device, false))
+        Ok(Explainer::new(trial, inside, primary, Box::new(towards), netns, false))
     }
 }
 
@@ -204,17 +210,22 @@ impl OfflineArguments {
         }
         let mut index = Index::default();
         batch.apply(&mut index);
+        let mut addresses: BTreeSet<IpAddr> = self.local_addresses.iter().copied().collect();
+        addresses.extend(index.all_node_addresses(&node_name));
+        // As `run` resolves them: only the Node object says which are primary.
         let mut primary = index.node_addresses(&node_name).to_vec();
+        let node_port_addresses = self.node_port_addresses.among(addresses.iter().copied(), &primary);
+        if let Some(missing) = self.node_port_addresses.missing(&node_name, &primary) {
+            tracing::warn!("{missing}");
+        }
         for family in [false, true] {
             if !primary.iter().any(|address| address.is_ipv6() == family) {
                 primary.extend(self.local_addresses.iter().find(|address| address.is_ipv6() == family));
             }
         }
-        let mut addresses: BTreeSet<IpAddr> = self.local_addresses.iter().copied().collect();
-        addresses.extend(index.all_node_addresses(&node_name));
         let input = NodeInput {
             node_name: node_name.clone(),
-            node_port_addresses: self.node_port_addresses.among(addresses.iter().copied(), &primary),
+            node_port_addresses,
             loopback_ipv4: self.node_port_addresses.loopback(false),
             loopback_ipv6: self.node_port_addresses.loopback(true),
             service_cidrs: self.service_cidrs.into_iter().collect(),
@@ -227,7 +238,7 @@ impl OfflineArguments {
         }
         let trial = Trial::offline(index.desired(), &addresses, &primary)?;
         let inside = Inside { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
-        Ok(Explainer::new(trial, inside, primary, None, true))
+        Ok(Explainer::new(trial, inside, primary, Box::new(|_| None), 1, true))
     }
 }
 

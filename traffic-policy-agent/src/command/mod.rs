@@ -15,8 +15,8 @@ use std::io::IsTerminal;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// A Service proxy for one Kubernetes node: NodePort and LoadBalancer traffic by XDP and TC, with the exact meaning of
-/// externalTrafficPolicy.
+/// A Service proxy for one Kubernetes node, by XDP, TC and socket programs, with the exact meaning of externalTrafficPolicy
+/// and internalTrafficPolicy.
 #[derive(Debug, Parser)]
 #[command(name = "traffic-policy-agent", version, max_term_width = 100)]
 pub struct Arguments {
@@ -63,4 +63,9 @@ impl Arguments {
             Command::Cleanup(arguments) => arguments.execute(),
         }
     }
+}
+
+/// An argument that is not understood: exit code 2, as for those that clap does not understand itself.
+fn usage(message: &str) -> clap::Error {
+    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
 }

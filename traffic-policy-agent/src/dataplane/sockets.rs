@@ -98,6 +98,10 @@ impl Dataplane {
 
     /// UDP endpoints that stopped serving since the last sweep: whoever is connected to one of them must be told.
     pub fn gone_udp(&self) -> BTreeSet<SocketAddr> {
+        // What an earlier agent had named may serve again by now: nobody knows before the first sync.
+        if !self.synced {
+            return BTreeSet::new();
+        }
         let udp = self.gone.iter().filter(|(_, protocol)| *protocol == Protocol::Udp);
         udp.map(|(endpoint, _)| *endpoint).collect()
     }

@@ -15,7 +15,7 @@ use aya::{
 use traffic_policy_ebpf::{
     abi::{
         Affinity, AffinityKey, Bucket, Frontend, Range, SLOT_LOCAL, STEPS, ServiceInfo, SocketQuestion, Step,
-        Trace,
+        Trace, Usage,
     },
     outcome::Outcome,
 };
@@ -27,6 +27,7 @@ use super::{
     plan::FrontendId,
     programs::jumps,
     tables::{FromWire, Tables},
+    words::{Words, state},
 };
 
 /// Where a packet is judged.
@@ -69,10 +70,16 @@ pub struct Trial {
     question: Array<MapData, SocketQuestion>,
     buckets: PerCpuArray<MapData, Bucket>,
     affinity: HashMap<MapData, AffinityKey, Affinity>,
-    /// Affinity of the running packet path: looked at, never written.
-    live_affinity: Option<HashMap<MapData, AffinityKey, Affinity>>,
+    /// The running packet path: looked at, never written.
+    running: Option<Running>,
     entrances: Vec<Entrance>,
     cpus: usize,
+}
+
+/// What the copy must know of the running packet path from time to time.
+struct Running {
+    affinity: HashMap<MapData, AffinityKey, Affinity>,
+    usage: Words<Usage>,
 }
 
 /// What the kernel may append to a frame: an ICMP error quotes it behind its own headers.
@@ -98,7 +105,7 @@ impl Trial {
             question,
             buckets,
             affinity,
-            live_affinity: None,
+            running: None,
             entrances: Vec::new(),
             cpus,
         })
@@ -157,10 +164,27 @@ impl Trial {
     fn begin(&mut self) -> Result<()> {
         empty(&mut self.tables.v4.flows).context("forgetting flows failed")?;
         empty(&mut self.tables.v6.flows).context("forgetting flows failed")?;
+        self.forget_usage();
         self.trace.set(0, Trace::default(), 0).context("emptying the trace failed")?;
         // As after a long silence: answers are not what is asked about.
         let buckets = PerCpuValues::try_from(vec![Bucket::default(); self.cpus])?;
         self.buckets.set(0, buckets, 0).context("filling the buckets failed")
+    }
+
+    /// No flow of the copy stands; whether replies of SNAT flows may come is as the running packet path has it.
+    fn forget_usage(&mut self) {
+        let snat_created = match &self.running {
+            // SAFETY: the element is mapped as long as `running` lives.
+            Some(running) => unsafe { running.usage.pointer().read_volatile() }.snat_created,
+            None => 0,
+        };
+        let pending_created = self.tables.state.load(state::pending_swept);
+        let usage = self.tables.usage.pointer();
+        // SAFETY: the element is mapped as long as the tables live, and no program runs meanwhile.
+        unsafe {
+            let held = usage.read_volatile();
+            usage.write_volatile(Usage { snat_created, pending_created, unconfirmed: [0; 2], ..held });
+        }
     }
 
     fn end(&mut self, frame: Vec<u8>) -> Result<Judged> {
@@ -182,11 +206,11 @@ impl Trial {
     /// # Errors
     /// The kernel refuses.
     pub fn remember_client(&mut self, client: [u64; 2], kind: u16, service: u32) -> Result<bool> {
-        let Some(live) = &self.live_affinity else { return Ok(false) };
+        let Some(running) = &self.running else { return Ok(false) };
         let mut known = false;
         for list in [0, 1] {
             let key = AffinityKey { client, service, list, kind };
-            if let Ok(held) = live.get(&key, 0) {
+            if let Ok(held) = running.affinity.get(&key, 0) {
                 self.affinity.insert(key, held, 0).context("remembering a client failed")?;
                 known = true;
             }

@@ -88,20 +88,26 @@ pub struct Explainer {
     inside: Inside,
     /// The node's addresses towards others, for connections of its own that name no source.
     primary: Vec<IpAddr>,
-    /// The device by which packets from outside come; else the first.
-    device: Option<u32>,
+    /// The device by which packets from a source come.
+    towards: Towards,
+    /// Cookie of the node's network namespace, as affinity knows it.
+    netns: u64,
     offline: bool,
 }
+
+/// Finds the device by which packets from an address come; `None`: any will do.
+pub type Towards = Box<dyn FnMut(IpAddr) -> Option<u32>>;
 
 impl Explainer {
     pub fn new(
         trial: Trial,
         inside: Inside,
         primary: Vec<IpAddr>,
-        device: Option<u32>,
+        towards: Towards,
+        netns: u64,
         offline: bool,
     ) -> Self {
-        Self { trial, inside, primary, device, offline }
+        Self { trial, inside, primary, towards, netns, offline }
     }
 
     /// What becomes of a flow.
@@ -123,7 +129,7 @@ impl Explainer {
         };
         let mut judged = self.judge(flow, from)?;
         let mut facts = self.facts(flow, &judged)?;
-        if let Some(index) = facts.index.filter(|_| self.has_affinity(&judged)) {
+        if let Some(index) = facts.index.filter(|_| from != From::Pod && has_affinity(&judged)) {
             // The client may have an endpoint already.
             if self.trial.remember_client(self.client(flow, from), client_kind(from), index)? {
                 judged = self.judge(flow, from)?;
@@ -173,7 +179,8 @@ impl Explainer {
             return self.trial.socket(SocketQuestion {
                 destination: wide(flow.destination.ip()),
                 source: wide(flow.source.ip()),
-                netns: if from == From::Node { 1 } else { 2 },
+                // A pod's own is not known; it is another one.
+                netns: if from == From::Node { self.netns } else { self.netns ^ 1 },
                 hash: spread(flow),
                 port: flow.destination.port().to_be(),
                 protocol: u16::from(flow.transport.0),
@@ -181,7 +188,7 @@ impl Explainer {
                 ipv6: u16::from(flow.destination.is_ipv6()),
             });
         }
-        let Entrance { ifindex, mac, hook } = self.entrance();
+        let Entrance { ifindex, mac, hook } = self.entrance(flow.source.ip());
         let frame = frame::build(flow, mac)?;
         let judged = self.trial.packet(hook, ifindex, &frame)?;
         if hook == PacketHook::Xdp && judged.outcome as u32 == Outcome::PassedToTc as u32 {
@@ -192,9 +199,10 @@ impl Explainer {
         Ok(judged)
     }
 
-    fn entrance(&self) -> Entrance {
+    fn entrance(&mut self, source: IpAddr) -> Entrance {
+        let device = (self.towards)(source);
         let entrances = self.trial.entrances();
-        let named = entrances.iter().find(|entrance| Some(entrance.ifindex) == self.device);
+        let named = entrances.iter().find(|entrance| Some(entrance.ifindex) == device);
         *named.unwrap_or(&entrances[0])
     }
 
@@ -219,12 +227,8 @@ impl Explainer {
         Ok(facts)
     }
 
-    fn has_affinity(&self, judged: &Judged) -> bool {
-        judged.steps.iter().any(|step| step.kind == step::AFFINITY)
-    }
-
     fn client(&self, flow: &Flow, from: From) -> [u64; 2] {
-        if from == From::External { wide(flow.source.ip()) } else { [0; 2] }
+        if from == From::External { wide(flow.source.ip()) } else { [self.netns, 0] }
     }
 
     /// What an endpoint sees of a socket: the source it is bound to, and for one that spoke to loopback the address that
@@ -236,6 +240,10 @@ impl Explainer {
             _ => flow.source,
         }
     }
+}
+
+fn has_affinity(judged: &Judged) -> bool {
+    judged.steps.iter().any(|step| step.kind == step::AFFINITY)
 }
 
 fn client_kind(from: From) -> u16 {

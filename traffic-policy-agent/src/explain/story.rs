@@ -91,6 +91,9 @@ impl Teller<'_> {
             step::AFFINITY if step.value == 1 => {
                 "affinity: the client has an endpoint already, and that still serves".to_owned()
             }
+            step::AFFINITY if self.from == From::Pod => {
+                "affinity: a pod that has an endpoint already keeps it; which pod asks is not known, so this one chooses anew".to_owned()
+            }
             step::AFFINITY => {
                 "affinity: the client has no endpoint yet; it keeps the one it gets now".to_owned()
             }

@@ -9,7 +9,9 @@ use traffic_policy_ebpf::abi::{
     Address, Frontend, FrontendKey, HOP_XDP, Range, SLOT_LOCAL, Slot, frontend, frontend_kind,
 };
 
-use super::{super::tables::from_wide, Entrance, Kernel, PacketHook, Routes, Trial, load_copy};
+use super::{
+    super::tables::from_wide, Entrance, Kernel, PacketHook, Routes, Running, Trial, Words, load_copy,
+};
 use crate::{
     dataplane::{attach, check_privileges, pins},
     model::Policy,
@@ -54,7 +56,11 @@ impl Trial {
         let shared = |name: &str| SHARED.contains(&name) && (policy.is_none() || !OF_POLICY.contains(&name));
         let mut trial = Self::load(load_copy(Some(&maps), &shared, Routes::Real, &kernel)?)?;
         let affinity = MapData::from_pin(maps.join("AFFINITY")).context("AFFINITY is not pinned")?;
-        trial.live_affinity = Some(HashMap::try_from(Map::LruHashMap(affinity))?);
+        let usage = MapData::from_pin(maps.join("USAGE")).context("USAGE is not pinned")?;
+        trial.running = Some(Running {
+            affinity: HashMap::try_from(Map::LruHashMap(affinity))?,
+            usage: Words::new(Map::Array(usage))?,
+        });
         trial.entrances = trial.find_entrances(root)?;
         if let Some(policy) = policy {
             let v4 = &mut trial.tables.v4;
@@ -83,6 +89,14 @@ impl Trial {
         Ok((primary, pods))
     }
 
+    /// Cookie of the node's own network namespace.
+    ///
+    /// # Errors
+    /// The map cannot be read.
+    pub fn netns(&self) -> Result<u64> {
+        Ok(self.tables.node.get(&0, 0).context("reading what the node is failed")?.netns)
+    }
+
     fn find_entrances(&self, root: &Path) -> Result<Vec<Entrance>> {
         let generic = attach::generic_devices(&pins::links_below(root));
         let mut entrances = Vec::new();
@@ -100,8 +114,9 @@ impl Trial {
     }
 }
 
-/// Copies frontends and endpoints, with another policy. The endpoints of a list that nobody needed so far are taken from
-/// the other one: those of this node.
+/// Copies frontends and endpoints, with another policy. A list of this node's endpoints that nobody needed so far is taken
+/// from the other list: it lacks those that are terminating while others are ready, and those that topology hints leave
+/// out.
 fn copy<A: Address>(
     maps: &Path,
     [frontends, slots]: [&str; 2],
@@ -114,13 +129,19 @@ fn copy<A: Address>(
     let frontends: HashMap<_, FrontendKey<A>, Frontend> = Map::HashMap(pinned(frontends)?).try_into()?;
     let slots: Array<_, Slot<A>> = Map::Array(pinned(slots)?).try_into()?;
     let mut next = 0;
-    let mut place = |endpoints: &[Slot<A>]| -> Result<Range> {
-        let base = next;
+    // Frontends of one Service share their lists.
+    let mut places = std::collections::HashMap::new();
+    let mut place = |list: (u32, u32, bool), endpoints: &[Slot<A>]| -> Result<Range> {
+        if let Some(range) = places.get(&list) {
+            return Ok(*range);
+        }
+        let range = Range { base: next, len: endpoints.len() as u32 };
         for slot in endpoints {
             to_slots.set(next, *slot, 0).context("copying an endpoint failed")?;
             next += 1;
         }
-        Ok(Range { base, len: endpoints.len() as u32 })
+        places.insert(list, range);
+        Ok(range)
     };
     for entry in &frontends {
         let (key, mut frontend) = entry.context("reading a frontend failed")?;
@@ -128,11 +149,16 @@ fn copy<A: Address>(
             (range.base..range.base + range.len).map(|index| Ok(slots.get(&index, 0)?)).collect()
         };
         let (cluster, mut local) = (read(frontend.cluster)?, read(frontend.local)?);
+        let (of_cluster, mut of_local) = (
+            (frontend.cluster.base, frontend.cluster.len, false),
+            (frontend.local.base, frontend.local.len, false),
+        );
         if frontend::kind(frontend.flags) != frontend_kind::CLUSTER_IP && frontend.flags != 0 {
             match policy {
                 Policy::Cluster => frontend.flags &= !frontend::LOCAL,
                 Policy::Local => {
-                    if frontend.flags & frontend::LOCAL == 0 {
+                    if local.is_empty() {
+                        of_local = (frontend.cluster.base, frontend.cluster.len, true);
                         local = cluster.iter().filter(|slot| slot.flags & SLOT_LOCAL != 0).copied().collect();
                     }
                     frontend.flags |= frontend::LOCAL;
@@ -140,8 +166,8 @@ fn copy<A: Address>(
             }
             frontend.drain_until = 0;
         }
-        frontend.cluster = place(&cluster)?;
-        frontend.local = place(&local)?;
+        frontend.cluster = place(of_cluster, &cluster)?;
+        frontend.local = place(of_local, &local)?;
         to_frontends.insert(key, frontend, 0).context("copying a frontend failed")?;
     }
     Ok(())

@@ -1,0 +1,49 @@
+//! What an agent's packet path has counted, read from its pinned map: `status` says the same, but takes a process.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use aya::maps::{Map, MapData, PerCpuArray};
+use traffic_policy_ebpf::abi::hook;
+use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome};
+
+use crate::agent::Agent;
+
+/// Counters by hook and outcome, as `explain` names them.
+pub type Counted = BTreeMap<(&'static str, &'static str), u64>;
+
+/// The hooks that judge new flows.
+const HOOKS: [(&str, u32); 3] = [("xdp", hook::XDP), ("tc", hook::INGRESS), ("socket", hook::SOCKET)];
+
+/// The counters of a packet path, each the sum over all CPUs.
+pub struct Counters(PerCpuArray<MapData, u64>);
+
+impl Counters {
+    pub fn of(agent: &Agent) -> Result<Self> {
+        let version = fs::read_dir(agent.pin_dir())?.next().context("nothing is pinned")??.path();
+        let map = MapData::from_pin(version.join("maps/COUNTERS"))?;
+        Ok(Self(Map::PerCpuArray(map).try_into()?))
+    }
+
+    /// One of them; an error if there is none of this name.
+    pub fn get(&self, hook: &str, outcome: &str) -> Result<u64> {
+        let hook = HOOKS.iter().find(|(name, _)| *name == hook).context("no such hook")?;
+        let outcome = Outcome::ALL.iter().find(|found| found.name() == outcome).context("no such outcome")?;
+        self.at(hook.1, *outcome)
+    }
+
+    pub fn read(&self) -> Result<Counted> {
+        let mut all = Counted::new();
+        for (name, number) in HOOKS {
+            for outcome in Outcome::ALL {
+                all.insert((name, outcome.name()), self.at(number, *outcome)?);
+            }
+        }
+        Ok(all)
+    }
+
+    fn at(&self, hook: u32, outcome: Outcome) -> Result<u64> {
+        Ok(self.0.get(&(hook * OUTCOMES + outcome as u32), 0)?.iter().sum())
+    }
+}

@@ -1,0 +1,11 @@
+//! `explain` is the program: it agrees with what packets meet on the wire, follows the maps, changes nothing, and is
+//! quick. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod input;
+mod many;
+mod program;
+mod unchanged;
+mod uniform;
+mod wire;

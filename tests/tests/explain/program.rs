@@ -1,0 +1,163 @@
+//! What is written into the pinned maps by hand is what `explain` answers, and what the next client meets: it runs the
+//! programs on the maps that decide, and knows nothing of the objects behind them.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aya::maps::{Array, HashMap, Map, MapData};
+use traffic_policy_agent::dataplane::ToWire;
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Frontend, FrontendKey, Range, SLOT_LOCAL, Slot, frontend,
+};
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::explain::{self, Answer, Flow};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::traffic::Outcome;
+
+const PORT: u16 = 30_080;
+
+fn pinned(agent: &Agent, name: &str) -> MapData {
+    let versions: Vec<PathBuf> =
+        fs::read_dir(agent.pin_dir()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [version] = versions.as_slice() else { panic!("not one layout: {versions:?}") };
+    MapData::from_pin(version.join("maps").join(name)).unwrap()
+}
+
+/// The two maps of one family that a change by hand is about.
+struct Maps<A: Address> {
+    frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
+    slots: Array<MapData, Slot<A>>,
+}
+
+impl<A: Address> Maps<A> {
+    fn of(agent: &Agent, family: Family) -> Self {
+        let number = if family == Family::V4 { 4 } else { 6 };
+        let frontends = Map::HashMap(pinned(agent, &format!("FRONTENDS{number}")));
+        let slots = Map::Array(pinned(agent, &format!("SLOTS{number}")));
+        Self { frontends: frontends.try_into().unwrap(), slots: slots.try_into().unwrap() }
+    }
+
+    fn key(address: A) -> FrontendKey<A> {
+        FrontendKey { address, port: PORT.to_be(), protocol: 6, scope: 0 }
+    }
+
+    fn frontend(&self, address: A) -> Frontend {
+        self.frontends.get(&Self::key(address), 0).unwrap()
+    }
+
+    fn change(&mut self, address: A, change: impl FnOnce(&mut Frontend)) {
+        let mut frontend = self.frontend(address);
+        change(&mut frontend);
+        self.frontends.insert(Self::key(address), frontend, 0).unwrap();
+    }
+}
+
+struct World {
+    cluster: Cluster,
+    agent: Agent,
+    family: Family,
+}
+
+impl World {
+    fn node_port(&self) -> SocketAddr {
+        self.cluster.at(1, self.family, PORT)
+    }
+
+    fn explained(&self, options: &[&str]) -> Answer {
+        let client = SocketAddr::new(self.cluster.lab.client().address(self.family), 41_000);
+        explain::live(&self.agent, &[Flow::new("TCP", client, self.node_port())], options).unwrap().remove(0)
+    }
+
+    /// What `explain` says must be what a client meets.
+    #[track_caller]
+    fn expect(&self, outcome: &str, pod: Option<(usize, usize)>) -> Answer {
+        let answer = self.explained(&[]);
+        let steps = &answer.steps;
+        assert_eq!(answer.outcome, outcome, "{:?}: {steps:?}", self.family);
+        let pod = pod.map(|(node, pod)| self.cluster.lab.node(node).pod(pod));
+        let endpoint = pod.map(|pod| pod.address(self.family));
+        assert_eq!(answer.endpoint.map(|endpoint| endpoint.ip()), endpoint, "{:?}: {steps:?}", self.family);
+        // Over IPv6 a client may notice a refusal at its second SYN only.
+        let patience = Duration::from_secs(if outcome.starts_with("rejected") { 3 } else { 1 });
+        let probe = Protocol::Tcp.probe(self.node_port()).limit(patience);
+        let met = probe.from(self.cluster.lab.client().netns()).unwrap();
+        let fits = match (&met, pod) {
+            (Outcome::Answered(met), Some(pod)) => met.pod == pod.name,
+            (Outcome::Silent, None) => outcome.starts_with("dropped"),
+            (Outcome::Refused(_), None) => !outcome.starts_with("dropped"),
+            _ => false,
+        };
+        assert!(fits, "{:?}: {answer:?}, but on the wire {met:?}", self.family);
+        answer
+    }
+}
+
+/// One endpoint on another node; a second pod there and one here, which are no endpoints.
+fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpAddr) -> A) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 2])).unwrap();
+    let service = Cluster::node_port("web", Policy::Cluster, PORT);
+    cluster.manifests.apply(&service, &[Backend::of(cluster.lab.node(2).pod(1))]).unwrap();
+    let agent = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let world = World { cluster, agent, family };
+    let mut maps = Maps::<A>::of(&world.agent, family);
+    let lab = &world.cluster.lab;
+    let node = address(lab.node(1).address(family));
+    let pod = |node: usize, pod| address(lab.node(node).pod(pod).address(family));
+
+    // The endpoint in the slot.
+    world.expect("forwarded", Some((2, 1)));
+    let untouched = maps.frontend(node);
+    assert_eq!((untouched.cluster.len, untouched.local.len), (1, 0));
+    let index = untouched.cluster.base;
+    let slot = maps.slots.get(&index, 0).unwrap();
+    assert!(slot.address == pod(2, 1), "slot {index} is not the endpoint's");
+    maps.slots.set(index, Slot { address: pod(2, 2), ..slot }, 0).unwrap();
+    world.expect("forwarded", Some((2, 2)));
+    // Its port.
+    maps.slots.set(index, Slot { port: 9_u16.to_be(), ..slot }, 0).unwrap();
+    assert_eq!(world.explained(&[]).endpoint.unwrap().port(), 9);
+    // What-ifs read the same maps: no endpoint is marked as one of this node, and then one is.
+    maps.slots.set(index, slot, 0).unwrap();
+    assert_eq!(world.explained(&["--policy", "Cluster"]).outcome, "forwarded");
+    assert_eq!(world.explained(&["--policy", "Local"]).outcome, "dropped-no-local-endpoint");
+    maps.slots.set(index, Slot { flags: SLOT_LOCAL, ..slot }, 0).unwrap();
+    let answer = world.explained(&["--policy", "Local"]);
+    assert_eq!(answer.endpoint, world.explained(&[]).endpoint, "{answer:?}");
+    maps.slots.set(index, slot, 0).unwrap();
+
+    // The frontend: its policy, its lists, whether it is there at all.
+    maps.change(node, |frontend| frontend.flags |= frontend::LOCAL);
+    world.expect("dropped-no-local-endpoint", None);
+    assert_eq!(world.explained(&["--policy", "Cluster"]).outcome, "forwarded");
+    maps.change(node, |frontend| frontend.local = frontend.cluster);
+    world.expect("forwarded", Some((2, 1)));
+    maps.change(node, |frontend| {
+        frontend.flags &= !frontend::HAS_ENDPOINTS;
+        (frontend.cluster, frontend.local) = (Range::default(), Range::default());
+    });
+    world.expect("rejected-no-endpoint", None);
+    maps.frontends.remove(&Maps::key(node)).unwrap();
+    world.expect("passed-not-service", None);
+    maps.frontends.insert(Maps::key(node), untouched, 0).unwrap();
+    world.expect("forwarded", Some((2, 1)));
+}
+
+#[test]
+fn ipv4() {
+    follows_the_maps::<Address4>(Family::V4, |ip| match ip {
+        IpAddr::V4(ip) => ip.to_wire(),
+        IpAddr::V6(ip) => panic!("{ip} is no IPv4 address"),
+    });
+}
+
+#[test]
+fn ipv6() {
+    follows_the_maps::<Address6>(Family::V6, |ip| match ip {
+        IpAddr::V6(ip) => ip.to_wire(),
+        IpAddr::V4(ip) => panic!("{ip} is no IPv6 address"),
+    });
+}

@@ -1,0 +1,205 @@
+//! Asking changes nothing: all pinned maps are the same, byte by byte, before and after.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome};
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_tests::explain::{self, Flow};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_tests::pinned::{self, Entries};
+
+const CLUSTER: u16 = 30_080;
+const LOCAL: u16 = 30_081;
+const NOBODY: u16 = 30_082;
+const THERE: u16 = 30_083;
+
+fn vip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 9].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
+    }
+}
+
+fn cluster_ip(family: Family, number: u8) -> IpAddr {
+    match family {
+        Family::V4 => [10, 96, 0, number].into(),
+        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()].into(),
+    }
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::start(Lab::builder().pods(&[2, 1])).unwrap();
+    let remote = Backend::of(cluster.lab.node(2).pod(1));
+    let sticky = |service: Service| service.spec("sessionAffinity", json!("ClientIP"));
+    let mut web = Cluster::node_port("web", Policy::Cluster, CLUSTER);
+    for family in Family::BOTH {
+        web = web.cluster_ip(cluster_ip(family, 10)).vip(vip(family));
+    }
+    let web = web.spec("loadBalancerSourceRanges", json!(["192.0.2.0/24", "2001:db8:c::/64"]));
+    cluster.manifests.apply(&sticky(web), &cluster.backends()).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("far", Policy::Local, LOCAL), &[remote]).unwrap();
+    let remote = Backend::of(cluster.lab.node(2).pod(1));
+    cluster.manifests.apply(&Cluster::node_port("there", Policy::Cluster, THERE), &[remote]).unwrap();
+    let nobody = Service::new("nobody").port(Port::tcp(80, TARGET).node_port(NOBODY));
+    cluster.manifests.apply(&nobody, &[]).unwrap();
+    cluster
+}
+
+/// Of every kind; each outcome that a new flow can have is among the answers.
+fn flows(cluster: &Cluster) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    for family in Family::BOTH {
+        let lab = &cluster.lab;
+        let node = lab.node(1).address(family);
+        let places = [
+            ("external", lab.client().address(family)),
+            // In none of the source ranges.
+            ("external", lab.node(2).address(family)),
+            ("pod", lab.node(1).pod(1).address(family)),
+            ("node", node),
+        ];
+        for (from, source) in places {
+            let addresses = [
+                (node, CLUSTER),
+                (node, LOCAL),
+                (node, NOBODY),
+                (node, THERE),
+                (node, 30_099),
+                (vip(family), 80),
+                (cluster_ip(family, 10), 80),
+                (cluster_ip(family, 10), 81),
+                (cluster_ip(family, 99), 80),
+            ];
+            for (number, (address, port)) in (0..).zip(addresses) {
+                let source = SocketAddr::new(source, 41_000 + number);
+                for protocol in ["TCP", "UDP"] {
+                    flows.push(Flow::new(protocol, source, SocketAddr::new(address, port)).from(from));
+                }
+            }
+        }
+    }
+    flows
+}
+
+fn ask_everything(cluster: &Cluster, agent: &Agent) {
+    let flows = flows(cluster);
+    let mut outcomes = BTreeSet::new();
+    for options in [&[][..], &["--policy", "Local"], &["--policy", "Cluster"], &["--device", "eth0"]] {
+        let answers = explain::live(agent, &flows, options).unwrap();
+        outcomes.extend(answers.into_iter().map(|answer| answer.outcome));
+    }
+    let wanted = [
+        "connected",
+        "delivered",
+        "dropped-no-local-endpoint",
+        "dropped-source-range",
+        "dropped-unallocated",
+        "forwarded",
+        "passed",
+        "rejected-no-endpoint",
+        "rejected-unknown-port",
+    ];
+    let missing: Vec<_> = wanted.iter().filter(|name| !outcomes.contains(**name)).collect();
+    assert!(missing.is_empty(), "no {missing:?} in {outcomes:?}");
+    for flow in flows.iter().step_by(17) {
+        let destination = format!("{}/{}", flow.destination, flow.protocol);
+        for output in ["table", "json"] {
+            let source = flow.source.to_string();
+            let asked = agent.command(&["explain", &source, &destination, "--output", output]).unwrap();
+            assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+        }
+    }
+}
+
+/// The lab's machines go on asking for each other's addresses, so the counters of packets that are none of ours move.
+fn is_noise(key: &[u8]) -> bool {
+    let index = u32::from_ne_bytes(key.try_into().unwrap()) % OUTCOMES;
+    let noise = [Outcome::Passed, Outcome::PassedNotIp, Outcome::PassedProtocol, Outcome::PassedOtherHost];
+    noise.iter().any(|outcome| *outcome as u32 == index)
+}
+
+fn dump(agent: &Agent) -> BTreeMap<String, Entries> {
+    let mut maps = pinned::all(agent.pin_dir()).unwrap();
+    maps.get_mut("COUNTERS").unwrap().retain(|key, _| !is_noise(key));
+    maps
+}
+
+/// Stops the agent while `work` is done: it writes maps by itself too (its orders to the sweep, the ports that may be
+/// used towards endpoints).
+fn while_stopped<T>(agent: &Agent, work: impl FnOnce() -> T) -> T {
+    let pid = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let done = work();
+    kill(pid, Signal::SIGCONT).unwrap();
+    done
+}
+
+/// What the maps hold once the last packets of all connections have come.
+fn quiet(agent: &Agent) -> BTreeMap<String, Entries> {
+    let mut before = dump(agent);
+    for _ in 0..20 {
+        sleep(Duration::from_secs(1));
+        let now = dump(agent);
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+    panic!("the maps change all the time");
+}
+
+fn nothing_changes(attach: &str) {
+    let cluster = cluster();
+    let agents = Agent::start_all(&cluster.lab, |agent| {
+        agent.attach(attach).flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
+    })
+    .unwrap();
+    // Flows, clients with affinity, refusals and learned neighbours are there to be changed.
+    for family in Family::BOTH {
+        for protocol in Protocol::BOTH {
+            cluster.answer(protocol, cluster.at(1, family, CLUSTER)).unwrap();
+            cluster.answer(protocol, cluster.at(1, family, THERE)).unwrap();
+            cluster.ask(protocol, cluster.at(1, family, LOCAL)).unwrap();
+        }
+        cluster.ask(Protocol::Tcp, cluster.at(1, family, NOBODY)).unwrap();
+    }
+    let (before, after) = while_stopped(&agents[0], || {
+        let before = quiet(&agents[0]);
+        ask_everything(&cluster, &agents[0]);
+        (before, dump(&agents[0]))
+    });
+    for name in ["FLOWS4", "FLOWS6", "AFFINITY", "SOURCES4", "SERVICE_CIDRS6", "SLOT_ROUTES4", "HOPS"] {
+        assert!(!before[name].is_empty(), "{attach}: nothing in {name}");
+    }
+    assert!(before.keys().eq(after.keys()));
+    for (name, before) in &before {
+        let after = &after[name];
+        let changed: Vec<_> = before.keys().filter(|key| after.get(*key) != before.get(*key)).collect();
+        let new: Vec<_> = after.keys().filter(|key| !before.contains_key(*key)).collect();
+        assert!(
+            changed.is_empty() && new.is_empty(),
+            "{attach} {name}: changed {changed:02x?}, new {new:02x?}"
+        );
+    }
+    // What would have been seen if something had: one packet.
+    cluster.answer(Protocol::Udp, cluster.at(1, Family::V4, CLUSTER)).unwrap();
+    assert_ne!(dump(&agents[0]), before, "{attach}: a dump does not show a new flow");
+}
+
+#[test]
+fn by_tc() {
+    nothing_changes("tc");
+}
+
+#[test]
+fn by_xdp() {
+    nothing_changes("xdp");
+}

@@ -1,0 +1,390 @@
+//! Random flows from outside, asked of `explain` and then sent: the counter that moves, the endpoint that gets them, and
+//! every byte of what arrives there are as it said.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use serde_json::json;
+use socket2::{Domain, SockAddr, Socket, Type};
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::capture::{Capture, Frame};
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::counters::Counters;
+use traffic_policy_tests::explain::{self, Answer, Flow};
+use traffic_policy_tests::lab::{Family, Lab, plan};
+use traffic_policy_tests::netlink;
+use traffic_policy_tests::netns::Namespace;
+use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::packet::{Packet, difference, flag};
+
+const FLOWS: u32 = 300;
+const ETHERNET: usize = 14;
+/// Sequence numbers of SYNs count from here: by them a flow is known again.
+const FIRST_SEQUENCE: u32 = 0x5eed_0000;
+
+/// xorshift64; every run sees the same numbers. Shown with every failure.
+#[derive(Debug)]
+pub struct Random {
+    state: u64,
+}
+
+impl Random {
+    pub fn new() -> Self {
+        Self { state: 0x9e37_79b9_7f4a_7c15 }
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u32) -> u32 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (((self.state >> 32) * u64::from(end)) >> 32) as u32
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u32) as usize]
+    }
+}
+
+fn announced(network: u8, number: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, network * 50 + number].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, network.into(), 0, 0, 0, number.into()].into(),
+    }
+}
+
+fn cluster_ip(number: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 96, 0, number].into(),
+        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()].into(),
+    }
+}
+
+/// The Services have numbers; the last one does not exist.
+const SERVICES: u8 = 7;
+
+fn node_port(number: u8) -> u16 {
+    30_080 + u16::from(number)
+}
+
+/// Every address a Service has, on its own port and on one that nobody has.
+fn destinations(cluster: &Cluster, family: Family) -> Vec<SocketAddr> {
+    let mut all = Vec::new();
+    for number in 0..=SERVICES {
+        all.push(cluster.at(1, family, node_port(number)));
+        for address in
+            [announced(0, number, family), announced(1, number, family), cluster_ip(number, family)]
+        {
+            all.push(SocketAddr::new(address, 80));
+            if number % 3 == 0 {
+                all.push(SocketAddr::new(address, 81));
+            }
+        }
+    }
+    all.extend([22, 30_099].map(|port| cluster.at(1, family, port)));
+    all
+}
+
+fn service(number: u8) -> Service {
+    let external = if matches!(number, 1 | 2 | 5) { Policy::Local } else { Policy::Cluster };
+    let internal = if number == 2 { Policy::Local } else { Policy::Cluster };
+    let mut service =
+        Cluster::node_port(&format!("s{number}"), external, node_port(number)).internal_policy(internal);
+    for family in Family::BOTH {
+        service = service
+            .vip(announced(0, number, family))
+            .external_ip(announced(1, number, family))
+            .cluster_ip(cluster_ip(number, family));
+    }
+    match number {
+        // Half of the client's addresses, and some of the other family's only.
+        4 => service.spec("loadBalancerSourceRanges", json!(["192.0.2.0/28", "2001:db8:c::/122"])),
+        6 => service.families(&[Family::V4]),
+        _ => service,
+    }
+}
+
+fn backends(cluster: &Cluster, number: u8) -> Vec<Backend> {
+    let at = |node: usize, pod| Backend::of(cluster.lab.node(node).pod(pod));
+    match number {
+        2 => vec![at(2, 1), at(2, 2)],
+        3 => Vec::new(),
+        5 => vec![at(1, 1).terminating(), at(1, 2).not_ready(), at(2, 1)],
+        _ => cluster.backends(),
+    }
+}
+
+/// Addresses of the client, in and out of the source ranges.
+fn sources(cluster: &Cluster, family: Family) -> Vec<IpAddr> {
+    let main = cluster.lab.client().address(family);
+    let more: [IpAddr; 3] = match family {
+        Family::V4 => ["192.0.2.11", "192.0.2.77", "192.0.2.200"].map(|ip| ip.parse().unwrap()),
+        Family::V6 => ["2001:db8:c::11", "2001:db8:c::77", "2001:db8:c::200"].map(|ip| ip.parse().unwrap()),
+    };
+    for address in more {
+        let netns = cluster.lab.client().netns();
+        netns.netlink(async |net| net.address("eth0", address, family.prefix()).await).unwrap();
+    }
+    [&[main], &more[..]].concat()
+}
+
+fn random_flows(cluster: &Cluster, random: &mut Random) -> Vec<Flow> {
+    let places = Family::BOTH.map(|family| (sources(cluster, family), destinations(cluster, family)));
+    let mut used = BTreeSet::new();
+    let mut flows = Vec::new();
+    while flows.len() < FLOWS as usize {
+        let (sources, destinations) = &places[random.below(2) as usize];
+        let source = SocketAddr::new(random.of(sources), 1024 + random.below(64_000) as u16);
+        // Each is the first packet of its flow, also where two destinations lead to one endpoint.
+        if !used.insert(source) {
+            continue;
+        }
+        let destination = random.of(destinations);
+        let flow = Flow::new(random.of(&["TCP", "UDP"]), source, destination);
+        flows.push(Flow { name: flows.len().to_string(), ..flow });
+    }
+    flows
+}
+
+/// The packet that a client sends, known again by its number.
+fn packet(flow: &Flow, number: u32) -> Packet {
+    let ends = |end: SocketAddr| (end.ip(), end.port());
+    let (source, destination) = (ends(flow.source), ends(flow.destination));
+    match flow.protocol.as_str() {
+        "TCP" => Packet::tcp(source, destination, flag::SYN).numbers(FIRST_SEQUENCE + number, 0),
+        _ => Packet::udp(source, destination).payload(format!("flow {number}").as_bytes()),
+    }
+}
+
+/// Where the transport header begins in a frame without options.
+fn transport(frame: &[u8]) -> Option<usize> {
+    match frame.get(12..14)? {
+        [0x08, 0x00] => Some(ETHERNET + 20),
+        [0x86, 0xdd] => Some(ETHERNET + 40),
+        _ => None,
+    }
+}
+
+/// The number of the flow whose first packet a frame is.
+fn number(frame: &[u8]) -> Option<u32> {
+    let at = transport(frame)?;
+    let protocol = if at == ETHERNET + 20 { frame[ETHERNET + 9] } else { frame[ETHERNET + 6] };
+    let rest = frame.get(at..)?;
+    match protocol {
+        6 if rest[13] & 0x3f == flag::SYN => {
+            u32::from_be_bytes(rest[4..8].try_into().ok()?).checked_sub(FIRST_SEQUENCE)
+        }
+        17 => std::str::from_utf8(&rest[8..]).ok()?.strip_prefix("flow ")?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// Sends frames as they are.
+struct Wire {
+    socket: Socket,
+    address: SockAddr,
+}
+
+impl Wire {
+    fn open(namespace: &Namespace, device: &str) -> Self {
+        namespace.run(|| {
+            // Protocol 0 receives nothing.
+            let socket = Socket::new(Domain::PACKET, Type::RAW, None).unwrap();
+            let index = netlink::index(device).unwrap();
+            // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written.
+            let ((), address) = unsafe {
+                SockAddr::try_init(|storage, length| {
+                    let address = storage.cast::<libc::sockaddr_ll>();
+                    (*address).sll_family = libc::AF_PACKET as libc::sa_family_t;
+                    (*address).sll_ifindex = index as i32;
+                    *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+                    Ok(())
+                })
+            }
+            .unwrap();
+            Self { socket, address }
+        })
+    }
+
+    fn send(&self, frame: &[u8]) {
+        let sent = self.socket.send_to(frame, &self.address);
+        assert_eq!(
+            sent.unwrap_or_else(|error| panic!("{error}: {:?}", self.socket.as_raw_fd())),
+            frame.len()
+        );
+    }
+}
+
+/// Sends one packet and waits until the counter that `explain` named has moved. No other refusal may be counted.
+///
+/// XDP leaves an answer to TC where the frame has no room for it, which only the device knows.
+fn send(wire: &Wire, counters: &Counters, frame: &[u8], flow: &Flow, answer: &Answer) {
+    let before = counters.read().unwrap();
+    let wanted = (answer.hook.as_str(), answer.outcome.as_str());
+    let otherwise = if answer.verdict == "reject" { ("tc", wanted.1) } else { wanted };
+    wire.send(frame);
+    let start = Instant::now();
+    let after = loop {
+        sleep(Duration::from_millis(1));
+        let after = counters.read().unwrap();
+        if after[&wanted] > before[&wanted] || after[&otherwise] > before[&otherwise] {
+            break after;
+        }
+        let late = start.elapsed() > Duration::from_secs(3);
+        let moved = || after.iter().filter(|(place, count)| before[*place] != **count).collect::<Vec<_>>();
+        assert!(!late, "{flow:?}: {wanted:?} does not move, but {:?}: {answer:?}", moved());
+    };
+    for (place, count) in &after {
+        let refusal = place.1.starts_with("dropped") || place.1.starts_with("rejected");
+        let moved = count - before[place];
+        let expected = *place == wanted || *place == otherwise;
+        assert!(
+            !refusal || moved == 0 || moved == 1 && expected,
+            "{flow:?}: {place:?} moved by {moved}: {answer:?}"
+        );
+    }
+}
+
+/// What arrives at the endpoint, by what `explain` said; its source port is what the port search found.
+fn translated(sent: &Packet, answer: &Answer, remote: bool, source_port: u16) -> Packet {
+    let (source, endpoint) = (answer.source.unwrap(), answer.endpoint.unwrap());
+    // The router and the node forward it, and another node to a pod of its own.
+    let ttl = sent.ttl - 2 - u8::from(remote);
+    sent.clone().source((source.ip(), source_port)).destination((endpoint.ip(), endpoint.port())).ttl(ttl)
+}
+
+/// First packets that reached pods, by flow: pod and frame.
+fn arrived(captured: &[(String, Vec<Frame>)]) -> BTreeMap<u32, Vec<(&str, &Frame)>> {
+    let mut arrived: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+    for (pod, frames) in captured {
+        for frame in frames.iter().filter(|frame| !frame.outgoing) {
+            if let Some(number) = number(&frame.bytes) {
+                arrived.entry(number).or_default().push((pod.as_str(), frame));
+            }
+        }
+    }
+    arrived
+}
+
+/// The ports that ICMP errors "port unreachable" at the client quote: source, destination.
+fn refusals(frames: &[Frame]) -> BTreeSet<(u16, u16)> {
+    let ports = |frame: &Frame| {
+        let at = transport(&frame.bytes)?;
+        let (kind, inner) = if at == ETHERNET + 20 { ([3, 3], 20) } else { ([1, 4], 40) };
+        let protocol = if inner == 20 { (9, 1) } else { (6, 58) };
+        let is_icmp = frame.bytes[ETHERNET + protocol.0] == protocol.1;
+        let quote = frame.bytes.get(at + 8 + inner..at + 8 + inner + 4)?;
+        let port = |at: usize| u16::from_be_bytes([quote[at], quote[at + 1]]);
+        (is_icmp && frame.bytes[at..at + 2] == kind).then(|| (port(0), port(2)))
+    };
+    frames.iter().filter_map(ports).collect()
+}
+
+fn agrees(attach: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[2, 2]).pod_offloads(false)).unwrap();
+    let lab = &cluster.lab;
+    for number in 0..SERVICES {
+        cluster.manifests.apply(&service(number), &backends(&cluster, number)).unwrap();
+    }
+    let start = |builder: traffic_policy_tests::agent::AgentBuilder| {
+        builder.attach(attach).flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
+    };
+    let agent = start(Agent::builder(lab, lab.node(1))).start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    for family in Family::BOTH {
+        let addresses: BTreeSet<_> = destinations(&cluster, family).into_iter().map(|to| to.ip()).collect();
+        for address in addresses.into_iter().filter(|ip| *ip != lab.node(1).address(family)) {
+            lab.route_vip(address, lab.node(1)).unwrap();
+        }
+        // Every neighbour is known, so that nothing waits.
+        let pods: Vec<_> = lab.pods().map(|pod| pod.name.as_str()).collect();
+        cluster.ask_until_all(Protocol::Tcp, cluster.at(1, family, node_port(0)), &pods).unwrap();
+    }
+
+    let mut random = Random::new();
+    let what = format!("{attach} {random:?}");
+    let flows = random_flows(&cluster, &mut random);
+    let answers = explain::live(&agent, &flows, &[]).unwrap();
+    let captures: Vec<_> =
+        lab.pods().map(|pod| (pod.name.clone(), Capture::start(pod.netns(), "eth0").unwrap())).collect();
+    let at_client = Capture::start(lab.client().netns(), "eth0").unwrap();
+    let wire = Wire::open(lab.client().netns(), "eth0");
+    let counters = Counters::of(&agent).unwrap();
+    let gateway = plan::client_gateway(0).mac();
+    for (number, (flow, answer)) in (0..).zip(flows.iter().zip(&answers)) {
+        let frame = packet(flow, number).macs(lab.client().addresses.mac(), gateway).bytes();
+        send(&wire, &counters, &frame, flow, answer);
+    }
+    sleep(Duration::from_millis(300));
+    let captured: Vec<_> =
+        captures.into_iter().map(|(pod, capture)| (pod, capture.finish_valid().unwrap())).collect();
+    let refusals = refusals(&at_client.finish_valid().unwrap());
+    let arrived = arrived(&captured);
+
+    let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
+    for (number, (flow, answer)) in (0..).zip(flows.iter().zip(&answers)) {
+        let what = format!("{what} {flow:?} {answer:?}");
+        *seen.entry(&answer.outcome).or_default() += 1;
+        let frames = arrived.get(&number).map_or(&[][..], Vec::as_slice);
+        let ports = (flow.source.port(), flow.destination.port());
+        match answer.verdict.as_str() {
+            "endpoints" => {
+                let [(pod, frame)] = frames else { panic!("{what}: at {} pods", frames.len()) };
+                let endpoint = answer.endpoint.unwrap();
+                let chosen =
+                    lab.pods().find(|pod| pod.addresses.of(family_of(endpoint)) == endpoint.ip()).unwrap();
+                assert_eq!(*pod, chosen.name, "{what}");
+                assert!(answer.candidates.contains(&endpoint), "{what}");
+                let at = transport(&frame.bytes).unwrap();
+                let source_port = u16::from_be_bytes([frame.bytes[at], frame.bytes[at + 1]]);
+                if !answer.masquerade {
+                    assert_eq!(answer.source, Some(flow.source), "{what}");
+                    assert_eq!(source_port, flow.source.port(), "{what}");
+                }
+                let remote = chosen.node != lab.node(1).name;
+                let expected = translated(&packet(flow, number), answer, remote, source_port).bytes();
+                // All but the MAC addresses of the last wire.
+                let difference = difference(&expected[ETHERNET..], &frame.bytes[ETHERNET..]);
+                assert!(difference.is_none(), "{what}: {}", difference.unwrap());
+            }
+            "reject" => assert!(frames.is_empty() && refusals.contains(&ports), "{what}"),
+            "drop" => assert!(frames.is_empty() && !refusals.contains(&ports), "{what}"),
+            _ => assert!(frames.is_empty(), "{what}"),
+        }
+    }
+    println!("{what}: {seen:?}");
+    for outcome in [
+        "delivered",
+        "dropped-no-local-endpoint",
+        "dropped-source-range",
+        "dropped-unallocated",
+        "forwarded",
+        "rejected-no-endpoint",
+        "rejected-unknown-port",
+    ] {
+        assert!(seen.contains_key(outcome), "{what}: no flow is {outcome}: {seen:?}");
+    }
+}
+
+fn family_of(address: SocketAddr) -> Family {
+    if address.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+#[test]
+fn by_tc() {
+    agrees("tc");
+}
+
+#[test]
+fn by_xdp() {
+    agrees("xdp");
+}
+
+#[test]
+fn by_generic_xdp() {
+    agrees("xdp-generic");
+}

@@ -1,0 +1,130 @@
+//! Datagrams of a flow follow the endpoints; connections do not.
+//!
+//! The pods go on answering all the time, so whoever still sends to one of them is answered.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::cluster::{Cluster, Protocol};
+use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::traffic::{HeldConnections, Outcome, Probe};
+
+const PORT: u16 = 30_080;
+const SOURCE_PORT: u16 = 44_444;
+const SOON: Duration = Duration::from_secs(15);
+
+fn vip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 9].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
+    }
+}
+
+fn web(policy: Policy) -> Service {
+    Cluster::node_port("web", policy, PORT).vip(vip(Family::V4)).vip(vip(Family::V6))
+}
+
+/// One datagram of the one flow.
+fn ask(cluster: &Cluster, to: SocketAddr) -> Outcome {
+    let probe = Probe::udp(to).source_port(SOURCE_PORT).limit(Duration::from_millis(300));
+    probe.from(cluster.lab.client().netns()).unwrap()
+}
+
+#[track_caller]
+fn until(cluster: &Cluster, what: &str, to: SocketAddr, wanted: impl Fn(&Outcome) -> bool) -> Outcome {
+    let start = std::time::Instant::now();
+    loop {
+        let outcome = ask(cluster, to);
+        if wanted(&outcome) {
+            return outcome;
+        }
+        assert!(start.elapsed() < SOON, "{what}, {to}: {outcome:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn is_by(outcome: &Outcome, pod: &str) -> bool {
+    matches!(outcome, Outcome::Answered(answer) if answer.pod == pod)
+}
+
+fn answered(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Answered(_))
+}
+
+fn follow(attach: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    let lab = &cluster.lab;
+    let service = web(Policy::Cluster);
+    let both = cluster.backends();
+    cluster.manifests.apply(&service, &both).unwrap();
+    let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let mut ways = Vec::new();
+    for family in Family::BOTH {
+        lab.route_vip(vip(family), lab.node(1)).unwrap();
+        ways.extend([cluster.at(1, family, PORT), SocketAddr::new(vip(family), 80)]);
+    }
+    for protocol in Protocol::BOTH {
+        for to in &ways {
+            cluster.ask_until_all(protocol, *to, &["pod-1-1", "pod-2-1"]).unwrap();
+        }
+    }
+    let held = HeldConnections::start(lab.client().netns(), &ways, 16, Duration::from_millis(100)).unwrap();
+    let endpoints = |backends: &[Backend]| cluster.manifests.endpoints(&service, backends).unwrap();
+
+    for to in ways.iter().copied() {
+        // A flow stays where it is, and moves when its endpoint is none any more.
+        let pod = ask(&cluster, to).answer().unwrap().pod;
+        for _ in 0..8 {
+            assert!(is_by(&ask(&cluster, to), &pod), "{attach} {to}");
+        }
+        let (stays, other) = if pod == "pod-1-1" { (1, "pod-2-1") } else { (0, "pod-1-1") };
+        endpoints(&both[stays..=stays]);
+        until(&cluster, "its endpoint is gone", to, |outcome| is_by(outcome, other));
+        // One that only ends takes no new flows, but it still serves this one.
+        let leaving = both[stays].clone().terminating();
+        endpoints(&[leaving, both[1 - stays].clone()]);
+        let new = |outcome: &Outcome| is_by(outcome, &pod);
+        cluster.wait_for(Protocol::Udp, to, SOON, new).unwrap();
+        assert!(is_by(&ask(&cluster, to), other), "{attach} {to}: it serves still");
+        endpoints(&both);
+    }
+
+    // To zero: refused, although the pod would still answer.
+    for to in &ways {
+        until(&cluster, "before", *to, answered);
+    }
+    endpoints(&[]);
+    for to in &ways {
+        until(&cluster, "no endpoint", *to, |outcome| matches!(outcome, Outcome::Refused(_)));
+    }
+    endpoints(&both[1..]);
+    for to in &ways {
+        until(&cluster, "an endpoint again", *to, |outcome| is_by(outcome, "pod-2-1"));
+    }
+
+    // Deleted: a node port is the node's own then, and nobody has the load balancer's address.
+    cluster.manifests.delete(&service).unwrap();
+    for to in &ways {
+        until(&cluster, "deleted", *to, |outcome| !answered(outcome));
+    }
+    cluster.manifests.apply(&service, &both[..1]).unwrap();
+    for to in &ways {
+        until(&cluster, "there again", *to, |outcome| is_by(outcome, "pod-1-1"));
+    }
+
+    // Connections have been left alone through all of it, each with its pod.
+    let report = held.finish();
+    assert!(report.broken.is_empty() && report.requests > 0, "{attach}: {report}");
+}
+
+#[test]
+fn datagrams_follow_and_connections_stay_by_tc() {
+    follow("tc");
+}
+
+#[test]
+fn datagrams_follow_and_connections_stay_by_xdp() {
+    follow("xdp");
+}

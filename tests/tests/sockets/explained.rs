@@ -1,0 +1,292 @@
+//! `explain` about pods and processes of the node, against what their sockets meet: each way to reach a Service, for each
+//! pair of policies, with endpoints nowhere, here, elsewhere and on both nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use nix::libc;
+use traffic_policy_tests::cluster::{Cluster, TARGET};
+use traffic_policy_tests::counters::Counters;
+use traffic_policy_tests::explain::{self, Answer, Flow};
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::object::{Policy, Service};
+use traffic_policy_tests::traffic;
+
+use crate::caller::{Caller, Kind};
+use crate::stand::{NODE_PORT, PORT, Stand, cluster_ip};
+
+/// Pods of these are the endpoints: node, pod.
+const PLACES: [(&str, &[(usize, usize)]); 4] =
+    [("nowhere", &[]), ("here", &[(1, 2)]), ("elsewhere", &[(2, 1)]), ("both", &[(1, 1), (1, 2), (2, 1)])];
+const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
+const SERVICES: u8 = 16;
+
+/// How a Service is reached from node-1.
+const WAYS: [&str; 8] = [
+    "cluster IP",
+    "unknown port",
+    "unallocated",
+    "own node port",
+    "load balancer",
+    "external IP",
+    "loopback",
+    "other node's port",
+];
+
+fn announced(network: u8, number: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, network * 100 + number].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, network.into(), 0, 0, 0, number.into()].into(),
+    }
+}
+
+fn service(number: u8) -> Service {
+    let policy = |bit: u8| POLICIES[usize::from(((number / 4) >> bit) & 1)];
+    let port = NODE_PORT + u16::from(number);
+    let mut service = Cluster::node_port(&format!("s{number}"), policy(0), port).internal_policy(policy(1));
+    for family in Family::BOTH {
+        service = service
+            .cluster_ip(cluster_ip(number + 1, family))
+            .vip(announced(0, number, family))
+            .external_ip(announced(1, number, family));
+    }
+    service
+}
+
+fn stand() -> Stand {
+    Stand::start(&[2, 1], |cluster| {
+        for number in 0..SERVICES {
+            let (_, endpoints) = PLACES[usize::from(number % 4)];
+            let pods = endpoints.iter().map(|(node, pod)| cluster.lab.node(*node).pod(*pod));
+            let backends: Vec<_> = pods.map(traffic_policy_tests::object::Backend::of).collect();
+            cluster.manifests.apply(&service(number), &backends).unwrap();
+        }
+    })
+}
+
+fn destination(stand: &Stand, way: &str, number: u8, family: Family) -> SocketAddr {
+    let node_port = NODE_PORT + u16::from(number);
+    match way {
+        "cluster IP" => SocketAddr::new(cluster_ip(number + 1, family), PORT),
+        "unknown port" => SocketAddr::new(cluster_ip(number + 1, family), PORT + 1),
+        "unallocated" => SocketAddr::new(cluster_ip(number + 100, family), PORT),
+        "own node port" => stand.cluster.at(1, family, node_port),
+        "load balancer" => SocketAddr::new(announced(0, number, family), PORT),
+        "external IP" => SocketAddr::new(announced(1, number, family), PORT),
+        "loopback" if family == Family::V4 => SocketAddr::new([127, 0, 0, 1].into(), node_port),
+        "loopback" => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), node_port),
+        _ => stand.cluster.at(2, family, node_port),
+    }
+}
+
+/// A call that leads to a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Tcp,
+    ConnectedUdp,
+    Udp,
+}
+
+/// What a call gave: who answered, and whom the application takes for its peer; or the error.
+type Met = io::Result<(traffic::Answer, SocketAddr)>;
+
+fn meet(caller: &Caller, kind: Kind, call: Call, to: SocketAddr) -> Met {
+    let to = kind.written(to);
+    match call {
+        Call::Tcp => {
+            let socket = caller.tcp(kind);
+            socket.connect(to)?;
+            let answer = socket.line("who")?;
+            Ok((answer, socket.peer()?))
+        }
+        Call::ConnectedUdp => {
+            let socket = caller.udp(kind);
+            socket.connect(to)?;
+            socket.send("who")?;
+            let (from, answer) = socket.receive()?;
+            assert_eq!(from, socket.peer()?, "{kind:?} {to}");
+            Ok((answer, from))
+        }
+        Call::Udp => caller.udp(kind).exchange(to).map(|(from, answer)| (answer, from)),
+    }
+}
+
+struct Asked<'a> {
+    stand: &'a Stand,
+    counters: &'a Counters,
+    caller: &'a Caller,
+    kind: Kind,
+    call: Call,
+    to: SocketAddr,
+}
+
+impl Asked<'_> {
+    /// Compares with what `explain` said of it.
+    fn judge(&self, answer: &Answer) -> Result<(), String> {
+        let counted = || self.counters.get("socket", &answer.outcome).unwrap();
+        let before = counted();
+        let met = meet(self.caller, self.kind, self.call, self.to);
+        let moved = counted() - before;
+        if answer.verdict == "endpoints" {
+            let (met, peer) = met.map_err(|error| error.to_string())?;
+            if moved == 0 {
+                return Err(format!("{} is not counted", answer.outcome));
+            }
+            return self.judge_endpoint(answer, &met, peer);
+        }
+        let error = met.map(drop).map_err(|error| error.raw_os_error().unwrap_or_default());
+        let wanted = match (answer.verdict.as_str(), self.call) {
+            ("reject", _) => libc::ECONNREFUSED,
+            ("drop", Call::Tcp) => libc::ETIMEDOUT,
+            ("drop", _) => libc::EPERM,
+            // A pod's own loopback, where nobody listens; a socket that is not connected does not hear of that.
+            ("unhandled", Call::Udp) => libc::EAGAIN,
+            ("unhandled", _) => libc::ECONNREFUSED,
+            (verdict, _) => return Err(format!("verdict {verdict}")),
+        };
+        if error != Err(wanted) {
+            return Err(format!("error {error:?}, not {wanted}"));
+        }
+        if moved != 1 && answer.verdict != "unhandled" {
+            return Err(format!("{} moved by {moved}", answer.outcome));
+        }
+        Ok(())
+    }
+
+    fn judge_endpoint(&self, answer: &Answer, met: &traffic::Answer, peer: SocketAddr) -> Result<(), String> {
+        let family = self.kind.family();
+        let pod = self.stand.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();
+        let endpoint = SocketAddr::new(pod.address(family), TARGET);
+        if !answer.candidates.contains(&endpoint) {
+            return Err(format!("{endpoint} is none of {:?}", answer.candidates));
+        }
+        if peer != self.kind.written(self.to) {
+            return Err(format!("the peer is {peer}"));
+        }
+        // explain answers for an endpoint of its own choice; only the pod itself as endpoint makes a difference.
+        let source = answer.source.unwrap().ip();
+        let seen = met.client.ip().to_canonical();
+        let on_node = self.stand.cluster.lab.node(1);
+        let from_node = source == on_node.address(family) || answer.masquerade;
+        let own_gateway = met.node == on_node.name && from_node;
+        if seen != source && !own_gateway {
+            return Err(format!("seen as {seen}, not {source}"));
+        }
+        Ok(())
+    }
+}
+
+fn flow(source: IpAddr, to: SocketAddr, call: Call, from: &'static str, name: String) -> Flow {
+    let protocol = if call == Call::Tcp { "TCP" } else { "UDP" };
+    Flow { name, ..Flow::new(protocol, SocketAddr::new(source, 41_000), to).from(from) }
+}
+
+#[test]
+fn of_this_node() {
+    let stand = stand();
+    let callers = [("pod", stand.in_pod(1, 1)), ("node", stand.on_node(1))];
+    let counters = Counters::of(&stand.agents[0]).unwrap();
+    let mut flows = Vec::new();
+    let mut asked = Vec::new();
+    for (from, caller) in &callers {
+        for number in 0..SERVICES {
+            for way in &WAYS[..7] {
+                // A pod's loopback has nothing to do with Services, and silence takes its time.
+                if (*from, *way) == ("pod", "loopback") && number > 1 {
+                    continue;
+                }
+                for kind in Kind::ALL {
+                    let family = kind.family();
+                    let to = destination(&stand, way, number, family);
+                    let own = match *from {
+                        _ if to.ip().is_loopback() => to.ip(),
+                        "pod" => stand.pod_address(1, 1, family),
+                        _ => stand.cluster.lab.node(1).address(family),
+                    };
+                    for call in [Call::Tcp, Call::ConnectedUdp, Call::Udp] {
+                        let (place, _) = PLACES[usize::from(number % 4)];
+                        let name = format!("{from} {kind:?} {call:?} {way} of s{number}, endpoints {place}");
+                        flows.push(flow(own, to, call, from, name));
+                        asked.push(Asked { stand: &stand, counters: &counters, caller, kind, call, to });
+                    }
+                }
+            }
+        }
+    }
+    let answers = explain::live(&stand.agents[0], &flows, &[]).unwrap();
+    let mut wrong = Vec::new();
+    let mut outcomes: BTreeMap<&str, u32> = BTreeMap::new();
+    for (asked, answer) in asked.iter().zip(&answers) {
+        *outcomes.entry(&answer.outcome).or_default() += 1;
+        if let Err(difference) = asked.judge(answer) {
+            wrong.push(format!("{}: {difference}; explain: {answer:?}", answer.name));
+        }
+    }
+    println!("{} flows: {outcomes:?}", flows.len());
+    assert!(
+        wrong.is_empty(),
+        "{} of {} flows:\n{}",
+        wrong.len(),
+        flows.len(),
+        wrong[..wrong.len().min(10)].join("\n")
+    );
+    for outcome in [
+        "connected",
+        "dropped-no-local-endpoint",
+        "dropped-unallocated",
+        "rejected-no-endpoint",
+        "rejected-unknown-port",
+    ] {
+        assert!(outcomes.contains_key(outcome), "{outcomes:?}");
+    }
+}
+
+/// Another node's addresses are not this one's: here nothing is done, and there the caller is an outsider.
+#[test]
+fn of_another_node() {
+    let stand = stand();
+    let callers = [("pod", stand.in_pod(1, 1)), ("node", stand.on_node(1))];
+    let (mut asked, mut flows) = (Vec::new(), Vec::new());
+    for (from, caller) in &callers {
+        for kind in [Kind::V4, Kind::V6] {
+            let family = kind.family();
+            let own = match *from {
+                "pod" => stand.pod_address(1, 1, family),
+                _ => stand.cluster.lab.node(1).address(family),
+            };
+            // Both external policies; the internal one makes no difference.
+            for number in 0..8 {
+                let to = destination(&stand, WAYS[7], number, family);
+                flows.push(flow(own, to, Call::Tcp, from, format!("{from} {kind:?} s{number} {to}")));
+                asked.push((caller, kind, to));
+            }
+        }
+    }
+    for here in explain::live(&stand.agents[0], &flows, &[]).unwrap() {
+        assert_eq!((here.verdict.as_str(), here.endpoint), ("unhandled", None), "{here:?}");
+    }
+    let outside: Vec<_> = flows.into_iter().map(|flow| Flow { from: None, ..flow }).collect();
+    let there = explain::live(&stand.agents[1], &outside, &[]).unwrap();
+    let before = stand.calls(1, "connected");
+    for ((caller, kind, to), answer) in asked.into_iter().zip(&there) {
+        match (meet(caller, kind, Call::Tcp, to), answer.verdict.as_str()) {
+            (Ok((met, peer)), "endpoints") => {
+                let pod = stand.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();
+                let endpoint = SocketAddr::new(pod.address(kind.family()), TARGET);
+                assert!(answer.candidates.contains(&endpoint), "{endpoint}: {answer:?}");
+                assert_eq!(peer, to, "{answer:?}");
+            }
+            // Over IPv6 the caller may notice at its second SYN only.
+            (Err(error), "reject") => {
+                assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{answer:?}");
+            }
+            // Silence, until the caller loses patience.
+            (Err(error), "drop") => assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{answer:?}"),
+            (met, _) => panic!("{met:?}: {answer:?}"),
+        }
+    }
+    assert_eq!(stand.calls(1, "connected"), before);
+    let verdicts: BTreeSet<_> = there.iter().map(|answer| answer.verdict.as_str()).collect();
+    assert!(verdicts.into_iter().eq(["drop", "endpoints", "reject"]), "{there:?}");
+}
