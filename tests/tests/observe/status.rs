@@ -1,9 +1,11 @@
 //! `status` says what is attached, in step, and in the way; with and without an agent.
 
+use std::process::Command;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::agent::{Agent, program};
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::Policy;
@@ -64,6 +66,32 @@ fn attached_in_step_and_after_death() {
         let text = String::from_utf8(text.stdout).unwrap();
         assert!(text.starts_with("agent       not running, last seen "), "{text}");
         assert!(text.contains(expected[0]) && text.contains("FLOWS4"), "{text}");
+    }
+}
+
+/// As in another container: /proc/locks says nothing of the agent there, its signs of life do.
+#[test]
+fn from_another_pid_namespace() {
+    let cluster = Cluster::start(Lab::builder().pods(&[0])).unwrap();
+    let mut agent = Agent::start_all(&cluster.lab, |agent| agent).unwrap().remove(0);
+    let pins = agent.pin_dir().to_owned();
+    let is_running = || -> bool {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc"]).arg(program().unwrap());
+        command.args(["status", "--output", "json"]).env("TRAFFIC_POLICY_PIN_DIR", &pins);
+        let output = cluster.lab.node(1).netns().output(command).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let status: Value = serde_json::from_slice(&output.stdout).expect(&said);
+        status["agent"]["running"].as_bool().unwrap()
+    };
+    assert!(is_running());
+    sleep(Duration::from_secs(3));
+    assert!(is_running(), "it goes on giving signs of life");
+    agent.kill().unwrap();
+    let start = Instant::now();
+    while is_running() {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        sleep(Duration::from_millis(100));
     }
 }
 
