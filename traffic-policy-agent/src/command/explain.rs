@@ -263,10 +263,7 @@ fn print(out: &mut impl Write, flow: &Flow, answer: &Answer) -> Result<()> {
         let list: Vec<_> = answer.candidates.iter().map(ToString::to_string).collect();
         writeln!(out, "CANDIDATES  {}", list.join(", "))?;
     }
-    let name = answer.service.as_deref().map(|name| {
-        let (namespace, rest) = name.split_once('/').unwrap_or(("", name));
-        format!("{namespace}/{}", rest.split(':').next().unwrap_or(rest))
-    });
+    let name = answer.key.as_ref().map(|key| key.service.to_string());
     let context = advice::Context {
         service: name.as_deref(),
         frontend: answer.frontend,

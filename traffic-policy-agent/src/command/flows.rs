@@ -172,7 +172,7 @@ struct Document<'a> {
 impl Show {
     fn document(&self, flow: &Flow) -> Document<'_> {
         Document {
-            service: self.names.get(&flow.service).map(view::service),
+            service: self.names.get(&flow.service).map(ToString::to_string),
             protocol: flow.protocol.to_string(),
             client: flow.client,
             frontend: flow.frontend,
@@ -210,7 +210,7 @@ impl Show {
             }
         };
         [
-            self.names.get(&flow.service).map_or_else(|| "(gone)".to_owned(), view::service),
+            self.names.get(&flow.service).map_or_else(|| "(gone)".to_owned(), ToString::to_string),
             flow.protocol.to_string(),
             flow.client.to_string(),
             flow.frontend.to_string(),

@@ -214,7 +214,7 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
         // Counted for the Service port, whichever frontend a packet came by.
         let once = |number: u64| if *first { number.to_string() } else { String::new() };
         [
-            view::service(&port.key),
+            port.key.to_string(),
             frontend.map_or_else(dash, |reached| view::frontend_kind(reached.kind).to_owned()),
             frontend.map_or_else(dash, |frontend| reached(frontend, port.key.protocol)),
             frontend.map_or_else(dash, |reached| view::policy(reached.policy).to_owned()),
@@ -236,7 +236,7 @@ fn is_refusal(outcome: Outcome) -> bool {
 }
 
 fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Result<()> {
-    writeln!(out, "{}  {} {}", view::service(&port.key), port.key.protocol, family(port))?;
+    writeln!(out, "{}  {} {}", port.key.to_string(), port.key.protocol, family(port))?;
     writeln!(
         out,
         "  policy      external {}, internal {}",

@@ -223,7 +223,7 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
         for reached in &port.frontends {
             if let Phase::Draining(rest) = reached.phase {
                 draining.push(Draining {
-                    service: view::service(&port.key),
+                    service: port.key.to_string(),
                     address: services::reached(reached, port.key.protocol),
                     seconds: rest.as_secs_f64(),
                 });

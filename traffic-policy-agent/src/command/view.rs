@@ -113,12 +113,6 @@ pub fn span(time: Duration) -> String {
     }
 }
 
-/// `namespace/name:port` of a Service port; without the port's name if it has none.
-pub fn service(key: &ServicePortKey) -> String {
-    let port = if key.port.is_empty() { String::new() } else { format!(":{}", key.port) };
-    format!("{}{port}", key.service)
-}
-
 /// Whether a Service is meant by what a person typed: its name, or namespace and name.
 pub fn is_named(key: &ServicePortKey, name: &str) -> bool {
     match name.split_once('/') {
@@ -185,8 +179,8 @@ mod tests {
             protocol: Protocol::Tcp,
             ipv6: false,
         };
-        assert_eq!(service(&key), "shop/web:http");
-        assert_eq!(service(&ServicePortKey { port: String::new(), ..key.clone() }), "shop/web");
+        assert_eq!(key.to_string(), "shop/web:http");
+        assert_eq!(ServicePortKey { port: String::new(), ..key.clone() }.to_string(), "shop/web");
         assert!(is_named(&key, "web") && is_named(&key, "shop/web"));
         assert!(!is_named(&key, "shop") && !is_named(&key, "other/web") && !is_named(&key, "we"));
     }

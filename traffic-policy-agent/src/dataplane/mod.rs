@@ -51,7 +51,7 @@ pub use self::{
     object::{Sizes, load, object_bytes},
     pinned::{
         Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
-        Report, ServiceCount, ServicePort, Traffic, Way, device_name, service_count_reader,
+        Report, ServiceCount, ServicePort, Traffic, Way, device_name, frontend_kind, service_count_reader,
     },
     pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
     plan::FrontendId,

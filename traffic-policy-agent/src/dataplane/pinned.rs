@@ -26,7 +26,7 @@ pub use self::{
     maps::MapFill,
     read::Reader,
     report::Report,
-    services::{Phase, Reached, ServicePort},
+    services::{Phase, Reached, ServicePort, frontend_kind, key as service_key},
 };
 use super::pins;
 

@@ -14,8 +14,7 @@ use aya::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        Affinity, AffinityKey, Bucket, Frontend, Range, SLOT_LOCAL, STEPS, ServiceInfo, SocketQuestion, Step,
-        Trace, Usage,
+        Affinity, AffinityKey, Bucket, Frontend, Range, SLOT_LOCAL, STEPS, SocketQuestion, Step, Trace, Usage,
     },
     outcome::Outcome,
 };
@@ -24,11 +23,13 @@ use super::{
     kernel::Kernel,
     load_programs,
     object::{Routes, load_copy},
+    pinned::service_key,
     plan::FrontendId,
     programs::jumps,
     tables::{FromWire, Tables},
     words::{Words, state},
 };
+use crate::model::ServicePortKey;
 
 /// Where a packet is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,8 +220,8 @@ impl Trial {
     }
 
     /// Who has an index; `None` if nobody.
-    pub fn service(&self, index: u32) -> Option<ServiceInfo> {
-        self.tables.services.get(&index, 0).ok()
+    pub fn service(&self, index: u32) -> Option<ServicePortKey> {
+        self.tables.services.get(&index, 0).ok().map(|info| service_key(&info))
     }
 
     /// The endpoints of a list.

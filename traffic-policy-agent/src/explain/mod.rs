@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use serde::Serialize;
 use traffic_policy_ebpf::{
-    abi::{Range, ServiceInfo, SocketQuestion, client, frontend, frontend_kind, hook, step},
+    abi::{Range, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
     outcome::{Outcome, Verdict as Kernel},
 };
 
@@ -20,8 +20,8 @@ pub use self::{
     inside::Inside,
 };
 use crate::{
-    dataplane::{Candidate, Entrance, Judged, PacketHook, Trial, wide},
-    model::FrontendKind,
+    dataplane::{Candidate, Entrance, Judged, PacketHook, Trial, frontend_kind, wide},
+    model::{FrontendKind, ServicePortKey},
 };
 
 /// What a flow's sender gets.
@@ -67,6 +67,8 @@ pub struct Answer {
     pub packet: Option<Seen>,
     #[serde(skip)]
     pub cause: Outcome,
+    #[serde(skip)]
+    pub key: Option<ServicePortKey>,
     /// What the destination is for its Service.
     #[serde(skip)]
     pub frontend: Option<FrontendKind>,
@@ -75,7 +77,7 @@ pub struct Answer {
 /// What the steps say, put together.
 #[derive(Clone, Debug, Default)]
 struct Facts {
-    service: Option<ServiceInfo>,
+    service: Option<ServicePortKey>,
     index: Option<u32>,
     flags: u32,
     candidates: Vec<Candidate>,
@@ -166,11 +168,12 @@ impl Explainer {
             source,
             hook: place.map_or("xdp", |step| hook_name(step.words[0] as u32)),
             from: from.name(),
-            service: facts.service.as_ref().map(story::service_name),
+            service: facts.service.as_ref().map(ToString::to_string),
+            key: facts.service,
             steps,
             packet: packet.filter(|_| has_endpoint),
             cause: judged.outcome,
-            frontend: story::frontend_kind(facts.flags),
+            frontend: frontend_kind(facts.flags),
         })
     }
 
@@ -282,10 +285,10 @@ pub fn verdict(outcome: Outcome) -> Verdict {
 /// it is not needed, for the reply never meets the Service's address.
 fn masquerades(facts: &Facts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {
     let kind = frontend::kind(facts.flags);
-    if kind == frontend_kind::LOOPBACK {
+    if kind == kind_number::LOOPBACK {
         return true;
     }
-    if kind != frontend_kind::CLUSTER_IP && facts.flags & frontend::LOCAL == 0 {
+    if kind != kind_number::CLUSTER_IP && facts.flags & frontend::LOCAL == 0 {
         return false;
     }
     from == From::Node || flow.source.ip() == endpoint.ip()

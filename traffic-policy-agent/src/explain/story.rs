@@ -1,7 +1,7 @@
 //! The steps in words.
 
 use traffic_policy_ebpf::{
-    abi::{ServiceInfo, Step, frontend, frontend_kind, list, step},
+    abi::{Step, frontend, frontend_kind as kind_number, list, step},
     outcome::Outcome,
 };
 
@@ -9,7 +9,10 @@ use super::{
     Facts,
     flow::{Flow, From},
 };
-use crate::{dataplane::from_wide, model::FrontendKind};
+use crate::{
+    dataplane::{from_wide, frontend_kind},
+    model::FrontendKind,
+};
 
 /// Where a flow begins, for people.
 pub const fn origin(from: From) -> &'static str {
@@ -18,17 +21,6 @@ pub const fn origin(from: From) -> &'static str {
         From::Pod => "a pod of this node",
         From::Node => "a process of this node",
     }
-}
-
-/// `namespace/name`, and the port's name if it has one.
-pub fn service_name(info: &ServiceInfo) -> String {
-    let text = |bytes: &[u8]| {
-        let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        String::from_utf8_lossy(&bytes[..length]).into_owned()
-    };
-    let port = text(&info.port);
-    let colon = if port.is_empty() { "" } else { ":" };
-    format!("{}/{}{colon}{port}", text(&info.namespace), text(&info.name))
 }
 
 /// Tells one flow's story.
@@ -60,7 +52,7 @@ impl Teller<'_> {
                     .facts
                     .service
                     .as_ref()
-                    .map_or("a Service".to_owned(), |info| format!("Service {}", service_name(info)));
+                    .map_or("a Service".to_owned(), |key| format!("Service {key}"));
                 format!("frontend: {destination}/{transport} is {} of {service}", kind(step.words[0] as u32))
             }
             step::NO_FRONTEND => match step.value {
@@ -126,7 +118,7 @@ impl Teller<'_> {
     }
 
     fn list(&self, step: &Step) -> String {
-        let internal = frontend::kind(self.facts.flags) == frontend_kind::CLUSTER_IP;
+        let internal = frontend::kind(self.facts.flags) == kind_number::CLUSTER_IP;
         let policy = if internal { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
         let count = self.facts.candidates.len();
         let endpoints = match count {
@@ -162,19 +154,7 @@ impl Teller<'_> {
     }
 }
 
-/// What makes an address a frontend.
-pub const fn frontend_kind(flags: u32) -> Option<FrontendKind> {
-    match frontend::kind(flags) {
-        frontend_kind::CLUSTER_IP => Some(FrontendKind::ClusterIp),
-        frontend_kind::NODE_PORT => Some(FrontendKind::NodePort),
-        frontend_kind::LOAD_BALANCER => Some(FrontendKind::LoadBalancer),
-        frontend_kind::EXTERNAL_IP => Some(FrontendKind::ExternalIp),
-        frontend_kind::LOOPBACK => Some(FrontendKind::LoopbackNodePort),
-        _ => None,
-    }
-}
-
-const fn kind(flags: u32) -> &'static str {
+fn kind(flags: u32) -> &'static str {
     match frontend_kind(flags) {
         Some(FrontendKind::ClusterIp) => "the ClusterIP",
         Some(FrontendKind::NodePort) => "the node port",

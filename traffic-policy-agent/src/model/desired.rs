@@ -53,6 +53,14 @@ pub struct ServicePortKey {
     pub ipv6: bool,
 }
 
+/// `namespace/name`, and the port's name behind a colon if it has one.
+impl fmt::Display for ServicePortKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let colon = if self.port.is_empty() { "" } else { ":" };
+        write!(f, "{}{colon}{}", self.service, self.port)
+    }
+}
+
 /// An address on which a Service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {

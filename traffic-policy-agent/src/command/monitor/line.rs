@@ -87,9 +87,12 @@ impl Line {
             time: format!("{:.3}", clock.of(event.time)),
             outcome: event.outcome.name(),
             hook: event.hook,
-            service: port.map(|port| view::service(&port.key)),
+            service: port.map(|port| port.key.to_string()),
             kind: reached.map(|reached| view::frontend_kind(reached.kind)),
-            policy: reached.map(|reached| view::policy(reached.policy)),
+            // The external policy is not for sockets of this node.
+            policy: reached
+                .filter(|reached| !context.socket || reached.kind == FrontendKind::ClusterIp)
+                .map(|reached| view::policy(reached.policy)),
             protocol: event.protocol.to_string(),
             client: context.client.map(|_| event.client.to_string()),
             frontend: event.frontend.to_string(),

@@ -110,7 +110,8 @@ fn policy(local: bool) -> Policy {
     if local { Policy::Local } else { Policy::Cluster }
 }
 
-fn key(info: &ServiceInfo) -> ServicePortKey {
+/// The Service port that a [`ServiceInfo`] names.
+pub fn key(info: &ServiceInfo) -> ServicePortKey {
     let text = |bytes: &[u8]| {
         let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         String::from_utf8_lossy(&bytes[..length]).into_owned()
