@@ -140,7 +140,7 @@ pub fn decide<F: Family>(
         decision.outcome = Outcome::RejectedNoEndpoint;
         return decision;
     }
-    let offset = held::<F>(question, &list, search);
+    let offset = conversation::<F>(question, &list, search);
     let slot = if offset == choose::NONE {
         choose::slot::<F>(&list, &client, search)
     } else {
@@ -160,7 +160,7 @@ pub fn decide<F: Family>(
 /// Place of the endpoint that this conversation has within the list, [`choose::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
-fn held<F: Family>(question: &Question<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+fn conversation<F: Family>(question: &Question<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
     let had = question.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
         return choose::NONE;
