@@ -151,11 +151,14 @@ fn request<F: Family>(
     if now_is != (flow.state, flow.last) {
         return;
     }
-    // Counted before they go: what is deleted may belong to another flow at once.
+    // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
+    // gap between the two a new conversation with the same endpoint may take over the reply half.
     count::end(half.cast_const());
-    F::flows().remove(tuple);
     if let Some(reply) = reply {
         count::end(reply.cast_const());
+    }
+    F::flows().remove(tuple);
+    if reply.is_some() {
         F::flows().remove(&reply_key);
     }
     unsafe { (*sweep).deleted += 1 };
