@@ -170,6 +170,12 @@ fn stay<F: Family>(
         };
     }
     let mut offset = held::<F>(list, search, valid_from);
+    // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
+    // unconnected socket.
+    if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS {
+        trace::note(step::AFFINITY, 1, [0; 2]);
+        return offset;
+    }
     if offset == NONE {
         // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
         // policy, say.
@@ -195,14 +201,17 @@ fn stay<F: Family>(
 pub const NONE: u32 = u32::MAX;
 
 /// Offset within the list of the endpoint that the key in `search` names, if it is there and not too old; else [`NONE`].
+/// Leaves in `search` when it was used.
 #[inline(always)]
 fn held<F: Family>(list: &List, search: *mut Search<F::Address>, valid_from: u64) -> u32 {
     let key = unsafe { &(*search).key };
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
+    let used = unsafe { (*had).used };
     // By wrapping difference, for a time-out may reach back beyond the start of the clock.
-    if unsafe { (*had).used }.wrapping_sub(valid_from) as i64 <= 0 {
+    if used.wrapping_sub(valid_from) as i64 <= 0 {
         return NONE;
     }
+    unsafe { (*search).value.used = used };
     unsafe { find::<F>(list, F::narrow((*had).endpoint), (*had).port, (*had).offset, search) }
 }
 
