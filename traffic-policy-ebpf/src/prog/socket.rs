@@ -74,6 +74,21 @@ impl<A: Address> Destined<A> {
             forward: 1,
             ipv6: F::V6 as u32,
         };
+        let connected = protocol == PROTOCOL_UDP && call.is_connected();
+        if connected && !self.connects {
+            let peer = named_key(key.cookie, protocol, call.peer(), call.peer_port());
+            let shown = noted(protocol, true).lookup::<_, Socket>(&peer);
+            // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
+            // connect() did must go to the same endpoint.
+            if peer.ipv6 == key.ipv6
+                && shown.is_some_and(|shown| unsafe {
+                    (*shown).address == key.address && (*shown).port == key.port
+                })
+            {
+                let address = F::narrow(peer.address);
+                return Exchange { verdict: GO_ON, exchanged: true, address, port: peer.port };
+            }
+        }
         let had = if self.connects {
             ptr::null_mut()
         } else {
@@ -292,6 +307,15 @@ fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: u1
     }
 }
 
+/// As [`peer_key`].
+#[inline(always)]
+fn named_key(cookie: u64, protocol: u32, address: Named, port: u16) -> SocketKey {
+    match address {
+        Named::V4(address) => peer_key::<V4>(cookie, protocol, address, port),
+        Named::V6(address) => peer_key::<V6>(cookie, protocol, address, port),
+    }
+}
+
 #[inline(always)]
 fn show4(call: Call, sockets: Table, protocol: u32) {
     let socket = peer::<V4>(call, sockets, protocol, call.ip4());
@@ -360,10 +384,7 @@ pub fn getpeername6(call: Call) -> i32 {
 pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());
     if protocol != 0 && is_endpoint(port) {
-        let key = match closing.peer() {
-            Named::V4(address) => peer_key::<V4>(closing.cookie(), protocol, address, port),
-            Named::V6(address) => peer_key::<V6>(closing.cookie(), protocol, address, port),
-        };
+        let key = named_key(closing.cookie(), protocol, closing.peer(), port);
         noted(protocol, true).remove(&key);
     }
     GO_ON
