@@ -117,6 +117,11 @@ impl<A: Address> Destined<A> {
         }
         if self.connects {
             self.note::<F>(Outcome::Connected, netns, &decision);
+            if connected {
+                // It gets another peer; nobody will ask for this one again.
+                let peer = named_key(key.cookie, protocol, call.peer(), call.peer_port());
+                noted(protocol, true).remove(&peer);
+            }
             self.note_peer(&mut key, netns, &decision);
         } else {
             self.note_conversation::<F>(&mut key, netns, &decision, had);
