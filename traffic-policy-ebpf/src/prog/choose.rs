@@ -21,7 +21,7 @@ use super::{
 
 /// Endpoints of one list that are looked through for the one that a client had.
 const MOST_ENDPOINTS: u32 = 1 << 16;
-const NANOSECONDS: u64 = 1_000_000_000;
+pub const NANOSECONDS: u64 = 1_000_000_000;
 
 /// What a client names.
 #[derive(Clone, Copy)]

@@ -12,7 +12,10 @@ use traffic_policy_ebpf::{
     outcome::{OUTCOMES, Outcome},
 };
 
-use self::{call::Named, decide::concerns};
+use self::{
+    call::Named,
+    decide::{concerns, seconds},
+};
 pub use self::{
     call::{Call, Closing},
     decide::{Decision, Question, decide},
@@ -164,14 +167,15 @@ impl<A: Address> Destined<A> {
             service: decision.service,
             netns,
             offset: 0,
-            zero2: 0,
+            used: 0,
         };
         reverse(key, decision);
         // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
         noted(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
-    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is.
+    /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
+    /// second.
     #[inline(always)]
     fn note_conversation<F: Family<Address = A>>(
         &self,
@@ -182,10 +186,17 @@ impl<A: Address> Destined<A> {
     ) {
         let sockets = noted(PROTOCOL_UDP, false);
         let (address, port) = (decision.address.wide(), decision.port);
+        let used = seconds();
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
             unsafe {
                 if (*had).offset != decision.offset {
                     (*had).offset = decision.offset;
+                }
+                if (*had).service != decision.service {
+                    (*had).service = decision.service;
+                }
+                if (*had).used != used {
+                    (*had).used = used;
                 }
             }
         } else {
@@ -197,7 +208,7 @@ impl<A: Address> Destined<A> {
                 service: decision.service,
                 netns,
                 offset: decision.offset,
-                zero2: 0,
+                used,
             };
             sockets.insert(&*key, &raw const value, ANY);
         }

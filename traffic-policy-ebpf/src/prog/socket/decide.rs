@@ -1,17 +1,18 @@
 //! What becomes of a destination that a socket names. Nothing here needs a socket: the kernel cannot test-run socket
 //! hooks, so `explain` asks the same function from an XDP program.
 
+use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
-    abi::{Address, NO_SERVICE, Node, Search, Slot, Socket, frontend, scope, step},
+    abi::{Address, EndpointKey, NO_SERVICE, Node, Search, Slot, Socket, frontend, scope, step},
     hash,
     outcome::Outcome,
 };
 
 use super::super::{
-    choose::{self, Client, List, Target},
+    choose::{self, Client, List, NANOSECONDS, Target},
     family::Family,
     ingress::bit,
-    maps::{FILTER, NODE},
+    maps::{FILTER, GONE, NODE, Table},
     trace,
 };
 
@@ -120,6 +121,16 @@ pub fn decide<F: Family>(
         target.address = F::Address::default();
         target.scope = scope::LOOPBACK;
     }
+    let had = question.had;
+    if goes_on::<F>(question, &target) {
+        decision.outcome = Outcome::Connected;
+        unsafe {
+            decision.service = (*had).service;
+            (decision.address, decision.port) = (F::narrow((*had).address), (*had).port);
+            decision.offset = (*had).offset;
+        }
+        return decision;
+    }
     let mut client = Client { source: question.source, netns: question.netns, hash: question.hash };
     let unbound = client.source == F::Address::default();
     if unbound {
@@ -157,10 +168,50 @@ pub fn decide<F: Family>(
     decision
 }
 
+/// Seconds for which an unconnected socket's conversation stays with its endpoint after its last datagram: as long as
+/// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
+const CONVERSATION: u32 = 120;
+
+/// Seconds of CLOCK_MONOTONIC.
+#[inline(always)]
+pub fn seconds() -> u32 {
+    (unsafe { bpf_ktime_get_coarse_ns() } / NANOSECONDS) as u32
+}
+
+/// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
+/// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
+#[inline(always)]
+fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Address>) -> bool {
+    let had = question.had;
+    if had.is_null() {
+        return false;
+    }
+    let (service, used) = unsafe { ((*had).service, (*had).used) };
+    if used == 0 || seconds().wrapping_sub(used) > CONVERSATION {
+        return false;
+    }
+    let found = choose::frontend::<F>(target);
+    // Services with affinity know where their clients are.
+    if found.is_null() || unsafe { (*found).service != service || (*found).affinity != 0 } {
+        return false;
+    }
+    let endpoint = EndpointKey {
+        address: unsafe { (*had).address },
+        port: unsafe { (*had).port },
+        protocol: question.protocol,
+        ipv6: F::V6 as u32,
+    };
+    Table::of(&raw const GONE).lookup::<_, u32>(&endpoint).is_none()
+}
+
 /// Place of the endpoint that this conversation has within the list, [`choose::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
-fn conversation<F: Family>(question: &Question<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+fn conversation<F: Family>(
+    question: &Question<F::Address>,
+    list: &List,
+    search: *mut Search<F::Address>,
+) -> u32 {
     let had = question.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
         return choose::NONE;
