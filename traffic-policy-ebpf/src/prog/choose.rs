@@ -139,6 +139,19 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
     Ok(List { frontend: found, service, range, local })
 }
 
+/// Whether a list is still that of its target.
+#[inline(always)]
+pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
+    let found = frontend::<F>(target).cast_const();
+    if found.is_null() {
+        return false;
+    }
+    unsafe {
+        let range = if list.local { (*found).local } else { (*found).cluster };
+        (*found).service == list.service && range == list.range
+    }
+}
+
 /// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
 #[inline(always)]
 pub fn slot<F: Family>(list: &List, client: &Client<F::Address>, search: *mut Search<F::Address>) -> u32 {

@@ -14,6 +14,7 @@ use super::super::{
     ingress::bit,
     maps::{FILTER, GONE, NODE, Table},
     trace,
+    wire::opaque,
 };
 
 /// What a socket is about to do.
@@ -136,36 +137,45 @@ pub fn decide<F: Family>(
     if unbound {
         client.source = usual_source::<F>(question.node);
     }
-    let list = match choose::list::<F>(&target, &client) {
-        Ok(list) => list,
-        Err(refusal) => {
-            decision.outcome = refusal.outcome;
-            decision.service = refusal.service;
-            decision.assumed = unbound && refusal.outcome as u32 == Outcome::DroppedSourceRange as u32;
+    // Opaque, or the compiler writes the loop out twice.
+    let mut last = opaque(0);
+    loop {
+        let list = match choose::list::<F>(&target, &client) {
+            Ok(list) => list,
+            Err(refusal) => {
+                decision.outcome = refusal.outcome;
+                decision.service = refusal.service;
+                decision.assumed = unbound && refusal.outcome as u32 == Outcome::DroppedSourceRange as u32;
+                return decision;
+            }
+        };
+        decision.service = list.service;
+        decision.assumed = unbound && unsafe { (*list.frontend).flags } & frontend::SOURCE_RANGES != 0;
+        if list.range.len == 0 {
+            decision.outcome = Outcome::RejectedNoEndpoint;
             return decision;
         }
-    };
-    decision.service = list.service;
-    decision.assumed = unbound && unsafe { (*list.frontend).flags } & frontend::SOURCE_RANGES != 0;
-    if list.range.len == 0 {
-        decision.outcome = Outcome::RejectedNoEndpoint;
-        return decision;
+        let offset = conversation::<F>(question, &list, search);
+        let slot = if offset == choose::NONE {
+            choose::slot::<F>(&list, &client, search)
+        } else {
+            list.range.base + offset
+        };
+        let Some(endpoint) = F::slots().lookup::<u32, Slot<F::Address>>(&slot) else {
+            decision.outcome = Outcome::DroppedFailed;
+            return decision;
+        };
+        decision.outcome = Outcome::Connected;
+        (decision.address, decision.port) = unsafe { ((*endpoint).address, (*endpoint).port) };
+        decision.slot = slot;
+        decision.offset = slot - list.range.base;
+        // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the
+        // slots, be written anew as somebody else's. Once more is enough: it takes two such pauses to be wrong.
+        if last != 0 || choose::holds::<F>(&target, &list) {
+            return decision;
+        }
+        last = opaque(1);
     }
-    let offset = conversation::<F>(question, &list, search);
-    let slot = if offset == choose::NONE {
-        choose::slot::<F>(&list, &client, search)
-    } else {
-        list.range.base + offset
-    };
-    let Some(endpoint) = F::slots().lookup::<u32, Slot<F::Address>>(&slot) else {
-        decision.outcome = Outcome::DroppedFailed;
-        return decision;
-    };
-    decision.outcome = Outcome::Connected;
-    (decision.address, decision.port) = unsafe { ((*endpoint).address, (*endpoint).port) };
-    decision.slot = slot;
-    decision.offset = slot - list.range.base;
-    decision
 }
 
 /// Seconds for which an unconnected socket's conversation stays with its endpoint after its last datagram: as long as
