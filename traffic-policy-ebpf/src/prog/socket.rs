@@ -3,6 +3,7 @@
 
 mod call;
 mod decide;
+mod entry;
 
 use core::{mem::MaybeUninit, ptr};
 
@@ -15,6 +16,7 @@ use traffic_policy_ebpf::{
 use self::{
     call::Named,
     decide::{concerns, seconds},
+    entry::{named_key, noted, peer_key, reverse},
 };
 pub use self::{
     call::{Call, Closing},
@@ -25,7 +27,7 @@ use super::{
     event::{self, Notice},
     family::{Family, V4, V6},
     ingress::bit,
-    maps::{ANY, CONNECTED_UDP, COUNTERS, FILTER, NODE, SOCKETS, Table},
+    maps::{ANY, COUNTERS, FILTER, NODE, Table},
     wire::fetch_add,
 };
 
@@ -223,24 +225,6 @@ impl<A: Address> Destined<A> {
     }
 }
 
-/// Where a socket is noted.
-#[inline(always)]
-fn noted(protocol: u32, connected: bool) -> Table {
-    if protocol == PROTOCOL_UDP && connected {
-        Table::of(&raw const CONNECTED_UDP)
-    } else {
-        Table::of(&raw const SOCKETS)
-    }
-}
-
-/// Makes the key of the way back from that of the way there.
-#[inline(always)]
-fn reverse<A: Address>(key: &mut SocketKey, decision: &Decision<A>) {
-    key.address = decision.address.wide();
-    key.port = decision.port;
-    key.forward = 0;
-}
-
 /// Counts what happened. A process may be interrupted here by another one on the same CPU.
 #[inline(always)]
 fn count(outcome: Outcome) {
@@ -309,27 +293,6 @@ pub fn sendmsg6(call: Call) -> i32 {
 fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
     let key = peer_key::<F>(call.cookie(), protocol, address, call.port());
     sockets.lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
-}
-
-#[inline(always)]
-fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: u16) -> SocketKey {
-    SocketKey {
-        cookie,
-        address: address.wide(),
-        port,
-        protocol: protocol as u8,
-        forward: 0,
-        ipv6: F::V6 as u32,
-    }
-}
-
-/// As [`peer_key`].
-#[inline(always)]
-fn named_key(cookie: u64, protocol: u32, address: Named, port: u16) -> SocketKey {
-    match address {
-        Named::V4(address) => peer_key::<V4>(cookie, protocol, address, port),
-        Named::V6(address) => peer_key::<V6>(cookie, protocol, address, port),
-    }
 }
 
 #[inline(always)]
