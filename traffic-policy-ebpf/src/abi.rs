@@ -10,6 +10,8 @@ mod event;
 mod fragment;
 mod frontends;
 mod hop;
+#[cfg(all(feature = "user", not(target_arch = "bpf")))]
+mod pod;
 mod scratch;
 mod service;
 mod socket;
@@ -225,7 +227,7 @@ pub struct SlotRoute<A> {
     pub zero: u32,
 }
 
-/// Words that the agent writes and the packet path reads: one cache line and a half, not written per packet.
+/// Words that the agent writes and the packet path reads: one cache line, not written per packet.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct State {
@@ -276,11 +278,11 @@ pub const PORT_WORDS: usize = 1024;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Filter {
-    /// Destination ports of frontends.
+    /// Destination ports of frontends but for ClusterIPs.
     pub frontends: [u64; PORT_WORDS],
     /// Ports used as source towards endpoints.
     pub pool: [u64; PORT_WORDS],
-    /// Source ports of local endpoints.
+    /// Ports of endpoints, wherever they are.
     pub endpoints: [u64; PORT_WORDS],
     /// Hashes of ClusterIPs: [`crate::hash::address`].
     pub cluster_ips: [u64; PORT_WORDS],
@@ -368,75 +370,3 @@ const _: () = {
     assert!(size_of::<FragmentKey<Address6>>() == 40);
     assert!(size_of::<Fragment>() == 16);
 };
-
-#[cfg(all(feature = "user", not(target_arch = "bpf")))]
-mod pod {
-    use super::*;
-
-    // SAFETY: all are repr(C), made of integers, valid for any bytes, and 'static.
-    unsafe impl<A: Address> aya::Pod for Tuple<A> {}
-    // SAFETY: as above.
-    unsafe impl<A: Address> aya::Pod for Flow<A> {}
-    // SAFETY: as above.
-    unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}
-    // SAFETY: as above.
-    unsafe impl<const W: usize> aya::Pod for SourceRange<W> {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Frontend {}
-    // SAFETY: as above.
-    unsafe impl<A: Address> aya::Pod for Slot<A> {}
-    // SAFETY: as above.
-    unsafe impl<A: Address> aya::Pod for SlotRoute<A> {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Hop {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for HopKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Device {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for State {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Usage {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Filter {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for EndpointKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Sweep {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Bucket {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for EventBucket {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Agent {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Event {}
-    // SAFETY: as above.
-    unsafe impl<const W: usize> aya::Pod for Cidr<W> {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for AffinityKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Affinity {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for ServiceInfo {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for ServiceCountKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for ServiceCount {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for SocketKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Socket {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Node {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Trace {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for SocketQuestion {}
-    // SAFETY: as above.
-    unsafe impl<A: Address> aya::Pod for Scratch<A> {}
-    // SAFETY: as above.
-    unsafe impl<A: Address> aya::Pod for FragmentKey<A> {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for Fragment {}
-}

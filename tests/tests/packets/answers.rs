@@ -1,10 +1,11 @@
 //! Packets that the programs make themselves: ICMP errors and RST.
 
-use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Setup, Spot};
+use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Input, Setup, Spot};
 use traffic_policy_tests::lab::Family;
 use traffic_policy_tests::packet::{Extension, Packet, Transport, flag};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
+use crate::talk::everywhere;
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -114,17 +115,16 @@ fn ports_and_addresses_that_nobody_has() {
             ),
         ];
         if terms.tcp {
-            // Also in the middle of a connection that nobody knows.
-            let segment = unknown.clone().with(|packet| packet.tcp_mut().flags = flag::ACK);
+            // In the middle of a connection that nobody knows: no port of a Service is asked for.
+            let with = |packet: &Packet, flags| packet.clone().with(|packet| packet.tcp_mut().flags = flags);
             cases.push(Case::new(
                 "a segment",
                 web().service_cidr(Spot::Vip),
                 [
-                    Step::new(&segment, "rejected-unknown-port", &port_unreachable(&segment)),
-                    Step::dropped(
-                        &unallocated.clone().with(|packet| packet.tcp_mut().flags = flag::ACK),
-                        "dropped-unallocated",
-                    ),
+                    Step::passed(&with(&unknown, flag::ACK), "passed-no-flow"),
+                    Step::passed(&with(&unknown, flag::RST), "passed-no-flow"),
+                    Step::passed(&with(&unknown, flag::FIN | flag::ACK), "passed-no-flow"),
+                    Step::dropped(&with(&unallocated, flag::ACK), "dropped-unallocated"),
                 ],
             ));
         }
@@ -267,6 +267,27 @@ fn longer_than_the_way_out() {
             ],
         ));
         cases
+    });
+}
+
+/// RFC 2675: the kernel puts a hop-by-hop header before an IPv6 aggregate of more than 65,535 bytes. Its segments have none.
+#[test]
+fn aggregates_with_a_jumbo_header() {
+    everywhere(|harness, terms| {
+        if terms.v4() || terms.xdp() || !terms.tcp {
+            return;
+        }
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[SLIM])));
+        // A jumbo payload option; the length that it says is for the kernel.
+        let jumbo = Extension { number: 0, rest: vec![0, 0xc2, 4, 0, 1, 0x11, 0x70] };
+        let aggregate = terms.request(VIP).payload(&[7; 3000]).with(|p| p.extensions.push(jumbo));
+        let mut frame = aggregate.bytes();
+        frame[18..20].fill(0);
+        let largest = 1400 - 40 - 20;
+        for (segment, outcome) in [(largest, "forwarded"), (largest + 1, "rejected-too-long")] {
+            let input = Input { segment, ..Input::new(terms.hook, frame.clone()) };
+            harness.input(&input).expect(outcome);
+        }
     });
 }
 

@@ -1,5 +1,7 @@
 //! The life of a conversation: confirmed, closing, opened again.
 
+use traffic_policy_ebpf::abi::ServiceCountKey;
+use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST};
 use traffic_policy_tests::harness::{Frontend, Half, Harness, Setup, Spot};
 use traffic_policy_tests::packet::flag;
@@ -193,9 +195,19 @@ fn a_connection_to_this_node_opens_again() {
         let talk = Talk::new(terms, VIP);
         talk.establish(harness);
         talk.answer(harness, flag::RST);
+        let (_, old) = talk.halves(harness);
+        let key = ServiceCountKey { service: old.service, outcome: Outcome::RepliedLocal as u32 };
+        let counted = |harness: &Harness| harness.tables.service_counts.get(&key, 0).unwrap_or_default();
+        let before = counted(harness);
         talk.open(harness).expect("delivered");
         assert_eq!(harness.flows(terms.family).len(), 2);
-        assert_eq!(states(talk.halves(harness)), (0, 0));
+        let (request, reply) = talk.halves(harness);
+        assert_eq!(states((request, reply)), (0, 0));
+        // What the old one had answered is the Service's now.
+        assert_eq!((old.packets, reply.packets, reply.bytes), (2, 0, 0));
+        let after = counted(harness);
+        assert_eq!((after.packets, after.flows), (before.packets + 2, before.flows + 1));
+        assert_eq!(after.bytes, before.bytes + old.bytes);
         talk.establish(harness);
         assert_eq!(states(talk.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
     });

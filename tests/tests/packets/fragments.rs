@@ -1,6 +1,8 @@
 //! Fragments: the first has the ports, the others learn them from it.
 
-use traffic_policy_tests::harness::{Device, Frontend, Hook, Setup, Spot};
+use traffic_policy_ebpf::abi::ServiceCountKey;
+use traffic_policy_ebpf::outcome::Outcome;
+use traffic_policy_tests::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_tests::packet::{Extension, Packet, Transport};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step};
@@ -175,6 +177,22 @@ fn time_to_live_ends() {
         let last = long(terms.request(NODE), 1).ttl(1).fragments(SIZE);
         all.push(Step::dropped(&last[1], "dropped-ttl"));
         vec![Case::new("TTL", setup(NODE, NEAR), all)]
+    });
+}
+
+/// A later fragment that is dropped is one that the Service has refused.
+#[test]
+fn dropped_fragments_are_counted_for_the_service() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(NODE, NEAR));
+        harness.run(terms.hook, &long(terms.request(NODE), 1).fragments(SIZE)[0]).expect("forwarded");
+        let service = harness.flow(terms.family).0.service;
+        let key = ServiceCountKey { service, outcome: Outcome::DroppedTtl as u32 };
+        let counted = |harness: &Harness| harness.tables.service_counts.get(&key, 0).unwrap_or_default();
+        let before = counted(harness).packets;
+        let last = &long(terms.request(NODE), 1).ttl(1).fragments(SIZE)[1];
+        harness.run(terms.hook, last).expect("dropped-ttl");
+        assert_eq!(counted(harness).packets, before + 1);
     });
 }
 

@@ -1,9 +1,10 @@
 //! An endpoint goes away under sockets that use it.
 
+use std::thread::sleep;
 use std::time::Duration;
 
 use nix::libc;
-use traffic_policy_tests::object::Backend;
+use traffic_policy_tests::object::{Backend, Policy};
 
 use crate::caller::{Caller, Kind, Socket};
 use crate::stand::{Stand, service, service_at, until};
@@ -118,6 +119,80 @@ fn a_socket_is_not_forgotten_for_many_others() {
     stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
     stand.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
     assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
+}
+
+/// What is there goes on while its endpoint serves; lists and policies are for what is new.
+#[test]
+fn datagrams_stay_with_an_endpoint_that_serves() {
+    let stand = stand();
+    let caller = stand.in_pod(1, 1);
+    for kind in Kind::ALL {
+        let to = kind.written(service_at(10, kind));
+        let socket = loop {
+            let socket = caller.udp(kind);
+            if socket.exchange(to).unwrap().1.pod == "pod-2-1" {
+                break socket;
+            }
+        };
+        let stays = || {
+            for _ in 0..5 {
+                let (from, answer) = socket.exchange(to).unwrap();
+                assert_eq!((from, answer.pod.as_str()), (to, "pod-2-1"), "{kind:?}");
+            }
+        };
+        // The only endpoint that new ones get, for so long that both are hardly chosen by chance.
+        let new_ones_go_elsewhere = || {
+            let mut in_a_row = 0;
+            until("new conversations still go there", || {
+                let elsewhere = caller.udp(kind).exchange(to).unwrap().1.pod == "pod-1-2";
+                in_a_row = if elsewhere { in_a_row + 1 } else { 0 };
+                (in_a_row == 20).then_some(())
+            });
+        };
+        let terminating = [stand.backend(1, 2), stand.backend(2, 1).terminating()];
+        stand.cluster.manifests.endpoints(&service(10), &terminating).unwrap();
+        new_ones_go_elsewhere();
+        stays();
+        let both = [stand.backend(1, 2), stand.backend(2, 1)];
+        stand.cluster.manifests.apply(&service(10).internal_policy(Policy::Local), &both).unwrap();
+        new_ones_go_elsewhere();
+        stays();
+        stand.cluster.manifests.apply(&service(10), &both).unwrap();
+        until("the endpoint does not come back", || {
+            (caller.udp(kind).exchange(to).unwrap().1.pod == "pod-2-1").then_some(())
+        });
+        stays();
+    }
+}
+
+/// The endpoint is named as gone only until the next sweep.
+#[test]
+fn datagrams_leave_an_endpoint_that_went_long_ago() {
+    let stand = stand();
+    let caller = stand.in_pod(1, 1);
+    let sockets = Kind::ALL.map(|kind| {
+        let to = kind.written(service_at(10, kind));
+        let sockets: Vec<_> = (0..10).map(|_| caller.udp(kind)).collect();
+        sockets.iter().for_each(|socket| drop(socket.exchange(to).unwrap()));
+        (to, sockets)
+    });
+    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    for (to, _) in &sockets {
+        let mut in_a_row = 0;
+        until("new conversations still go there", || {
+            let kind = if to.is_ipv4() { Kind::V4 } else { Kind::Mapped };
+            let elsewhere = caller.udp(kind).exchange(*to).unwrap().1.pod == "pod-1-2";
+            in_a_row = if elsewhere { in_a_row + 1 } else { 0 };
+            (in_a_row == 20).then_some(())
+        });
+    }
+    // Two sweeps, two seconds apart.
+    sleep(Duration::from_secs(5));
+    for (to, sockets) in &sockets {
+        for socket in sockets {
+            assert_eq!(socket.exchange(*to).unwrap().1.pod, "pod-1-2", "{to}");
+        }
+    }
 }
 
 #[test]

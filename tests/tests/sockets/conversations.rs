@@ -125,6 +125,28 @@ fn datagrams_connected_and_not() {
     }
 }
 
+/// As some resolvers do. The kernel lets a connected socket hear its peer only.
+#[test]
+fn connected_sockets_that_name_the_address_again() {
+    let stand = Stand::start(&[1, 2], |cluster| {
+        cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
+    });
+    let caller = stand.in_pod(1, 1);
+    for kind in Kind::ALL {
+        let to = kind.written(service_at(10, kind));
+        for _ in 0..10 {
+            let socket = caller.udp(kind);
+            socket.connect(to).unwrap();
+            socket.send("who").unwrap();
+            let pod = socket.receive().unwrap().1.pod;
+            let before = stand.calls(1, "connected");
+            let (from, answer) = socket.exchange(to).unwrap();
+            assert_eq!((from, answer.pod), (to, pod), "{kind:?}");
+            assert_eq!(stand.calls(1, "connected"), before, "{kind:?}: chosen anew");
+        }
+    }
+}
+
 #[test]
 fn every_endpoint_gets_its_share_of_datagrams() {
     let stand = Stand::start(&[1, 2], |cluster| {

@@ -145,10 +145,11 @@ impl Needed {
         needed
     }
 
-    /// Takes away every other bit. Only while there are no flows: those of a deleted Service need its bits.
+    /// Takes away every other bit but those of endpoints. Only while there are no flows: those of a deleted Service need its
+    /// bits. Sockets, which need the endpoints' bits to show the application the address that it named, outlive all flows
+    /// and are not counted.
     pub fn replace_all(&self, filter: &mut Words<Filter>) -> usize {
         replace(filter, Array::Frontends, &self.frontends)
-            + replace(filter, Array::Endpoints, &self.endpoints)
             + replace(filter, Array::ClusterIps, &self.cluster_ips)
             + replace(filter, Array::ServiceCidrs, &self.service_cidrs)
     }

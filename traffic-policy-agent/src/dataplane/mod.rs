@@ -308,14 +308,11 @@ impl Dataplane {
         self.hops.renew(&mut self.tables)
     }
 
-    /// Takes away bits of Services and endpoints that are gone.
+    /// Takes away bits of Services that are gone.
     fn tidy(&mut self) {
         let mut needed = Needed::default();
         for id in self.planner.frontends().keys() {
             needed.frontend(id.address, self.planner.cluster_ips());
-        }
-        for endpoint in self.planner.endpoints() {
-            needed.endpoint(endpoint.address);
         }
         self.planner.cluster_ips().iter().for_each(|address| needed.cluster_ip(*address));
         for range in self.planner.service_cidrs() {

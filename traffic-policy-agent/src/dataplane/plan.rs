@@ -269,11 +269,6 @@ impl Planner {
         self.serving.contains_key(&(endpoint, protocol))
     }
 
-    /// Endpoints as they are after the last plan.
-    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
-        self.held.slots.values().flatten()
-    }
-
     fn apply(&mut self, key: &ServicePortKey, port: &ServicePort, context: &Context<'_>, plan: &mut Plan) {
         let old = self.ports.remove(key);
         self.count(key, old.as_ref().map(|old| &old.port), Some(port));

@@ -31,7 +31,8 @@ pub struct Socket {
     pub netns: u64,
     /// In a forward entry: the endpoint's place within its list, which may have been written anew since.
     pub offset: u32,
-    pub zero2: u32,
+    /// In a forward entry: when a datagram went by it last, in seconds of CLOCK_MONOTONIC; 0 = the endpoint is gone.
+    pub used: u32,
 }
 
 /// This node, as sockets need to know it. One element of `NODE`, written by the agent.

@@ -288,7 +288,8 @@ impl Answer for V6 {
 
     #[inline(always)]
     fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
-        packet.reach((ETHERNET + QUOTED6_WORDS * 8) as u32);
+        // Also what is written once the packet has moved back.
+        packet.reach((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         if ip + IP6 > end {

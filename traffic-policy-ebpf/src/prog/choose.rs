@@ -21,7 +21,7 @@ use super::{
 
 /// Endpoints of one list that are looked through for the one that a client had.
 const MOST_ENDPOINTS: u32 = 1 << 16;
-const NANOSECONDS: u64 = 1_000_000_000;
+pub const NANOSECONDS: u64 = 1_000_000_000;
 
 /// What a client names.
 #[derive(Clone, Copy)]
@@ -139,6 +139,19 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
     Ok(List { frontend: found, service, range, local })
 }
 
+/// Whether a list is still that of its target.
+#[inline(always)]
+pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
+    let found = frontend::<F>(target).cast_const();
+    if found.is_null() {
+        return false;
+    }
+    unsafe {
+        let range = if list.local { (*found).local } else { (*found).cluster };
+        (*found).service == list.service && range == list.range
+    }
+}
+
 /// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
 #[inline(always)]
 pub fn slot<F: Family>(list: &List, client: &Client<F::Address>, search: *mut Search<F::Address>) -> u32 {
@@ -170,6 +183,12 @@ fn stay<F: Family>(
         };
     }
     let mut offset = held::<F>(list, search, valid_from);
+    // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
+    // unconnected socket.
+    if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS {
+        trace::note(step::AFFINITY, 1, [0; 2]);
+        return offset;
+    }
     if offset == NONE {
         // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
         // policy, say.
@@ -195,14 +214,17 @@ fn stay<F: Family>(
 pub const NONE: u32 = u32::MAX;
 
 /// Offset within the list of the endpoint that the key in `search` names, if it is there and not too old; else [`NONE`].
+/// Leaves in `search` when it was used.
 #[inline(always)]
 fn held<F: Family>(list: &List, search: *mut Search<F::Address>, valid_from: u64) -> u32 {
     let key = unsafe { &(*search).key };
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
+    let used = unsafe { (*had).used };
     // By wrapping difference, for a time-out may reach back beyond the start of the clock.
-    if unsafe { (*had).used }.wrapping_sub(valid_from) as i64 <= 0 {
+    if used.wrapping_sub(valid_from) as i64 <= 0 {
         return NONE;
     }
+    unsafe { (*search).value.used = used };
     unsafe { find::<F>(list, F::narrow((*had).endpoint), (*had).port, (*had).offset, search) }
 }
 

@@ -11,6 +11,7 @@ use traffic_policy_ebpf::{
 
 use super::{
     context::Packet,
+    count,
     exit::Exit,
     family::{Family, pending_in_use},
     maps::{EXISTS, NOEXIST, POOL},
@@ -101,6 +102,13 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
             return false;
         }
         unsafe {
+            // Where another CPU made it just now, there is nothing to count yet.
+            if (*old).packets != 0 {
+                count::end(old.cast_const());
+                (*old).packets = 0;
+                (*old).bytes = 0;
+            }
+            (*old).service = self.service;
             (*old).state = 0;
             (*old).last = self.now;
         }

@@ -34,10 +34,17 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
     if count.is_null() {
         return;
     }
+    // An atomic addition of zero costs as much as any other, and the compiler must not leave it out.
     unsafe {
-        fetch_add(&raw mut (*count).packets, packets);
-        fetch_add(&raw mut (*count).bytes, bytes);
-        fetch_add(&raw mut (*count).flows, flows);
+        if packets != 0 {
+            fetch_add(&raw mut (*count).packets, packets);
+        }
+        if bytes != 0 {
+            fetch_add(&raw mut (*count).bytes, bytes);
+        }
+        if flows != 0 {
+            fetch_add(&raw mut (*count).flows, flows);
+        }
     }
 }
 

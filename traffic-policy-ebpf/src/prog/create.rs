@@ -60,6 +60,15 @@ fn list<P: Packet, F: Family>(
             return Err(Outcome::PassedNotService.into());
         }
         _ if !packet.for_us() => return Err(Outcome::PassedOtherHost.into()),
+        // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments would use up the answers
+        // that this node may make.
+        Err(refusal)
+            if refusal.outcome as u32 == Outcome::RejectedUnknownPort as u32
+                && parsed.is_tcp()
+                && !parsed.opens() =>
+        {
+            return Err(Outcome::PassedNoFlow.into());
+        }
         Err(refusal) => return Err(Exit::refused(refusal.outcome, refusal.service)),
         Ok(list) => list,
     };

@@ -13,7 +13,7 @@ use super::{
     maps::{EVENT_BUCKETS, EVENTS, STATE, Table},
 };
 
-/// One CPU writes 1,000 events a second.
+/// One CPU writes at most 1,000 events a second.
 const INTERVAL: u64 = 1_000_000;
 /// And this many more after a time without any.
 const BURST: u64 = 128 * INTERVAL;

@@ -85,10 +85,11 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
         if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStale.into();
         }
-        return match way_out::<P, F>(packet, half, now) {
+        let exit = match way_out::<P, F>(packet, half, now) {
             Ok(ready) => carry_out(packet, &later, &ready, now),
             Err(exit) => exit,
         };
+        return refused::<P, F>(packet, &later.parsed, Exit { service: unsafe { (*half).service }, ..exit });
     }
     let parsed = laid.parsed;
     if matches!(ours(&parsed), Ours::No) {

@@ -18,7 +18,9 @@ use traffic_policy_ebpf::{
     outcome::OUTCOMES,
 };
 
-/// BPF_F_NO_PREALLOC: an element that is replaced keeps its bytes until no program reads them.
+/// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
+/// deleted or replaced is handed out again at once, on the CPU that freed it, as that of another key.
+/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/memalloc.c>
 const NO_PREALLOC: usize = 1;
 /// BPF_F_MMAPABLE: the agent writes by plain stores.
 const MMAPABLE: usize = 1024;

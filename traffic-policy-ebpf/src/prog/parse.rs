@@ -66,6 +66,16 @@ impl<F: Family> Parsed<F> {
         self.length > self.l4_offset - ETHERNET as u32 + header
     }
 
+    /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of more than 65,535 bytes (RFC
+    /// 2675): its segments do not have it (`ipv6_hopopt_jumbo_remove`).
+    /// <https://github.com/torvalds/linux/blob/v6.1/include/net/ipv6.h>
+    #[inline(always)]
+    fn jumbo(&self) -> u32 {
+        // The first next header and the payload length.
+        let jumbo = F::V6 && unsafe { load8::<6>(self.ip) == 0 && load16::<4>(self.ip) == 0 };
+        if jumbo { 8 } else { 0 }
+    }
+
     /// Bytes of the longest IP packet that this becomes on the wire.
     #[inline(always)]
     pub fn wire_length<P: Packet>(&self, packet: P) -> u32 {
@@ -74,7 +84,7 @@ impl<F: Family> Parsed<F> {
             return self.length;
         }
         let header = if self.is_tcp() { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
-        self.l4_offset - ETHERNET as u32 + header + segment
+        self.l4_offset - ETHERNET as u32 - self.jumbo() + header + segment
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod call;
 mod decide;
+mod entry;
 
 use core::{mem::MaybeUninit, ptr};
 
@@ -12,7 +13,11 @@ use traffic_policy_ebpf::{
     outcome::{OUTCOMES, Outcome},
 };
 
-use self::{call::Named, decide::concerns};
+use self::{
+    call::Named,
+    decide::{concerns, seconds},
+    entry::{named_key, noted, peer_key, reverse},
+};
 pub use self::{
     call::{Call, Closing},
     decide::{Decision, Question, decide},
@@ -22,7 +27,7 @@ use super::{
     event::{self, Notice},
     family::{Family, V4, V6},
     ingress::bit,
-    maps::{ANY, CONNECTED_UDP, COUNTERS, FILTER, NODE, SOCKETS, Table},
+    maps::{ANY, COUNTERS, FILTER, NODE, Table},
     wire::fetch_add,
 };
 
@@ -74,6 +79,21 @@ impl<A: Address> Destined<A> {
             forward: 1,
             ipv6: F::V6 as u32,
         };
+        let connected = protocol == PROTOCOL_UDP && call.is_connected();
+        if connected && !self.connects {
+            let peer = named_key(key.cookie, protocol, call.peer(), call.peer_port());
+            let shown = noted(protocol, true).lookup::<_, Socket>(&peer);
+            // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
+            // connect() did must go to the same endpoint.
+            if peer.ipv6 == key.ipv6
+                && shown.is_some_and(|shown| unsafe {
+                    (*shown).address == key.address && (*shown).port == key.port
+                })
+            {
+                let address = F::narrow(peer.address);
+                return Exchange { verdict: GO_ON, exchanged: true, address, port: peer.port };
+            }
+        }
         let had = if self.connects {
             ptr::null_mut()
         } else {
@@ -102,6 +122,11 @@ impl<A: Address> Destined<A> {
         }
         if self.connects {
             self.note::<F>(Outcome::Connected, netns, &decision);
+            if connected {
+                // It gets another peer; nobody will ask for this one again.
+                let peer = named_key(key.cookie, protocol, call.peer(), call.peer_port());
+                noted(protocol, true).remove(&peer);
+            }
             self.note_peer(&mut key, netns, &decision);
         } else {
             self.note_conversation::<F>(&mut key, netns, &decision, had);
@@ -144,14 +169,15 @@ impl<A: Address> Destined<A> {
             service: decision.service,
             netns,
             offset: 0,
-            zero2: 0,
+            used: 0,
         };
         reverse(key, decision);
         // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
         noted(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
-    /// Both ways of an unconnected socket's conversation. Nothing is written while it stays as it is.
+    /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
+    /// second.
     #[inline(always)]
     fn note_conversation<F: Family<Address = A>>(
         &self,
@@ -162,10 +188,17 @@ impl<A: Address> Destined<A> {
     ) {
         let sockets = noted(PROTOCOL_UDP, false);
         let (address, port) = (decision.address.wide(), decision.port);
+        let used = seconds();
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
             unsafe {
                 if (*had).offset != decision.offset {
                     (*had).offset = decision.offset;
+                }
+                if (*had).service != decision.service {
+                    (*had).service = decision.service;
+                }
+                if (*had).used != used {
+                    (*had).used = used;
                 }
             }
         } else {
@@ -177,7 +210,7 @@ impl<A: Address> Destined<A> {
                 service: decision.service,
                 netns,
                 offset: decision.offset,
-                zero2: 0,
+                used,
             };
             sockets.insert(&*key, &raw const value, ANY);
         }
@@ -190,24 +223,6 @@ impl<A: Address> Destined<A> {
             self.note_peer(key, netns, decision);
         }
     }
-}
-
-/// Where a socket is noted.
-#[inline(always)]
-fn noted(protocol: u32, connected: bool) -> Table {
-    if protocol == PROTOCOL_UDP && connected {
-        Table::of(&raw const CONNECTED_UDP)
-    } else {
-        Table::of(&raw const SOCKETS)
-    }
-}
-
-/// Makes the key of the way back from that of the way there.
-#[inline(always)]
-fn reverse<A: Address>(key: &mut SocketKey, decision: &Decision<A>) {
-    key.address = decision.address.wide();
-    key.port = decision.port;
-    key.forward = 0;
 }
 
 /// Counts what happened. A process may be interrupted here by another one on the same CPU.
@@ -281,18 +296,6 @@ fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Addres
 }
 
 #[inline(always)]
-fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: u16) -> SocketKey {
-    SocketKey {
-        cookie,
-        address: address.wide(),
-        port,
-        protocol: protocol as u8,
-        forward: 0,
-        ipv6: F::V6 as u32,
-    }
-}
-
-#[inline(always)]
 fn show4(call: Call, sockets: Table, protocol: u32) {
     let socket = peer::<V4>(call, sockets, protocol, call.ip4());
     if !socket.is_null() {
@@ -360,10 +363,7 @@ pub fn getpeername6(call: Call) -> i32 {
 pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());
     if protocol != 0 && is_endpoint(port) {
-        let key = match closing.peer() {
-            Named::V4(address) => peer_key::<V4>(closing.cookie(), protocol, address, port),
-            Named::V6(address) => peer_key::<V6>(closing.cookie(), protocol, address, port),
-        };
+        let key = named_key(closing.cookie(), protocol, closing.peer(), port);
         noted(protocol, true).remove(&key);
     }
     GO_ON

@@ -8,7 +8,10 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_for_each_map_elem};
 use traffic_policy_ebpf::{
-    abi::{Address, EndpointKey, Flow, PROTOCOL_TCP, Sweep, Tuple, destination_port, kind, source_port},
+    abi::{
+        Address, EndpointKey, Flow, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port, kind,
+        source_port,
+    },
     tcp::{CONFIRMED, GONE, MARKED, RST},
 };
 
@@ -16,7 +19,7 @@ use super::{
     count,
     family::{Family, V4, V6},
     hop,
-    maps::{GONE as GONE_ENDPOINTS, SWEEP, Table, USAGE},
+    maps::{GONE as GONE_ENDPOINTS, SOCKETS, SWEEP, Table, USAGE},
     wire::{fetch_add, opaque},
 };
 
@@ -54,6 +57,10 @@ pub fn run() {
         each::<V6>(V6::flows(), half6 as *mut c_void, &mut context);
         each::<V6>(V6::pending(), pending6 as *mut c_void, &mut context);
     }
+    if unsafe { (*sweep).mark_gone } != 0 {
+        let sockets = Table::of(&raw const SOCKETS).raw();
+        unsafe { bpf_for_each_map_elem(sockets, conversation as *mut c_void, (&raw mut context).cast(), 0) };
+    }
 }
 
 #[inline(always)]
@@ -85,6 +92,29 @@ extern "C" fn pending6(
     _: *mut c_void,
 ) -> i64 {
     unconfirmed::<V6>(key, half)
+}
+
+/// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
+extern "C" fn conversation(
+    _: *mut c_void,
+    key: *const SocketKey,
+    socket: *mut Socket,
+    context: *mut *mut Sweep,
+) -> i64 {
+    let (key, ipv6) = unsafe { (&*key, (**context).ipv6) };
+    if key.forward == 0 || key.ipv6 != ipv6 {
+        return 0;
+    }
+    let endpoint = EndpointKey {
+        address: unsafe { (*socket).address },
+        port: unsafe { (*socket).port },
+        protocol: key.protocol as u16,
+        ipv6,
+    };
+    if Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
+        unsafe { (*socket).used = 0 };
+    }
+    0
 }
 
 #[inline(always)]
@@ -151,11 +181,14 @@ fn request<F: Family>(
     if now_is != (flow.state, flow.last) {
         return;
     }
-    // Counted before they go: what is deleted may belong to another flow at once.
+    // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
+    // gap between the two a new conversation with the same endpoint may take over the reply half.
     count::end(half.cast_const());
-    F::flows().remove(tuple);
     if let Some(reply) = reply {
         count::end(reply.cast_const());
+    }
+    F::flows().remove(tuple);
+    if reply.is_some() {
         F::flows().remove(&reply_key);
     }
     unsafe { (*sweep).deleted += 1 };

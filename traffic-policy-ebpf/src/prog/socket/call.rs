@@ -116,6 +116,17 @@ macro_rules! load128 {
     }};
 }
 
+/// The other end of the `struct bpf_sock` at `base`.
+#[inline(always)]
+unsafe fn peer(base: usize) -> Named {
+    unsafe {
+        if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
+            return Named::V4(load32::<{ at::PEER4 }>(base));
+        }
+        named(load128!(at::PEER6, base))
+    }
+}
+
 /// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
 #[inline(always)]
 fn transport(protocol: u32) -> u32 {
@@ -184,12 +195,27 @@ impl Call {
         }
     }
 
-    /// Whether the socket is connected to somebody, in a hook of recvmsg.
+    /// Whether the socket is connected to somebody.
     #[inline(always)]
     pub fn is_connected(self) -> bool {
+        self.peer_port() != 0
+    }
+
+    /// The port of whom the socket is connected to, memory order; 0 if it is not.
+    #[inline(always)]
+    pub fn peer_port(self) -> u16 {
         unsafe {
             let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
-            socket != 0 && load16::<{ at::PEER_PORT }>(socket) != 0
+            if socket == 0 { 0 } else { load16::<{ at::PEER_PORT }>(socket) }
+        }
+    }
+
+    /// The address of whom the socket is connected to.
+    #[inline(always)]
+    pub fn peer(self) -> Named {
+        unsafe {
+            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+            if socket == 0 { Named::V6([0, 0]) } else { peer(socket) }
         }
     }
 
@@ -293,13 +319,7 @@ impl Closing {
 
     #[inline(always)]
     pub fn peer(self) -> Named {
-        let base = self.base();
-        unsafe {
-            if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
-                return Named::V4(load32::<{ at::PEER4 }>(base));
-            }
-            named(load128!(at::PEER6, base))
-        }
+        unsafe { peer(self.base()) }
     }
 
     #[inline(always)]

@@ -1,17 +1,18 @@
 //! What becomes of a destination that a socket names. Nothing here needs a socket: the kernel cannot test-run socket
 //! hooks, so `explain` asks the same function from an XDP program.
 
+use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
-    abi::{Address, NO_SERVICE, Node, Search, Slot, Socket, frontend, scope, step},
+    abi::{Address, EndpointKey, NO_SERVICE, Node, Search, Slot, Socket, scope, step},
     hash,
     outcome::Outcome,
 };
 
 use super::super::{
-    choose::{self, Client, List, Target},
+    choose::{self, Client, List, NANOSECONDS, Refusal, Target},
     family::Family,
     ingress::bit,
-    maps::{FILTER, NODE},
+    maps::{FILTER, GONE, NODE, Table},
     trace,
 };
 
@@ -36,7 +37,7 @@ pub struct Question<A> {
     pub had: *const Socket,
 }
 
-/// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome`, `service` and `assumed`.
+/// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
 #[derive(Clone, Copy)]
 pub struct Decision<A> {
     /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call is none of ours.
@@ -47,11 +48,38 @@ pub struct Decision<A> {
     pub address: A,
     /// Memory order.
     pub port: u16,
-    /// Source ranges were compared with the address that the socket will probably get: it is not bound to one.
-    pub assumed: bool,
-    /// Its slot, and the place of that within its list.
-    pub slot: u32,
+    /// Its place within the list.
     pub offset: u32,
+}
+
+impl<A: Address> Decision<A> {
+    #[inline(always)]
+    fn none() -> Self {
+        Self { outcome: Outcome::Passed, service: NO_SERVICE, address: A::default(), port: 0, offset: 0 }
+    }
+
+    #[inline(always)]
+    fn refused(self, refusal: Refusal) -> Self {
+        let Refusal { outcome, service } = refusal;
+        Self { outcome, service, ..self }
+    }
+
+    #[inline(always)]
+    fn nobody(self, list: &List) -> Self {
+        Self { outcome: Outcome::RejectedNoEndpoint, service: list.service, ..self }
+    }
+
+    /// The endpoint in a slot of a list.
+    #[inline(always)]
+    fn at<F: Family<Address = A>>(self, list: &List, slot: u32) -> Self {
+        let decision = Self { service: list.service, ..self };
+        let Some(endpoint) = F::slots().lookup::<u32, Slot<A>>(&slot) else {
+            return Self { outcome: Outcome::DroppedFailed, ..decision };
+        };
+        let (address, port) = unsafe { ((*endpoint).address, (*endpoint).port) };
+        let offset = slot - list.range.base;
+        Self { outcome: Outcome::Connected, address, port, offset, ..decision }
+    }
 }
 
 /// Whether a destination may be ours by the bit arrays: all that other calls pay for.
@@ -91,15 +119,7 @@ pub fn decide<F: Family>(
     question: &Question<F::Address>,
     search: *mut Search<F::Address>,
 ) -> Decision<F::Address> {
-    let mut decision = Decision {
-        outcome: Outcome::Passed,
-        service: NO_SERVICE,
-        address: F::Address::default(),
-        port: 0,
-        assumed: false,
-        slot: 0,
-        offset: 0,
-    };
+    let mut decision = Decision::none();
     if !concerns::<F>(question.destination, question.port) {
         trace::note(step::FILTER, 0, [0; 2]);
         return decision;
@@ -120,47 +140,96 @@ pub fn decide<F: Family>(
         target.address = F::Address::default();
         target.scope = scope::LOOPBACK;
     }
+    let had = question.had;
+    if goes_on::<F>(question, &target) {
+        decision.outcome = Outcome::Connected;
+        unsafe {
+            decision.service = (*had).service;
+            (decision.address, decision.port) = (F::narrow((*had).address), (*had).port);
+            decision.offset = (*had).offset;
+        }
+        return decision;
+    }
     let mut client = Client { source: question.source, netns: question.netns, hash: question.hash };
-    let unbound = client.source == F::Address::default();
-    if unbound {
+    if client.source == F::Address::default() {
         client.source = usual_source::<F>(question.node);
     }
     let list = match choose::list::<F>(&target, &client) {
         Ok(list) => list,
-        Err(refusal) => {
-            decision.outcome = refusal.outcome;
-            decision.service = refusal.service;
-            decision.assumed = unbound && refusal.outcome as u32 == Outcome::DroppedSourceRange as u32;
-            return decision;
-        }
+        Err(refusal) => return decision.refused(refusal),
     };
-    decision.service = list.service;
-    decision.assumed = unbound && unsafe { (*list.frontend).flags } & frontend::SOURCE_RANGES != 0;
     if list.range.len == 0 {
-        decision.outcome = Outcome::RejectedNoEndpoint;
-        return decision;
+        return decision.nobody(&list);
     }
-    let offset = held::<F>(question, &list, search);
+    let offset = conversation::<F>(question, &list, search);
     let slot = if offset == choose::NONE {
         choose::slot::<F>(&list, &client, search)
     } else {
         list.range.base + offset
     };
-    let Some(endpoint) = F::slots().lookup::<u32, Slot<F::Address>>(&slot) else {
-        decision.outcome = Outcome::DroppedFailed;
+    let decision = decision.at::<F>(&list, slot);
+    // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the slots,
+    // be written anew as somebody else's.
+    if choose::holds::<F>(&target, &list) {
         return decision;
+    }
+    // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To ask for the one that
+    // the client had would make the verifier follow all of it tenfold.
+    let decision = Decision::none();
+    match choose::list::<F>(&target, &client) {
+        Err(refusal) => decision.refused(refusal),
+        Ok(list) if list.range.len == 0 => decision.nobody(&list),
+        Ok(list) => {
+            let slot = list.range.base + hash::pick(client.hash, list.range.len);
+            decision.at::<F>(&list, slot)
+        }
+    }
+}
+
+/// Seconds for which an unconnected socket's conversation stays with its endpoint after its last datagram: as long as
+/// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
+const CONVERSATION: u32 = 120;
+
+/// Seconds of CLOCK_MONOTONIC.
+#[inline(always)]
+pub fn seconds() -> u32 {
+    (unsafe { bpf_ktime_get_coarse_ns() } / NANOSECONDS) as u32
+}
+
+/// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
+/// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
+#[inline(always)]
+fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Address>) -> bool {
+    let had = question.had;
+    if had.is_null() {
+        return false;
+    }
+    let (service, used) = unsafe { ((*had).service, (*had).used) };
+    if used == 0 || seconds().wrapping_sub(used) > CONVERSATION {
+        return false;
+    }
+    let found = choose::frontend::<F>(target);
+    // Services with affinity know where their clients are.
+    if found.is_null() || unsafe { (*found).service != service || (*found).affinity != 0 } {
+        return false;
+    }
+    let endpoint = EndpointKey {
+        address: unsafe { (*had).address },
+        port: unsafe { (*had).port },
+        protocol: question.protocol,
+        ipv6: F::V6 as u32,
     };
-    decision.outcome = Outcome::Connected;
-    (decision.address, decision.port) = unsafe { ((*endpoint).address, (*endpoint).port) };
-    decision.slot = slot;
-    decision.offset = slot - list.range.base;
-    decision
+    Table::of(&raw const GONE).lookup::<_, u32>(&endpoint).is_none()
 }
 
 /// Place of the endpoint that this conversation has within the list, [`choose::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
-fn held<F: Family>(question: &Question<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+fn conversation<F: Family>(
+    question: &Question<F::Address>,
+    list: &List,
+    search: *mut Search<F::Address>,
+) -> u32 {
     let had = question.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
         return choose::NONE;

@@ -1,0 +1,70 @@
+//! That the layouts may be read from maps and written to them, for the agent.
+
+use super::*;
+
+// SAFETY: all are repr(C), made of integers, valid for any bytes, and 'static.
+unsafe impl<A: Address> aya::Pod for Tuple<A> {}
+// SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for Flow<A> {}
+// SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}
+// SAFETY: as above.
+unsafe impl<const W: usize> aya::Pod for SourceRange<W> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Frontend {}
+// SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for Slot<A> {}
+// SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for SlotRoute<A> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Hop {}
+// SAFETY: as above.
+unsafe impl aya::Pod for HopKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Device {}
+// SAFETY: as above.
+unsafe impl aya::Pod for State {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Usage {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Filter {}
+// SAFETY: as above.
+unsafe impl aya::Pod for EndpointKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Sweep {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Bucket {}
+// SAFETY: as above.
+unsafe impl aya::Pod for EventBucket {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Agent {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Event {}
+// SAFETY: as above.
+unsafe impl<const W: usize> aya::Pod for Cidr<W> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for AffinityKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Affinity {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ServiceInfo {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ServiceCountKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ServiceCount {}
+// SAFETY: as above.
+unsafe impl aya::Pod for SocketKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Socket {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Node {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Trace {}
+// SAFETY: as above.
+unsafe impl aya::Pod for SocketQuestion {}
+// SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for Scratch<A> {}
+// SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for FragmentKey<A> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Fragment {}
