@@ -236,7 +236,7 @@ fn is_refusal(outcome: Outcome) -> bool {
 }
 
 fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Result<()> {
-    writeln!(out, "{}  {} {}", port.key.to_string(), port.key.protocol, family(port))?;
+    writeln!(out, "{}  {} {}", port.key, port.key.protocol, family(port))?;
     writeln!(
         out,
         "  policy      external {}, internal {}",
