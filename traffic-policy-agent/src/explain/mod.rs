@@ -182,8 +182,8 @@ impl Explainer {
             return self.trial.socket(SocketQuestion {
                 destination: wide(flow.destination.ip()),
                 source: wide(flow.source.ip()),
-                // A pod's own is not known; it is another one.
-                netns: if from == From::Node { self.netns } else { self.netns ^ 1 },
+                // A pod's own is not known; it is another one, and never 0, which stands for packets from outside.
+                netns: if from == From::Node { self.netns } else { !self.netns | 1 },
                 hash: spread(flow),
                 port: flow.destination.port().to_be(),
                 protocol: u16::from(flow.transport.0),
