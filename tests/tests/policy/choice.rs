@@ -2,7 +2,7 @@
 //! published before they are ready.
 
 use std::slice;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use traffic_policy_tests::agent::Agent;
@@ -54,8 +54,11 @@ fn expect(cluster: &Cluster, what: &str, wanted: &[&[&str]]) {
                 .wait_for(Protocol::Tcp, to, SOON, settled)
                 .unwrap_or_else(|error| panic!("{what}: {error:#}"));
             for protocol in Protocol::BOTH {
-                let all = cluster.ask_until_all(protocol, to, pods);
-                all.unwrap_or_else(|error| panic!("{what}: node-{number} {error:#}"));
+                // Where the change only adds pods, nothing but their answers tells that it has been taken in.
+                let start = Instant::now();
+                while let Err(error) = cluster.ask_until_all(protocol, to, pods) {
+                    assert!(start.elapsed() < SOON, "{what}: node-{number} {error:#}");
+                }
             }
         }
     }

@@ -190,7 +190,9 @@ fn reply<F: Family>(
     pending: bool,
 ) -> Tracked<F::Address> {
     let state = unsafe { (*half).state };
-    if !believed && (pending || state & GONE != 0) {
+    // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of the
+    // old connection would be taken for one of the new.
+    if !believed && (pending || state & GONE != 0 && parsed.is_tcp()) {
         return Tracked::Leave(Outcome::PassedStale);
     }
     let mut after = state;
