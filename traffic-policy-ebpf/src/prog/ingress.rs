@@ -84,6 +84,7 @@ fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
         && (matches!(ours, Ours::Pool)
             || matches!(ours, Ours::Port)
                 && choose::frontend::<F>(&create::target::<F>(&parsed.tuple)).is_null())
+        && !may_be_cluster_ip::<F>(parsed.tuple.destination)
     {
         // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
         // delivered the packet.)
@@ -144,11 +145,11 @@ fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) ->
 #[derive(Clone, Copy)]
 pub enum Ours {
     No,
-    /// It may be a reply, and is no request.
+    /// It may be a reply; it is no request, unless to a ClusterIP.
     Pool,
     /// A frontend has its port.
     Port,
-    /// Its address may be a ClusterIP.
+    /// Neither, but its address may be a ClusterIP.
     ClusterIp,
 }
 
@@ -156,17 +157,25 @@ pub enum Ours {
 pub fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
     let Some(filter) = FILTER.get_ptr(0) else { return Ours::No };
     let port = u16::from_be(destination_port(parsed.tuple.ports));
-    let hash = hash::address(parsed.tuple.destination);
+    // The ports first: an established packet asks no further.
     unsafe {
-        if bit((&raw const (*filter).cluster_ips).cast(), hash)
-            || bit((&raw const (*filter).service_cidrs).cast(), hash::prefix(parsed.tuple.destination))
-        {
-            return Ours::ClusterIp;
-        }
         if bit((&raw const (*filter).frontends).cast(), port) {
             return Ours::Port;
         }
-        if bit((&raw const (*filter).pool).cast(), port) && snat_in_use() { Ours::Pool } else { Ours::No }
+        if bit((&raw const (*filter).pool).cast(), port) && snat_in_use() {
+            return Ours::Pool;
+        }
+    }
+    if may_be_cluster_ip::<F>(parsed.tuple.destination) { Ours::ClusterIp } else { Ours::No }
+}
+
+/// What the bits say of a destination.
+#[inline(always)]
+fn may_be_cluster_ip<F: Rewrite>(destination: F::Address) -> bool {
+    let Some(filter) = FILTER.get_ptr(0) else { return false };
+    unsafe {
+        bit((&raw const (*filter).cluster_ips).cast(), hash::address(destination))
+            || bit((&raw const (*filter).service_cidrs).cast(), hash::prefix(destination))
     }
 }
 
