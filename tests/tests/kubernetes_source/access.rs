@@ -1,0 +1,85 @@
+//! Who is asked, and with which token.
+
+use std::{fs, time::Duration};
+
+use traffic_policy_agent::source::{Access, Kubernetes};
+use traffic_policy_tests::api_server::{ApiServer, Certificate};
+
+use crate::stand::{Agent, service};
+
+#[tokio::test]
+async fn an_api_that_comes_late_is_waited_for() {
+    let mut server = ApiServer::start().unwrap();
+    server.apply(&service("web", "10.96.0.1")).unwrap();
+    server.stop().await;
+    let mut agent = Agent::with_kubeconfig(&server).await;
+    let status = agent.status(|status| !status.troubles.is_empty()).await;
+    assert!(status.troubles["API server"].contains("refused"), "{status:?}");
+    assert!(!agent.index.is_synced());
+    server.restart().await.unwrap();
+    agent.expect(&["web="]).await;
+}
+
+#[tokio::test]
+async fn a_rotated_token_is_used_at_once() {
+    let server = ApiServer::start().unwrap();
+    server.require_tokens(&["first"]);
+    server.apply(&service("a", "10.96.0.1")).unwrap();
+    let mut agent = Agent::in_cluster(&server, "first\n").await;
+    agent.expect(&["a="]).await;
+
+    agent.rotate("second");
+    server.require_tokens(&["second"]);
+    server.compact();
+    server.cut_watches();
+    server.apply(&service("b", "10.96.0.2")).unwrap();
+    agent.expect(&["a=", "b="]).await;
+}
+
+#[tokio::test]
+async fn a_refused_token_is_told_and_nothing_is_given() {
+    let server = ApiServer::start().unwrap();
+    server.require_tokens(&["right"]);
+    server.apply(&service("a", "10.96.0.1")).unwrap();
+    let mut agent = Agent::in_cluster(&server, "wrong").await;
+    let status = agent.status(|status| status.troubles.contains_key("Services")).await;
+    assert!(status.troubles["Services"].contains("401"), "{status:?}");
+    agent.expect_silence(Duration::from_millis(500)).await;
+    agent.rotate("right");
+    agent.expect(&["a="]).await;
+    agent.status(|status| status.troubles.is_empty()).await;
+}
+
+/// An API server is given by its address, but its certificate carries the name that every cluster uses.
+#[tokio::test]
+async fn tls_is_checked_against_the_name_of_the_api_server() {
+    for (name, trusted) in [("kubernetes.default.svc", true), ("example.org", false)] {
+        let certificate = Certificate::for_name(name).unwrap();
+        let files = tempfile::tempdir().unwrap();
+        fs::write(files.path().join("token"), "t").unwrap();
+        fs::write(files.path().join("ca.crt"), &certificate.pem).unwrap();
+        let server = ApiServer::start_tls(certificate).unwrap();
+        server.apply(&service("a", "10.96.0.1")).unwrap();
+        let service_account = files.path().to_owned();
+        let access = Access::InCluster { api_server: Some(server.url()), service_account };
+        let mut agent = Agent::start(access, files).await;
+        if trusted {
+            agent.expect(&["a="]).await;
+        } else {
+            let status = agent.status(|status| !status.troubles.is_empty()).await;
+            assert!(status.troubles["API server"].contains("certificate"), "{status:?}");
+            assert!(!agent.index.is_synced());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_service_account_without_token_is_an_error() {
+    let files = tempfile::tempdir().unwrap();
+    let access = Access::InCluster {
+        api_server: Some("http://127.0.0.1:1".to_owned()),
+        service_account: files.path().to_owned(),
+    };
+    let error = Kubernetes { access, node_name: "here".to_owned() }.start().await.unwrap_err();
+    assert!(error.to_string().contains("token"), "{error}");
+}

@@ -1,0 +1,8 @@
+//! The Kubernetes source against an API server with the faults of real ones.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod access;
+mod follow;
+mod service_cidrs;
+mod stand;

@@ -1,0 +1,133 @@
+//! An agent's view of an API server, and the objects that the server is given.
+
+use std::{fs, time::Duration};
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+use traffic_policy_agent::{
+    model::{Index, NodeInput},
+    source::{Access, Kubernetes, Source, Status},
+};
+use traffic_policy_tests::api_server::ApiServer;
+
+/// Longer than the source's longest pause between two tries that a test waits for.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn service(name: &str, ip: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+         spec: {{clusterIP: {ip}, ports: [{{port: 80}}]}}\n"
+    )
+}
+
+pub fn slice(service: &str, addresses: &[&str]) -> String {
+    let endpoints: Vec<_> =
+        addresses.iter().map(|ip| format!("{{addresses: ['{ip}'], nodeName: here}}")).collect();
+    format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: {service}-1, labels: {{kubernetes.io/service-name: {service}}}}}\n\
+         addressType: IPv4\nports: [{{port: 8080}}]\nendpoints: [{}]\n",
+        endpoints.join(", ")
+    )
+}
+
+pub fn node(name: &str, ip: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\n\
+         status: {{addresses: [{{type: InternalIP, address: {ip}}}]}}\n"
+    )
+}
+
+/// An agent's view of the API: what it believes at the moment.
+pub struct Agent {
+    pub source: Source,
+    pub index: Index,
+    files: TempDir,
+}
+
+impl Agent {
+    pub async fn with_kubeconfig(server: &ApiServer) -> Self {
+        let files = tempfile::tempdir().unwrap();
+        let path = files.path().join("kubeconfig");
+        server.write_kubeconfig(&path).unwrap();
+        Self::start(Access::Kubeconfig(path), files).await
+    }
+
+    pub async fn in_cluster(server: &ApiServer, token: &str) -> Self {
+        let files = tempfile::tempdir().unwrap();
+        fs::write(files.path().join("token"), token).unwrap();
+        let service_account = files.path().to_owned();
+        Self::start(Access::InCluster { api_server: Some(server.url()), service_account }, files).await
+    }
+
+    /// Writes another token of its service account.
+    pub fn rotate(&self, token: &str) {
+        fs::write(self.files.path().join("token"), token).unwrap();
+    }
+
+    pub async fn start(access: Access, files: TempDir) -> Self {
+        let source = Kubernetes { access, node_name: "here".to_owned() }.start().await.unwrap();
+        Self { source, index: Index::default(), files }
+    }
+
+    /// Each Service with its endpoints, as `name=endpoint,endpoint`.
+    pub fn services(&mut self) -> Vec<String> {
+        let input = NodeInput { node_name: "here".to_owned(), ipv4: true, ..NodeInput::default() };
+        let _ = self.index.update(&input);
+        let ports = self.index.desired().ports.iter();
+        ports
+            .map(|(key, port)| {
+                let endpoints: Vec<_> =
+                    port.cluster.iter().map(|endpoint| endpoint.address.to_string()).collect();
+                format!("{}={}", key.service.name, endpoints.join(","))
+            })
+            .collect()
+    }
+
+    /// Waits until the agent believes this. What it believed on the way is returned.
+    pub async fn expect(&mut self, wanted: &[&str]) -> Vec<Vec<String>> {
+        let mut seen = Vec::new();
+        let waiting = async {
+            loop {
+                let services = self.services();
+                if services == wanted && self.index.is_synced() {
+                    return;
+                }
+                seen.push(services);
+                self.source.next().await.expect("the source goes on").apply(&mut self.index);
+            }
+        };
+        let arrived = timeout(PATIENCE, waiting).await;
+        assert!(
+            arrived.is_ok(),
+            "expected {wanted:?}, seen {seen:?}, status {:?}",
+            self.source.status().get()
+        );
+        seen
+    }
+
+    /// Nothing more comes within this time.
+    pub async fn expect_silence(&mut self, time: Duration) {
+        if let Ok(batch) = timeout(time, self.source.next()).await {
+            panic!("unexpected: {batch:?}");
+        }
+    }
+
+    pub async fn status(&self, condition: impl FnMut(&Status) -> bool) -> Status {
+        let mut status = self.source.status();
+        let now = status.get();
+        timeout(PATIENCE, status.wait_for(condition))
+            .await
+            .unwrap_or_else(|_| panic!("status {now:?}"))
+            .unwrap()
+    }
+}
+
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("waited for {what} in vain"));
+}
