@@ -213,10 +213,8 @@ impl Services {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        line::tests::{event, port},
-        *,
-    };
+    use super::{line::tests::event, *};
+    use crate::command::view::tests::port;
 
     #[test]
     fn filters() {

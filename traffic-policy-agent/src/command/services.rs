@@ -287,20 +287,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{FrontendKind, Policy, ServiceName, ServicePortKey};
+    use crate::{
+        command::view,
+        model::{FrontendKind, Policy},
+    };
 
     fn port() -> ServicePort {
         let endpoint = |text: &str, local| Endpoint { address: text.parse().unwrap(), local };
         ServicePort {
-            key: ServicePortKey {
-                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
-                port: "http".to_owned(),
-                protocol: Protocol::Tcp,
-                ipv6: false,
-            },
-            index: 3,
-            external_policy: Policy::Local,
-            internal_policy: Policy::Cluster,
             frontends: vec![Reached {
                 address: "172.18.0.11:30080".parse().unwrap(),
                 kind: FrontendKind::NodePort,
@@ -308,9 +302,9 @@ mod tests {
                 phase: Phase::Draining(Duration::from_secs(28)),
             }],
             cluster: vec![endpoint("10.244.1.2:8080", true), endpoint("10.244.2.2:8080", false)],
-            local: Vec::new(),
             affinity: Some(Duration::from_secs(10_800)),
             source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+            ..view::tests::port()
         }
     }
 

@@ -139,9 +139,37 @@ pub const fn frontend_kind(kind: FrontendKind) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use crate::model::{Protocol, ServiceName};
+    use crate::{
+        dataplane::{Phase, Reached, ServicePort},
+        model::{Protocol, ServiceName},
+    };
+
+    /// A Service port of policy Local without an endpoint here.
+    pub fn port() -> ServicePort {
+        ServicePort {
+            key: ServicePortKey {
+                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+                port: "http".to_owned(),
+                protocol: Protocol::Tcp,
+                ipv6: false,
+            },
+            index: 3,
+            external_policy: Policy::Local,
+            internal_policy: Policy::Cluster,
+            frontends: vec![Reached {
+                address: "172.18.0.13:30080".parse().unwrap(),
+                kind: FrontendKind::NodePort,
+                policy: Policy::Local,
+                phase: Phase::NoLocalEndpoint,
+            }],
+            cluster: Vec::new(),
+            local: Vec::new(),
+            affinity: None,
+            source_ranges: Vec::new(),
+        }
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

@@ -153,34 +153,7 @@ pub mod tests {
     use traffic_policy_ebpf::outcome::Outcome;
 
     use super::*;
-    use crate::{
-        dataplane::{Phase, Reached},
-        model::{Policy, Protocol, ServiceName, ServicePortKey},
-    };
-
-    pub fn port() -> ServicePort {
-        ServicePort {
-            key: ServicePortKey {
-                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
-                port: "http".to_owned(),
-                protocol: Protocol::Tcp,
-                ipv6: false,
-            },
-            index: 3,
-            external_policy: Policy::Local,
-            internal_policy: Policy::Cluster,
-            frontends: vec![Reached {
-                address: "172.18.0.13:30080".parse().unwrap(),
-                kind: FrontendKind::NodePort,
-                policy: Policy::Local,
-                phase: Phase::NoLocalEndpoint,
-            }],
-            cluster: Vec::new(),
-            local: Vec::new(),
-            affinity: None,
-            source_ranges: Vec::new(),
-        }
-    }
+    use crate::{command::view::tests::port, model::Protocol};
 
     pub fn event(outcome: Outcome) -> Event {
         Event {
