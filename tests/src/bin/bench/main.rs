@@ -1,22 +1,16 @@
-//! `cargo xtask bench`: nanoseconds per packet of the packet path, beside those of a bare floor in the same run.
+//! `cargo xtask bench`: what the packet path costs, beside a bare floor and what others do in the same run.
 //!
 //! Everything happens in network namespaces of its own; no device of the machine is touched.
 
-mod established;
-mod flows;
-mod foreign;
-mod frame;
-mod fresh;
-mod loaded;
+mod packet;
 mod report;
-mod stand;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 
-use self::{report::Report, stand::Stand};
+use self::report::Report;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
@@ -44,7 +38,7 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(report) => {
             if cli.json {
-                println!("{:#}", report.json());
+                println!("{:#}", serde_json::json!(report));
             } else {
                 print!("{report}");
             }
@@ -63,12 +57,7 @@ fn run(cli: &Cli) -> Result<Report> {
     } else {
         Effort { rounds: 16, packets: 500_000, large: true }
     };
-    let stand = Stand::build()?;
     let mut report = Report::default();
-    stand.run(|| {
-        established::measure(&stand, effort, &mut report)?;
-        foreign::measure(&stand, effort, &mut report)?;
-        fresh::measure(&stand, effort, &mut report)
-    })?;
+    packet::measure(effort, &mut report)?;
     Ok(report)
 }

@@ -4,13 +4,15 @@ use anyhow::{Context, Result};
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{
-    Effort,
     established::low,
     flows::{Flow, Kind, Protocol, flows, frames, learn, remove},
     frame::Frame,
     loaded::{Hook, Loaded, Subject, Took},
-    report::{Goal, Report},
     stand::Stand,
+};
+use crate::{
+    Effort,
+    report::{Goal, Report, Row, Unit},
 };
 
 /// Flows of one run: fewer than may be unconfirmed.
@@ -32,12 +34,12 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
     for _ in 0..effort.rounds * 4 {
         round(&mut loaded, &mut tcp, &mut runs)?;
     }
-    let floor = low(runs.floor);
-    report.add("new flow, first packet (SYN)", low(runs.opening), None, None);
-    report.add("new flow, second packet (SYN-ACK)", low(runs.answer), None, None);
-    report.add("new flow, third packet (ACK)", low(runs.confirmation), None, None);
-    let more = "new flow: these three, less three of an open flow";
-    report.add(more, low(runs.more), Some(floor), Some(Goal::Times(1.5)));
+    let row = |name: &str, runs: &[f64]| Row::new("new flow", name, Unit::Nanoseconds, runs);
+    report.add(row("first packet (SYN)", &runs.opening));
+    report.add(row("second packet (SYN-ACK)", &runs.answer));
+    report.add(row("third packet (ACK)", &runs.confirmation));
+    let all = row("these three, less three of an open flow", &runs.more);
+    report.add(all.beside("floor", &runs.floor).goal(Goal::TimesAtMost(1.5)));
     Ok(())
 }
 

@@ -4,21 +4,23 @@ use anyhow::Result;
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{
-    Effort,
     flows::{Flow, Kind, Protocol, flows, frames, mirror, open},
     frame::Frame,
     loaded::{Hook, Loaded, Subject},
-    report::{Goal, Report},
     stand::Stand,
+};
+use crate::{
+    Effort,
+    report::{Goal, Report, Row, Unit},
 };
 
 const FEW: u32 = 1_000;
 const MANY: u32 = 65_536;
 
 /// What every packet of an established flow may cost.
-const XDP: Goal = Goal::Times(1.15);
-const TC: Goal = Goal::Times(2.6);
-const IPV6: Goal = Goal::Times(1.4);
+const XDP: Goal = Goal::TimesAtMost(1.15);
+const TC: Goal = Goal::TimesAtMost(2.6);
+const IPV6: Goal = Goal::TimesAtMost(1.4);
 
 pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
     let mut loaded = Loaded::new(stand)?;
@@ -47,7 +49,8 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
                 effort,
                 &[Case::floor(floor), Case { subject: Subject::Ours(hook), frames: &frames, outcome }],
             )?;
-            report.add(&format!("{way}, {name}"), ours, Some(floor), Some(goal));
+            let row = Row::new("established", &format!("{way}, {name}"), Unit::Nanoseconds, &ours);
+            report.add(row.beside("floor", &floor).goal(goal));
         }
     }
     if effort.large { large(stand, effort, report) } else { Ok(()) }
@@ -69,7 +72,9 @@ fn large(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
             let frames = frames(flows, kind)?;
             let ours = Case { subject: Subject::Ours(Hook::Xdp), frames: &frames, outcome };
             let [floor, ours] = costs(&mut loaded, effort, &[Case::floor(&frames), ours])?;
-            report.add(&format!("{way}, IPv4 TCP, 64k flows, {order}"), ours, Some(floor), Some(XDP));
+            let name = format!("{way}, IPv4 TCP, 64k flows, {order}");
+            let row = Row::new("established", &name, Unit::Nanoseconds, &ours);
+            report.add(row.beside("floor", &floor).goal(XDP));
         }
     }
     Ok(())
@@ -105,7 +110,7 @@ pub(crate) fn costs<const N: usize>(
     loaded: &mut Loaded,
     effort: Effort,
     cases: &[Case<'_>; N],
-) -> Result<[f64; N]> {
+) -> Result<[Vec<f64>; N]> {
     let mut runs = [const { Vec::new() }; N];
     for _ in 0..effort.rounds {
         for (runs, Case { subject, frames, outcome }) in runs.iter_mut().zip(cases) {
@@ -119,7 +124,7 @@ pub(crate) fn costs<const N: usize>(
             runs.push(took.on_average - empty.on_average);
         }
     }
-    Ok(runs.map(low))
+    Ok(runs)
 }
 
 /// The lower quartile: whatever else the machine does can only add to a run.
