@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunOptions,
     maps::{Array, HashMap, Map, MapData, ProgramArray},
-    programs::{Program, ProgramFd},
+    programs::{Program, ProgramFd, Xdp, XdpMode},
 };
 use nix::{
     sys::mman::{MapFlags, ProtFlags, mmap, munmap},
@@ -119,6 +119,21 @@ impl Feeder {
             ifindex,
             resizes: false,
         })
+    }
+
+    /// Attaches the feed to devices that no packet ever comes by. Else the kernel patches its XDP dispatcher for each run,
+    /// and waits for all CPUs (`bpf_dispatcher_change_prog`): short runs would begin with caches gone cold.
+    /// <https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/dispatcher.c>
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn keep_ready(&mut self, idle: [u32; 2]) -> Result<()> {
+        for (name, ifindex) in ["feed_xdp", "feed_resized_xdp"].into_iter().zip(idle) {
+            let program = self.object.program_mut(name).with_context(|| format!("no program {name}"))?;
+            let program: &mut Xdp = program.try_into()?;
+            program.attach_to_if_index(ifindex, XdpMode::Skb)?;
+        }
+        Ok(())
     }
 
     /// A map of the floor.

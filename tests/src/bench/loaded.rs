@@ -100,6 +100,7 @@ impl Loaded {
         let mut tables = Tables::take(&mut ours)?;
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(stand.ifindex, &setup.room)?;
+        feeder.keep_ready(stand.idle)?;
         service::set_state(&mut tables);
         service::set_services(&mut tables, stand.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;

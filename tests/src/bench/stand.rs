@@ -17,6 +17,7 @@ use crate::{
 };
 
 const UPLINK: &str = "uplink";
+const IDLE: [&str; 2] = ["idle0", "idle1"];
 /// The node's own.
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 /// Clients and endpoints of other nodes are behind this router.
@@ -52,6 +53,8 @@ pub struct Stand {
     _wire: Owned,
     /// The uplink's number.
     pub ifindex: u32,
+    /// Devices that no packet ever comes by: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
+    pub idle: [u32; 2],
 }
 
 impl Stand {
@@ -62,7 +65,7 @@ impl Stand {
         let id = format!("{}-{}", std::process::id(), BUILT.fetch_add(1, Ordering::Relaxed));
         let node = Namespace::create(&format!("tp-bench-{id}"))?;
         let wire = Namespace::create(&format!("tp-bench-{id}-wire"))?;
-        let ifindex = node.netlink(async |net| {
+        let (ifindex, idle) = node.netlink(async |net| {
             net.up("lo").await?;
             let uplink = VethEnd { name: UPLINK, mac: Some(MAC), mtu: None };
             let end = VethEnd { name: "end", mac: Some(ROUTER_MAC), mtu: None };
@@ -74,10 +77,13 @@ impl Stand {
                 net.route(network(client), all, router).await?;
                 net.route(network(endpoint), all, router).await?;
             }
-            index(UPLINK)
+            for device in IDLE {
+                net.dummy(device).await?;
+            }
+            Ok((index(UPLINK)?, [index(IDLE[0])?, index(IDLE[1])?]))
         })?;
         node.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")])?;
-        Ok(Self { node, _wire: wire, ifindex })
+        Ok(Self { node, _wire: wire, ifindex, idle })
     }
 
     /// Runs inside, on one CPU: flow elements and caches belong to a CPU.

@@ -1,6 +1,6 @@
 //! New flows: what all packets until a flow is confirmed cost more than as many of an open flow, and each packet of a flood.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use aya::Pod;
 use traffic_policy_agent::dataplane::Sizes;
 use traffic_policy_ebpf::{
