@@ -69,6 +69,10 @@ pub struct Window {
     pub len: u32,
 }
 
+/// How far frames had been placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(u32);
+
 /// What came of a run.
 #[derive(Clone, Debug)]
 pub struct Took {
@@ -157,6 +161,16 @@ impl Feeder {
     /// Forgets all frames.
     pub fn clear(&mut self) {
         self.frames.used = 0;
+    }
+
+    /// How far frames are placed, for [`Self::rewind`].
+    pub fn mark(&self) -> Mark {
+        Mark(self.frames.used)
+    }
+
+    /// Forgets the frames that were placed since.
+    pub fn rewind(&mut self, mark: Mark) {
+        self.frames.used = mark.0;
     }
 
     /// Places packets behind those that are there, to be sent in this order.

@@ -77,8 +77,10 @@ impl Stand {
                 net.route(network(client), all, router).await?;
                 net.route(network(endpoint), all, router).await?;
             }
+            let [one, other] = IDLE.map(|name| VethEnd { name, mac: None, mtu: None });
+            net.veth(&one, None, &other, &node).await?;
             for device in IDLE {
-                net.dummy(device).await?;
+                net.down(device).await?;
             }
             Ok((index(UPLINK)?, [index(IDLE[0])?, index(IDLE[1])?]))
         })?;

@@ -131,9 +131,12 @@ impl Report {
             })
             .cloned()
             .collect();
-        for (group, name) in missing {
-            self.skip(&group, &name, "the part that measures it ended before");
-        }
+        let reason = "the part that measures it ended before".to_owned();
+        self.missing.extend(missing.into_iter().map(|(group, name)| Missing {
+            group,
+            name,
+            reason: reason.clone(),
+        }));
     }
 
     pub(crate) fn warn(&mut self, warning: String) {

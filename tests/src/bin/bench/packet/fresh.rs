@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 use traffic_policy_tests::bench::{
-    Flow, Hook, Kind, Loaded, Protocol, Setup, Stand, Subject, Took, Window,
+    Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Took, Window,
     flows::{check_new, expected, flows, frames, learn, remove, remove_floor},
     turns::low,
 };
@@ -22,13 +22,8 @@ use crate::{
 
 const GROUP: &str = "new flow";
 
-/// Flows of one run: fewer than may be unconfirmed.
-const NEW: u32 = 512;
 /// Of all that the table of IPv4 or IPv6 holds, so many are in use when it is "filled".
 const FILLED: f64 = 0.97;
-/// Flows that a flood tries: many times as many as are kept apart.
-const FLOOD: u32 = 65_536;
-
 /// What the tables hold beforehand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -36,6 +31,27 @@ enum State {
     Filled,
     /// So many flows are not confirmed that new ones are kept apart.
     Flood,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "tables from empty to a quarter full",
+            Self::Filled => "tables 97 % full",
+            Self::Flood => "flood of SYNs",
+        }
+    }
+
+    /// Flows of one run.
+    fn flows(self) -> u32 {
+        match self {
+            Self::Empty => 32_768,
+            // What fits into the rest, but for a few.
+            Self::Filled => 3_584,
+            // Many times as many as are kept apart.
+            Self::Flood => 65_536,
+        }
+    }
 }
 
 /// A kind of flow at a hook; several rows.
@@ -57,12 +73,7 @@ impl Wanted {
     fn name(self, part: &str) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };
         let protocol = if self.protocol == Protocol::Tcp { "TCP" } else { "UDP" };
-        let state = match self.state {
-            State::Empty => "tables empty",
-            State::Filled => "tables 97 % full",
-            State::Flood => "flood of SYNs",
-        };
-        format!("{state}, {family} {protocol}, {}: {part}", self.hook.name())
+        format!("{}, {family} {protocol}, {}: {part}", self.state.name(), self.hook.name())
     }
 
     fn parts(self) -> &'static [&'static str] {
@@ -107,9 +118,11 @@ pub(super) fn measure(
     for (kind, rows) in wanted {
         let setup = match kind.ipv6 {
             // As large as that of IPv4: the default is filled by a quarter as many.
-            true => Setup { sizes: Sizes { flows6: 262_144, ..Sizes::default() }, ..Setup::default() },
-            false => Setup::default(),
+            true => Sizes { flows6: 262_144, ..Sizes::default() },
+            false => Sizes::default(),
         };
+        let room = Room { frames: 262_144, ..Room::default() };
+        let setup = Setup { sizes: setup, room, ..Setup::default() };
         let mut loaded = Loaded::new(stand, setup)?;
         if kind.state == State::Filled {
             fill(&mut loaded, kind.ipv6)?;
@@ -166,11 +179,17 @@ struct Runs {
 }
 
 fn opened(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
-    let mut own = flows(kind.ipv6, kind.protocol, NEW);
-    let floors = flows(false, Protocol::Tcp, NEW);
+    // None is kept apart, however many there are.
+    loaded.set_unconfirmed_limit(u32::MAX);
+    loaded.feeder.clear();
+    let number = kind.state.flows();
+    let floors = Opening::new(loaded, flows(false, Protocol::Tcp, number))?;
+    let own = Opening::new(loaded, flows(kind.ipv6, kind.protocol, number))?;
     let mut runs = Runs::default();
-    for _ in 0..effort.rounds * 4 {
-        round(kind.hook, loaded, &mut own, &floors, &mut runs)?;
+    for _ in 0..effort.rounds {
+        runs.floor.push(floor(loaded, Subject::FloorNew, &floors)?);
+        runs.floor_fib.push(floor(loaded, Subject::FloorNewFib, &floors)?);
+        round(loaded, kind.hook, &own, &mut runs)?;
     }
     let row = |part: &str, runs: &[f64]| Row::new(GROUP, &kind.name(part), Unit::Nanoseconds, runs);
     let goal = |row: Row| {
@@ -186,87 +205,94 @@ fn opened(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>>
     ])
 }
 
-fn round(
-    hook: Hook,
-    loaded: &mut Loaded,
-    flows: &mut [Flow],
-    floors: &[Flow],
-    runs: &mut Runs,
-) -> Result<()> {
-    runs.floor.push(floor(loaded, Subject::FloorNew, floors)?);
-    runs.floor_fib.push(floor(loaded, Subject::FloorNewFib, floors)?);
+/// Flows that are opened again and again.
+struct Opening {
+    flows: Vec<Flow>,
+    window: Window,
+}
 
-    loaded.feeder.clear();
-    let window = loaded.feeder.place(&frames(flows, Kind::Opening)?)?;
-    let (first, took) =
-        timed(loaded, hook, window, |loaded| loaded.run_to(hook, window, NEW, Outcome::Forwarded))?;
-    learn(loaded, flows)?;
-    check(flows, Kind::Opening, &took)?;
-    let second = next(loaded, hook, flows, Kind::Answer)?;
-    let third = next(loaded, hook, flows, Kind::Request)?;
-    let open = next(loaded, hook, flows, Kind::Request)?;
-    let reply = next(loaded, hook, flows, Kind::Reply)?;
-    remove(loaded, flows)?;
-    runs.opening.push(first);
-    runs.answer.push(second);
-    runs.confirmation.push(third);
-    runs.more.push(first + second + third - 2.0 * open - reply);
+impl Opening {
+    fn new(loaded: &mut Loaded, flows: Vec<Flow>) -> Result<Self> {
+        let window = loaded.feeder.place(&frames(&flows, Kind::Opening)?)?;
+        Ok(Self { flows, window })
+    }
+
+    fn last(&self) -> &Flow {
+        &self.flows[self.flows.len() - 1]
+    }
+}
+
+/// Turns of each program before it is timed: what it finds in the caches is then what it left there itself.
+const TURNS: usize = 2;
+
+/// The floor's first packets.
+fn floor(loaded: &mut Loaded, subject: Subject, opening: &Opening) -> Result<f64> {
+    let mut cost = 0.0;
+    for _ in 0..TURNS {
+        let took = loaded.run(subject, opening.window, opening.window.len)?;
+        check_new(opening.last(), &took.packet, loaded.setup.endpoints)?;
+        remove_floor(loaded, &opening.flows)?;
+        cost = less_feed(loaded, Hook::Xdp, opening.window, &took)?;
+    }
+    Ok(cost)
+}
+
+/// Opens flows with the packet path, and removes them.
+fn round(loaded: &mut Loaded, hook: Hook, opening: &Opening, runs: &mut Runs) -> Result<()> {
+    let kept = loaded.feeder.mark();
+    for turn in 0..TURNS {
+        let took = loaded.run_to(hook, opening.window, opening.window.len, Outcome::Forwarded)?;
+        check_new(opening.last(), &took.packet, loaded.setup.endpoints)?;
+        let mut flows = opening.flows.clone();
+        learn(loaded, &mut flows)?;
+        if turn + 1 == TURNS {
+            let first = less_feed(loaded, hook, opening.window, &took)?;
+            let answers = loaded.feeder.place(&frames(&flows, Kind::Answer)?)?;
+            let second = next(loaded, hook, &flows, answers, Kind::Answer)?;
+            let requests = loaded.feeder.place(&frames(&flows, Kind::Request)?)?;
+            let third = next(loaded, hook, &flows, requests, Kind::Request)?;
+            let open = next(loaded, hook, &flows, requests, Kind::Request)?;
+            let replies = loaded.feeder.place(&frames(&flows, Kind::Reply)?)?;
+            let reply = next(loaded, hook, &flows, replies, Kind::Reply)?;
+            runs.opening.push(first);
+            runs.answer.push(second);
+            runs.confirmation.push(third);
+            runs.more.push(first + second + third - 2.0 * open - reply);
+        }
+        remove(loaded, &flows)?;
+    }
+    loaded.feeder.rewind(kept);
     Ok(())
 }
 
-/// The floor's first packets, whose flows are removed after it.
-fn floor(loaded: &mut Loaded, subject: Subject, flows: &[Flow]) -> Result<f64> {
-    loaded.feeder.clear();
-    let window = loaded.feeder.place(&frames(flows, Kind::Opening)?)?;
-    let (cost, took) = timed(loaded, Hook::Xdp, window, |loaded| loaded.run(subject, window, NEW))?;
-    check_new(&flows[flows.len() - 1], &took.packet, loaded.setup.endpoints)?;
-    remove_floor(loaded, flows)?;
-    Ok(cost)
-}
-
 /// The next packet of each flow.
-fn next(loaded: &mut Loaded, hook: Hook, flows: &[Flow], kind: Kind) -> Result<f64> {
-    loaded.feeder.clear();
-    let window = loaded.feeder.place(&frames(flows, kind)?)?;
-    let (cost, took) =
-        timed(loaded, hook, window, |loaded| loaded.run_to(hook, window, NEW, kind.outcome()))?;
-    check(flows, kind, &took)?;
-    Ok(cost)
-}
-
-/// Compares the last packet of a run with what it must be.
-fn check(flows: &[Flow], kind: Kind, took: &Took) -> Result<()> {
+fn next(loaded: &mut Loaded, hook: Hook, flows: &[Flow], window: Window, kind: Kind) -> Result<f64> {
+    let took = loaded.run_to(hook, window, window.len, kind.outcome())?;
     match difference(&expected(&flows[flows.len() - 1], kind)?, &took.packet) {
-        None => Ok(()),
+        None => less_feed(loaded, hook, window, &took),
         Some(difference) => anyhow::bail!("the packet is wrong:\n{difference}"),
     }
 }
 
-/// Nanoseconds per packet of a run that cannot be repeated, less those of the feed.
-fn timed(
-    loaded: &mut Loaded,
-    hook: Hook,
-    window: Window,
-    run: impl FnOnce(&mut Loaded) -> Result<Took>,
-) -> Result<(f64, Took)> {
+/// Nanoseconds per packet of a run, less those of the feed.
+fn less_feed(loaded: &mut Loaded, hook: Hook, window: Window, took: &Took) -> Result<f64> {
     let mut empty = Vec::new();
     for _ in 0..3 {
-        empty.push(loaded.run(Subject::Empty(hook), window, NEW)?.by_kernel);
+        empty.push(loaded.run(Subject::Empty(hook), window, window.len)?.on_average);
     }
-    let took = run(loaded)?;
-    Ok((took.by_kernel - low(empty), took))
+    Ok(took.on_average - low(empty))
 }
 
 /// First packets that come faster than flows are confirmed: they are kept apart, and push each other out.
 fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
     loaded.set_unconfirmed_limit(0);
     loaded.feeder.clear();
-    let all = flows(kind.ipv6, kind.protocol, FLOOD);
+    let all = flows(kind.ipv6, kind.protocol, kind.state.flows());
     let window = loaded.feeder.place(&frames(&all, Kind::Opening)?)?;
     let mut runs = Vec::new();
     for round in 0..effort.rounds {
-        let empty = loaded.run(Subject::Empty(kind.hook), window, FLOOD)?;
-        let took = loaded.run_to(kind.hook, window, FLOOD, Outcome::Forwarded)?;
+        let empty = loaded.run(Subject::Empty(kind.hook), window, window.len)?;
+        let took = loaded.run_to(kind.hook, window, window.len, Outcome::Forwarded)?;
         check_new(&all[all.len() - 1], &took.packet, loaded.setup.endpoints)?;
         // The first round fills the table.
         if round > 0 {
