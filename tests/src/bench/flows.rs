@@ -16,7 +16,7 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
-    feeder::Hook,
+    feeder::{Feeder, Hook},
     frame::{Content, Frame, forwarded, frame},
     loaded::{Loaded, NODE_PORT, TARGET_PORT},
     service,
@@ -205,7 +205,8 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     Ok(())
 }
 
-type Table<A> = HashMap<aya::maps::MapData, Tuple<A>, abi::Flow<A>>;
+/// A table of flows.
+pub type Table<A> = HashMap<aya::maps::MapData, Tuple<A>, abi::Flow<A>>;
 
 fn remove_from<A: FromIp>(table: &mut Table<A>, flow: &Flow) -> Result<()>
 where
@@ -240,11 +241,11 @@ pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 ///
 /// # Errors
 /// The floor's table is full.
-pub fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
+pub fn mirror(feeder: &mut Feeder, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         let (request, reply) = (request_key(flow)?, reply_key(flow)?);
-        loaded.feeder.floor.insert(reply, floor(reply, request.reversed()), 0)?;
-        loaded.feeder.floor.insert(request, floor(request, reply.reversed()), 0)?;
+        feeder.floor.insert(reply, floor(reply, request.reversed()), 0)?;
+        feeder.floor.insert(request, floor(request, reply.reversed()), 0)?;
     }
     Ok(())
 }
@@ -303,8 +304,11 @@ fn key<A: FromIp>(source: SocketAddr, destination: SocketAddr, protocol: Protoco
     })
 }
 
-/// Source and destination that a request gets.
-fn ends<A: FromIp>(table: &Table<A>, flow: &Flow) -> Result<(SocketAddr, SocketAddr)>
+/// Source and destination that a request of this flow gets, by a table of flows.
+///
+/// # Errors
+/// The flow is not there.
+pub fn ends<A: FromIp>(table: &Table<A>, flow: &Flow) -> Result<(SocketAddr, SocketAddr)>
 where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,

@@ -50,6 +50,16 @@ pub fn forwarded(source: SocketAddr, destination: SocketAddr, content: Content) 
     bytes([MAC, ROUTER_MAC], TTL - 1, source, destination, content)
 }
 
+/// The same frame for another node than the stand's.
+#[must_use]
+pub fn addressed(mut frame: Frame, to: Mac) -> Frame {
+    let [first, ..] = &mut frame;
+    let mut bytes = first.to_ne_bytes();
+    bytes[..6].copy_from_slice(&to);
+    *first = u64::from_ne_bytes(bytes);
+    frame
+}
+
 /// The bytes of a frame.
 pub fn unpacked(frame: &Frame) -> Vec<u8> {
     frame.iter().flat_map(|word| word.to_ne_bytes()).collect()

@@ -110,6 +110,16 @@ pub fn costs<const N: usize>(
     Ok(runs)
 }
 
+/// How many times the cost of the first case the second costs: the lower quartile of the pairs of runs, of which a disturbed
+/// one counts as little as possible.
+///
+/// # Errors
+/// As [`costs`].
+pub fn ratio(loaded: &mut Loaded, rounds: usize, packets: u32, cases: &[Case; 2]) -> Result<f64> {
+    let [floor, ours] = costs(loaded, rounds, packets, cases)?;
+    Ok(low(ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect()))
+}
+
 /// The lower quartile: whatever else the machine does can only add to a run.
 pub fn low(mut runs: Vec<f64>) -> f64 {
     runs.sort_by(f64::total_cmp);

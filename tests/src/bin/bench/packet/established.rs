@@ -176,7 +176,7 @@ impl Table {
         } else {
             supposed(size.flows(), loaded.setup.endpoints)
         };
-        mirror(&mut loaded, &floor)?;
+        mirror(&mut loaded.feeder, &floor)?;
         Ok(Self { loaded, ours, floor })
     }
 

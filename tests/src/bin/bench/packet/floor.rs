@@ -50,7 +50,7 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         };
         let mut loaded = Loaded::new(stand, setup(size, false))?;
         let mut flows = supposed(size.flows(), loaded.setup.endpoints);
-        mirror(&mut loaded, &flows)?;
+        mirror(&mut loaded.feeder, &flows)?;
         if size == Size::ManyShuffled || size == Size::Million {
             shuffle(&mut flows, report.seed);
         }
