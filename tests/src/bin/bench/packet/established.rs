@@ -1,9 +1,10 @@
 //! Packets of flows that are open.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use anyhow::Result;
 use traffic_policy_agent::dataplane::Sizes;
+use traffic_policy_ebpf::bench::FRAME_LENGTH;
 use traffic_policy_tests::bench::{
     Case, Feeder, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Window,
     flows::{flows, frames, mirror, open, supposed},
@@ -154,9 +155,34 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         tables.entry((row.size.flows(), row.ipv6, row.protocol)).or_default().push(*row);
     }
     for ((_, ipv6, protocol), rows) in tables {
+        let (needed, available) = (memory(&setup(rows[0].size, ipv6)), available());
+        if available < needed {
+            let megabytes = |bytes: u64| bytes >> 20;
+            let (needed, available) = (megabytes(needed), megabytes(available));
+            let reason = format!("its tables take {needed} MB, and {available} MB of memory are available");
+            rows.iter().for_each(|row| report.skip(GROUP, &row.name(), &reason));
+            continue;
+        }
         Table::open(stand, rows[0].size, ipv6, protocol)?.measure(&rows, effort, report)?;
     }
     Ok(())
+}
+
+/// Bytes of the tables of a set-up whose sizes vary, with as much again for all else.
+fn memory(setup: &Setup) -> u64 {
+    // The kernel's 48 bytes, key and value; a bucket of 16 bytes for each.
+    let (v4, v6) = (48 + 16 + 64 + 16, 48 + 40 + 88 + 16);
+    let Setup { sizes, room, .. } = setup;
+    let flows = u64::from(sizes.flows4 + room.floor_flows) * v4 + u64::from(sizes.flows6) * v6;
+    2 * (flows + u64::from(room.frames) * FRAME_LENGTH as u64)
+}
+
+/// Bytes of memory that may be taken; all if the kernel does not say.
+fn available() -> u64 {
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10)
 }
 
 /// Tables with open flows.
