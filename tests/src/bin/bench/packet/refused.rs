@@ -16,6 +16,7 @@ use traffic_policy_tests::{
     packet::{Packet, Transport, flag},
 };
 
+use super::{LOADS, over_loads};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -144,19 +145,30 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
     if wanted.is_empty() {
         return Ok(());
     }
+    report.measure(|| {
+        let all = over_loads(
+            LOADS,
+            wanted,
+            || load(stand),
+            |loaded, row| {
+                let frames = row.frames()?;
+                loaded.feeder.clear();
+                let window = loaded.feeder.place(&frames)?;
+                let expected = row.expected(&frames[0]);
+                let case =
+                    Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome(), expected };
+                turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+            },
+        )?;
+        let row =
+            |(row, [ours]): (&Wanted, [Vec<f64>; 1])| Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours);
+        Ok(wanted.iter().zip(all).map(row).collect())
+    })
+}
+
+fn load(stand: &Stand) -> Result<Loaded> {
     let mut loaded = Loaded::new(stand, Setup::default())?;
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
     loaded.feeder.restore_lengths(true);
-    for row in wanted {
-        let frames = row.frames()?;
-        loaded.feeder.clear();
-        let window = loaded.feeder.place(&frames)?;
-        let expected = row.expected(&frames[0]);
-        let cases = [Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome(), expected }];
-        report.measure(|| {
-            let [ours] = turns::costs(&mut loaded, effort.rounds, effort.packets, &cases)?;
-            Ok(vec![Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours)])
-        })?;
-    }
-    Ok(())
+    Ok(loaded)
 }

@@ -73,9 +73,14 @@ fn line(text: &mut String, old: &Row, new: &Row, same_machine: bool) -> std::fmt
     )
 }
 
+/// The same programs, measured twice, differ by so much.
+const LEAST: f64 = 0.03;
+
 /// Whether two figures differ by more than the runs of each among themselves.
 fn verdict(old: &Figure, new: &Figure) -> &'static str {
-    if new.lower > old.upper {
+    if (new.median / old.median - 1.0).abs() < LEAST {
+        "within spread"
+    } else if new.lower > old.upper {
         "more"
     } else if new.upper < old.lower {
         "less"
