@@ -19,7 +19,7 @@ use self::{report::Report, selection::Selection};
 /// and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once more, then
 /// marked as noisy.
 #[derive(Parser)]
-#[command(name = "cargo xtask bench")]
+#[command(name = "bench", bin_name = "cargo xtask bench")]
 struct Cli {
     /// What to measure, by words of its group and name: `established`, `established/ipv6-udp`, `wire/nftables`
     /// [default: everything]
