@@ -4,6 +4,7 @@
 
 mod packet;
 mod report;
+mod scale;
 
 use std::process::ExitCode;
 
@@ -58,6 +59,9 @@ fn run(cli: &Cli) -> Result<Report> {
         Effort { rounds: 16, packets: 500_000, large: true }
     };
     let mut report = Report::default();
-    packet::measure(effort, &mut report)?;
+    if std::env::var_os("SCALE_ONLY").is_none() {
+        packet::measure(effort, &mut report)?;
+    }
+    scale::measure(effort, &mut report)?;
     Ok(report)
 }

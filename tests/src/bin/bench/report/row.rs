@@ -19,6 +19,7 @@ pub(crate) enum Unit {
     Percent,
     Megabytes,
     Bytes,
+    Packets,
 }
 
 impl Unit {
@@ -32,6 +33,7 @@ impl Unit {
             Self::Percent => "%",
             Self::Megabytes => "MB",
             Self::Bytes => "B",
+            Self::Packets => "packets",
         }
     }
 }
