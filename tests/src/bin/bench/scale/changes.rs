@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    ENDPOINTS, cluster, cpus, named,
+    ENDPOINTS, Rows, add, cluster, cpus, named,
     stage::{Maps, Stage},
 };
 use crate::{
@@ -20,26 +20,35 @@ use crate::{
 /// whatever the agent does each second at all its moments.
 const APART: Duration = Duration::from_millis(67);
 
+const GROUP: &str = "scale, change of an endpoint to maps";
+
+/// `flows`: how many there are meanwhile.
+pub(super) fn rows(services: u32, flows: u32) -> Rows {
+    let [p50, p99] = names(services, flows);
+    vec![(GROUP, p50), (GROUP, p99)]
+}
+
+fn names(services: u32, flows: u32) -> [String; 2] {
+    let flows = if flows == 0 { String::new() } else { format!(", {}k flows", flows / 1_000) };
+    ["p50", "p99"].map(|percentile| format!("{percentile}, {}{flows}", named(services)))
+}
+
 pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Result<()> {
-    let took = times(stage, effort)?;
-    add(&took, &named(stage.services), Some(Goal::AtMost(5.0)), report);
+    report_times(&times(stage, effort)?, stage.services, 0, report);
     Ok(())
 }
 
-pub(super) fn add(took: &[f64], name: &str, goal: Option<Goal>, report: &mut Report) {
-    let group = "change of an endpoint to the maps";
-    report.add(Row::new(group, &format!("p50, {name}"), Unit::Milliseconds, took));
-    let row = Row::new(group, &format!("p99, {name}"), Unit::Milliseconds, &[percentile(took, 99)]);
-    report.add(match goal {
-        Some(goal) => row.goal(goal),
-        None => row,
-    });
+pub(super) fn report_times(took: &[f64], services: u32, flows: u32, report: &mut Report) {
+    let [p50, p99] = names(services, flows);
+    add(report, Row::new(GROUP, &p50, Unit::Milliseconds, took));
+    let row = Row::new(GROUP, &p99, Unit::Milliseconds, &[percentile(took, 99)]);
+    add(report, row.goal(Goal::AtMost(5.0)));
 }
 
 /// Milliseconds from the moment the API server is told until the maps show it, of one change each.
 pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
     let cpus = cpus::all()?;
-    let number = if effort.large { 300 } else { 150 };
+    let number = if effort.full { 300 } else { 150 };
     let maps = stage.maps()?;
     let run = || (0..number).map(|i| change(stage, &maps, i)).collect();
     let Some((own, others @ [_, ..])) = cpus.split_last() else {

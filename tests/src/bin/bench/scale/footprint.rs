@@ -4,11 +4,27 @@ use std::{fs, thread::sleep, time::Duration};
 
 use anyhow::{Context, Result};
 
-use super::{ENDPOINTS, named, stage::Stage};
+use super::{ENDPOINTS, Rows, add, named, stage::Stage};
 use crate::report::{Goal, Report, Row, Unit};
 
 /// Long enough for a few of each of the agent's rounds.
 const IDLE: Duration = Duration::from_secs(4);
+
+const GROUP: &str = "scale, agent";
+const ROWS: [&str; 4] = [
+    "memory (resident)",
+    "memory of its own (RssAnon)",
+    "most memory so far (VmHWM)",
+    "CPU while nothing changes",
+];
+const MAPS: &str = "scale, memory of maps";
+const MAP_ROWS: [&str; 4] =
+    ["all maps", "IPv4 flow, both halves", "IPv6 flow, both halves", "IPv4 Service with 10 endpoints"];
+
+pub(super) fn rows(services: u32) -> Rows {
+    let agent = ROWS.iter().map(|row| (GROUP, format!("{row}, {}", named(services))));
+    agent.chain(MAP_ROWS.iter().map(|row| (MAPS, (*row).to_owned()))).collect()
+}
 
 /// Of a process, in megabytes.
 pub(super) struct Memory {
@@ -51,17 +67,16 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> Result<()> {
     sleep(IDLE);
     let idle = (cpu_time(pid)? - before).as_secs_f64() / IDLE.as_secs_f64() * 100.0;
     let memory = Memory::of(pid)?;
-    let mut add = |what: &str, unit, value: f64, goal| {
-        let row = Row::new("agent", &format!("{what}, {name}"), unit, &[value]);
-        report.add(match goal {
-            Some(goal) => row.goal(goal),
-            None => row,
-        });
-    };
-    add("memory (resident)", Unit::Megabytes, memory.resident, Some(Goal::AtMost(150.0)));
-    add("memory of its own (RssAnon)", Unit::Megabytes, memory.own, None);
-    add("most memory so far (VmHWM)", Unit::Megabytes, memory.peak, None);
-    add("CPU while nothing changes", Unit::Percent, idle, None);
+    let figures = [
+        (Unit::Megabytes, memory.resident),
+        (Unit::Megabytes, memory.own),
+        (Unit::Megabytes, memory.peak),
+        (Unit::Percent, idle),
+    ];
+    for ((what, (unit, figure)), i) in ROWS.into_iter().zip(figures).zip(0..) {
+        let row = Row::new(GROUP, &format!("{what}, {name}"), unit, &[figure]);
+        add(report, if i == 0 { row.goal(Goal::AtMost(150.0)) } else { row });
+    }
     maps(stage, report)
 }
 
@@ -81,14 +96,14 @@ fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
     let each = |name| find(name).map(|(bytes, _)| bytes / f64::from(stage.services));
     let slot = |name| find(name).map(|(bytes, room)| bytes / room * f64::from(ENDPOINTS));
     let service = each("FRONTENDS4")? + each("SERVICES")? + slot("SLOTS4")? + slot("SLOT_ROUTES4")?;
-    let rows = [
-        ("all", Unit::Megabytes, all / 1e6),
-        ("an IPv4 flow, both halves", Unit::Bytes, flow("FLOWS4")?),
-        ("an IPv6 flow, both halves", Unit::Bytes, flow("FLOWS6")?),
-        ("an IPv4 Service with its endpoints", Unit::Bytes, service),
+    let figures = [
+        (Unit::Megabytes, all / 1e6),
+        (Unit::Bytes, flow("FLOWS4")?),
+        (Unit::Bytes, flow("FLOWS6")?),
+        (Unit::Bytes, service),
     ];
-    for (name, unit, value) in rows {
-        report.add(Row::new("memory of the maps", name, unit, &[value]));
+    for (name, (unit, figure)) in MAP_ROWS.into_iter().zip(figures) {
+        add(report, Row::new(MAPS, name, unit, &[figure]));
     }
     Ok(())
 }

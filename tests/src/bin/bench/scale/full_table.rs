@@ -1,6 +1,6 @@
 //! A flow table that is nearly full: of flows as packets would have made them, but written by the bench.
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, time::Instant};
 
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
@@ -10,7 +10,7 @@ use traffic_policy_ebpf::{
     tcp::{ANSWERED, CONFIRMED},
 };
 
-use super::{changes, footprint::cpu_time, named, stage::Stage};
+use super::{Rows, add, changes, footprint::cpu_time, named, stage::Stage};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -21,19 +21,32 @@ pub(super) type Flows = HashMap<MapData, Tuple<Address4>, Flow<Address4>>;
 /// As full as it may be for long: beyond 80 % the agent removes the flows that were idle for longest.
 const PERCENT: u32 = 78;
 
+const GROUP: &str = "scale, agent";
+
+fn flows() -> u32 {
+    Sizes::default().flows4 / 2 * PERCENT / 100
+}
+
+fn name(services: u32) -> String {
+    format!("CPU with 15 changes a second, {}, {}k flows", named(services), flows() / 1_000)
+}
+
+pub(super) fn rows(services: u32) -> Rows {
+    let mut rows = changes::rows(services, flows());
+    rows.push((GROUP, name(services)));
+    rows
+}
+
 /// While the agent sweeps such a table: changes, and what it costs the agent.
 pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Result<()> {
-    let mut flows: Flows = Map::HashMap(stage.map("FLOWS4")?).try_into()?;
-    let of_the_stream = flows.iter().next().context("the stream has no flow")??.1;
-    let number = Sizes::default().flows4 / 2 * PERCENT / 100;
-    fill(&mut flows, number, of_the_stream.last)?;
-    let start = std::time::Instant::now();
-    let before = cpu_time(stage.pid()?)?;
+    let mut table: Flows = Map::HashMap(stage.map("FLOWS4")?).try_into()?;
+    let of_the_stream = table.iter().next().context("the stream has no flow")??.1;
+    fill(&mut table, flows(), of_the_stream.last)?;
+    let (start, before) = (Instant::now(), cpu_time(stage.pid()?)?);
     let took = changes::times(stage, effort)?;
     let used = (cpu_time(stage.pid()?)? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
-    let name = format!("{}, {}k flows", named(stage.services), number / 1_000);
-    changes::add(&took, &name, None, report);
-    report.add(Row::new("agent", &format!("CPU with 15 changes a second, {name}"), Unit::Percent, &[used]));
+    changes::report_times(&took, stage.services, flows(), report);
+    add(report, Row::new(GROUP, &name(stage.services), Unit::Percent, &[used]));
     Ok(())
 }
 

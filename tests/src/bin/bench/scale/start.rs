@@ -5,12 +5,28 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    ENDPOINTS, cluster,
+    ENDPOINTS, Rows, add, cluster,
     footprint::{Memory, cpu_time},
     named,
     stage::{PATIENCE, Stage},
 };
 use crate::report::{Goal, Report, Row, Unit};
+
+const GROUP: &str = "scale, first sync";
+const ROWS: [&str; 4] = [
+    "complete lists to maps",
+    "process start to ready (lists by a slow API server)",
+    "CPU time of the agent until ready",
+    "most memory until ready",
+];
+
+fn names(services: u32) -> [String; 4] {
+    ROWS.map(|row| format!("{row}, {}", named(services)))
+}
+
+pub(super) fn rows(services: u32) -> Rows {
+    names(services).into_iter().map(|name| (GROUP, name)).collect()
+}
 
 /// One element for each start.
 #[derive(Default)]
@@ -67,14 +83,12 @@ impl Starts {
     }
 
     pub(super) fn report(&self, services: u32, report: &mut Report) {
-        let row = |what: &str, unit, runs: &[f64]| {
-            Row::new("first sync", &format!("{what}, {}", named(services)), unit, runs)
-        };
-        let synced = row("complete lists to maps", Unit::Milliseconds, &self.synced);
-        report.add(synced.goal(Goal::AtMost(2_000.0)));
-        report.add(row("process start to ready (slow API server)", Unit::Milliseconds, &self.ready));
-        report.add(row("CPU time of the agent until ready", Unit::Milliseconds, &self.used));
-        report.add(row("most memory until ready", Unit::Megabytes, &self.peak));
+        let [synced, ready, used, peak] = names(services);
+        let row = Row::new(GROUP, &synced, Unit::Milliseconds, &self.synced);
+        add(report, row.goal(Goal::AtMost(2_000.0)));
+        add(report, Row::new(GROUP, &ready, Unit::Milliseconds, &self.ready));
+        add(report, Row::new(GROUP, &used, Unit::Milliseconds, &self.used));
+        add(report, Row::new(GROUP, &peak, Unit::Megabytes, &self.peak));
     }
 }
 

@@ -8,11 +8,21 @@ use traffic_policy_tests::{
     traffic::{Datagrams, Ledger, Server},
 };
 
-use super::named;
+use super::{Rows, add, named};
 use crate::report::{Goal, Report, Row, Unit};
 
 const FLOWS: usize = 20;
 const PER_SECOND: u32 = 1_000;
+
+const GROUP: &str = "scale, forwarding";
+
+fn name(services: u32) -> String {
+    format!("datagrams lost while all that is measured, {}", named(services))
+}
+
+pub(super) fn rows(services: u32) -> Rows {
+    vec![(GROUP, name(services))]
+}
 
 pub(super) struct Stream {
     _server: Server,
@@ -33,8 +43,8 @@ impl Stream {
         if !counted.is_clean() {
             eprintln!("  the stream beside {}: {counted}", named(services));
         }
-        let name = format!("lost of {} datagrams meanwhile, {}", counted.sent, named(services));
-        report.add(Row::new("forwarding", &name, Unit::Packets, &[lost as f64]).goal(Goal::AtMost(0.0)));
+        let row = Row::new(GROUP, &name(services), Unit::Packets, &[lost as f64]);
+        add(report, row.goal(Goal::AtMost(0.0)));
         Ok(())
     }
 }

@@ -11,56 +11,69 @@ use aya::Ebpf;
 use traffic_policy_agent::dataplane::{Kernel, Sizes, Sweeper, Tables, jumps, load, load_programs};
 use traffic_policy_ebpf::tcp::Timeouts;
 
-use super::{cpus, delay::Probe, full_table};
+use super::{Rows, add, cpus, delay::Probe, full_table, wants};
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
 };
 
-const GROUP: &str = "sweep";
-/// Of one round without a sweep.
-const QUIET: Duration = Duration::from_millis(100);
+const GROUP: &str = "scale, sweep";
+/// What a sweep of these tables takes.
+const TAKES: [&str; 3] =
+    ["empty table, takes", "full table, takes", "full table whose flows all end, takes"];
+/// What a packet waits meanwhile.
+const WAITS: [&str; 2] =
+    ["full table, longest wait of a packet", "full table whose flows all end, longest wait of a packet"];
+const BESIDE: &str = "none";
+
+fn rows() -> Rows {
+    TAKES.iter().chain(&WAITS).map(|row| (GROUP, (*row).to_owned())).collect()
+}
 
 pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    if !wants(report, &rows()) {
+        return Ok(());
+    }
     let cpus = cpus::all()?;
     let Some((swept, others @ [_, ..])) = cpus.split_last() else {
         eprintln!("  a single CPU: what packets wait while it sweeps cannot be told from what the bench itself waits");
         return Ok(());
     };
     let probe = Probe::build(*swept)?;
-    let rounds = if effort.large { 15 } else { 6 };
-    let mut table = Table::new()?;
-    let empty = during(&probe, &[*swept], others, rounds, || table.sweep())?;
-    table.fill()?;
-    let full = during(&probe, &[*swept], others, rounds, || table.sweep())?;
-    ensure!(table.entries == table.size, "the sweeps found {} entries, not {}", table.entries, table.size);
-    let none = during(&probe, &[*swept], others, rounds, || {
-        thread::sleep(QUIET);
-        Ok(())
-    })?;
-    // The next two, which mark all flows and then delete them, cannot be repeated without a new table.
-    let mut emptying = Vec::new();
-    for _ in 0..rounds.div_ceil(3) {
-        let mut table = Table::new()?;
-        table.fill()?;
-        table.sweep()?;
-        table.let_all_end();
-        emptying.extend(during(&probe, &[*swept], others, 2, || table.sweep())?);
-        ensure!(table.deleted == table.size / 2, "only {} flows were deleted", table.deleted);
+    let rounds = if effort.full { 20 } else { 8 };
+    let around = |work: &mut (dyn FnMut() -> Result<()> + Send)| during(&probe, &[*swept], others, work);
+    let [mut empty, mut full] = [Table::new()?, Table::new()?];
+    full.fill()?;
+    let [mut of_empty, mut of_full, mut of_none] = [const { Vec::new() }; 3];
+    for _ in 0..rounds {
+        of_empty.push(around(&mut || empty.sweep())?);
+        of_full.push(around(&mut || full.sweep())?);
+        let as_long = Duration::from_secs_f64(of_full[0].took / 1e3);
+        of_none.push(around(&mut || {
+            thread::sleep(as_long);
+            Ok(())
+        })?);
+        ensure!(full.entries == full.size, "a sweep found {} entries, not {}", full.entries, full.size);
     }
-    for (name, runs) in [("empty table", &empty), ("full table", &full), ("full table, all flows end", &emptying)] {
+    let mut of_ending = Vec::new();
+    for _ in 0..rounds / 4 {
+        full.fill()?;
+        full.sweeper = sweeper(0);
+        // The first one marks all flows, the second one deletes them.
+        for _ in 0..2 {
+            of_ending.push(around(&mut || full.sweep())?);
+        }
+        ensure!(full.deleted == full.size / 2, "a sweep deleted {} flows", full.deleted);
+    }
+    for (name, runs) in TAKES.into_iter().zip([&of_empty, &of_full, &of_ending]) {
         let took: Vec<_> = runs.iter().map(|run| run.took).collect();
-        report.add(Row::new(GROUP, &format!("{name}, takes"), Unit::Milliseconds, &took));
+        add(report, Row::new(GROUP, name, Unit::Milliseconds, &took));
     }
-    let waits = |runs: &[Round]| -> Vec<f64> { runs.iter().map(|run| run.longest).collect() };
-    for (name, runs) in [("full table", &full), ("full table, all flows end", &emptying)] {
-        let row = Row::new(GROUP, &format!("{name}, a packet waits at most"), Unit::Milliseconds, &waits(runs));
-        report.add(row.goal(Goal::AtMost(1.0)));
-        let worst = waits(runs).into_iter().fold(0.0, f64::max);
-        let row = Row::new(GROUP, &format!("{name}, worst of {} sweeps", runs.len()), Unit::Milliseconds, &[worst]);
-        report.add(row.goal(Goal::AtMost(1.0)));
+    let longest = |runs: &[Round]| runs.iter().map(|run| run.longest).fold(0.0, f64::max);
+    for (name, runs) in WAITS.into_iter().zip([&of_full, &of_ending]) {
+        let row = Row::new(GROUP, name, Unit::Milliseconds, &[longest(runs)]);
+        add(report, row.beside(BESIDE, &[longest(&of_none)]).goal(Goal::AtMost(1.0)));
     }
-    report.add(Row::new(GROUP, "no sweep, a packet waits at most", Unit::Milliseconds, &waits(&none)));
     Ok(())
 }
 
@@ -76,10 +89,8 @@ fn during(
     probe: &Probe,
     on: &[usize],
     others: &[usize],
-    rounds: usize,
-    mut work: impl FnMut() -> Result<()> + Send,
-) -> Result<Vec<Round>> {
-    let mut one = || -> Result<Round> {
+    work: &mut (dyn FnMut() -> Result<()> + Send),
+) -> Result<Round> {
         let ended = AtomicBool::new(false);
         let (took, echoes) = thread::scope(|scope| {
             let asking = scope.spawn(|| -> Result<Vec<Duration>> {
@@ -102,8 +113,6 @@ fn during(
         });
         let longest = echoes?.into_iter().max().context("nothing was answered")?;
         Ok(Round { took: took?.as_secs_f64() * 1e3, longest: longest.as_secs_f64() * 1e3 })
-    };
-    (0..rounds).map(|_| one()).collect()
 }
 
 /// The packet path's tables with their default sizes, and its sweeper.
@@ -129,14 +138,10 @@ impl Table {
 
     /// Fills the IPv4 table to the last entry.
     fn fill(&mut self) -> Result<()> {
+        self.sweeper = sweeper(u32::MAX / 4);
         self.sweep()?;
         let now = self.tables.sweep.get(&0, 0)?.now;
         full_table::fill(&mut self.tables.v4.flows, self.size / 2, now)
-    }
-
-    /// From now on flows end after no time at all.
-    fn let_all_end(&mut self) {
-        self.sweeper = sweeper(0);
     }
 
     fn sweep(&mut self) -> Result<()> {
