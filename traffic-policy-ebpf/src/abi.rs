@@ -290,7 +290,7 @@ pub struct Filter {
     pub service_cidrs: [u64; PORT_WORDS],
 }
 
-/// Key of `GONE`: an endpoint that takes no more new flows.
+/// Key of `GONE`: an endpoint that takes no more new flows of a Service port; of others it may.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EndpointKey {
@@ -298,8 +298,10 @@ pub struct EndpointKey {
     pub address: [u64; 2],
     /// Memory order.
     pub port: u16,
-    pub protocol: u16,
-    pub ipv6: u32,
+    pub protocol: u8,
+    pub ipv6: u8,
+    /// Index of the Service port.
+    pub service: u32,
 }
 
 /// A token bucket of one CPU for answers that the program makes itself.

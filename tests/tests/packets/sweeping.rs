@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_agent::dataplane::{Sweeper, endpoint_key};
+use traffic_policy_agent::dataplane::{GoneEndpoint, Sweeper, endpoint_key};
 use traffic_policy_agent::model::Protocol;
 use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
 use traffic_policy_tests::harness::{Frontend, Half, Harness, SIZES, Setup, Spot};
@@ -163,6 +163,12 @@ fn a_reply_half_that_nobody_names_goes() {
     });
 }
 
+/// An endpoint that left the Service port with this index.
+fn gone_from(terms: Terms, service: u32, endpoint: SocketAddr) -> GoneEndpoint {
+    let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
+    GoneEndpoint { service, endpoint, protocol }
+}
+
 #[test]
 fn gone_endpoints_are_marked_and_no_others() {
     everywhere(|harness, terms| {
@@ -172,13 +178,19 @@ fn gone_endpoints_are_marked_and_no_others() {
         talks.iter().for_each(|talk| talk.establish(harness));
         let (address, port) = terms.at(endpoints[0]);
         let gone = SocketAddr::new(address, port);
-        let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
-        let other = if terms.tcp { Protocol::Udp } else { Protocol::Tcp };
         let mut sweeper = sweeper();
-        harness.tables.gone.insert(endpoint_key(gone, other), 1, 0).unwrap();
-        harness.sweep(&mut sweeper, true);
-        assert!(talks.iter().all(|talk| talk.halves(harness).0.state & GONE == 0), "the other protocol");
-        harness.tables.gone.insert(endpoint_key(gone, protocol), 1, 0).unwrap();
+        let service = talks[0].halves(harness).0.service;
+        let same = gone_from(terms, service, gone);
+        let protocol = if terms.tcp { Protocol::Udp } else { Protocol::Tcp };
+        for (what, other) in [
+            ("the other protocol", GoneEndpoint { protocol, ..same }),
+            ("another Service's", GoneEndpoint { service: service + 1, ..same }),
+        ] {
+            harness.tables.gone.insert(endpoint_key(&other), 1, 0).unwrap();
+            harness.sweep(&mut sweeper, true);
+            assert!(talks.iter().all(|talk| talk.halves(harness).0.state & GONE == 0), "{what}");
+        }
+        harness.tables.gone.insert(endpoint_key(&same), 1, 0).unwrap();
         harness.sweep(&mut sweeper, false);
         assert!(talks.iter().all(|talk| talk.halves(harness).0.state & GONE == 0), "not asked to");
         harness.sweep(&mut sweeper, true);
@@ -200,13 +212,12 @@ fn pending_flows_leave_a_gone_endpoint() {
             harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
             let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
             talk.open(harness);
-            let gone = talk.halves(harness).0.new_to;
+            let Half { service, new_to: gone, .. } = talk.halves(harness).0;
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
             harness.sweep(&mut sweeper, true);
             talk.open(harness);
             assert_eq!(talk.halves(harness).0.new_to, gone, "not named yet");
-            let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
-            harness.tables.gone.insert(endpoint_key(gone, protocol), 1, 0).unwrap();
+            harness.tables.gone.insert(endpoint_key(&gone_from(terms, service, gone)), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
             talk.open(harness).expect("forwarded");
             assert_ne!(talk.halves(harness).0.new_to, gone);

@@ -12,6 +12,7 @@ use traffic_policy_tests::object::{Backend, Policy, Service};
 use traffic_policy_tests::traffic::{HeldConnections, Outcome, Probe};
 
 const PORT: u16 = 30_080;
+const OTHER_PORT: u16 = 30_090;
 const SOURCE_PORT: u16 = 44_444;
 const SOON: Duration = Duration::from_secs(15);
 
@@ -59,6 +60,8 @@ fn follow(attach: &str) {
     let service = web(Policy::Cluster);
     let both = cluster.backends();
     cluster.manifests.apply(&service, &both).unwrap();
+    // Of another Service they stay endpoints all the time.
+    cluster.manifests.apply(&Cluster::node_port("other", Policy::Cluster, OTHER_PORT), &both).unwrap();
     let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
     let mut ways = Vec::new();
     for family in Family::BOTH {
@@ -74,14 +77,19 @@ fn follow(attach: &str) {
     let endpoints = |backends: &[Backend]| cluster.manifests.endpoints(&service, backends).unwrap();
 
     for to in ways.iter().copied() {
-        // A flow stays where it is, and moves when its endpoint is none any more.
+        // A flow stays where it is, and moves when its endpoint is none of its Service any more.
         let pod = ask(&cluster, to).answer().unwrap().pod;
         for _ in 0..8 {
             assert!(is_by(&ask(&cluster, to), &pod), "{attach} {to}");
         }
         let (stays, other) = if pod == "pod-1-1" { (1, "pod-2-1") } else { (0, "pod-1-1") };
+        let kept = SocketAddr::new(to.ip(), OTHER_PORT);
+        let kept_by = (to.port() == PORT).then(|| ask(&cluster, kept).answer().unwrap().pod);
         endpoints(&both[stays..=stays]);
         until(&cluster, "its endpoint is gone", to, |outcome| is_by(outcome, other));
+        if let Some(pod) = kept_by {
+            assert!(is_by(&ask(&cluster, kept), &pod), "{attach} {kept}: of the other Service");
+        }
         // One that only ends takes no new flows, but it still serves this one.
         let leaving = both[stays].clone().terminating();
         endpoints(&[leaving, both[1 - stays].clone()]);

@@ -9,11 +9,18 @@ use traffic_policy_tests::object::{Backend, Policy};
 use crate::caller::{Caller, Kind, Socket};
 use crate::stand::{Stand, service, service_at, until};
 
+/// The Service whose endpoints change.
+const NUMBER: u8 = 10;
+/// A Service that has both endpoints all the time.
+const OTHER: u8 = 11;
+
 /// Two endpoints, on the caller's node and on the other one.
 fn stand() -> Stand {
     Stand::start(&[2, 1], |cluster| {
         let backends = [(1, 2), (2, 1)].map(|(node, pod)| Backend::of(cluster.lab.node(node).pod(pod)));
-        cluster.manifests.apply(&service(10), &backends).unwrap();
+        for number in [NUMBER, OTHER] {
+            cluster.manifests.apply(&service(number), &backends).unwrap();
+        }
     })
 }
 
@@ -25,11 +32,11 @@ fn other(pod: &str) -> &'static str {
     if pod == "pod-2-1" { "pod-1-2" } else { "pod-2-1" }
 }
 
-/// A connected UDP socket whose endpoint is this pod.
-fn connected_to(caller: &Caller, kind: Kind, pod: &str) -> Socket {
+/// A UDP socket connected to a Service, whose endpoint is this pod.
+fn connected_to(caller: &Caller, number: u8, kind: Kind, pod: &str) -> Socket {
     loop {
         let socket = caller.udp(kind);
-        socket.connect(kind.written(service_at(10, kind))).unwrap();
+        socket.connect(kind.written(service_at(number, kind))).unwrap();
         socket.send("who").unwrap();
         if socket.receive().unwrap().1.pod == pod {
             return socket;
@@ -45,14 +52,17 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
     for gone in ["pod-2-1", "pod-1-2"] {
         let sockets: Vec<_> = callers
             .iter()
-            .flat_map(|caller| Kind::ALL.map(|kind| (kind, connected_to(caller, kind, gone))))
+            .flat_map(|caller| Kind::ALL.map(|kind| (kind, connected_to(caller, NUMBER, kind, gone))))
             .collect();
-        let staying: Vec<_> =
-            Kind::ALL.iter().map(|kind| connected_to(&callers[0], *kind, other(gone))).collect();
-        stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, other(gone))]).unwrap();
+        let staying: Vec<_> = Kind::ALL
+            .iter()
+            .flat_map(|kind| [(NUMBER, other(gone)), (OTHER, gone)].map(|(number, pod)| (*kind, number, pod)))
+            .map(|(kind, number, pod)| (connected_to(&callers[0], number, kind, pod), pod))
+            .collect();
+        stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, other(gone))]).unwrap();
         stand.agents[0].wait_said(&["ended UDP sockets", "sockets=6"], Duration::from_secs(10)).unwrap();
         for (kind, socket) in &sockets {
-            let to = kind.written(service_at(10, *kind));
+            let to = kind.written(service_at(NUMBER, *kind));
             // Told to whoever listens; whoever sends learns that nobody is there.
             let error = socket.receive().unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{kind:?}: {error}");
@@ -63,15 +73,15 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
             let (from, answer) = socket.receive().unwrap();
             assert_eq!((from, answer.pod.as_str()), (to, other(gone)), "{kind:?}");
         }
-        for socket in &staying {
+        for (socket, pod) in &staying {
             socket.send("who").unwrap();
-            assert_eq!(socket.receive().unwrap().1.pod, other(gone));
+            assert_eq!(&socket.receive().unwrap().1.pod, pod);
         }
-        stand.cluster.manifests.endpoints(&service(10), &both).unwrap();
+        stand.cluster.manifests.endpoints(&service(NUMBER), &both).unwrap();
         // Until both are chosen again.
         for kind in Kind::ALL {
             until("the endpoint does not come back", || {
-                (callers[0].ask(kind, service_at(10, kind)).unwrap().0.pod == gone).then_some(())
+                (callers[0].ask(kind, service_at(NUMBER, kind)).unwrap().0.pod == gone).then_some(())
             });
         }
     }
@@ -81,10 +91,10 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
 fn an_endpoint_that_went_while_no_agent_ran() {
     let mut stand = stand();
     let caller = stand.on_node(1);
-    let sockets = Kind::ALL.map(|kind| connected_to(&caller, kind, "pod-2-1"));
-    let staying = connected_to(&caller, Kind::V4, "pod-1-2");
+    let sockets = Kind::ALL.map(|kind| connected_to(&caller, NUMBER, kind, "pod-2-1"));
+    let staying = connected_to(&caller, NUMBER, Kind::V4, "pod-1-2");
     stand.agents[0].kill().unwrap();
-    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
     // Nobody has told the programs.
     sockets[0].send("who").unwrap();
     assert_eq!(sockets[0].receive().unwrap().1.pod, "pod-2-1");
@@ -98,10 +108,10 @@ fn an_endpoint_that_went_while_no_agent_ran() {
 
     // The Service goes altogether.
     stand.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
-    stand.cluster.manifests.delete(&service(10)).unwrap();
+    stand.cluster.manifests.delete(&service(NUMBER)).unwrap();
     let error = staying.receive().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{error}");
-    let error = staying.connect(service_at(10, Kind::V4)).unwrap_err();
+    let error = staying.connect(service_at(NUMBER, Kind::V4)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
 }
 
@@ -109,14 +119,14 @@ fn an_endpoint_that_went_while_no_agent_ran() {
 #[test]
 fn a_socket_is_not_forgotten_for_many_others() {
     let stand = stand();
-    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-2-1")]).unwrap();
+    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-2-1")]).unwrap();
     stand.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
     let caller = stand.in_pod(1, 1);
     let old = caller.udp(Kind::V4);
-    old.connect(service_at(10, Kind::V4)).unwrap();
-    caller.udp(Kind::V4).churn(200_000, service_at(10, Kind::V4));
+    old.connect(service_at(NUMBER, Kind::V4)).unwrap();
+    caller.udp(Kind::V4).churn(200_000, service_at(NUMBER, Kind::V4));
     old.send("still").unwrap();
-    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
     stand.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
     assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
 }
@@ -127,7 +137,7 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
     let stand = stand();
     let caller = stand.in_pod(1, 1);
     for kind in Kind::ALL {
-        let to = kind.written(service_at(10, kind));
+        let to = kind.written(service_at(NUMBER, kind));
         let socket = loop {
             let socket = caller.udp(kind);
             if socket.exchange(to).unwrap().1.pod == "pod-2-1" {
@@ -150,14 +160,14 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
             });
         };
         let terminating = [stand.backend(1, 2), stand.backend(2, 1).terminating()];
-        stand.cluster.manifests.endpoints(&service(10), &terminating).unwrap();
+        stand.cluster.manifests.endpoints(&service(NUMBER), &terminating).unwrap();
         new_ones_go_elsewhere();
         stays();
         let both = [stand.backend(1, 2), stand.backend(2, 1)];
-        stand.cluster.manifests.apply(&service(10).internal_policy(Policy::Local), &both).unwrap();
+        stand.cluster.manifests.apply(&service(NUMBER).internal_policy(Policy::Local), &both).unwrap();
         new_ones_go_elsewhere();
         stays();
-        stand.cluster.manifests.apply(&service(10), &both).unwrap();
+        stand.cluster.manifests.apply(&service(NUMBER), &both).unwrap();
         until("the endpoint does not come back", || {
             (caller.udp(kind).exchange(to).unwrap().1.pod == "pod-2-1").then_some(())
         });
@@ -171,12 +181,12 @@ fn datagrams_leave_an_endpoint_that_went_long_ago() {
     let stand = stand();
     let caller = stand.in_pod(1, 1);
     let sockets = Kind::ALL.map(|kind| {
-        let to = kind.written(service_at(10, kind));
+        let to = kind.written(service_at(NUMBER, kind));
         let sockets: Vec<_> = (0..10).map(|_| caller.udp(kind)).collect();
         sockets.iter().for_each(|socket| drop(socket.exchange(to).unwrap()));
         (to, sockets)
     });
-    stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
     for (to, _) in &sockets {
         let mut in_a_row = 0;
         until("new conversations still go there", || {
@@ -200,8 +210,8 @@ fn datagrams_move_and_connections_stay() {
     let stand = stand();
     let caller = stand.in_pod(1, 1);
     for kind in Kind::ALL {
-        let to = kind.written(service_at(10, kind));
-        let (answer, connection) = caller.ask(kind, service_at(10, kind)).unwrap();
+        let to = kind.written(service_at(NUMBER, kind));
+        let (answer, connection) = caller.ask(kind, service_at(NUMBER, kind)).unwrap();
         let gone = answer.pod;
         let socket = loop {
             let socket = caller.udp(kind);
@@ -209,7 +219,7 @@ fn datagrams_move_and_connections_stay() {
                 break socket;
             }
         };
-        stand.cluster.manifests.endpoints(&service(10), &[one_endpoint(&stand, other(&gone))]).unwrap();
+        stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, other(&gone))]).unwrap();
         let before = stand.calls(1, "connected");
         until("the datagrams do not move", || {
             let (from, answer) = socket.exchange(to).unwrap();
@@ -217,9 +227,13 @@ fn datagrams_move_and_connections_stay() {
             (answer.pod != gone).then_some(())
         });
         // It moved once, and stays there when the first endpoint comes back.
-        stand.cluster.manifests.endpoints(&service(10), &[stand.backend(1, 2), stand.backend(2, 1)]).unwrap();
+        stand
+            .cluster
+            .manifests
+            .endpoints(&service(NUMBER), &[stand.backend(1, 2), stand.backend(2, 1)])
+            .unwrap();
         until("the endpoint does not come back", || {
-            let (answer, _) = caller.ask(kind, service_at(10, kind)).unwrap();
+            let (answer, _) = caller.ask(kind, service_at(NUMBER, kind)).unwrap();
             assert_eq!(socket.exchange(to).unwrap().1.pod, other(&gone), "{kind:?}");
             (answer.pod == gone).then_some(())
         });

@@ -1,16 +1,12 @@
 //! The sockets' part of the run loop: what programs on the cgroup know of this node, and UDP sockets whose endpoint is gone.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-    path::Path,
-};
+use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use anyhow::Result;
 
 use super::Control;
 use crate::{
-    dataplane::ConnectedUdp,
+    dataplane::{ConnectedUdp, GoneEndpoint},
     node::sockets::{Destroyed, destroy_udp},
 };
 
@@ -44,7 +40,7 @@ impl Control {
 }
 
 /// Sockets that were ended, and what could not be done.
-fn end(cgroup: &Path, sockets: &ConnectedUdp, endpoints: &BTreeSet<SocketAddr>) -> Result<Destroyed> {
+fn end(cgroup: &Path, sockets: &ConnectedUdp, endpoints: &BTreeSet<GoneEndpoint>) -> Result<Destroyed> {
     let mut all = Destroyed::default();
     for cookies in sockets.of(endpoints)? {
         let mut destroyed = destroy_udp(cgroup, &cookies)?;

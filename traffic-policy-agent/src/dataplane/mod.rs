@@ -31,7 +31,7 @@ mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -54,7 +54,7 @@ pub use self::{
         Report, ServiceCount, ServicePort, Traffic, Way, device_name, frontend_kind, service_count_reader,
     },
     pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
-    plan::FrontendId,
+    plan::{FrontendId, GoneEndpoint},
     pool::{
         LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
     },
@@ -70,7 +70,7 @@ use self::{
     plan::{Context, Planner},
     words::{agent, pool_port, state},
 };
-use crate::model::{Desired, Protocol, ServicePortKey};
+use crate::model::{Desired, ServicePortKey};
 
 /// Service ports, and slots of each family: as the maps are declared.
 const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
@@ -92,7 +92,7 @@ pub struct Dataplane {
     /// The filter may hold bits of Services that are gone.
     untidy: bool,
     /// Endpoints in `GONE`: their flows are being marked.
-    gone: BTreeSet<(SocketAddr, Protocol)>,
+    gone: BTreeSet<GoneEndpoint>,
     /// What the last periodic sweep found: IPv4, IPv6.
     found: [Found; 2],
     /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
@@ -259,32 +259,23 @@ impl Dataplane {
     /// Names endpoints that take no more new flows, for the sweeps from now on to the next periodic one: a packet that
     /// chose one of them just before may insert its flow behind the first sweep's back. Endpoints that serve again, or
     /// that a killed agent named and that serve, are taken off.
-    fn name_gone(&mut self, gone: &BTreeSet<(SocketAddr, Protocol)>) -> Result<()> {
-        let back: Vec<_> = self
-            .gone
-            .iter()
-            .filter(|(endpoint, protocol)| self.planner.is_serving(*endpoint, *protocol))
-            .copied()
-            .collect();
-        for (endpoint, protocol) in back {
-            self.forget_gone(endpoint, protocol)?;
+    fn name_gone(&mut self, gone: &BTreeSet<GoneEndpoint>) -> Result<()> {
+        let back = self.gone.iter().filter(|endpoint| self.planner.is_serving(endpoint));
+        for endpoint in back.copied().collect::<Vec<_>>() {
+            self.forget_gone(&endpoint)?;
         }
-        for (endpoint, protocol) in gone {
-            self.tables
-                .gone
-                .insert(endpoint_key(*endpoint, *protocol), 1, 0)
-                .context("naming a gone endpoint failed")?;
-            self.gone.insert((*endpoint, *protocol));
+        for endpoint in gone {
+            let key = endpoint_key(endpoint);
+            self.tables.gone.insert(key, 1, 0).context("naming a gone endpoint failed")?;
+            self.gone.insert(*endpoint);
         }
         Ok(())
     }
 
-    fn forget_gone(&mut self, endpoint: SocketAddr, protocol: Protocol) -> Result<()> {
-        self.tables
-            .gone
-            .remove(&endpoint_key(endpoint, protocol))
-            .context("forgetting a gone endpoint failed")?;
-        self.gone.remove(&(endpoint, protocol));
+    fn forget_gone(&mut self, endpoint: &GoneEndpoint) -> Result<()> {
+        let key = endpoint_key(endpoint);
+        self.tables.gone.remove(&key).context("forgetting a gone endpoint failed")?;
+        self.gone.remove(endpoint);
         Ok(())
     }
 
@@ -298,8 +289,8 @@ impl Dataplane {
         self.found = found;
         self.report_life()?;
         if self.synced {
-            for (endpoint, protocol) in self.gone.clone() {
-                self.forget_gone(endpoint, protocol)?;
+            for endpoint in self.gone.clone() {
+                self.forget_gone(&endpoint)?;
             }
         }
         if self.untidy && found.iter().all(|found| found.entries == 0 && found.pending == 0) {

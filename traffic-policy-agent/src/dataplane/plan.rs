@@ -85,13 +85,20 @@ pub struct Planner {
     ports: BTreeMap<ServicePortKey, Applied>,
     ranges: [Ranges; 2],
     indices: Ranges,
-    /// How many Service ports name a serving endpoint.
-    serving: HashMap<(SocketAddr, Protocol), u32>,
     /// Endpoints in the maps as they were found, until the first plan has compared them.
-    found: HashSet<(SocketAddr, Protocol)>,
+    found: HashSet<GoneEndpoint>,
     first: bool,
-    /// Indices of `ports`.
-    used: HashSet<u32>,
+    /// Who of `ports` has an index.
+    owners: HashMap<u32, ServicePortKey>,
+}
+
+/// An endpoint that serves a Service port no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GoneEndpoint {
+    /// Index of the Service port.
+    pub service: u32,
+    pub endpoint: SocketAddr,
+    pub protocol: Protocol,
 }
 
 #[derive(Clone, Debug)]
@@ -106,8 +113,8 @@ struct Applied {
 #[derive(Debug, Default)]
 pub struct Plan {
     pub ops: Vec<Op>,
-    /// Endpoints that take no more new flows.
-    pub gone: BTreeSet<(SocketAddr, Protocol)>,
+    /// Endpoints that take no more new flows of their Service port.
+    pub gone: BTreeSet<GoneEndpoint>,
     /// Service ports for which the maps have no room.
     pub no_room: Vec<ServicePortKey>,
     /// Belongs at the end of `ops`.
@@ -141,21 +148,15 @@ impl Planner {
         let indices = Ranges::going_round(sizes.services, indices);
         let mut found = HashSet::new();
         for (id, frontend) in &held.frontends {
-            for range in [frontend.cluster, frontend.local] {
-                let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base));
-                found.extend(endpoints.into_iter().flatten().map(|endpoint| (endpoint.address, id.protocol)));
+            // An empty list has no place: the base that it names is another's.
+            for range in [frontend.cluster, frontend.local].into_iter().filter(|range| range.len > 0) {
+                let (service, protocol) = (frontend.service, id.protocol);
+                let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
+                let endpoints = endpoints.map(|endpoint| endpoint.address);
+                found.extend(endpoints.map(|endpoint| GoneEndpoint { service, endpoint, protocol }));
             }
         }
-        Self {
-            held,
-            ports: BTreeMap::new(),
-            ranges,
-            indices,
-            serving: HashMap::new(),
-            found,
-            first: true,
-            used: HashSet::new(),
-        }
+        Self { held, ports: BTreeMap::new(), ranges, indices, found, first: true, owners: HashMap::new() }
     }
 
     /// Plans for the Service ports that changed; the first plan is for all of them, and for what is left over from
@@ -175,7 +176,13 @@ impl Planner {
         for key in &keys {
             if let Some(applied) = self.ports.get(key) {
                 given_up.extend(ids(key, &applied.port));
-                before.extend(applied.port.serving.iter().map(|endpoint| (*endpoint, key.protocol)));
+                let (service, protocol) = (applied.index, key.protocol);
+                let serving = applied.port.serving.iter();
+                before.extend(serving.map(|endpoint| GoneEndpoint {
+                    service,
+                    endpoint: *endpoint,
+                    protocol,
+                }));
             }
         }
         if self.first {
@@ -222,12 +229,13 @@ impl Planner {
         }
         if self.first {
             // Of Service ports that are gone.
-            let leftover = self.held.sources.iter().filter(|source| !self.used.contains(&source.service));
+            let leftover =
+                self.held.sources.iter().filter(|source| !self.owners.contains_key(&source.service));
             for source in leftover.copied().collect::<Vec<_>>() {
                 self.held.sources.remove(&source);
                 plan.last.push(Op::Forbid(source));
             }
-            let leftover = self.held.names.keys().filter(|index| !self.used.contains(index));
+            let leftover = self.held.names.keys().filter(|index| !self.owners.contains_key(index));
             for index in leftover.copied().collect::<Vec<_>>() {
                 self.held.names.remove(&index);
                 plan.last.push(Op::Unname(index));
@@ -245,7 +253,7 @@ impl Planner {
         self.held.service_cidrs.clone_from(&desired.service_cidrs);
         plan.ops.append(&mut plan.last);
         self.first = false;
-        plan.gone = before.into_iter().filter(|endpoint| !self.serving.contains_key(endpoint)).collect();
+        plan.gone = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
         plan
     }
 
@@ -264,14 +272,14 @@ impl Planner {
         &self.held.frontends
     }
 
-    /// Whether some Service port names the endpoint as serving.
-    pub fn is_serving(&self, endpoint: SocketAddr, protocol: Protocol) -> bool {
-        self.serving.contains_key(&(endpoint, protocol))
+    /// Whether the Service port names the endpoint as serving again, or still.
+    pub fn is_serving(&self, endpoint: &GoneEndpoint) -> bool {
+        let owner = self.owners.get(&endpoint.service).and_then(|key| self.ports.get(key));
+        owner.is_some_and(|owner| owner.port.serving.contains(&endpoint.endpoint))
     }
 
     fn apply(&mut self, key: &ServicePortKey, port: &ServicePort, context: &Context<'_>, plan: &mut Plan) {
         let old = self.ports.remove(key);
-        self.count(key, old.as_ref().map(|old| &old.port), Some(port));
         let adopted =
             old.as_ref().map(|old| (old.index, old.cluster, old.local)).or_else(|| self.adopt(key, port));
         let now = context.now;
@@ -306,9 +314,8 @@ impl Planner {
                     local,
                 })
             });
-            self.count(key, Some(port), kept.as_ref().map(|kept| &kept.port));
             if let Some(kept) = kept {
-                self.used.insert(kept.index);
+                self.owners.insert(kept.index, key.clone());
                 self.ports.insert(key.clone(), kept);
             }
             return;
@@ -352,7 +359,7 @@ impl Planner {
                 plan.last.push(Op::Forbid(source));
             }
         }
-        self.used.insert(index);
+        self.owners.insert(index, key.clone());
         self.ports.insert(key.clone(), Applied { port: port.clone(), index, cluster, local });
     }
 
@@ -365,8 +372,7 @@ impl Planner {
 
     fn withdraw(&mut self, key: &ServicePortKey, now: Instant, plan: &mut Plan) {
         let Some(old) = self.ports.remove(key) else { return };
-        self.count(key, Some(&old.port), None);
-        self.used.remove(&old.index);
+        self.owners.remove(&old.index);
         self.held.names.remove(&old.index);
         plan.last.push(Op::Unname(old.index));
         for source in self.sources_of(key.ipv6, old.index) {
@@ -376,20 +382,6 @@ impl Planner {
         self.indices.release(Range { base: old.index, len: 1 }, now);
         for range in [old.cluster, old.local] {
             self.free(key.ipv6, range, now);
-        }
-    }
-
-    fn count(&mut self, key: &ServicePortKey, old: Option<&ServicePort>, new: Option<&ServicePort>) {
-        for endpoint in new.into_iter().flat_map(|port| &port.serving) {
-            *self.serving.entry((*endpoint, key.protocol)).or_default() += 1;
-        }
-        for endpoint in old.into_iter().flat_map(|port| &port.serving) {
-            if let Some(count) = self.serving.get_mut(&(*endpoint, key.protocol)) {
-                *count -= 1;
-                if *count == 0 {
-                    self.serving.remove(&(*endpoint, key.protocol));
-                }
-            }
         }
     }
 }

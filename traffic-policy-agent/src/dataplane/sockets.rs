@@ -11,24 +11,24 @@ use aya::maps::{HashMap, Map, MapData};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Node, Socket, SocketKey};
 
-use super::{Dataplane, cgroup, from_wide, kernel, wide};
+use super::{Dataplane, GoneEndpoint, cgroup, from_wide, kernel, wide};
 use crate::model::Protocol;
 
 /// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
 pub struct ConnectedUdp(HashMap<MapData, SocketKey, Socket>);
 
 impl ConnectedUdp {
-    /// Those of these endpoints by cookie. A socket that was connected to several of them in turn is in
+    /// Those of these endpoints by cookie, but not those that another Service connected to one of them. A socket that was connected to several of them in turn is in
     /// several maps, once in each.
     ///
     /// # Errors
     /// The table cannot be read.
-    pub fn of(&self, endpoints: &BTreeSet<SocketAddr>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
+    pub fn of(&self, endpoints: &BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
         let mut found: Vec<BTreeMap<u64, SocketAddr>> = Vec::new();
-        for key in self.0.keys() {
-            let key = key.context("reading the table of sockets failed")?;
-            let endpoint = peer(&key);
-            if !endpoints.contains(&endpoint) {
+        for entry in &self.0 {
+            let (key, socket) = entry.context("reading the table of sockets failed")?;
+            let (endpoint, protocol) = (peer(&key), Protocol::Udp);
+            if !endpoints.contains(&GoneEndpoint { service: socket.service, endpoint, protocol }) {
                 continue;
             }
             match found.iter_mut().find(|map| !map.contains_key(&key.cookie)) {
@@ -97,13 +97,12 @@ impl Dataplane {
     }
 
     /// UDP endpoints that stopped serving since the last sweep: whoever is connected to one of them must be told.
-    pub fn gone_udp(&self) -> BTreeSet<SocketAddr> {
+    pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
         // What an earlier agent had named may serve again by now: nobody knows before the first sync.
         if !self.synced {
             return BTreeSet::new();
         }
-        let udp = self.gone.iter().filter(|(_, protocol)| *protocol == Protocol::Udp);
-        udp.map(|(endpoint, _)| *endpoint).collect()
+        self.gone.iter().filter(|gone| gone.protocol == Protocol::Udp).copied().collect()
     }
 
     /// The table of connected UDP sockets, to be read elsewhere.

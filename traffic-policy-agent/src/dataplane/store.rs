@@ -20,7 +20,7 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
-    plan::{FrontendId, Held, Op, Source},
+    plan::{FrontendId, GoneEndpoint, Held, Op, Source},
     tables::{Family, FromWire, Tables, ToWire, from_wide, number},
 };
 use crate::model::{Endpoint, Protocol};
@@ -94,10 +94,10 @@ fn protocol(number: u16) -> Result<Protocol> {
 ///
 /// # Errors
 /// The map cannot be read.
-pub fn gone(tables: &Tables) -> Result<BTreeSet<(SocketAddr, Protocol)>> {
+pub fn gone(tables: &Tables) -> Result<BTreeSet<GoneEndpoint>> {
     let endpoint = |key: EndpointKey| {
-        let address = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port));
-        Ok((address, protocol(key.protocol)?))
+        let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port));
+        Ok(GoneEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
     };
     tables.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
 }

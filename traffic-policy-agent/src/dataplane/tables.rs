@@ -1,7 +1,7 @@
 //! The maps by name and type, and conversions between addresses and map keys.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
@@ -16,7 +16,7 @@ use traffic_policy_ebpf::abi::{
     Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
 };
 
-use super::words::Words;
+use super::{plan::GoneEndpoint, words::Words};
 use crate::model::Protocol;
 
 /// The tables of one IP family.
@@ -233,12 +233,13 @@ impl SetAddresses for Device {
 }
 
 /// Key of `GONE`.
-pub fn endpoint_key(endpoint: SocketAddr, protocol: Protocol) -> EndpointKey {
+pub fn endpoint_key(gone: &GoneEndpoint) -> EndpointKey {
     EndpointKey {
-        address: wide(endpoint.ip()),
-        port: endpoint.port().to_be(),
-        protocol: number(protocol) as u16,
-        ipv6: u32::from(endpoint.is_ipv6()),
+        address: wide(gone.endpoint.ip()),
+        port: gone.endpoint.port().to_be(),
+        protocol: number(gone.protocol) as u8,
+        ipv6: u8::from(gone.endpoint.is_ipv6()),
+        service: gone.service,
     }
 }
 

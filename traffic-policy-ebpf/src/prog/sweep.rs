@@ -23,14 +23,15 @@ use super::{
     wire::{fetch_add, opaque},
 };
 
-/// Whether the endpoint of a request half takes no more new flows.
+/// Whether the endpoint of a request half takes no more new flows of its Service port.
 #[inline(always)]
 fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     let endpoint = EndpointKey {
         address: request.destination.wide(),
         port: destination_port(request.ports),
-        protocol: protocol as u16,
-        ipv6: F::V6 as u32,
+        protocol: protocol as u8,
+        ipv6: F::V6 as u8,
+        service: request.service,
     };
     Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
@@ -108,8 +109,9 @@ extern "C" fn conversation(
     let endpoint = EndpointKey {
         address: unsafe { (*socket).address },
         port: unsafe { (*socket).port },
-        protocol: key.protocol as u16,
-        ipv6,
+        protocol: key.protocol,
+        ipv6: ipv6 as u8,
+        service: unsafe { (*socket).service },
     };
     if Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
         unsafe { (*socket).used = 0 };

@@ -38,7 +38,7 @@ impl Planner {
         }
         ids(key, port)
             .filter_map(|id| self.held.frontends.get(&id))
-            .find(|frontend| !self.used.contains(&frontend.service))
+            .find(|frontend| !self.owners.contains_key(&frontend.service))
             .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
     }
 
@@ -67,7 +67,7 @@ impl Planner {
     /// Frees what the last frontend of an earlier agent's Service port used, unless it was adopted.
     pub(super) fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
         let ipv6 = id.address.is_ipv6();
-        if self.used.contains(&frontend.service) {
+        if self.owners.contains_key(&frontend.service) {
             return;
         }
         self.indices.release(Range { base: frontend.service, len: 1 }, now);

@@ -132,7 +132,7 @@ fn takeover_finds_what_changed_meanwhile() {
         Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)])),
     );
     let _ = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.3:80", false)])));
-    let index = node.frontend(A).service;
+    let (index, other) = (node.frontend(A).service, node.frontend(B).service);
     node.restart();
     node.desired.ports.remove(&key("b"));
     node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]));
@@ -142,8 +142,8 @@ fn takeover_finds_what_changed_meanwhile() {
         "{plan:?}"
     );
     assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
-    let gone: Vec<_> = plan.gone.iter().map(|(address, _)| address.to_string()).collect();
-    assert_eq!(gone, ["10.0.0.1:80", "10.0.0.3:80"]);
+    let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint.to_string())).collect();
+    assert_eq!(gone, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
 }
 
 #[test]
@@ -180,13 +180,22 @@ fn annotation_overrides_the_drain() {
 }
 
 #[test]
-fn an_endpoint_of_two_services_is_gone_when_both_lose_it() {
+fn an_endpoint_of_two_services_is_gone_for_the_one_that_loses_it() {
     let one = [endpoint("10.0.1.1:80", false)];
     let mut node = Node::new();
     let _ = node.set("a", Some(port(A, Policy::Cluster, &one)));
     let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
-    assert!(node.set("a", None).gone.is_empty());
-    assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).gone.len(), 1);
+    let gone = |service| {
+        let endpoint = one[0].address;
+        BTreeSet::from([GoneEndpoint { service, endpoint, protocol: Protocol::Tcp }])
+    };
+    let (a, b) = (node.frontend(A).service, node.frontend(B).service);
+    assert_eq!(node.set("a", None).gone, gone(a));
+    let [of_a, of_b] = [a, b].map(|service| *gone(service).first().unwrap());
+    assert!(!node.planner.is_serving(&of_a) && node.planner.is_serving(&of_b));
+    assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).gone, gone(b));
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
+    assert!(node.planner.is_serving(&of_b), "again");
 }
 
 #[test]

@@ -216,8 +216,9 @@ fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Addres
     let endpoint = EndpointKey {
         address: unsafe { (*had).address },
         port: unsafe { (*had).port },
-        protocol: question.protocol,
-        ipv6: F::V6 as u32,
+        protocol: question.protocol as u8,
+        ipv6: F::V6 as u8,
+        service,
     };
     Table::of(&raw const GONE).lookup::<_, u32>(&endpoint).is_none()
 }
