@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     check,
-    dataplane::{Config, Dataplane, service_count_reader},
+    dataplane::{Config, Dataplane, release_memory, service_count_reader},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
     metrics::{Metrics, MetricsServer, NoLocal, Observed},
     model::{Index, NodeInput, ServicePortKey, Warning},
@@ -319,6 +319,9 @@ impl Control {
                     self.observe();
                 }
                 self.update_health(source).await;
+                if first {
+                    release_memory();
+                }
                 again
             }
             Err(error) => {

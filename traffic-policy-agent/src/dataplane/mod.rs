@@ -46,7 +46,9 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic},
+    kernel::{
+        Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic, release_memory,
+    },
     levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pinned::{
