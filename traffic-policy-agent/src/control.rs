@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
+    task::yield_now,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
@@ -202,7 +203,7 @@ impl Control {
                         self.health.queued();
                         self.metrics.queued();
                     }
-                    sleep_until(next_write).await;
+                    self.sweep_until(next_write).await;
                     while let Some(batch) = source.try_next() {
                         changed |= self.take_in(batch);
                     }
@@ -224,12 +225,11 @@ impl Control {
                 _ = sweep.tick() => {
                     self.end_sockets();
                     if let Err(error) = self.dataplane.sweep() {
-                        tracing::warn!("sweeping old flows failed: {error:#}");
-                    }
-                    if self.synced_once {
-                        self.observe();
+                        tracing::warn!("{error:#}");
                     }
                 }
+                // Whatever else there is to do comes first.
+                () = yield_now(), if self.dataplane.is_sweeping() => {}
                 _ = upkeep.tick() => self.upkeep(&source).await,
                 _ = pool.tick() => {
                     if let Err(error) = self.dataplane.refresh_pool() {
@@ -239,9 +239,28 @@ impl Control {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             }
+            self.sweep_on();
         }
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
+    }
+
+    /// A piece of what is to be swept.
+    fn sweep_on(&mut self) {
+        match self.dataplane.sweep_on() {
+            Ok(true) if self.synced_once => self.observe(),
+            Ok(_) => {}
+            Err(error) => tracing::warn!("sweeping old flows failed: {error:#}"),
+        }
+    }
+
+    /// Uses the time.
+    async fn sweep_until(&mut self, end: Instant) {
+        while self.dataplane.is_sweeping() && Instant::now() < end {
+            self.sweep_on();
+            yield_now().await;
+        }
+        sleep_until(end).await;
     }
 
     /// Brings devices and maps up to date. Returns whether it has to be tried again.

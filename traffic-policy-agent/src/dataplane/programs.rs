@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use aya::{
-    Ebpf,
+    Btf, Ebpf,
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::abi::jump;
@@ -40,6 +40,7 @@ const TC_JUMPS: [(u32, &str); 12] = [
 /// # Errors
 /// The verifier's word, for a kernel that understands less than ours.
 pub fn load_programs(object: &mut Ebpf) -> Result<()> {
+    let btf = Btf::from_sys_fs().context("reading the kernel's type information failed")?;
     for (name, program) in object.programs_mut() {
         let loaded = match program {
             aya::programs::Program::Xdp(program) => program.load(),
@@ -47,6 +48,7 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
             aya::programs::Program::RawTracePoint(program) => program.load(),
             aya::programs::Program::CgroupSockAddr(program) => program.load(),
             aya::programs::Program::CgroupSock(program) => program.load(),
+            aya::programs::Program::Iter(program) => program.load("bpf_map_elem", &btf),
             _ => continue,
         };
         loaded.with_context(|| format!("this kernel refuses the program {name}"))?;
