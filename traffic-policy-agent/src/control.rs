@@ -3,6 +3,7 @@
 mod network;
 mod node_port_addresses;
 mod sockets;
+mod sweeping;
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +15,6 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    task::yield_now,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
@@ -108,6 +108,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         look_again: false,
         rewrite: false,
         primary: Vec::new(),
+        next_piece: Instant::now(),
         settings,
     };
     match control.start().await {
@@ -165,6 +166,8 @@ struct Control {
     rewrite: bool,
     /// Addresses of the Node object, as they were when devices were last looked for.
     primary: Vec<IpAddr>,
+    /// When sweeping goes on, if there is something to be swept.
+    next_piece: Instant,
 }
 
 impl Control {
@@ -228,8 +231,7 @@ impl Control {
                         tracing::warn!("{error:#}");
                     }
                 }
-                // Whatever else there is to do comes first.
-                () = yield_now(), if self.dataplane.is_sweeping() => {}
+                () = sleep_until(self.next_piece), if self.dataplane.is_sweeping() => self.sweep_on(),
                 _ = upkeep.tick() => self.upkeep(&source).await,
                 _ = pool.tick() => {
                     if let Err(error) = self.dataplane.refresh_pool() {
@@ -239,28 +241,9 @@ impl Control {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             }
-            self.sweep_on();
         }
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
-    }
-
-    /// A piece of what is to be swept.
-    fn sweep_on(&mut self) {
-        match self.dataplane.sweep_on() {
-            Ok(true) if self.synced_once => self.observe(),
-            Ok(_) => {}
-            Err(error) => tracing::warn!("sweeping old flows failed: {error:#}"),
-        }
-    }
-
-    /// Uses the time.
-    async fn sweep_until(&mut self, end: Instant) {
-        while self.dataplane.is_sweeping() && Instant::now() < end {
-            self.sweep_on();
-            yield_now().await;
-        }
-        sleep_until(end).await;
     }
 
     /// Brings devices and maps up to date. Returns whether it has to be tried again.

@@ -28,10 +28,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
     let built = build::tests_program("bench")?;
     if wants_agent(&built, &options.arguments)? {
-        println!("building the optimised agent, whose own speed is measured too (some minutes the first time)");
+        println!(
+            "building the optimised agent, whose own speed is measured too (some minutes the first time)"
+        );
         build::optimised_agent()?;
     }
-    let command = if is_harmless(&options.arguments) { Some(Command::new(&built)) } else { cargo::privileged(&built) };
+    let command =
+        if is_harmless(&options.arguments) { Some(Command::new(&built)) } else { cargo::privileged(&built) };
     let Some(mut command) = command else {
         anyhow::bail!("loading programs needs root: run this as root, or install sudo");
     };
@@ -43,7 +46,8 @@ fn wants_agent(bench: &Path, arguments: &[OsString]) -> Result<bool> {
     if is_harmless(arguments) {
         return Ok(false);
     }
-    let listed = Command::new(bench).arg("--list").args(arguments).output().context("starting the bench failed")?;
+    let listed =
+        Command::new(bench).arg("--list").args(arguments).output().context("starting the bench failed")?;
     Ok(String::from_utf8_lossy(&listed.stdout).lines().any(|row| row.starts_with(AGENT_GROUPS)))
 }
 

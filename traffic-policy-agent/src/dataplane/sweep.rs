@@ -98,8 +98,7 @@ impl Sweeper {
     /// Begins a sweep of both families, which [`Self::go_on`] does. One that is under way is given up.
     pub fn begin(&mut self, mark_gone: bool) {
         let found = [Found::default(); 2];
-        self.under_way =
-            Some(UnderWay { mark_gone, family: 0, begun: 0, walk: None, found, created: None });
+        self.under_way = Some(UnderWay { mark_gone, family: 0, begun: 0, walk: None, found, created: None });
     }
 
     /// Whether a sweep has begun and not ended.
@@ -132,7 +131,8 @@ impl Sweeper {
             let walkers = self.walkers.as_ref();
             match walkers.and_then(|walkers| walkers.of(sweep.family, sweep.mark_gone).nth(sweep.begun)) {
                 Some(walker) => {
-                    sweep.walk = Some(bpf::walk(walker.as_fd()).context("beginning a walk over a table failed")?);
+                    sweep.walk =
+                        Some(bpf::walk(walker.as_fd()).context("beginning a walk over a table failed")?);
                     sweep.begun += 1;
                 }
                 None => {

@@ -99,7 +99,8 @@ impl Dataplane {
         for endpoint in gone {
             self.forget_gone(endpoint)?;
         }
-        if self.untidy && !written && self.found.iter().all(|found| found.entries == 0 && found.pending == 0) {
+        if self.untidy && !written && self.found.iter().all(|found| found.entries == 0 && found.pending == 0)
+        {
             self.tidy();
         }
         self.hops.renew(&mut self.tables)

@@ -238,11 +238,7 @@ fn reply<F: Family>(
 
 /// Halves in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
 #[inline(always)]
-pub fn unconfirmed<F: Family>(
-    sweep: *mut Sweep,
-    key: *const Tuple<F::Address>,
-    half: *mut Flow<F::Address>,
-) {
+pub fn unconfirmed<F: Family>(sweep: *mut Sweep, key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) {
     let (tuple, flow) = unsafe { (*key, *half) };
     let (now, timeouts, mark_gone) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark_gone) };
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);

@@ -135,9 +135,7 @@ fn takeover_finds_what_changed_meanwhile() {
     let (index, other) = (node.frontend(A).service, node.frontend(B).service);
     node.restart();
     node.desired.ports.remove(&key("b"));
-    node.desired
-        .ports
-        .insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]).into());
+    node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]).into());
     let plan = node.plan(&[]);
     assert!(
         matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_), Op::Unname(_)]),

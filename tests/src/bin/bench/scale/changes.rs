@@ -52,7 +52,9 @@ pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
     let maps = stage.maps()?;
     let run = || (0..number).map(|i| change(stage, &maps, i)).collect();
     let Some((own, others @ [_, ..])) = cpus.split_last() else {
-        eprintln!("  a single CPU: who looks at the maps is in the agent's way, and what follows is too slow");
+        eprintln!(
+            "  a single CPU: who looks at the maps is in the agent's way, and what follows is too slow"
+        );
         return run();
     };
     cpus::confine_all(stage.pid()?, others)?;

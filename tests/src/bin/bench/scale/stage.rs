@@ -102,7 +102,8 @@ impl Maps {
 
     /// Fails unless a Service has so many endpoints.
     pub(super) fn check(&self, service: u32, endpoints: u32) -> Result<()> {
-        let frontend = self.frontend(service).with_context(|| format!("Service {service} has no frontend"))?;
+        let frontend =
+            self.frontend(service).with_context(|| format!("Service {service} has no frontend"))?;
         let list = frontend.cluster;
         ensure!(list.len == endpoints, "Service {service} has {} endpoints, not {endpoints}", list.len);
         for index in list.base..list.base + list.len {

@@ -19,15 +19,16 @@ use crate::{
 
 const GROUP: &str = "scale, sweep";
 /// What a sweep of these tables takes.
-const TAKES: [&str; 3] =
-    ["empty table, takes", "full table, takes", "full table whose flows all end, takes"];
-/// What a packet waits meanwhile.
+const TAKES: [&str; 3] = ["empty table, takes", "full table, takes", "full table whose flows all end, takes"];
+/// What a packet waits meanwhile, by the longest wait in each sweep.
 const WAITS: [&str; 2] =
-    ["full table, longest wait of a packet", "full table whose flows all end, longest wait of a packet"];
-const BESIDE: &str = "none";
+    ["longest wait of a packet, full table", "longest wait of a packet, full table whose flows all end"];
+const WORST: [&str; 2] =
+    ["the same, worst of all sweeps, full table", "the same, worst of all sweeps, all end"];
+const BESIDE: &str = "no sweep";
 
 fn rows() -> Rows {
-    TAKES.iter().chain(&WAITS).map(|row| (GROUP, (*row).to_owned())).collect()
+    TAKES.iter().chain(&WAITS).chain(&WORST).map(|row| (GROUP, (*row).to_owned())).collect()
 }
 
 pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
@@ -36,7 +37,9 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     }
     let cpus = cpus::all()?;
     let Some((swept, others @ [_, ..])) = cpus.split_last() else {
-        eprintln!("  a single CPU: what packets wait while it sweeps cannot be told from what the bench itself waits");
+        eprintln!(
+            "  a single CPU: what packets wait while it sweeps cannot be told from what the bench itself waits"
+        );
         return Ok(());
     };
     let probe = Probe::build(*swept)?;
@@ -63,7 +66,7 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         for _ in 0..2 {
             of_ending.push(around(&mut || full.sweep())?);
         }
-// Where one piece ends and the next begins, what is deleted meanwhile may hide a neighbour until the next sweep.
+        // Where one piece ends and the next begins, what is deleted meanwhile may hide a neighbour until the next sweep.
         let left = (full.size / 2).saturating_sub(full.deleted);
         ensure!(left <= full.size / 1_000, "a sweep left {left} flows that were over");
     }
@@ -71,10 +74,16 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         let took: Vec<_> = runs.iter().map(|run| run.took).collect();
         add(report, Row::new(GROUP, name, Unit::Milliseconds, &took));
     }
-    let longest = |runs: &[Round]| runs.iter().map(|run| run.longest).fold(0.0, f64::max);
+    let waits = |runs: &[Round]| -> Vec<f64> { runs.iter().map(|run| run.longest).collect() };
+    let worst = |runs: &[Round]| waits(runs).into_iter().fold(0.0, f64::max);
     for (name, runs) in WAITS.into_iter().zip([&of_full, &of_ending]) {
-        let row = Row::new(GROUP, name, Unit::Milliseconds, &[longest(runs)]);
-        add(report, row.beside(BESIDE, &[longest(&of_none)]).goal(Goal::AtMost(1.0)));
+        let row = Row::new(GROUP, name, Unit::Milliseconds, &waits(runs));
+        add(report, row.beside(BESIDE, &waits(&of_none[..runs.len()])).goal(Goal::AtMost(1.0)));
+    }
+    // Beside what this machine does to packets by itself in as many rounds.
+    for (name, runs) in WORST.into_iter().zip([&of_full, &of_ending]) {
+        let row = Row::new(GROUP, name, Unit::Milliseconds, &[worst(runs)]);
+        add(report, row.beside(BESIDE, &[worst(&of_none[..runs.len()])]));
     }
     Ok(())
 }
@@ -93,28 +102,28 @@ fn during(
     others: &[usize],
     work: &mut (dyn FnMut() -> Result<()> + Send),
 ) -> Result<Round> {
-        let ended = AtomicBool::new(false);
-        let (took, echoes) = thread::scope(|scope| {
-            let asking = scope.spawn(|| -> Result<Vec<Duration>> {
-                cpus::run_on(others)?;
-                probe.ask_until(&ended)
-            });
-            let working = scope.spawn(|| -> Result<Duration> {
-                cpus::run_on(on)?;
-                // The echoes are under way.
-                thread::sleep(Duration::from_millis(5));
-                let start = Instant::now();
-                let worked = work();
-                let took = start.elapsed();
-                ended.store(true, Ordering::Relaxed);
-                worked.map(|()| took)
-            });
-            let took = working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            ended.store(true, Ordering::Relaxed);
-            (took, asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    let ended = AtomicBool::new(false);
+    let (took, echoes) = thread::scope(|scope| {
+        let asking = scope.spawn(|| -> Result<Vec<Duration>> {
+            cpus::run_on(others)?;
+            probe.ask_until(&ended)
         });
-        let longest = echoes?.into_iter().max().context("nothing was answered")?;
-        Ok(Round { took: took?.as_secs_f64() * 1e3, longest: longest.as_secs_f64() * 1e3 })
+        let working = scope.spawn(|| -> Result<Duration> {
+            cpus::run_on(on)?;
+            // The echoes are under way.
+            thread::sleep(Duration::from_millis(5));
+            let start = Instant::now();
+            let worked = work();
+            let took = start.elapsed();
+            ended.store(true, Ordering::Relaxed);
+            worked.map(|()| took)
+        });
+        let took = working.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        ended.store(true, Ordering::Relaxed);
+        (took, asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let longest = echoes?.into_iter().max().context("nothing was answered")?;
+    Ok(Round { took: took?.as_secs_f64() * 1e3, longest: longest.as_secs_f64() * 1e3 })
 }
 
 /// The packet path's tables with their default sizes, and its sweeper.
