@@ -73,7 +73,7 @@ impl Starts {
 
         let log = stage.agent.log();
         let log = log.get(said..).context("the agent's log has become shorter")?;
-        let listed = log.lines().filter(|line| line.contains("are listed")).filter_map(seconds).last();
+        let listed = log.lines().filter(|line| line.contains("are listed")).filter_map(seconds).next_back();
         let listed = listed.context("the agent does not say when its lists are complete")?;
         let first = log.lines().find(|line| line.contains("first sync")).context("no first sync")?;
         let writes = first.split_once("writes=").and_then(|(_, number)| number.trim().parse::<u32>().ok());
