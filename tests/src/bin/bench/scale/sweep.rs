@@ -37,9 +37,9 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     }
     let cpus = cpus::all()?;
     let Some((swept, others @ [_, ..])) = cpus.split_last() else {
-        eprintln!(
-            "  a single CPU: what packets wait while it sweeps cannot be told from what the bench itself waits"
-        );
+        for (group, name) in rows() {
+            report.skip(group, &name, "with one CPU it cannot be told from what the bench itself waits");
+        }
         return Ok(());
     };
     let probe = Probe::build(*swept)?;
