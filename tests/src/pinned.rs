@@ -40,6 +40,12 @@ pub fn all(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
     those(pin_dir, |_| true)
 }
 
+/// Where the map of a name is pinned below an agent's `--pin-dir`.
+pub fn path(pin_dir: &Path, name: &str) -> Result<PathBuf> {
+    let found = pins(pin_dir)?.into_iter().find(|pin| pin.file_name().is_some_and(|found| found == name));
+    found.with_context(|| format!("no map {name} below {}", pin_dir.display()))
+}
+
 fn those(pin_dir: &Path, wanted: impl Fn(u32) -> bool) -> Result<BTreeMap<String, Entries>> {
     let mut maps = BTreeMap::new();
     for path in pins(pin_dir)? {

@@ -3,6 +3,7 @@
 mod network;
 mod node_port_addresses;
 mod sockets;
+mod sweeping;
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +20,7 @@ use tokio::{
 
 use crate::{
     check,
-    dataplane::{Config, Dataplane, service_count_reader},
+    dataplane::{Config, Dataplane, release_memory, service_count_reader},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
     metrics::{Metrics, MetricsServer, NoLocal, Observed},
     model::{Index, NodeInput, ServicePortKey, Warning},
@@ -107,6 +108,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         look_again: false,
         rewrite: false,
         primary: Vec::new(),
+        next_piece: Instant::now(),
         settings,
     };
     match control.start().await {
@@ -164,6 +166,8 @@ struct Control {
     rewrite: bool,
     /// Addresses of the Node object, as they were when devices were last looked for.
     primary: Vec<IpAddr>,
+    /// When sweeping goes on, if there is something to be swept.
+    next_piece: Instant,
 }
 
 impl Control {
@@ -202,7 +206,7 @@ impl Control {
                         self.health.queued();
                         self.metrics.queued();
                     }
-                    sleep_until(next_write).await;
+                    self.sweep_until(next_write).await;
                     while let Some(batch) = source.try_next() {
                         changed |= self.take_in(batch);
                     }
@@ -224,12 +228,10 @@ impl Control {
                 _ = sweep.tick() => {
                     self.end_sockets();
                     if let Err(error) = self.dataplane.sweep() {
-                        tracing::warn!("sweeping old flows failed: {error:#}");
-                    }
-                    if self.synced_once {
-                        self.observe();
+                        tracing::warn!("{error:#}");
                     }
                 }
+                () = sleep_until(self.next_piece), if self.dataplane.is_sweeping() => self.sweep_on(),
                 _ = upkeep.tick() => self.upkeep(&source).await,
                 _ = pool.tick() => {
                     if let Err(error) = self.dataplane.refresh_pool() {
@@ -319,6 +321,9 @@ impl Control {
                     self.observe();
                 }
                 self.update_health(source).await;
+                if first {
+                    release_memory();
+                }
                 again
             }
             Err(error) => {

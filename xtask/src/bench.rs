@@ -1,8 +1,12 @@
 //! `cargo xtask bench`: a program of the tests package, which parses its arguments itself.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{
+    ffi::OsString,
+    path::Path,
+    process::{Command, ExitCode},
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::{build, cargo, setup};
@@ -16,14 +20,37 @@ pub(crate) struct Options {
 /// Arguments with which nothing is loaded.
 const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 
+/// How the names of groups begin whose rows need the agent.
+const AGENT_GROUPS: &str = "scale";
+
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
     // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
     let built = build::tests_program("bench")?;
-    let harmless = options.arguments.iter().any(|argument| HARMLESS.iter().any(|known| argument == known));
-    let command = if harmless { Some(std::process::Command::new(&built)) } else { cargo::privileged(&built) };
+    if wants_agent(&built, &options.arguments)? {
+        println!(
+            "building the optimised agent, whose own speed is measured too (some minutes the first time)"
+        );
+        build::optimised_agent()?;
+    }
+    let command =
+        if is_harmless(&options.arguments) { Some(Command::new(&built)) } else { cargo::privileged(&built) };
     let Some(mut command) = command else {
         anyhow::bail!("loading programs needs root: run this as root, or install sudo");
     };
     cargo::exit_code(command.args(&options.arguments))
+}
+
+/// Whether rows are wanted that an agent of its own process is needed for; nothing is said of arguments that are none.
+fn wants_agent(bench: &Path, arguments: &[OsString]) -> Result<bool> {
+    if is_harmless(arguments) {
+        return Ok(false);
+    }
+    let listed =
+        Command::new(bench).arg("--list").args(arguments).output().context("starting the bench failed")?;
+    Ok(String::from_utf8_lossy(&listed.stdout).lines().any(|row| row.starts_with(AGENT_GROUPS)))
+}
+
+fn is_harmless(arguments: &[OsString]) -> bool {
+    arguments.iter().any(|argument| HARMLESS.iter().any(|known| argument == known))
 }

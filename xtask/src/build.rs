@@ -44,6 +44,16 @@ pub(crate) fn tests_program(name: &str) -> Result<PathBuf> {
     Ok(built)
 }
 
+/// Builds the agent as users have it.
+pub(crate) fn optimised_agent() -> Result<()> {
+    let mut command = cargo::cargo();
+    command.args(["build", "--quiet", "--release", "--package", "traffic-policy-agent"]);
+    if !cargo::status(&mut command)?.success() {
+        bail!("the build failed");
+    }
+    Ok(())
+}
+
 /// The whole workspace, always: a choice of packages would choose features of their dependencies too, and each such choice
 /// is compiled anew.
 pub(crate) fn workspace() -> Command {

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, CString},
+    fs::File,
     io,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -19,7 +20,9 @@ pub mod command {
     pub const OBJ_GET: libc::c_int = 7;
     pub const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
     pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
+    pub const LINK_CREATE: libc::c_int = 28;
     pub const LINK_UPDATE: libc::c_int = 29;
+    pub const ITER_CREATE: libc::c_int = 33;
     pub const LINK_DETACH: libc::c_int = 34;
 }
 
@@ -48,6 +51,27 @@ struct Load {
     code: u64,
     license: u64,
     log: [u64; 3],
+}
+
+#[repr(C)]
+struct Attach {
+    program: i32,
+    target: i32,
+    kind: u32,
+    flags: u32,
+    /// `union bpf_iter_link_info`, of which a map's number is the beginning.
+    what: u64,
+    what_length: u32,
+    zero: u32,
+}
+
+/// enum bpf_attach_type: BPF_TRACE_ITER
+const ITERATOR: u32 = 28;
+
+#[repr(C)]
+struct Read {
+    link: i32,
+    flags: u32,
 }
 
 #[repr(C)]
@@ -120,6 +144,34 @@ pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> 
     };
     // SAFETY: the code and license outlive the call.
     unsafe { make(command::PROG_LOAD, &mut attributes) }
+}
+
+/// Makes an iterator program walk over a map; aya 0.14 cannot say over which.
+///
+/// # Errors
+/// The program reads or writes more than an element has, or is no iterator.
+pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let map = map.as_raw_fd();
+    let mut attributes = Attach {
+        program: program.as_raw_fd(),
+        target: 0,
+        kind: ITERATOR,
+        flags: 0,
+        what: (&raw const map) as u64,
+        what_length: size_of_val(&map) as u32,
+        zero: 0,
+    };
+    // SAFETY: the descriptors are open, and the map's number outlives the call.
+    unsafe { make(command::LINK_CREATE, &mut attributes) }
+}
+
+/// A walk of such an iterator, from the beginning: a file whose reads run the program.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn walk(iterator: BorrowedFd<'_>) -> io::Result<File> {
+    // SAFETY: the descriptor is open.
+    unsafe { make(command::ITER_CREATE, &mut Read { link: iterator.as_raw_fd(), flags: 0 }) }.map(File::from)
 }
 
 /// Detaches a pinned link at once, if it is one that can be.

@@ -58,6 +58,16 @@ impl Kernel {
     }
 }
 
+/// Gives memory back that was freed but is kept for what comes next: after the lists of a large cluster that is as much as
+/// what remains of them, and nothing as large comes soon.
+pub fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no pointer is handed over, and memory that is in use stays.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
 /// The clock of `Frontend::drain_until`, in nanoseconds.
 ///
 /// # Errors

@@ -25,6 +25,7 @@ mod report;
 mod sockets;
 mod store;
 mod sweep;
+mod sweeping;
 mod tables;
 mod trial;
 mod words;
@@ -46,7 +47,9 @@ pub use self::{
     counters::{Counter, pinned_counters},
     devices::pinned_devices,
     hops::{Changed, NextHop},
-    kernel::{Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic},
+    kernel::{
+        Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic, release_memory,
+    },
     levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pinned::{
@@ -68,6 +71,7 @@ use self::{
     filter::{Array, Bits, Needed},
     pins::Pins,
     plan::{Context, Planner},
+    sweeping::Sweeps,
     words::{agent, pool_port, state},
 };
 use crate::model::{Desired, ServicePortKey};
@@ -87,6 +91,7 @@ pub struct Dataplane {
     tables: Tables,
     planner: Planner,
     sweeper: Sweeper,
+    sweeps: Sweeps,
     hops: hops::Arena,
     attached: BTreeMap<u32, (Interface, Attached)>,
     /// The filter may hold bits of Services that are gone.
@@ -150,6 +155,7 @@ impl Dataplane {
             tables,
             planner,
             sweeper,
+            sweeps: Sweeps::default(),
             hops: hops::Arena,
             attached: BTreeMap::new(),
             untidy: false,
@@ -234,7 +240,10 @@ impl Dataplane {
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
         let mut elements = Needed::of(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
-        self.untidy |= !plan.ops.is_empty();
+        if !plan.ops.is_empty() {
+            self.untidy = true;
+            self.sweeps.written();
+        }
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
         let mut failed = self.name_gone(&plan.gone).err();
         for op in &plan.ops {
@@ -251,55 +260,9 @@ impl Dataplane {
             self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
             return Err(error);
         }
-        if !self.gone.is_empty() {
-            self.sweeper.run(&self.object, &mut self.tables, true)?;
-        }
         self.synced = true;
         self.report_sync()?;
         Ok(Written { elements, no_room: plan.no_room })
-    }
-
-    /// Names endpoints that take no more new flows, for the sweeps from now on to the next periodic one: a packet that
-    /// chose one of them just before may insert its flow behind the first sweep's back. Endpoints that serve again, or
-    /// that a killed agent named and that serve, are taken off.
-    fn name_gone(&mut self, gone: &BTreeSet<GoneEndpoint>) -> Result<()> {
-        let back = self.gone.iter().filter(|endpoint| self.planner.is_serving(endpoint));
-        for endpoint in back.copied().collect::<Vec<_>>() {
-            self.forget_gone(&endpoint)?;
-        }
-        for endpoint in gone {
-            let key = endpoint_key(endpoint);
-            self.tables.gone.insert(key, 1, 0).context("naming a gone endpoint failed")?;
-            self.gone.insert(*endpoint);
-        }
-        Ok(())
-    }
-
-    fn forget_gone(&mut self, endpoint: &GoneEndpoint) -> Result<()> {
-        let key = endpoint_key(endpoint);
-        self.tables.gone.remove(&key).context("forgetting a gone endpoint failed")?;
-        self.gone.remove(endpoint);
-        Ok(())
-    }
-
-    /// Removes flows that are over; moves to fresh hops when they run out.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn sweep(&mut self) -> Result<()> {
-        let found = self.sweeper.run(&self.object, &mut self.tables, self.synced && !self.gone.is_empty())?;
-        tracing::trace!(?found, "swept");
-        self.found = found;
-        self.report_life()?;
-        if self.synced {
-            for endpoint in self.gone.clone() {
-                self.forget_gone(&endpoint)?;
-            }
-        }
-        if self.untidy && found.iter().all(|found| found.entries == 0 && found.pending == 0) {
-            self.tidy();
-        }
-        self.hops.renew(&mut self.tables)
     }
 
     /// Takes away bits of Services that are gone.

@@ -11,6 +11,7 @@ mod usage;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -88,6 +89,8 @@ pub struct Planner {
     /// Endpoints in the maps as they were found, until the first plan has compared them.
     found: HashSet<GoneEndpoint>,
     first: bool,
+    /// As it was compared with what the maps hold.
+    cluster_ips: Option<Arc<BTreeMap<IpAddr, u32>>>,
     /// Who of `ports` has an index.
     owners: HashMap<u32, ServicePortKey>,
 }
@@ -103,7 +106,7 @@ pub struct GoneEndpoint {
 
 #[derive(Clone, Debug)]
 struct Applied {
-    port: ServicePort,
+    port: Arc<ServicePort>,
     index: u32,
     cluster: Range,
     local: Range,
@@ -156,7 +159,16 @@ impl Planner {
                 found.extend(endpoints.map(|endpoint| GoneEndpoint { service, endpoint, protocol }));
             }
         }
-        Self { held, ports: BTreeMap::new(), ranges, indices, found, first: true, owners: HashMap::new() }
+        Self {
+            held,
+            ports: BTreeMap::new(),
+            ranges,
+            indices,
+            found,
+            first: true,
+            cluster_ips: None,
+            owners: HashMap::new(),
+        }
     }
 
     /// Plans for the Service ports that changed; the first plan is for all of them, and for what is left over from
@@ -201,13 +213,10 @@ impl Planner {
             }
         }
         // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
-        self.held.cluster_ips.retain(|address| {
-            let known = desired.cluster_ips.contains_key(address);
-            if !known {
-                plan.ops.push(Op::ClusterIp(*address, false));
-            }
-            known
-        });
+        let same = self.cluster_ips.as_ref().is_some_and(|known| Arc::ptr_eq(known, &desired.cluster_ips));
+        if !same {
+            self.forget_cluster_ips(desired, &mut plan);
+        }
         for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
             plan.ops.push(Op::ServiceCidr(*range, false));
         }
@@ -241,11 +250,13 @@ impl Planner {
                 plan.last.push(Op::Unname(index));
             }
         }
-        for address in desired.cluster_ips.keys() {
-            if !self.held.cluster_ips.contains(address) {
-                self.held.cluster_ips.insert(*address);
-                plan.last.push(Op::ClusterIp(*address, true));
+        if !same {
+            for address in desired.cluster_ips.keys() {
+                if self.held.cluster_ips.insert(*address) {
+                    plan.last.push(Op::ClusterIp(*address, true));
+                }
             }
+            self.cluster_ips = Some(Arc::clone(&desired.cluster_ips));
         }
         for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
             plan.last.push(Op::ServiceCidr(*range, true));
@@ -255,6 +266,16 @@ impl Planner {
         self.first = false;
         plan.gone = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
         plan
+    }
+
+    fn forget_cluster_ips(&mut self, desired: &Desired, plan: &mut Plan) {
+        self.held.cluster_ips.retain(|address| {
+            let known = desired.cluster_ips.contains_key(address);
+            if !known {
+                plan.ops.push(Op::ClusterIp(*address, false));
+            }
+            known
+        });
     }
 
     /// ClusterIPs as they are after the last plan.
@@ -278,7 +299,13 @@ impl Planner {
         owner.is_some_and(|owner| owner.port.serving.contains(&endpoint.endpoint))
     }
 
-    fn apply(&mut self, key: &ServicePortKey, port: &ServicePort, context: &Context<'_>, plan: &mut Plan) {
+    fn apply(
+        &mut self,
+        key: &ServicePortKey,
+        port: &Arc<ServicePort>,
+        context: &Context<'_>,
+        plan: &mut Plan,
+    ) {
         let old = self.ports.remove(key);
         let adopted =
             old.as_ref().map(|old| (old.index, old.cluster, old.local)).or_else(|| self.adopt(key, port));
@@ -308,7 +335,7 @@ impl Planner {
             let kept = old.or_else(|| {
                 let (index, cluster, local) = adopted?;
                 Some(Applied {
-                    port: self.as_found(key, port, index, [cluster, local]),
+                    port: Arc::new(self.as_found(key, port, index, [cluster, local])),
                     index,
                     cluster,
                     local,
@@ -360,7 +387,7 @@ impl Planner {
             }
         }
         self.owners.insert(index, key.clone());
-        self.ports.insert(key.clone(), Applied { port: port.clone(), index, cluster, local });
+        self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
     }
 
     fn sources_of(&self, ipv6: bool, service: u32) -> Vec<Source> {

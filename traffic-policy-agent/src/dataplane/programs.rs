@@ -4,7 +4,7 @@ use std::{fs, io::ErrorKind, path::Path};
 
 use anyhow::{Context as _, Result};
 use aya::{
-    Ebpf,
+    Btf, Ebpf,
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::abi::jump;
@@ -45,6 +45,7 @@ const ENTRIES: [&str; 3] = ["xdp_ingress", "tc_ingress", "tc_egress"];
 /// # Errors
 /// The verifier's word, for a kernel that understands less than ours.
 pub fn load_programs(object: &mut Ebpf) -> Result<()> {
+    let btf = Btf::from_sys_fs().context("reading the kernel's type information failed")?;
     for (name, program) in object.programs_mut() {
         let loaded = match program {
             aya::programs::Program::Xdp(program) => program.load(),
@@ -52,6 +53,7 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
             aya::programs::Program::RawTracePoint(program) => program.load(),
             aya::programs::Program::CgroupSockAddr(program) => program.load(),
             aya::programs::Program::CgroupSock(program) => program.load(),
+            aya::programs::Program::Iter(program) => program.load("bpf_map_elem", &btf),
             _ => continue,
         };
         loaded.with_context(|| format!("this kernel refuses the program {name}"))?;

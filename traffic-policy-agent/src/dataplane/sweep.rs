@@ -1,13 +1,25 @@
-//! Runs the sweep program, and draws the conclusions.
+//! Sweeps by the packet path's own programs, a piece at a time, and draws the conclusions.
+//!
+//! A program that the kernel runs to its end, however long that takes, keeps its CPU from everything that the scheduler
+//! decides on: for a full table that is a quarter of a second, in which packets wait whenever the kernel has left them to a
+//! thread (ksoftirqd). An iterator's walk over a table goes on where it stopped.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, OwnedFd},
+};
 
 use anyhow::{Context, Result};
 use aya::{
     Ebpf,
-    programs::{RawTracePoint, RawTracePointRunOptions, TestRun},
+    maps::MapFd,
+    programs::{Iter, RawTracePoint, RawTracePointRunOptions, TestRun},
 };
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
 
 use super::{
+    bpf,
     tables::Tables,
     words::{state, unconfirmed},
 };
@@ -38,12 +50,36 @@ pub struct Sweeper {
     /// `Usage` words of the last sweep, where it found nothing of their kind.
     no_snat: Option<u64>,
     no_pending: Option<u64>,
+    walkers: Option<Walkers>,
+    under_way: Option<UnderWay>,
+}
+
+/// A sweep, from one piece to the next.
+#[derive(Debug)]
+struct UnderWay {
+    mark_gone: bool,
+    /// The family that is swept, 0 or 1.
+    family: usize,
+    /// Tables of the family that have been begun.
+    begun: usize,
+    walk: Option<File>,
+    found: [Found; 2],
+    /// `Usage` words at the very beginning: flows with SNAT, and pending ones, ever created.
+    created: Option<(u64, u64)>,
 }
 
 impl Sweeper {
     /// Time-outs in jiffies, sizes in halves: IPv4, IPv6.
     pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
-        Self { timeouts, pressure: [u32::MAX; 2], sizes, no_snat: None, no_pending: None }
+        Self {
+            timeouts,
+            pressure: [u32::MAX; 2],
+            sizes,
+            no_snat: None,
+            no_pending: None,
+            walkers: None,
+            under_way: None,
+        }
     }
 
     /// Sweeps both families.
@@ -51,50 +87,160 @@ impl Sweeper {
     /// # Errors
     /// The kernel refuses to run the program.
     pub fn run(&mut self, object: &Ebpf, tables: &mut Tables, mark_gone: bool) -> Result<[Found; 2]> {
-        let mut found = [Found::default(); 2];
-        let mut first = None;
-        for (family, found) in found.iter_mut().enumerate() {
-            let order = Sweep {
-                ipv6: family as u32,
-                pressure: self.pressure[family],
-                timeouts: self.timeouts,
-                mark_gone: u32::from(mark_gone),
-                ..Sweep::default()
-            };
-            tables.sweep.set(0, order, 0).context("ordering a sweep failed")?;
-            run(object, "sweep")?;
-            let result = tables.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
-            first.get_or_insert((result.snat_created, result.pending_created));
-            *found = Found {
-                entries: result.entries,
-                snat: result.snat,
-                unconfirmed: result.unconfirmed,
-                pending: result.pending,
-                deleted: result.deleted,
-            };
-            self.pressure[family] = pressure(&result, self.sizes[family]);
-            // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
-            // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
-            let counted = u64::from(result.unconfirmed);
-            if tables.usage.load(unconfirmed(family)).abs_diff(counted) > DRIFT {
-                tables.usage.store(unconfirmed(family), counted);
+        self.begin(mark_gone);
+        loop {
+            if let Some(found) = self.go_on(object, tables)? {
+                return Ok(found);
             }
         }
-        if let Some((snat_created, pending_created)) = first {
-            // What was created after the sweeps began keeps the words different. A flow announced just before may have
-            // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
-            let no_snat = found.iter().all(|found| found.snat == 0).then_some(snat_created);
-            if no_snat.is_some() && no_snat == self.no_snat {
-                tables.state.store(state::snat_swept, snat_created);
+    }
+
+    /// Begins a sweep of both families, which [`Self::go_on`] does. One that is under way is given up.
+    pub fn begin(&mut self, mark_gone: bool) {
+        let found = [Found::default(); 2];
+        self.under_way = Some(UnderWay { mark_gone, family: 0, begun: 0, walk: None, found, created: None });
+    }
+
+    /// Whether a sweep has begun and not ended.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Does a piece of the sweep that is under way: some hundred entries, fractions of a millisecond. What was found, with
+    /// the last one.
+    ///
+    /// # Errors
+    /// The kernel refuses to run the program; the sweep has then ended.
+    pub fn go_on(&mut self, object: &Ebpf, tables: &mut Tables) -> Result<Option<[Found; 2]>> {
+        let Some(mut sweep) = self.under_way.take() else { return Ok(Some([Found::default(); 2])) };
+        if let Some(walk) = &mut sweep.walk {
+            let over = piece(walk).context("sweeping a table failed")?;
+            if over {
+                sweep.walk = None;
             }
-            self.no_snat = no_snat;
-            let no_pending = found.iter().all(|found| found.pending == 0).then_some(pending_created);
-            if no_pending.is_some() && no_pending == self.no_pending {
-                tables.state.store(state::pending_swept, pending_created);
+        } else if sweep.family == sweep.found.len() {
+            self.conclude(tables, &sweep);
+            return Ok(Some(sweep.found));
+        } else {
+            if sweep.begun == 0 {
+                self.order(object, tables, &sweep)?;
             }
-            self.no_pending = no_pending;
+            if self.walkers.is_none() {
+                self.walkers = Some(Walkers::new(object, tables)?);
+            }
+            let walkers = self.walkers.as_ref();
+            match walkers.and_then(|walkers| walkers.of(sweep.family, sweep.mark_gone).nth(sweep.begun)) {
+                Some(walker) => {
+                    sweep.walk =
+                        Some(bpf::walk(walker.as_fd()).context("beginning a walk over a table failed")?);
+                    sweep.begun += 1;
+                }
+                None => {
+                    self.take_result(tables, &mut sweep)?;
+                    (sweep.family, sweep.begun) = (sweep.family + 1, 0);
+                }
+            }
         }
-        Ok(found)
+        self.under_way = Some(sweep);
+        Ok(None)
+    }
+
+    /// Says what is to be done in one family.
+    fn order(&self, object: &Ebpf, tables: &mut Tables, sweep: &UnderWay) -> Result<()> {
+        let order = Sweep {
+            ipv6: sweep.family as u32,
+            pressure: self.pressure[sweep.family],
+            timeouts: self.timeouts,
+            mark_gone: u32::from(sweep.mark_gone),
+            ..Sweep::default()
+        };
+        tables.sweep.set(0, order, 0).context("ordering a sweep failed")?;
+        run(object, "sweep").map(drop)
+    }
+
+    /// Of one family, all of whose tables have been walked over.
+    fn take_result(&mut self, tables: &mut Tables, sweep: &mut UnderWay) -> Result<()> {
+        let family = sweep.family;
+        let result = tables.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
+        sweep.created.get_or_insert((result.snat_created, result.pending_created));
+        sweep.found[family] = Found {
+            entries: result.entries,
+            snat: result.snat,
+            unconfirmed: result.unconfirmed,
+            pending: result.pending,
+            deleted: result.deleted,
+        };
+        self.pressure[family] = pressure(&result, self.sizes[family]);
+        // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
+        // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
+        let counted = u64::from(result.unconfirmed);
+        if tables.usage.load(unconfirmed(family)).abs_diff(counted) > DRIFT {
+            tables.usage.store(unconfirmed(family), counted);
+        }
+        Ok(())
+    }
+
+    fn conclude(&mut self, tables: &mut Tables, sweep: &UnderWay) {
+        let Some((snat_created, pending_created)) = sweep.created else { return };
+        // What was created after the sweeps began keeps the words different. A flow announced just before may have
+        // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
+        let no_snat = sweep.found.iter().all(|found| found.snat == 0).then_some(snat_created);
+        if no_snat.is_some() && no_snat == self.no_snat {
+            tables.state.store(state::snat_swept, snat_created);
+        }
+        self.no_snat = no_snat;
+        let no_pending = sweep.found.iter().all(|found| found.pending == 0).then_some(pending_created);
+        if no_pending.is_some() && no_pending == self.no_pending {
+            tables.state.store(state::pending_swept, pending_created);
+        }
+        self.no_pending = no_pending;
+    }
+}
+
+/// The iterators over the tables; pairs are IPv4, IPv6.
+#[derive(Debug)]
+struct Walkers {
+    flows: [OwnedFd; 2],
+    pending: [OwnedFd; 2],
+    sockets: OwnedFd,
+}
+
+impl Walkers {
+    fn new(object: &Ebpf, tables: &Tables) -> Result<Self> {
+        let walker = |name: &str, map: &MapFd| -> Result<OwnedFd> {
+            let program =
+                object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
+            let program: &Iter = program.try_into()?;
+            bpf::iterate(program.fd()?.as_fd(), map.as_fd())
+                .with_context(|| format!("{name} cannot walk over its table"))
+        };
+        let swept = &tables.swept;
+        Ok(Self {
+            flows: [walker("sweep_flows4", &swept.flows[0])?, walker("sweep_flows6", &swept.flows[1])?],
+            pending: [
+                walker("sweep_pending4", &swept.pending[0])?,
+                walker("sweep_pending6", &swept.pending[1])?,
+            ],
+            sockets: walker("sweep_sockets", &swept.sockets)?,
+        })
+    }
+
+    /// Those of one family.
+    fn of(&self, family: usize, mark_gone: bool) -> impl Iterator<Item = &OwnedFd> {
+        let flows = [&self.flows[family], &self.pending[family]];
+        flows.into_iter().chain(mark_gone.then_some(&self.sockets))
+    }
+}
+
+/// Lets a walk go on for a piece; whether it has come to the end.
+fn piece(walk: &mut File) -> io::Result<bool> {
+    // Larger than what the program writes for one piece, which is the only thing that ends a read.
+    let mut marks = [0; 64];
+    match walk.read(&mut marks) {
+        Ok(length) => Ok(length == 0),
+        // The last piece of another walk ended with its last element, and so this one before its first.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

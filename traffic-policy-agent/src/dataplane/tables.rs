@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
+    maps::{Array, HashMap, Map, MapData, MapFd, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Agent, Cidr, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop,
@@ -44,6 +44,7 @@ pub struct Tables {
     pub devices: HashMap<MapData, u32, Device>,
     pub gone: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
+    pub swept: Swept,
     /// Shared with those who read them whenever they like.
     pub counters: Arc<PerCpuArray<MapData, u64>>,
     pub xdp_jumps: ProgramArray<MapData>,
@@ -54,6 +55,31 @@ pub struct Tables {
     pub filter: Words<Filter>,
     pub pool: Words<[u16; 65_536]>,
     pub room: Room,
+}
+
+/// What a sweep walks over, by file descriptors; pairs are IPv4, IPv6.
+#[derive(Debug)]
+pub struct Swept {
+    pub flows: [MapFd; 2],
+    pub pending: [MapFd; 2],
+    /// Of both families.
+    pub sockets: MapFd,
+}
+
+impl Swept {
+    fn of(object: &Ebpf) -> Result<Self> {
+        let fd = |name: &str| -> Result<MapFd> {
+            let Some(Map::HashMap(data) | Map::LruHashMap(data)) = object.map(name) else {
+                anyhow::bail!("the packet path has no hash {name}")
+            };
+            Ok(data.info()?.fd()?)
+        };
+        Ok(Self {
+            flows: [fd("FLOWS4")?, fd("FLOWS6")?],
+            pending: [fd("PENDING4")?, fd("PENDING6")?],
+            sockets: fd("SOCKETS")?,
+        })
+    }
 }
 
 /// How many entries fit; pairs are IPv4, IPv6.
@@ -110,6 +136,7 @@ impl Tables {
     pub fn take(object: &mut Ebpf) -> Result<Self> {
         let sizes = [size(object, "FLOWS4")?, size(object, "FLOWS6")?];
         let room = Room::of(object)?;
+        let swept = Swept::of(object)?;
         Ok(Self {
             v4: Family {
                 flows: typed!(object, "FLOWS4"),
@@ -138,6 +165,7 @@ impl Tables {
             devices: typed!(object, "DEVICES"),
             gone: typed!(object, "GONE"),
             sweep: typed!(object, "SWEEP"),
+            swept,
             counters: Arc::new(typed!(object, "COUNTERS")),
             xdp_jumps: typed!(object, "XDP_JUMPS"),
             tc_jumps: typed!(object, "TC_JUMPS"),

@@ -288,7 +288,7 @@ mod tests {
             ("inside", false, port(Local, Cluster, 0, true)),
             ("unreached", false, only_cluster_ip),
         ] {
-            desired.ports.insert(key(name, ipv6), port);
+            desired.ports.insert(key(name, ipv6), port.into());
         }
         let [v4, v6] = NoLocal::count(&desired);
         assert_eq!((v4.internal, v4.external), (2, 1));

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -122,13 +123,15 @@ pub struct HealthCheck {
 /// All that the data plane and the health servers need to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    pub ports: BTreeMap<ServicePortKey, ServicePort>,
+    /// Shared with whoever remembers what is in the maps: a large cluster has many.
+    pub ports: BTreeMap<ServicePortKey, Arc<ServicePort>>,
     pub health: BTreeMap<ServiceName, HealthCheck>,
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
     /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
     pub node_eligible: bool,
-    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere.
-    pub cluster_ips: BTreeMap<IpAddr, u32>,
+    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere. Another map
+    /// whenever one comes or goes, so that it is seen at once that none did.
+    pub cluster_ips: Arc<BTreeMap<IpAddr, u32>>,
     /// Where cluster IPs come from: an address of these that no Service has is nobody's.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
     pub warnings: BTreeSet<Warning>,

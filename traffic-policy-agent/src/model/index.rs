@@ -5,6 +5,7 @@ mod objects;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -235,15 +236,12 @@ impl Index {
     /// Takes note of what one Service wants, and of whom that touches.
     fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
         let created = self.services.get(&name).and_then(|service| service.created);
-        if let Some(old) = self.wanted.remove(&name) {
-            for address in &old.cluster_ips {
-                if let Some(count) = self.desired.cluster_ips.get_mut(address) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.desired.cluster_ips.remove(address);
-                    }
-                }
-            }
+        let old = self.wanted.remove(&name);
+        let cluster_ips = |wanted: &Option<Wanted>| {
+            wanted.as_ref().map(|wanted| wanted.cluster_ips.clone()).unwrap_or_default()
+        };
+        self.replace_cluster_ips(&cluster_ips(&old), &cluster_ips(&wanted));
+        if let Some(old) = old {
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
                     self.claims.remove(key, *frontend, settle);
@@ -251,9 +249,6 @@ impl Index {
             }
         }
         if let Some(wanted) = wanted {
-            for address in &wanted.cluster_ips {
-                *self.desired.cluster_ips.entry(*address).or_default() += 1;
-            }
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
                     self.claims.add(created, key, *frontend, settle);
@@ -262,6 +257,24 @@ impl Index {
             self.wanted.insert(name.clone(), wanted);
         }
         settle.insert(name);
+    }
+
+    fn replace_cluster_ips(&mut self, old: &[IpAddr], new: &[IpAddr]) {
+        if old == new {
+            return;
+        }
+        let counts = Arc::make_mut(&mut self.desired.cluster_ips);
+        for address in new {
+            *counts.entry(*address).or_default() += 1;
+        }
+        for address in old {
+            if let Some(count) = counts.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(address);
+                }
+            }
+        }
     }
 
     /// Puts one Service into the desired state: what it wants, less the frontends that others have.
@@ -278,14 +291,17 @@ impl Index {
             .take_while(|key| key.service == *name)
             .collect();
         for (key, port) in &wanted.ports {
-            let mut port = port.clone();
-            port.frontends.retain(|frontend| match self.claims.lost_to(key, *frontend) {
-                None => true,
-                Some(holder) => {
+            let mut lost = Vec::new();
+            for frontend in &port.frontends {
+                if let Some(holder) = self.claims.lost_to(key, *frontend) {
                     warnings.insert(conflict(key, *frontend, holder));
-                    false
+                    lost.push(*frontend);
                 }
-            });
+            }
+            let mut port = Arc::clone(port);
+            if !lost.is_empty() {
+                Arc::make_mut(&mut port).frontends.retain(|frontend| !lost.contains(frontend));
+            }
             gone.remove(key);
             if self.desired.ports.get(key) != Some(&port) {
                 self.desired.ports.insert(key.clone(), port);

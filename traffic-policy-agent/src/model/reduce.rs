@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -32,7 +33,7 @@ impl Context {
 /// What one Service wants. Its frontends may be claimed by another Service too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    pub(super) ports: Vec<(ServicePortKey, ServicePort)>,
+    pub(super) ports: Vec<(ServicePortKey, Arc<ServicePort>)>,
     pub(super) health: Option<HealthCheck>,
     /// Its cluster IPs, whether or not a port of it can be served.
     pub(super) cluster_ips: Vec<IpAddr>,
@@ -64,7 +65,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
                 protocol: port.protocol,
                 ipv6,
             };
-            wanted.ports.push((key, service_port(service, port, ipv6, &candidates, context)));
+            wanted.ports.push((key, Arc::new(service_port(service, port, ipv6, &candidates, context))));
         }
         // A dual-stack pod is one endpoint with two addresses, so families are not added up.
         local_endpoints = local_endpoints.max(ready_here.len());

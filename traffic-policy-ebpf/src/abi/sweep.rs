@@ -27,8 +27,11 @@ pub struct Sweep {
     pub pending: u32,
     /// Out: flows by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
     pub idle: [u32; 32],
+    /// Elements looked at so far, of any table.
+    pub visited: u32,
+    /// 1: the piece ends before the next element.
+    pub pause: u32,
     /// Out: Usage words at the start.
-    pub zero: u32,
     pub snat_created: u64,
     pub pending_created: u64,
 }

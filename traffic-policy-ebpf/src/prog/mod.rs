@@ -36,7 +36,8 @@ use aya_ebpf::{
 };
 use context::{Tc, Xdp};
 use family::{V4, V6};
-use traffic_policy_ebpf::abi::hook;
+use sweep::Element;
+use traffic_policy_ebpf::abi::{Address4, Address6, Flow, Socket, SocketKey, Tuple, hook};
 
 fn md(ctx: &XdpContext) -> Xdp {
     Xdp { md: ctx.ctx as *mut xdp_md }
@@ -184,8 +185,29 @@ pub fn tc_irregular_out6(ctx: TcContext) -> i32 {
 /// Run by the agent through BPF_PROG_TEST_RUN, never attached.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn sweep(_: RawTracePointContext) -> i32 {
-    sweep::run();
+    sweep::begin();
     0
+}
+
+/// Iterators over tables, which [`sweep`] begins; read by the agent a piece at a time. aya has no macro for them.
+macro_rules! walks {
+    ($($name:ident: $key:ty => $value:ty, $look:expr;)+) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "iter/bpf_map_elem")]
+            pub fn $name(element: *const Element<$key, $value>) -> i32 {
+                sweep::visit(element, $look)
+            }
+        )+
+    };
+}
+
+walks! {
+    sweep_flows4: Tuple<Address4> => Flow<Address4>, sweep::half::<V4>;
+    sweep_flows6: Tuple<Address6> => Flow<Address6>, sweep::half::<V6>;
+    sweep_pending4: Tuple<Address4> => Flow<Address4>, sweep::unconfirmed::<V4>;
+    sweep_pending6: Tuple<Address6> => Flow<Address6>, sweep::unconfirmed::<V6>;
+    sweep_sockets: SocketKey => Socket, sweep::conversation;
 }
 
 /// Tells the time in jiffies; run by the agent as [`sweep`] is. Without the macro, which answers 0 whatever the function

@@ -6,7 +6,7 @@
 
 use core::ptr;
 
-use aya_ebpf::{cty::c_void, helpers::bpf_for_each_map_elem};
+use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
     abi::{
         Address, EndpointKey, Flow, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port, kind,
@@ -17,9 +17,9 @@ use traffic_policy_ebpf::{
 
 use super::{
     count,
-    family::{Family, V4, V6},
+    family::Family,
     hop,
-    maps::{GONE as GONE_ENDPOINTS, SOCKETS, SWEEP, Table, USAGE},
+    maps::{GONE as GONE_ENDPOINTS, SWEEP, Table, USAGE},
     wire::{fetch_add, opaque},
 };
 
@@ -43,85 +43,86 @@ fn idle(now: u32, last: u32) -> u32 {
     if idle > u32::MAX / 2 { 0 } else { idle }
 }
 
-pub fn run() {
+/// Begins a sweep: what follows are walks over the tables, one after the other.
+pub fn begin() {
     let (Some(sweep), Some(usage)) = (SWEEP.get_ptr_mut(0), USAGE.get_ptr(0)) else { return };
     unsafe {
         (*sweep).now = hop::now();
         (*sweep).snat_created = (*usage).snat_created;
         (*sweep).pending_created = (*usage).pending_created;
     }
-    let mut context = sweep;
-    if unsafe { (*sweep).ipv6 } == 0 {
-        each::<V4>(V4::flows(), half4 as *mut c_void, &mut context);
-        each::<V4>(V4::pending(), pending4 as *mut c_void, &mut context);
-    } else {
-        each::<V6>(V6::flows(), half6 as *mut c_void, &mut context);
-        each::<V6>(V6::pending(), pending6 as *mut c_void, &mut context);
-    }
-    if unsafe { (*sweep).mark_gone } != 0 {
-        let sockets = Table::of(&raw const SOCKETS).raw();
-        unsafe { bpf_for_each_map_elem(sockets, conversation as *mut c_void, (&raw mut context).cast(), 0) };
-    }
 }
 
+/// Elements of one piece of a walk, a power of two. Whatever runs in the kernel keeps others from its CPU, so a piece must
+/// be short; more than a look at an element costs nothing compared with a system call for so many.
+const PIECE: u32 = 256;
+
+/// What an iterator over a map is told of an element: `struct bpf_iter__bpf_map_elem`.
+/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/map_iter.c#L74>
+#[repr(C)]
+pub struct Element<K, V> {
+    meta: *const Meta,
+    map: *const c_void,
+    /// Null behind the last element, as `value` is.
+    key: *const K,
+    value: *mut V,
+}
+
+/// The beginning of `struct bpf_iter_meta`.
+#[repr(C)]
+struct Meta {
+    file: *mut seq_file,
+}
+
+/// Looks at one element, and ends the piece after so many of them: what the program writes is what a read waits for, and
+/// an element that it refuses then is where the next read begins.
+/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
 #[inline(always)]
-fn each<F: Family>(table: Table, callback: *mut c_void, context: &mut *mut Sweep) {
-    unsafe { bpf_for_each_map_elem(table.raw(), callback, (&raw mut *context).cast(), 0) };
-}
-
-extern "C" fn half4(_: *mut c_void, key: *const Tuple<u32>, half: *mut Flow<u32>, _: *mut c_void) -> i64 {
-    one::<V4>(key, half)
-}
-
-extern "C" fn half6(
-    _: *mut c_void,
-    key: *const Tuple<[u64; 2]>,
-    half: *mut Flow<[u64; 2]>,
-    _: *mut c_void,
-) -> i64 {
-    one::<V6>(key, half)
-}
-
-extern "C" fn pending4(_: *mut c_void, key: *const Tuple<u32>, half: *mut Flow<u32>, _: *mut c_void) -> i64 {
-    unconfirmed::<V4>(key, half)
-}
-
-extern "C" fn pending6(
-    _: *mut c_void,
-    key: *const Tuple<[u64; 2]>,
-    half: *mut Flow<[u64; 2]>,
-    _: *mut c_void,
-) -> i64 {
-    unconfirmed::<V6>(key, half)
+pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, *const K, *mut V)) -> i32 {
+    let (key, value) = unsafe { ((*element).key, (*element).value) };
+    if key.is_null() || value.is_null() {
+        return 0;
+    }
+    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 0 };
+    if unsafe { (*sweep).pause } != 0 {
+        unsafe { (*sweep).pause = 0 };
+        return 1;
+    }
+    look(sweep, key, value);
+    unsafe {
+        (*sweep).visited += 1;
+        if (*sweep).visited % PIECE == 0 {
+            (*sweep).pause = 1;
+            let mark = 0_u8;
+            bpf_seq_write((*(*element).meta).file, (&raw const mark).cast(), 1);
+        }
+    }
+    0
 }
 
 /// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
-extern "C" fn conversation(
-    _: *mut c_void,
-    key: *const SocketKey,
-    socket: *mut Socket,
-    context: *mut *mut Sweep,
-) -> i64 {
-    let (key, ipv6) = unsafe { (&*key, (**context).ipv6) };
-    if key.forward == 0 || key.ipv6 != ipv6 {
-        return 0;
+#[inline(always)]
+pub fn conversation(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socket) {
+    let (forward, protocol, socket_ipv6, ipv6) =
+        unsafe { ((*key).forward, (*key).protocol, (*key).ipv6, (*sweep).ipv6) };
+    if forward == 0 || socket_ipv6 != ipv6 {
+        return;
     }
     let endpoint = EndpointKey {
         address: unsafe { (*socket).address },
         port: unsafe { (*socket).port },
-        protocol: key.protocol,
+        protocol,
         ipv6: ipv6 as u8,
         service: unsafe { (*socket).service },
     };
     if Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
         unsafe { (*socket).used = 0 };
     }
-    0
 }
 
+/// A half of a flow in the main table.
 #[inline(always)]
-fn one<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) -> i64 {
-    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 1 };
+pub fn half<F: Family>(sweep: *mut Sweep, key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) {
     let (tuple, flow) = unsafe { (*key, *half) };
     unsafe { (*sweep).entries += 1 };
     match flow.kind {
@@ -129,7 +130,6 @@ fn one<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) ->
         kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, half),
         _ => {}
     }
-    0
 }
 
 #[inline(always)]
@@ -212,12 +212,16 @@ fn reply<F: Family>(
     flow: &Flow<F::Address>,
     half: *mut Flow<F::Address>,
 ) {
+    let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
+    // First what costs nothing: most halves have had a packet not long ago.
+    if idle(now, flow.last) <= timeouts.unconfirmed {
+        return;
+    }
     let key = flow.translated(tuple.protocol).reversed();
     let named = F::flows()
         .lookup::<_, Flow<F::Address>>(&key)
         .is_some_and(|request| unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple);
-    let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
-    if named || idle(now, flow.last) <= timeouts.unconfirmed {
+    if named {
         return;
     }
     if flow.state & MARKED == 0 {
@@ -234,8 +238,7 @@ fn reply<F: Family>(
 
 /// Halves in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
 #[inline(always)]
-fn unconfirmed<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) -> i64 {
-    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 1 };
+pub fn unconfirmed<F: Family>(sweep: *mut Sweep, key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) {
     let (tuple, flow) = unsafe { (*key, *half) };
     let (now, timeouts, mark_gone) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark_gone) };
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
@@ -244,7 +247,7 @@ fn unconfirmed<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Addr
     {
         count::end(half.cast_const());
         F::pending().remove(&tuple);
-        return 0;
+        return;
     }
     unsafe {
         (*sweep).pending += 1;
@@ -252,5 +255,4 @@ fn unconfirmed<F: Family>(key: *const Tuple<F::Address>, half: *mut Flow<F::Addr
             (*sweep).snat += 1;
         }
     }
-    0
 }

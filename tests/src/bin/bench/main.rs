@@ -4,6 +4,7 @@
 
 mod packet;
 mod report;
+mod scale;
 mod selection;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -64,7 +65,7 @@ impl Effort {
 type Part = fn(Effort, &mut Report) -> Result<()>;
 
 /// Everything that is measured; each part asks the report which of its rows are wanted.
-const PARTS: &[(&str, Part)] = &[("per packet", packet::measure)];
+const PARTS: &[(&str, Part)] = &[("per packet", packet::measure), ("scale", scale::measure)];
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
@@ -86,13 +87,15 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     for (_, measure) in PARTS {
         measure(effort, &mut offered)?;
     }
+    let mut selection = Selection::of(&cli.names, offered.selection())?;
     if cli.list {
         for (group, name) in offered.selection().offered() {
-            println!("{group}: {name}");
+            if selection.wants(group, name) {
+                println!("{group}: {name}");
+            }
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let selection = Selection::of(&cli.names, offered.selection())?;
     let mut report = Report::begin(selection, cli.seed, cli.full);
     let mut code = ExitCode::SUCCESS;
     for (name, measure) in PARTS {

@@ -57,7 +57,7 @@ impl Node {
 
     fn set(&mut self, name: &str, port: Option<ServicePort>) -> Plan {
         match port {
-            Some(port) => self.desired.ports.insert(key(name), port),
+            Some(port) => self.desired.ports.insert(key(name), port.into()),
             None => self.desired.ports.remove(&key(name)),
         };
         self.plan(&[key(name)])
@@ -135,7 +135,7 @@ fn takeover_finds_what_changed_meanwhile() {
     let (index, other) = (node.frontend(A).service, node.frontend(B).service);
     node.restart();
     node.desired.ports.remove(&key("b"));
-    node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]));
+    node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]).into());
     let plan = node.plan(&[]);
     assert!(
         matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_), Op::Unname(_)]),
@@ -257,7 +257,7 @@ fn without_room_at_a_takeover_everything_stays() {
     let _ = node.set("a", Some(guarded(&many(0, 60), &["198.51.100.0/24"])));
     let (before, used) = (node.frontend(VIP), node.planner.usage());
     node.restart();
-    node.desired.ports.insert(key("a"), guarded(&many(1, 70), &["198.51.100.0/24", "192.0.2.0/24"]));
+    node.desired.ports.insert(key("a"), guarded(&many(1, 70), &["198.51.100.0/24", "192.0.2.0/24"]).into());
     let plan = node.plan(&[]);
     assert_eq!((plan.no_room, plan.ops), (vec![key("a")], vec![]));
     assert_eq!(plan.gone, BTreeSet::new(), "they still get connections");
@@ -303,7 +303,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     let address: IpAddr = "10.96.0.1".parse().unwrap();
     let mut node = Node::new();
     node.desired.service_cidrs.insert("10.96.0.0/16".parse().unwrap());
-    node.desired.cluster_ips.insert(address, 1);
+    Arc::make_mut(&mut node.desired.cluster_ips).insert(address, 1);
     let plan = node.set("a", with(&["10.96.0.1:80"]));
     assert!(
         matches!(plan.ops[..], [.., Op::Put(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
@@ -312,7 +312,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     node.restart();
     assert_eq!(node.plan(&[]).ops, []);
     node.desired.service_cidrs.clear();
-    node.desired.cluster_ips.clear();
+    Arc::make_mut(&mut node.desired.cluster_ips).clear();
     let plan = node.set("a", None);
     assert!(
         matches!(
@@ -332,7 +332,7 @@ fn what_is_used_up_and_what_drains() {
     let mut ranged = port("[2001:db8::1]:80", Policy::Cluster, &[endpoint("[2001:db8::2]:80", false)]);
     ranged.source_ranges = vec!["2001:db8:1::/48".parse().unwrap()];
     let six = ServicePortKey { ipv6: true, ..key("b") };
-    node.desired.ports.insert(six.clone(), ranged);
+    node.desired.ports.insert(six.clone(), ranged.into());
     let _ = node.plan(&[six]);
     let both = Usage { frontends: [1, 1], slots: [2, 1], source_ranges: [0, 1], services: 2 };
     assert_eq!(node.planner.usage(), both);

@@ -181,6 +181,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
     async fn listed(&mut self) -> Result<(), Stopped> {
         if !std::mem::replace(&mut self.listed, true) {
             self.sink.status.listed(self.kind.plural);
+            info!("{} are listed", self.kind.plural);
             self.sink.listed().await?;
         }
         Ok(())

@@ -21,6 +21,7 @@ pub(crate) enum Unit {
     Percent,
     Megabytes,
     Bytes,
+    Packets,
 }
 
 impl Unit {
@@ -34,6 +35,7 @@ impl Unit {
             Self::Percent => "%",
             Self::Megabytes => "MB",
             Self::Bytes => "B",
+            Self::Packets => "packets",
         }
     }
 }

@@ -1,0 +1,92 @@
+//! From a change of one endpoint to the maps.
+
+use std::{
+    thread::{self, sleep},
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+
+use super::{
+    ENDPOINTS, Rows, add, cluster, cpus, named,
+    stage::{Maps, Stage},
+};
+use crate::{
+    Effort,
+    report::{Goal, Report, Row, Unit},
+};
+
+/// The agent gathers changes that follow each other within 50 ms; these are to be lone ones. Prime, so that they meet
+/// whatever the agent does each second at all its moments.
+const APART: Duration = Duration::from_millis(67);
+
+const GROUP: &str = "scale, change of an endpoint to maps";
+
+/// `flows`: how many there are meanwhile.
+pub(super) fn rows(services: u32, flows: u32) -> Rows {
+    let [p50, p99] = names(services, flows);
+    vec![(GROUP, p50), (GROUP, p99)]
+}
+
+fn names(services: u32, flows: u32) -> [String; 2] {
+    let flows = if flows == 0 { String::new() } else { format!(", {}k flows", flows / 1_000) };
+    ["p50", "p99"].map(|percentile| format!("{percentile}, {}{flows}", named(services)))
+}
+
+pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Result<()> {
+    report_times(&times(stage, effort)?, stage.services, 0, report);
+    Ok(())
+}
+
+pub(super) fn report_times(took: &[f64], services: u32, flows: u32, report: &mut Report) {
+    let [p50, p99] = names(services, flows);
+    add(report, Row::new(GROUP, &p50, Unit::Milliseconds, took));
+    let row = Row::new(GROUP, &p99, Unit::Milliseconds, &[percentile(took, 99)]);
+    add(report, row.goal(Goal::AtMost(5.0)));
+}
+
+/// Milliseconds from the moment the API server is told until the maps show it, of one change each.
+pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
+    let cpus = cpus::all()?;
+    let number = if effort.full { 300 } else { 150 };
+    let maps = stage.maps()?;
+    let run = || (0..number).map(|i| change(stage, &maps, i)).collect();
+    let Some((own, others @ [_, ..])) = cpus.split_last() else {
+        eprintln!(
+            "  a single CPU: who looks at the maps is in the agent's way, and what follows is too slow"
+        );
+        return run();
+    };
+    cpus::confine_all(stage.pid()?, others)?;
+    let took = thread::scope(|scope| {
+        let measuring = scope.spawn(|| -> Result<Vec<f64>> {
+            cpus::run_on(&[*own])?;
+            run()
+        });
+        measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    cpus::confine_all(stage.pid()?, &cpus)?;
+    took
+}
+
+/// Takes an endpoint away from a Service, and the next time gives it back.
+fn change(stage: &Stage, maps: &Maps, i: u32) -> Result<f64> {
+    let service = (i / 2) * 7_919 % stage.services;
+    let endpoints = if i.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS };
+    let slices = cluster::slices(service, 0..endpoints);
+    sleep(APART);
+    let before = maps.frontend(service);
+    let start = Instant::now();
+    slices.into_iter().try_for_each(|slice| stage.control_plane.server().put(slice))?;
+    let took = maps.wait(service, before)? - start;
+    maps.check(service, endpoints)?;
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+/// So many percent are not above it.
+pub(super) fn percentile(values: &[f64], percent: usize) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,100 @@
+//! The first sync of everything.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    ENDPOINTS, Rows, add, cluster,
+    footprint::{Memory, cpu_time},
+    named,
+    stage::{PATIENCE, Stage},
+};
+use crate::report::{Goal, Report, Row, Unit};
+
+const GROUP: &str = "scale, first sync";
+const ROWS: [&str; 4] = [
+    "complete lists to maps",
+    "process start to ready (lists by a slow API server)",
+    "CPU time of the agent until ready",
+    "most memory until ready",
+];
+
+fn names(services: u32) -> [String; 4] {
+    ROWS.map(|row| format!("{row}, {}", named(services)))
+}
+
+pub(super) fn rows(services: u32) -> Rows {
+    names(services).into_iter().map(|name| (GROUP, name)).collect()
+}
+
+/// One element for each start.
+#[derive(Default)]
+pub(super) struct Starts {
+    /// From complete lists to the maps, milliseconds.
+    synced: Vec<f64>,
+    /// From the start of the process until it is ready, milliseconds.
+    ready: Vec<f64>,
+    /// CPU time until then, milliseconds.
+    used: Vec<f64>,
+    /// Megabytes.
+    peak: Vec<f64>,
+}
+
+impl Starts {
+    /// From an agent that had a single Service, whose traffic goes on.
+    pub(super) fn take_over(&mut self, stage: &mut Stage) -> Result<()> {
+        stage.agent.stop()?;
+        let server = stage.control_plane.server();
+        (0..stage.services).flat_map(cluster::objects).try_for_each(|object| server.put(object))?;
+        self.start(stage)?;
+        // What follows are changes, which a server with a long history would be slow to find.
+        stage.control_plane.server().compact();
+        Ok(())
+    }
+
+    /// On a node that has nothing.
+    pub(super) fn anew(&mut self, stage: &mut Stage) -> Result<()> {
+        stage.agent.stop()?;
+        let cleaned = stage.agent.command(&["cleanup"])?;
+        ensure!(cleaned.status.success(), "cleanup failed: {}", String::from_utf8_lossy(&cleaned.stderr));
+        self.start(stage)
+    }
+
+    fn start(&mut self, stage: &mut Stage) -> Result<()> {
+        let said = stage.agent.log().len();
+        let start = Instant::now();
+        stage.agent.start_again()?;
+        stage.agent.wait_ready(PATIENCE)?;
+        self.ready.push(start.elapsed().as_secs_f64() * 1e3);
+        self.used.push(cpu_time(stage.pid()?)?.as_secs_f64() * 1e3);
+        self.peak.push(Memory::of(stage.pid()?)?.peak);
+        stage.maps()?.check(stage.services - 1, ENDPOINTS)?;
+
+        let log = stage.agent.log();
+        let log = log.get(said..).context("the agent's log has become shorter")?;
+        let listed = log.lines().filter(|line| line.contains("are listed")).filter_map(seconds).next_back();
+        let listed = listed.context("the agent does not say when its lists are complete")?;
+        let first = log.lines().find(|line| line.contains("first sync")).context("no first sync")?;
+        let writes = first.split_once("writes=").and_then(|(_, number)| number.trim().parse::<u32>().ok());
+        ensure!(writes >= Some(stage.services * ENDPOINTS), "this was no first sync of everything: {first}");
+        self.synced.push((seconds(first).context("no time in the log")? - listed) * 1e3);
+        Ok(())
+    }
+
+    pub(super) fn report(&self, services: u32, report: &mut Report) {
+        let [synced, ready, used, peak] = names(services);
+        let row = Row::new(GROUP, &synced, Unit::Milliseconds, &self.synced);
+        add(report, row.goal(Goal::AtMost(2_000.0)));
+        add(report, Row::new(GROUP, &ready, Unit::Milliseconds, &self.ready));
+        add(report, Row::new(GROUP, &used, Unit::Milliseconds, &self.used));
+        add(report, Row::new(GROUP, &peak, Unit::Megabytes, &self.peak));
+    }
+}
+
+/// The time of a line of the log, in seconds of the day.
+fn seconds(line: &str) -> Option<f64> {
+    let (_, time) = line.split_once('T')?;
+    let (time, _) = time.split_once('Z')?;
+    time.split(':').try_fold(0.0, |sum, part| Some(sum * 60.0 + part.parse::<f64>().ok()?))
+}
