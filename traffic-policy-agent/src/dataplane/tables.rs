@@ -11,9 +11,9 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Agent, Cidr, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop,
-    HopKey, Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute,
-    Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
+    Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, Frontend,
+    FrontendKey, Hop, HopKey, Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo,
+    Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
 };
 
 use super::{plan::GoneEndpoint, words::Words};
@@ -45,7 +45,7 @@ pub struct Tables {
     pub gone: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
     /// Shared with those who read them whenever they like.
-    pub counters: Arc<PerCpuArray<MapData, u64>>,
+    pub counters: Arc<PerCpuArray<MapData, Counters>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
     pub agent: Words<Agent>,
