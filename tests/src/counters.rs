@@ -5,8 +5,8 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use aya::maps::{Map, MapData, PerCpuArray};
-use traffic_policy_ebpf::abi::hook;
-use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome};
+use traffic_policy_ebpf::abi::{self, hook};
+use traffic_policy_ebpf::outcome::Outcome;
 
 use crate::agent::Agent;
 
@@ -17,7 +17,7 @@ pub type Counted = BTreeMap<(&'static str, &'static str), u64>;
 const HOOKS: [(&str, u32); 3] = [("xdp", hook::XDP), ("tc", hook::INGRESS), ("socket", hook::SOCKET)];
 
 /// The counters of a packet path, each the sum over all CPUs.
-pub struct Counters(PerCpuArray<MapData, u64>);
+pub struct Counters(PerCpuArray<MapData, abi::Counters>);
 
 impl Counters {
     pub fn of(agent: &Agent) -> Result<Self> {
@@ -44,6 +44,6 @@ impl Counters {
     }
 
     fn at(&self, hook: u32, outcome: Outcome) -> Result<u64> {
-        Ok(self.0.get(&(hook * OUTCOMES + outcome as u32), 0)?.iter().sum())
+        Ok(self.0.get(&hook, 0)?.iter().map(|cpu| cpu[outcome as usize]).sum())
     }
 }

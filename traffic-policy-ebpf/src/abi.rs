@@ -331,7 +331,10 @@ pub mod jump {
     pub const COUNT: u32 = 2 * FAMILY;
 }
 
-/// Hooks, the upper part of an index into `COUNTERS`.
+/// Packets of one hook by outcome: one element of `COUNTERS`.
+pub type Counters = [u64; crate::outcome::OUTCOMES as usize];
+
+/// Hooks, index into `COUNTERS`.
 pub mod hook {
     pub const XDP: u32 = 0;
     pub const INGRESS: u32 = 1;

@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use aya::{Ebpf, programs::ProgramFd};
 use traffic_policy_agent::dataplane::{Kernel, Sizes, Tables, jumps, load, load_programs};
-use traffic_policy_ebpf::{
-    abi::hook,
-    outcome::{OUTCOMES, Outcome},
-};
+use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
@@ -151,11 +148,9 @@ impl Loaded {
             Hook::Ingress => hook::INGRESS,
             Hook::Egress => hook::EGRESS,
         };
-        let count = |outcome: &Outcome| -> Result<_> {
-            let values = self.tables.counters.get(&(number * OUTCOMES + *outcome as u32), 0)?;
-            Ok((outcome.name(), values.iter().sum()))
-        };
-        Outcome::ALL.iter().map(count).collect()
+        let values = self.tables.counters.get(&number, 0)?;
+        let sum = |outcome: Outcome| values.iter().map(|cpu| cpu[outcome as usize]).sum();
+        Ok(Outcome::ALL.iter().map(|outcome| (outcome.name(), sum(*outcome))).collect())
     }
 
     fn fd(&self, subject: Subject) -> Result<ProgramFd> {

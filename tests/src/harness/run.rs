@@ -4,7 +4,7 @@ use aya::programs::{
     Program, RawTracePoint, RawTracePointRunOptions, SchedClassifier, TestRun, TestRunOptions, Xdp,
 };
 use traffic_policy_ebpf::abi::hook;
-use traffic_policy_ebpf::outcome::{OUTCOMES, Outcome, Verdict};
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::{Device, Harness};
 use crate::packet::{Packet, difference, render};
@@ -140,15 +140,10 @@ impl Harness {
     }
 
     fn counters(&self, hook: Hook) -> Vec<(Outcome, u64)> {
-        Outcome::ALL
-            .iter()
-            .map(|outcome| {
-                let index = hook.number() * OUTCOMES + *outcome as u32;
-                let values = self.tables.counters.get(&index, 0);
-                let values = values.unwrap_or_else(|error| panic!("reading a counter: {error}"));
-                (*outcome, values.iter().sum())
-            })
-            .collect()
+        let values = self.tables.counters.get(&hook.number(), 0);
+        let values = values.unwrap_or_else(|error| panic!("reading the counters: {error}"));
+        let sum = |outcome: Outcome| values.iter().map(|cpu| cpu[outcome as usize]).sum();
+        Outcome::ALL.iter().map(|outcome| (*outcome, sum(*outcome))).collect()
     }
 
     fn execute(&self, input: &Input) -> (u32, Vec<u8>) {

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use aya::maps::{Map, MapData, PerCpuArray};
 use traffic_policy_ebpf::{
-    abi::hook,
-    outcome::{OUTCOMES, Outcome},
+    abi::{Counters, hook},
+    outcome::Outcome,
 };
 
 use super::pins;
@@ -15,15 +15,14 @@ use super::pins;
 pub type Counter = (&'static str, Outcome, u64);
 
 /// Every counter of every hook, also those that are zero.
-pub(super) fn all(map: &PerCpuArray<MapData, u64>) -> Result<Vec<Counter>> {
+pub(super) fn all(map: &PerCpuArray<MapData, Counters>) -> Result<Vec<Counter>> {
     let hooks =
         [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress"), (hook::SOCKET, "socket")];
     let mut counters = Vec::new();
     for (number, name) in hooks {
+        let values = map.get(&number, 0).context("reading the counters failed")?;
         for outcome in Outcome::ALL {
-            let values =
-                map.get(&(number * OUTCOMES + *outcome as u32), 0).context("reading the counters failed")?;
-            counters.push((name, *outcome, values.iter().sum()));
+            counters.push((name, *outcome, values.iter().map(|cpu| cpu[*outcome as usize]).sum()));
         }
     }
     Ok(counters)

@@ -11,9 +11,9 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, MapFd, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Agent, Cidr, Device, EndpointKey, Filter, Flow, Frontend, FrontendKey, Hop,
-    HopKey, Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute,
-    Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
+    Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, Frontend,
+    FrontendKey, Hop, HopKey, Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo,
+    Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
 };
 
 use super::{plan::GoneEndpoint, words::Words};
@@ -46,7 +46,7 @@ pub struct Tables {
     pub sweep: Array<MapData, Sweep>,
     pub swept: Swept,
     /// Shared with those who read them whenever they like.
-    pub counters: Arc<PerCpuArray<MapData, u64>>,
+    pub counters: Arc<PerCpuArray<MapData, Counters>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
     pub agent: Words<Agent>,

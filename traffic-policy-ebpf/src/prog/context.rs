@@ -100,6 +100,8 @@ pub trait Packet: Copy {
 #[derive(Clone, Copy)]
 pub struct Xdp {
     pub md: *mut xdp_md,
+    /// Where it came in: three loads for the kernel, so done early.
+    pub ingress: u32,
 }
 
 impl Packet for Xdp {
@@ -128,7 +130,7 @@ impl Packet for Xdp {
     }
     #[inline(always)]
     fn ingress(self) -> u32 {
-        unsafe { (*self.md).ingress_ifindex }
+        self.ingress
     }
     #[inline(always)]
     fn tagged(self) -> bool {

@@ -1,9 +1,5 @@
-//! Packets from the wire, in XDP and in TC: requests to frontends, and replies of endpoints on other nodes.
-//!
-//! ```text
-//! bit arrays → parse → one flow lookup → translation as the entry says → verdict
-//!                          └ no flow, not quiet, or its hop is old: the program `attend`
-//! ```
+//! Packets from the wire, in XDP and in TC: requests to frontends, and replies of endpoints on other nodes. Here is what they
+//! all share, and what makes a flow; [`super::established`] is what most of them need.
 
 use core::ptr;
 
@@ -30,69 +26,6 @@ use super::{
     trace,
     wire::load16,
 };
-
-/// The entry program: an established packet goes no further.
-#[inline(always)]
-pub fn run<P: Packet>(packet: P) -> i32 {
-    let data = packet.data();
-    let exit = if data + parse::ETHERNET > packet.end() || packet.tagged() {
-        Outcome::PassedNotIp.into()
-    } else {
-        match unsafe { load16::<12>(data) } {
-            ETHERTYPE_IPV4 => established::<P, V4>(packet),
-            ETHERTYPE_IPV6 => established::<P, V6>(packet),
-            _ => Outcome::PassedNotIp.into(),
-        }
-    };
-    exit::leave(packet, P::HOOK, exit)
-}
-
-#[inline(always)]
-fn established<P: Packet, F: Rewrite>(packet: P) -> Exit {
-    let parsed = match F::headers(packet) {
-        Ok(parsed) => parsed,
-        Err(outcome) => return irregular::hand_over::<P, F, false>(packet, outcome),
-    };
-    let ours = ours(&parsed);
-    trace::note(step::FILTER, ours as u32, [0; 2]);
-    if matches!(ours, Ours::No) {
-        return Outcome::Passed.into();
-    }
-    if let Err(outcome) = parse::finish(packet, &parsed) {
-        return outcome.into();
-    }
-    let now = hop::now();
-    if let Some(half) = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple) {
-        let (kind, state, epoch, index) =
-            unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
-        if pair::quiet(state, parsed.tcp_flags()) {
-            let mut hop = ptr::null();
-            // A half that is being written has no kind.
-            if matches!(kind, kind::FORWARD | kind::REPLY) {
-                hop = hop::fresh(epoch, index, now).unwrap_or(ptr::null());
-            }
-            if kind == kind::DELIVER || !hop.is_null() {
-                let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
-                // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
-                if !matches!(exit.outcome, Outcome::DroppedTooLong) {
-                    return if exit.answers() { answered::<P, F>(packet, &parsed, exit) } else { exit };
-                }
-            }
-        }
-    } else if !P::TC
-        && !pending_in_use()
-        && (matches!(ours, Ours::Pool)
-            || matches!(ours, Ours::Port)
-                && choose::frontend::<F>(&create::target::<F>(&parsed.tuple)).is_null())
-        && !may_be_cluster_ip::<F>(parsed.tuple.destination)
-    {
-        // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
-        // delivered the packet.)
-        return Outcome::PassedNotService.into();
-    }
-    packet.jump::<F, { jump::ATTEND }>();
-    Outcome::PassedUnfinished.into()
-}
 
 /// The program for everything that an established packet does not need: flows to be made, conversations that change
 /// their state, hops to be resolved.
@@ -127,7 +60,7 @@ pub fn refused<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit)
 
 /// Goes on with the program for what is refused; returns only if that is missing.
 #[inline(always)]
-fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
+pub fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
     if let Some(scratch) = F::scratch() {
         unsafe {
             (*scratch).outcome = exit.outcome as u32;
@@ -171,7 +104,7 @@ pub fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
 
 /// What the bits say of a destination.
 #[inline(always)]
-fn may_be_cluster_ip<F: Rewrite>(destination: F::Address) -> bool {
+pub fn may_be_cluster_ip<F: Rewrite>(destination: F::Address) -> bool {
     let Some(filter) = FILTER.get_ptr(0) else { return false };
     unsafe {
         bit((&raw const (*filter).cluster_ips).cast(), hash::address(destination))
@@ -196,10 +129,10 @@ pub unsafe fn bit(array: *const u64, index: u16) -> bool {
 pub struct Ready<A> {
     pub half: *mut Flow<A>,
     /// Null for a half that the stack delivers, and where the neighbour is not resolved.
-    hop: *const Hop,
+    pub hop: *const Hop,
     /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
     /// `Option` leaves a register that the verifier has never seen written.
-    unresolved: u32,
+    pub unresolved: u32,
 }
 
 /// Finds or makes the half of a packet, notes what the packet says, and resolves the hop.

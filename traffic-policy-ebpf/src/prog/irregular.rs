@@ -1,5 +1,5 @@
 //! The packets in which the entry programs find no ports where they look for them: ICMP errors, which have a file of their
-//! own, and fragments and packets with IPv6 extension headers, read here.
+//! own, and fragments and packets with IPv4 options or IPv6 extension headers, read here.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple, jump, kind},
@@ -95,6 +95,9 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     if matches!(ours(&parsed), Ours::No) {
         return Outcome::Passed.into();
     }
+    if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
+        return Outcome::PassedMalformed.into();
+    }
     if let Err(outcome) = parse::finish(packet, &parsed) {
         return outcome.into();
     }
@@ -133,6 +136,10 @@ pub fn outgoing<P: Packet, F: Irregular>(packet: P) -> Outcome {
             Err(outcome) => return outcome,
         };
         return egress::translate(packet, &later, half);
+    }
+    let parsed = &laid.parsed;
+    if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
+        return Outcome::PassedMalformed;
     }
     let outcome = egress::reply(packet, &laid.parsed);
     if outcome as u32 == Outcome::RepliedLocal as u32 {

@@ -8,14 +8,11 @@ use aya_ebpf::{
     helpers::{bpf_map_delete_elem, bpf_map_lookup_elem, bpf_map_update_elem},
     macros::btf_map,
 };
-use traffic_policy_ebpf::{
-    abi::{
-        Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Device, EndpointKey, Event,
-        EventBucket, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop,
-        HopKey, Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
-        SocketKey, SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
-    },
-    outcome::OUTCOMES,
+use traffic_policy_ebpf::abi::{
+    Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Counters, Device, EndpointKey, Event,
+    EventBucket, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey,
+    Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey,
+    SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
@@ -106,7 +103,7 @@ pub static GONE: HashMap<EndpointKey, u32, 65_536, NO_PREALLOC> = HashMap::new()
 #[btf_map]
 pub static SWEEP: Array<Sweep, 1> = Array::new();
 #[btf_map]
-pub static COUNTERS: PerCpuArray<u64, { (OUTCOMES * hook::COUNT) as usize }> = PerCpuArray::new();
+pub static COUNTERS: PerCpuArray<Counters, { hook::COUNT as usize }> = PerCpuArray::new();
 #[btf_map]
 pub static BUCKETS: PerCpuArray<Bucket, 1> = PerCpuArray::new();
 

@@ -10,6 +10,7 @@ mod count;
 mod create;
 mod egress;
 mod error;
+mod established;
 mod event;
 mod exit;
 mod extension;
@@ -40,7 +41,8 @@ use sweep::Element;
 use traffic_policy_ebpf::abi::{Address4, Address6, Flow, Socket, SocketKey, Tuple, hook};
 
 fn md(ctx: &XdpContext) -> Xdp {
-    Xdp { md: ctx.ctx as *mut xdp_md }
+    let md = ctx.ctx as *mut xdp_md;
+    Xdp { md, ingress: unsafe { (*md).ingress_ifindex } }
 }
 
 fn skb(ctx: &TcContext) -> Tc {
@@ -53,7 +55,7 @@ fn call(ctx: &SockAddrContext) -> socket::Call {
 
 #[xdp]
 pub fn xdp_ingress(ctx: XdpContext) -> u32 {
-    ingress::run(md(&ctx)) as u32
+    established::run(md(&ctx)) as u32
 }
 
 #[xdp]
@@ -80,7 +82,7 @@ pub fn xdp_answer6(ctx: XdpContext) -> u32 {
 pub fn tc_ingress(ctx: TcContext) -> i32 {
     let packet = skb(&ctx);
     packet.pull();
-    ingress::run(packet)
+    established::run(packet)
 }
 
 #[classifier]

@@ -90,7 +90,12 @@ impl<F: Family> Parsed<F> {
 
 /// A family whose packets can be parsed.
 pub trait Parse: Family + Sized {
-    /// Parses up to the ports; [`finish`] checks the rest of the transport header.
+    /// Reads a packet whose headers are where nearly all have them, so that every offset is a number in the program: the
+    /// ports, and of TCP the whole fixed header. [`finish`] checks what they say.
+    ///
+    /// # Errors
+    /// How it passes. What can be read nevertheless, elsewhere, is [`Outcome::PassedFragment`] or
+    /// [`Outcome::PassedExtension`].
     fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
     /// Whether a packet of another protocol is an ICMP error, by its type.
     fn is_error<P: Packet>(packet: P) -> bool;
@@ -99,26 +104,26 @@ pub trait Parse: Family + Sized {
 impl Parse for V4 {
     #[inline(always)]
     fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
-        let (data, end) = (packet.data(), packet.end());
-        let ip = data + ETHERNET;
-        if ip + 20 > end {
-            return Err(Outcome::PassedMalformed);
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 28 > end {
+            return Err(short4(ip, end));
         }
         unsafe {
-            let first = load8::<0>(ip) as usize;
-            let header = (first & 15) << 2;
-            if first >> 4 != 4 || header < 20 {
-                return Err(Outcome::PassedMalformed);
-            }
-            if load16::<6>(ip) & FRAGMENT != 0 {
-                return Err(Outcome::PassedFragment);
-            }
             let protocol = load8::<9>(ip) as u32;
             if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
                 return Err(Outcome::PassedProtocol);
             }
-            let l4 = ip + header;
-            if l4 + 8 > end {
+            if load16::<6>(ip) & FRAGMENT != 0 {
+                return Err(Outcome::PassedFragment);
+            }
+            let first = load8::<0>(ip);
+            if first != 0x45 {
+                // With options.
+                let valid = matches!(first, 0x46..=0x4f);
+                return Err(if valid { Outcome::PassedExtension } else { Outcome::PassedMalformed });
+            }
+            let l4 = ip + 20;
+            if protocol == PROTOCOL_TCP && l4 + 20 > end {
                 return Err(Outcome::PassedMalformed);
             }
             let tuple = Tuple {
@@ -132,7 +137,7 @@ impl Parse for V4 {
                 tuple,
                 ip,
                 l4,
-                l4_offset: (ETHERNET + header) as u32,
+                l4_offset: (ETHERNET + 20) as u32,
                 length,
                 ttl: load8::<8>(ip),
                 tcp: is_tcp(protocol),
@@ -161,8 +166,7 @@ impl Parse for V4 {
 impl Parse for V6 {
     #[inline(always)]
     fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
-        let (data, end) = (packet.data(), packet.end());
-        let ip = data + ETHERNET;
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
         let l4 = ip + 40;
         if l4 + 8 > end {
             return Err(Outcome::PassedMalformed);
@@ -179,6 +183,9 @@ impl Parse for V6 {
                     44 => Outcome::PassedFragment,
                     _ => Outcome::PassedProtocol,
                 });
+            }
+            if protocol == PROTOCOL_TCP && l4 + 20 > end {
+                return Err(Outcome::PassedMalformed);
             }
             let tuple = Tuple {
                 source: [load64::<8>(ip), load64::<16>(ip)],
@@ -215,20 +222,26 @@ pub fn is_tcp(protocol: u32) -> u64 {
     opaque((protocol == PROTOCOL_TCP) as u64)
 }
 
-/// Checks what the bit arrays did not need: the whole TCP header, and that the lengths in the headers agree with the
-/// frame.
+/// What a frame is that is too short for ports.
+#[inline(always)]
+fn short4(ip: usize, end: usize) -> Outcome {
+    if ip + 20 > end {
+        return Outcome::PassedMalformed;
+    }
+    match unsafe { (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) } {
+        (PROTOCOL_TCP | PROTOCOL_UDP, 0) => Outcome::PassedMalformed,
+        (PROTOCOL_TCP | PROTOCOL_UDP, _) => Outcome::PassedFragment,
+        _ => Outcome::PassedProtocol,
+    }
+}
+
+/// Checks that the lengths in the headers agree with each other and with the frame. The whole fixed TCP header can be read.
 #[inline(always)]
 pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
-    let transport = parsed.l4_offset - ETHERNET as u32;
-    if parsed.is_tcp() {
-        if parsed.l4 + 20 > packet.end() {
-            return Err(Outcome::PassedMalformed);
-        }
-        if unsafe { load8::<12>(parsed.l4) } >> 4 < 5 {
-            return Err(Outcome::PassedMalformed);
-        }
+    if parsed.is_tcp() && unsafe { load8::<12>(parsed.l4) } < 5 << 4 {
+        return Err(Outcome::PassedMalformed);
     }
-    let least = transport + if parsed.is_tcp() { 20 } else { 8 };
+    let least = parsed.l4_offset - ETHERNET as u32 + if parsed.is_tcp() { 20 } else { 8 };
     // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
     let jumbo = P::TC && packet.segment() != 0;
     if !jumbo && (parsed.length < least || parsed.length > packet.length() - ETHERNET as u32) {

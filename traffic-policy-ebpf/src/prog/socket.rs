@@ -10,7 +10,7 @@ use core::{mem::MaybeUninit, ptr};
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
     abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, Tuple, hook, ports},
-    outcome::{OUTCOMES, Outcome},
+    outcome::Outcome,
 };
 
 use self::{
@@ -228,8 +228,8 @@ impl<A: Address> Destined<A> {
 /// Counts what happened. A process may be interrupted here by another one on the same CPU.
 #[inline(always)]
 fn count(outcome: Outcome) {
-    if let Some(counter) = COUNTERS.get_ptr_mut(hook::SOCKET * OUTCOMES + outcome as u32) {
-        unsafe { fetch_add(counter, 1) };
+    if let Some(counters) = COUNTERS.get_ptr_mut(hook::SOCKET) {
+        unsafe { fetch_add(counters.cast::<u64>().add(outcome as usize), 1) };
     }
 }
 
