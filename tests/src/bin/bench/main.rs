@@ -4,6 +4,7 @@
 
 mod packet;
 mod report;
+mod wire;
 
 use std::process::ExitCode;
 
@@ -58,6 +59,9 @@ fn run(cli: &Cli) -> Result<Report> {
         Effort { rounds: 16, packets: 500_000, large: true }
     };
     let mut report = Report::default();
-    packet::measure(effort, &mut report)?;
+    if std::env::var_os("ONLY_WIRE").is_none() {
+        packet::measure(effort, &mut report)?;
+    }
+    wire::measure(effort, &mut report)?;
     Ok(report)
 }

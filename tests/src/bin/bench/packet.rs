@@ -1,12 +1,12 @@
 //! What one packet costs, by BPF_PROG_TEST_RUN.
 
 mod established;
-mod flows;
+pub(crate) mod flows;
 mod foreign;
-mod frame;
+pub(crate) mod frame;
 mod fresh;
 mod loaded;
-mod stand;
+pub(crate) mod stand;
 
 use anyhow::Result;
 

@@ -149,7 +149,7 @@ pub(crate) fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     Ok(())
 }
 
-fn floor(from: Tuple<u32>, to: Tuple<u32>) -> FloorFlow {
+pub(crate) fn floor(from: Tuple<u32>, to: Tuple<u32>) -> FloorFlow {
     let addresses = |tuple: Tuple<u32>| tuple.source.sum() + tuple.destination.sum();
     FloorFlow {
         source: to.source,
