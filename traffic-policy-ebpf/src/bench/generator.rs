@@ -4,12 +4,13 @@
 use aya_ebpf::{
     bindings::xdp_md,
     btf_maps::Array,
+    helpers::bpf_ktime_get_ns,
     macros::{btf_map, xdp},
     programs::XdpContext,
 };
 use traffic_policy_ebpf::{
     abi::Address,
-    bench::traffic::{FIRST_PORT, Generator, LENGTH, PORTS_SHIFT},
+    bench::traffic::{BURST, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT},
     checksum,
 };
 
@@ -19,6 +20,7 @@ use super::wire::{store16, store32, store64};
 pub static GENERATOR: Array<Generator, 1> = Array::new();
 
 const XDP_ABORTED: u32 = 0;
+const XDP_DROP: u32 = 1;
 const XDP_TX: u32 = 3;
 
 #[xdp]
@@ -30,6 +32,27 @@ pub fn generate(ctx: XdpContext) -> u32 {
     }
     let Some(generator) = GENERATOR.get_ptr_mut(0) else { return XDP_ABORTED };
     unsafe {
+        if (*generator).started == 0 {
+            (*generator).started = bpf_ktime_get_ns();
+        }
+        (*generator).turns -= 1;
+        if (*generator).turns == 0 {
+            (*generator).ended = bpf_ktime_get_ns();
+        }
+        if (*generator).interval != 0 {
+            if (*generator).burst == 0 {
+                let now = bpf_ktime_get_ns();
+                if now < (*generator).due {
+                    (*generator).idle += 1;
+                    return XDP_DROP;
+                }
+                // What was missed is not made up for.
+                (*generator).due = now.max((*generator).due + (*generator).interval);
+                (*generator).burst = BURST;
+            }
+            (*generator).burst -= 1;
+        }
+        (*generator).sent += 1;
         let flow = (*generator).next;
         (*generator).next = if flow + 1 >= (*generator).count { 0 } else { flow + 1 };
         let client = ((*generator).client + (flow >> PORTS_SHIFT)).to_be();

@@ -4,6 +4,8 @@ use super::FRAME_WORDS;
 
 /// Bytes of each packet.
 pub const LENGTH: usize = FRAME_WORDS * 8;
+/// Packets of one burst, as a device hands them over that is asked some ten thousand times a second.
+pub const BURST: u32 = 16;
 /// Clients have consecutive addresses, and each uses so many consecutive ports, as a power of two.
 pub const PORTS_SHIFT: u32 = 13;
 pub const FIRST_PORT: u16 = 20_000;
@@ -25,7 +27,20 @@ pub struct Generator {
     /// Number of the flow that comes next.
     pub next: u32,
     pub count: u32,
-    pub zero: u32,
+    /// Packets that are left in the burst.
+    pub burst: u32,
+    /// Nanoseconds from one burst to the next; 0: as fast as it goes.
+    pub interval: u64,
+    /// When the next burst is due.
+    pub due: u64,
+    /// How often it was asked for a packet before one was due.
+    pub idle: u64,
+    pub sent: u64,
+    /// Packets and idle turns to come, after which `ended` is set.
+    pub turns: u64,
+    /// When it was asked first and last, CLOCK_MONOTONIC; setting up a run and taking it down takes tens of milliseconds.
+    pub started: u64,
+    pub ended: u64,
 }
 
 /// What the sink expects. Addresses and ports in memory order.

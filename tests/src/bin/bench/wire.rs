@@ -39,6 +39,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     ];
     let mut subjects = Vec::new();
     for kind in kinds {
+        if std::env::var("ONLY_KIND").is_ok_and(|only| !kind.to_string().contains(&only)) { continue; }
         match Subject::start(kind, &mut traffic) {
             Ok(subject) => subjects.push(subject),
             Err(error) => eprintln!("not measured: {kind}: {error:#}"),

@@ -50,7 +50,7 @@ pub(crate) fn measure(
                 continue;
             }
             runs.mpps.push(rate / 1e6);
-            runs.sent += u64::from(run.sent);
+            runs.sent += run.sent;
             runs.arrived += arrived;
         }
     }

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, AsRawFd},
     path::Path,
     thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,7 +23,7 @@ use traffic_policy_ebpf::{
     abi::{Address, Address4, Tuple},
     bench::{
         FloorFlow,
-        traffic::{Arrived, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT, Sink, sink},
+        traffic::{Arrived, BURST, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT, Sink, sink},
     },
 };
 use traffic_policy_tests::{netlink::index, netns::Namespace};
@@ -78,7 +78,9 @@ impl Counts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) took: Duration,
-    pub(crate) sent: u32,
+    pub(crate) sent: u64,
+    /// Turns in which no packet was due.
+    pub(crate) idle: u64,
     pub(crate) counts: Counts,
 }
 
@@ -143,20 +145,42 @@ impl Traffic {
         Ok(self.generator.set(0, Generator { next: flow, ..generator }, 0)?)
     }
 
+    /// Paced, with so many packets a second.
+    pub(crate) fn pace(&mut self, rate: f64) -> Result<()> {
+        let generator = self.generator.get(&0, 0)?;
+        let interval = (f64::from(BURST) * 1e9 / rate) as u64;
+        Ok(self.generator.set(0, Generator { interval, ..generator }, 0)?)
+    }
+
+    /// Sets the clock and the counts of a run to zero.
+    fn prepare(&mut self, turns: u32) -> Result<()> {
+        let generator = self.generator.get(&0, 0)?;
+        let generator = Generator {
+            turns: turns.into(),
+            started: 0,
+            ended: 0,
+            due: 0,
+            idle: 0,
+            sent: 0,
+            burst: 0,
+            ..generator
+        };
+        Ok(self.generator.set(0, generator, 0)?)
+    }
+
     fn set_flags(&mut self, flags: u32) -> Result<()> {
         let sink = self.sink.get(&0, 0)?;
         Ok(self.sink.set(0, Sink { flags, ..sink }, 0)?)
     }
 
     /// Sends so many packets as fast as they go, and counts what has arrived when nothing arrives any more.
-    pub(crate) fn flood(&self, stand: &Stand, packets: u32) -> Result<Run> {
+    pub(crate) fn flood(&mut self, stand: &Stand, packets: u32) -> Result<Run> {
         let before = self.counts()?;
-        let took = stand.client.run(|| -> Result<Duration> {
+        self.prepare(packets)?;
+        stand.client.run(|| -> Result<()> {
             self.stay()?;
             let device = index(END)?;
-            let started = Instant::now();
-            self.send(device, packets)?;
-            Ok(started.elapsed())
+            self.send(device, packets)
         })?;
         let mut counts = self.counts()?;
         loop {
@@ -170,7 +194,9 @@ impl Traffic {
         for (count, before) in counts.0.iter_mut().zip(before.0) {
             *count -= before;
         }
-        Ok(Run { took, sent: packets, counts })
+        let Generator { started, ended, sent, idle, .. } = self.generator.get(&0, 0)?;
+        let took = Duration::from_nanos(ended - started);
+        Ok(Run { took, sent, idle, counts })
     }
 
     /// Opens flows by their handshake, then sends one packet of each and demands that all arrive with right checksums.
@@ -187,7 +213,7 @@ impl Traffic {
     }
 
     /// One packet of each flow, all of which must arrive.
-    pub(crate) fn verify(&self, stand: &Stand, flows: u32, wanted: Arrived) -> Result<()> {
+    pub(crate) fn verify(&mut self, stand: &Stand, flows: u32, wanted: Arrived) -> Result<()> {
         let run = self.flood(stand, flows)?;
         ensure!(
             run.counts.of(wanted) == u64::from(flows),
@@ -257,8 +283,7 @@ fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Resu
         ip_sum: sum(&bytes[14..34]),
         tcp_sum: sum(&bytes[34..]) + destination.0.to_wire().sum() + sum(&[0, 6]) + sum(&segment.to_be_bytes()),
         client: u32::from(later(SENDERS, 1)),
-        next: 0,
         count,
-        zero: 0,
+        ..Generator::default()
     })
 }
