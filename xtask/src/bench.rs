@@ -1,40 +1,29 @@
-//! `cargo xtask bench`.
+//! `cargo xtask bench`: a program of the tests package, which parses its arguments itself.
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::{build, cargo, setup};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Fewer runs and no large tables: seconds instead of a minute
-    #[arg(long)]
-    quick: bool,
-    /// How the figures are printed
-    #[arg(long, value_enum, default_value_t = Output::Table)]
-    output: Output,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    arguments: Vec<OsString>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Output {
-    Table,
-    Json,
-}
+/// Arguments with which nothing is loaded.
+const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
     // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
     let built = build::tests_program("bench")?;
-    let Some(mut command) = cargo::privileged(built) else {
+    let harmless = options.arguments.iter().any(|argument| HARMLESS.iter().any(|known| argument == known));
+    let command = if harmless { Some(std::process::Command::new(&built)) } else { cargo::privileged(&built) };
+    let Some(mut command) = command else {
         anyhow::bail!("loading programs needs root: run this as root, or install sudo");
     };
-    if options.quick {
-        command.arg("--quick");
-    }
-    if matches!(options.output, Output::Json) {
-        command.arg("--json");
-    }
-    cargo::exit_code(&mut command)
+    cargo::exit_code(command.args(&options.arguments))
 }

@@ -30,7 +30,8 @@ enum Command {
     Build(build::Options),
     /// Check style and run all tests
     Test(test::Options),
-    /// Measure the packet path: nanoseconds per packet, and the ratio to a bare floor
+    /// Measure the packet path beside a bare floor and others (`cargo xtask bench --help`)
+    #[command(disable_help_flag = true)]
     Bench(bench::Options),
     /// A small cluster's network in namespaces, to try things by hand (`cargo xtask lab --help`)
     #[command(disable_help_flag = true)]

@@ -4,6 +4,7 @@
 
 mod packet;
 mod report;
+mod selection;
 mod wire;
 
 use std::process::ExitCode;
@@ -11,14 +12,24 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use self::report::Report;
+use self::{report::Report, selection::Selection};
 
+/// Measures the packet path: about five minutes for everything
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 struct Cli {
-    /// Fewer runs, and no large tables
+    /// What to measure: words of groups and rows, as `established`, `established/ipv6-udp`, `wire/nftables` [default: all]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// More runs, larger tables, more combinations: up to thirty minutes
     #[arg(long)]
-    quick: bool,
+    full: bool,
+    /// Only name the groups and rows that there are
+    #[arg(long)]
+    list: bool,
+    /// What random choices start from
+    #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
+    seed: u64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -31,20 +42,18 @@ pub(crate) struct Effort {
     pub(crate) rounds: usize,
     /// Packets of one run, at least.
     pub(crate) packets: u32,
-    pub(crate) large: bool,
+    /// `--full`: large tables, and every combination.
+    pub(crate) full: bool,
+}
+
+impl Effort {
+    const QUICK: Self = Self { rounds: 8, packets: 200_000, full: false };
+    const FULL: Self = Self { rounds: 16, packets: 500_000, full: true };
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match run(&cli) {
-        Ok(report) => {
-            if cli.json {
-                println!("{:#}", serde_json::json!(report));
-            } else {
-                print!("{report}");
-            }
-            ExitCode::SUCCESS
-        }
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error:#}");
             ExitCode::FAILURE
@@ -52,16 +61,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<Report> {
-    let effort = if cli.quick {
-        Effort { rounds: 8, packets: 200_000, large: false }
-    } else {
-        Effort { rounds: 16, packets: 500_000, large: true }
-    };
-    let mut report = Report::default();
-    if std::env::var_os("ONLY_WIRE").is_none() {
-        packet::measure(effort, &mut report)?;
+/// Everything that is measured; each part asks the report which of its rows are wanted.
+fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    packet::measure(effort, report)?;
+    wire::measure(effort, report)
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let effort = if cli.full { Effort::FULL } else { Effort::QUICK };
+    let mut offered = Report::listing();
+    measure(effort, &mut offered)?;
+    if cli.list {
+        for (group, name) in offered.selection().offered() {
+            println!("{group}: {name}");
+        }
+        return Ok(());
     }
-    wire::measure(effort, &mut report)?;
-    Ok(report)
+    let mut report = Report::new(Selection::of(&cli.names, offered.selection())?, cli.seed);
+    measure(effort, &mut report)?;
+    if cli.json {
+        println!("{:#}", serde_json::json!(report));
+    } else {
+        print!("{report}");
+    }
+    Ok(())
 }

@@ -14,10 +14,22 @@ use self::stand::Stand;
 use super::{Effort, report::Report};
 
 pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    let [established, foreign, fresh] =
+        ["established", "none of ours", "new flow"].map(|group| report.wants(group, "per packet"));
+    if !(established || foreign || fresh) {
+        return Ok(());
+    }
     let stand = Stand::build()?;
     stand.run(|| {
-        established::measure(&stand, effort, report)?;
-        foreign::measure(&stand, effort, report)?;
-        fresh::measure(&stand, effort, report)
+        if established {
+            established::measure(&stand, effort, report)?;
+        }
+        if foreign {
+            foreign::measure(&stand, effort, report)?;
+        }
+        if fresh {
+            fresh::measure(&stand, effort, report)?;
+        }
+        Ok(())
     })
 }

@@ -3,8 +3,12 @@
 //! Clients, node and endpoints share one CPU, as all that a packet needs happens where it was sent. What is counted is what
 //! arrives as it should.
 
+mod conntrack;
 mod established;
+mod fresh;
 mod generator;
+mod load;
+mod plan;
 mod rules;
 mod services;
 mod stand;
@@ -14,37 +18,34 @@ use anyhow::Result;
 
 use self::{
     generator::Traffic,
+    plan::Plan,
     subject::{Kind, Subject},
 };
 use super::{Effort, report::Report};
 
 /// Open flows.
 const FLOWS: u32 = 1_000;
-/// Services, where nothing else is said.
-const SERVICES: u32 = 1_000;
 
 pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    let plan = Plan::of(effort, report);
+    if plan.kinds().is_empty() {
+        return Ok(());
+    }
     let cpu = std::thread::available_parallelism()?.get() - 1;
     let mut traffic = Traffic::load(cpu)?;
-    let kinds = [
-        Kind::Bounce,
-        Kind::Floor,
-        Kind::Xdp(SERVICES),
-        Kind::Tc(SERVICES),
-        Kind::Router,
-        Kind::Nftables(1),
-        Kind::Nftables(SERVICES),
-        Kind::Iptables(1),
-        Kind::Iptables(SERVICES),
-    ];
     let mut subjects = Vec::new();
-    for kind in kinds {
-        if std::env::var("ONLY_KIND").is_ok_and(|only| !kind.to_string().contains(&only)) { continue; }
+    for kind in plan.kinds() {
         match Subject::start(kind, &mut traffic) {
             Ok(subject) => subjects.push(subject),
-            Err(error) => eprintln!("not measured: {kind}: {error:#}"),
+            Err(error) => report.skip("wire", &kind.to_string(), format!("{error:#}")),
         }
     }
-    established::measure(&subjects, &mut traffic, effort, report)?;
+    let of = |kinds: &[Kind]| -> Vec<&Subject> {
+        kinds.iter().filter_map(|kind| subjects.iter().find(|subject| subject.kind == *kind)).collect()
+    };
+    established::measure(&of(&plan.established), &mut traffic, effort, report)?;
+    fresh::openings(&of(&plan.openings), &mut traffic, effort, report)?;
+    fresh::handshakes(&of(&plan.handshakes), &mut traffic, effort, report)?;
+    load::measure(&of(&plan.load), &mut traffic, effort, report)?;
     Ok(())
 }

@@ -53,7 +53,7 @@ pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Res
             report.add(row.beside("floor", &floor).goal(goal));
         }
     }
-    if effort.large { large(stand, effort, report) } else { Ok(()) }
+    if effort.full { large(stand, effort, report) } else { Ok(()) }
 }
 
 const WAYS: [(&str, Kind, Outcome); 2] =

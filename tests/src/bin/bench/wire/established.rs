@@ -4,14 +4,13 @@ use anyhow::{Result, ensure};
 
 use super::{
     generator::{Send, Traffic},
+    plan::{ESTABLISHED, NFTABLES, SERVICES, per_packet},
     subject::{Kind, Subject},
 };
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
 };
-
-const GROUP: &str = "on the wire, established";
 
 /// So long is each run, about.
 const SECONDS: f64 = 0.1;
@@ -21,72 +20,81 @@ const LOSS: f64 = 0.001;
 /// The runs of one subject.
 #[derive(Default)]
 pub(crate) struct Runs {
-    pub(crate) mpps: Vec<f64>,
-    sent: u64,
-    arrived: u64,
+    pub(crate) figures: Vec<f64>,
+    pub(crate) sent: u64,
+    pub(crate) arrived: u64,
 }
 
 pub(crate) fn measure(
-    subjects: &[Subject],
+    subjects: &[&Subject],
     traffic: &mut Traffic,
     effort: Effort,
     report: &mut Report,
-) -> Result<Vec<f64>> {
+) -> Result<()> {
     let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
-    let mut packets = vec![20_000_u32; subjects.len()];
+    let mut packets = Vec::new();
     for subject in subjects {
         subject.open(traffic)?;
+        packets.push((capacity(subject, traffic)? * SECONDS) as u32);
     }
-    // The first round finds out how many packets a run takes, and is not counted.
-    for round in 0..=effort.rounds {
-        for ((subject, runs), packets) in subjects.iter().zip(&mut runs).zip(&mut packets) {
+    for _ in 0..effort.rounds {
+        for ((subject, runs), packets) in subjects.iter().zip(&mut runs).zip(&packets) {
             traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
             let run = traffic.flood(&subject.stand, *packets)?;
             let arrived = run.counts.of(subject.wanted());
-            ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
-            let rate = arrived as f64 / run.took.as_secs_f64();
-            if round == 0 {
-                *packets = ((rate * SECONDS) as u32).next_multiple_of(super::FLOWS);
-                continue;
-            }
-            runs.mpps.push(rate / 1e6);
+            runs.figures.push(arrived as f64 / run.took.as_secs_f64() / 1e6);
             runs.sent += run.sent;
             runs.arrived += arrived;
         }
     }
-    rows(GROUP, subjects, &runs, report);
-    Ok(runs.iter().map(|runs| median(&runs.mpps)).collect())
+    let find = |wanted: Kind| subjects.iter().zip(&runs).find(|(subject, _)| subject.kind == wanted);
+    if let (Some((subject, ours)), Some((_, floor))) = (find(Kind::Xdp(SERVICES)), find(Kind::Floor)) {
+        let name = format!("{}, by the floor", subject.kind);
+        let row = Row::new(ESTABLISHED, &name, Unit::Mpps, &ours.figures).beside("floor", &floor.figures);
+        report.add(row.goal(Goal::TimesAtLeast(0.93)));
+    }
+    rows(ESTABLISHED, Unit::Mpps, subjects, &runs, report);
+    let nanoseconds = |runs: &Runs| runs.figures.iter().map(|mpps| 1e3 / mpps).collect::<Vec<_>>();
+    let bounce = find(Kind::Bounce).map(|(_, runs)| nanoseconds(runs));
+    for (subject, runs) in subjects.iter().zip(&runs) {
+        let row = Row::new(ESTABLISHED, &per_packet(subject.kind), Unit::Nanoseconds, &nanoseconds(runs));
+        match &bounce {
+            Some(bounce) if subject.kind != Kind::Bounce => report.add(row.beside("sent back", bounce)),
+            _ => report.add(row),
+        }
+    }
+    Ok(())
 }
 
-fn median(runs: &[f64]) -> f64 {
-    let mut sorted = runs.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
+/// Packets a second of open flows, by a short run.
+pub(crate) fn capacity(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
+    traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
+    let run = traffic.flood(&subject.stand, 40_000)?;
+    let arrived = run.counts.of(subject.wanted());
+    ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
+    Ok(arrived as f64 / run.took.as_secs_f64())
 }
 
-pub(crate) fn rows(group: &str, subjects: &[Subject], runs: &[Runs], report: &mut Report) {
-    let find = |kind: Kind| subjects.iter().zip(runs).find(|(subject, _)| subject.kind == kind);
-    let reference = find(Kind::Nftables(super::SERVICES)).map(|(_, runs)| runs);
-    let floor = find(Kind::Floor).map(|(_, runs)| runs);
+/// One row for each subject, beside kube-proxy's nftables, with the goals of ours. Says what was lost.
+pub(crate) fn rows(group: &str, unit: Unit, subjects: &[&Subject], runs: &[Runs], report: &mut Report) {
+    let find = |wanted: Kind| subjects.iter().zip(runs).find(|(subject, _)| subject.kind == wanted);
+    let nftables = find(NFTABLES).map(|(_, runs)| &runs.figures);
     for (subject, runs) in subjects.iter().zip(runs) {
-        let kind = subject.kind;
-        let row = || Row::new(group, &kind.to_string(), Unit::Mpps, &runs.mpps);
-        if let (Kind::Xdp(super::SERVICES), Some(floor)) = (kind, floor) {
-            report.add(row().beside("floor", &floor.mpps).goal(Goal::TimesAtLeast(0.93)));
-        }
-        match (kind, reference) {
-            (Kind::Nftables(super::SERVICES), _) | (_, None) => report.add(row()),
-            (Kind::Xdp(super::SERVICES), Some(nftables)) => {
-                report.add(row().beside("nftables, 1k", &nftables.mpps).goal(Goal::TimesAtLeast(6.0)));
-            }
-            (Kind::Tc(super::SERVICES), Some(nftables)) => {
-                report.add(row().beside("nftables, 1k", &nftables.mpps).goal(Goal::TimesAtLeast(1.5)));
-            }
-            (_, Some(nftables)) => report.add(row().beside("nftables, 1k", &nftables.mpps)),
-        }
+        let row = Row::new(group, &subject.kind.to_string(), unit, &runs.figures);
+        let row = match nftables {
+            Some(nftables) if subject.kind != NFTABLES => row.beside("nftables, 1k", nftables),
+            _ => row,
+        };
+        report.add(match subject.kind {
+            Kind::Xdp(SERVICES) if nftables.is_some() => row.goal(Goal::TimesAtLeast(6.0)),
+            Kind::Tc(SERVICES) if nftables.is_some() => row.goal(Goal::TimesAtLeast(1.5)),
+            _ => row,
+        });
         let lost = 1.0 - runs.arrived as f64 / runs.sent as f64;
         if lost > LOSS {
-            eprintln!("  {group}, {kind}: {:.1} % of the packets sent were lost; what arrived is counted", lost * 100.0);
+            let lost = format!("{:.1} % of the packets sent were lost; what arrived is counted", lost * 100.0);
+            eprintln!("  {group}, {}: {lost}", subject.kind);
+            report.note(&format!("{group}, {}", subject.kind), lost);
         }
     }
 }

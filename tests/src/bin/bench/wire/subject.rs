@@ -3,18 +3,20 @@
 use std::{fmt, fs, time::Duration};
 
 use anyhow::{Context, Result};
+use aya::maps::{Array, Map, MapData};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, Tuple, ports},
+    abi::{ABI_VERSION, PROTOCOL_TCP, Tuple, Usage, ports},
     bench::{FloorFlow, traffic::Arrived},
 };
-use traffic_policy_tests::{agent::Agent, netns::Owned, object::Manifests};
+use traffic_policy_tests::{agent::Agent, netns::Owned, object::Manifests, pinned};
 
 use super::{
+    conntrack,
     generator::{NODE_PORT, Path4, TARGET_PORT, Traffic, client, later},
     rules,
     services::{FLOODED, NODE_NAME, objects, services},
@@ -140,6 +142,25 @@ impl Subject {
             _ => traffic.open(&self.stand, path, super::FLOWS),
         }
         .with_context(|| format!("opening flows of {}", self.kind))
+    }
+
+    /// Forgets all flows.
+    pub(crate) fn empty(&self) -> Result<()> {
+        match self.kind {
+            Kind::Bounce | Kind::Floor | Kind::Router => Ok(()),
+            Kind::Nftables(_) | Kind::Iptables(_) => conntrack::flush(&self.stand.node),
+            Kind::Xdp(_) | Kind::Tc(_) => {
+                let agent = self.agent.as_ref().context("no agent is running")?;
+                let maps = agent.pin_dir().join(format!("v{ABI_VERSION}")).join("maps");
+                pinned::empty(&maps.join("FLOWS4"))?;
+                pinned::empty(&maps.join("PENDING4"))?;
+                let usage = Map::Array(MapData::from_pin(maps.join("USAGE"))?);
+                let mut usage: Array<_, Usage> = usage.try_into()?;
+                let now = usage.get(&0, 0)?;
+                Ok(usage.set(0, Usage { unconfirmed: [0; 2], ..now }, 0)?)
+            }
+        }
+        .with_context(|| format!("emptying the tables of {}", self.kind))
     }
 
     /// What a packet of an open flow arrives as.

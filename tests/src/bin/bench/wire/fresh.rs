@@ -1,0 +1,73 @@
+//! New flows: a SYN that nobody answers, and a whole handshake.
+//!
+//! What a new flow costs differs by design: the kernel has an unconfirmed connection of its own for each SYN and holds 262,144
+//! of them here; traffic-policy has at most a sixteenth of its table for flows that no handshake has confirmed (16,384),
+//! and a table of as many that the latest push out of. So both are measured. Tables are empty before each run.
+
+use anyhow::{Result, ensure};
+use traffic_policy_ebpf::bench::traffic::{Arrived, sink};
+
+use super::{
+    established::{Runs, rows},
+    generator::{Send, Traffic},
+    plan::{HANDSHAKES, OPENINGS},
+    subject::Subject,
+};
+use crate::{
+    Effort,
+    report::{Report, Unit},
+};
+
+/// New flows of one run.
+const NEW: u32 = 65_536;
+
+pub(crate) fn openings(
+    subjects: &[&Subject],
+    traffic: &mut Traffic,
+    effort: Effort,
+    report: &mut Report,
+) -> Result<()> {
+    let runs = measure(subjects, traffic, effort, 0, Arrived::Opening)?;
+    rows(OPENINGS, Unit::Mpps, subjects, &runs, report);
+    Ok(())
+}
+
+pub(crate) fn handshakes(
+    subjects: &[&Subject],
+    traffic: &mut Traffic,
+    effort: Effort,
+    report: &mut Report,
+) -> Result<()> {
+    // The third packet is the one that no SYN is set in.
+    let mut runs = measure(subjects, traffic, effort, sink::ANSWER | sink::CONFIRM, Arrived::Request)?;
+    runs.iter_mut().flat_map(|runs| &mut runs.figures).for_each(|figure| *figure *= 1e6);
+    rows(HANDSHAKES, Unit::PerSecond, subjects, &runs, report);
+    Ok(())
+}
+
+/// Millions a second of what must arrive once for each flow.
+fn measure(
+    subjects: &[&Subject],
+    traffic: &mut Traffic,
+    effort: Effort,
+    flags: u32,
+    wanted: Arrived,
+) -> Result<Vec<Runs>> {
+    let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
+    for _ in 0..effort.rounds {
+        for (subject, runs) in subjects.iter().zip(&mut runs) {
+            subject.empty()?;
+            traffic.aim(subject.kind.path(), Send::Openings, NEW, flags)?;
+            let run = traffic.flood(&subject.stand, NEW)?;
+            let arrived = run.counts.of(wanted);
+            ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
+            runs.figures.push(arrived as f64 / run.took.as_secs_f64() / 1e6);
+            runs.sent += run.sent;
+            runs.arrived += arrived;
+        }
+    }
+    for subject in subjects {
+        subject.empty()?;
+    }
+    Ok(runs)
+}
