@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::Address,
-    bench::traffic::{BURST, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT},
+    bench::traffic::{BATCH, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT},
     checksum,
 };
 
@@ -32,23 +32,20 @@ pub fn generate(ctx: XdpContext) -> u32 {
     }
     let Some(generator) = GENERATOR.get_ptr_mut(0) else { return XDP_ABORTED };
     unsafe {
-        if (*generator).started == 0 {
+        let turn = (*generator).turn;
+        (*generator).turn = turn + 1;
+        if turn == 0 {
             (*generator).started = bpf_ktime_get_ns();
         }
-        (*generator).turns -= 1;
-        if (*generator).turns == 0 {
+        if turn + 1 == (*generator).turns {
             (*generator).ended = bpf_ktime_get_ns();
         }
         if (*generator).interval != 0 {
+            if turn & (BATCH - 1) as u64 == 0 {
+                begin_batch(generator);
+            }
             if (*generator).burst == 0 {
-                let now = bpf_ktime_get_ns();
-                if now < (*generator).due {
-                    (*generator).idle += 1;
-                    return XDP_DROP;
-                }
-                // What was missed is not made up for.
-                (*generator).due = now.max((*generator).due + (*generator).interval);
-                (*generator).burst = BURST;
+                return XDP_DROP;
             }
             (*generator).burst -= 1;
         }
@@ -74,4 +71,22 @@ pub fn generate(ctx: XdpContext) -> u32 {
         store16::<50>(data, !checksum::fold((*generator).tcp_sum + client.sum() + port as u64));
     }
     XDP_TX
+}
+
+/// Counts the time of the last burst, and begins one if it is due.
+#[inline(always)]
+unsafe fn begin_batch(generator: *mut Generator) {
+    unsafe {
+        let now = bpf_ktime_get_ns();
+        if (*generator).since != 0 {
+            (*generator).busy += now - (*generator).since;
+            (*generator).since = 0;
+        }
+        if now >= (*generator).due {
+            // What was missed is not made up for.
+            (*generator).due = now.max((*generator).due + (*generator).interval);
+            (*generator).burst = (*generator).burst_length;
+            (*generator).since = now;
+        }
+    }
 }

@@ -4,8 +4,8 @@ use super::FRAME_WORDS;
 
 /// Bytes of each packet.
 pub const LENGTH: usize = FRAME_WORDS * 8;
-/// Packets of one burst, as a device hands them over that is asked some ten thousand times a second.
-pub const BURST: u32 = 16;
+/// Turns between which receivers have theirs: fewer than the 256 of a veth's receive ring, also when each packet is answered.
+pub const BATCH: u32 = 64;
 /// Clients have consecutive addresses, and each uses so many consecutive ports, as a power of two.
 pub const PORTS_SHIFT: u32 = 13;
 pub const FIRST_PORT: u16 = 20_000;
@@ -29,14 +29,20 @@ pub struct Generator {
     pub count: u32,
     /// Packets that are left in the burst.
     pub burst: u32,
+    /// Packets of a whole burst: at most a batch.
+    pub burst_length: u32,
+    pub zero: u32,
     /// Nanoseconds from one burst to the next; 0: as fast as it goes.
     pub interval: u64,
     /// When the next burst is due.
     pub due: u64,
-    /// How often it was asked for a packet before one was due.
-    pub idle: u64,
+    /// When the last burst began, if its time is not counted yet.
+    pub since: u64,
+    /// Nanoseconds from the beginning of each burst to the beginning of the batch after it.
+    pub busy: u64,
     pub sent: u64,
-    /// Packets and idle turns to come, after which `ended` is set.
+    /// Turns so far, and how many will be.
+    pub turn: u64,
     pub turns: u64,
     /// When it was asked first and last, CLOCK_MONOTONIC; setting up a run and taking it down takes tens of milliseconds.
     pub started: u64,

@@ -3,16 +3,20 @@
 //! Clients, node and endpoints share one CPU, as all that a packet needs happens where it was sent. What is counted is what
 //! arrives as it should.
 
+mod background;
 mod conntrack;
+mod cpu;
 mod established;
 mod fresh;
 mod generator;
+mod http;
 mod load;
 mod plan;
 mod rules;
 mod services;
 mod stand;
 mod subject;
+mod threaded;
 
 use anyhow::Result;
 
@@ -31,8 +35,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     if plan.kinds().is_empty() {
         return Ok(());
     }
-    let cpu = std::thread::available_parallelism()?.get() - 1;
-    let mut traffic = Traffic::load(cpu)?;
+    let mut traffic = Traffic::load(cpu::busy()?)?;
     let mut subjects = Vec::new();
     for kind in plan.kinds() {
         match Subject::start(kind, &mut traffic) {
@@ -47,5 +50,5 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     fresh::openings(&of(&plan.openings), &mut traffic, effort, report)?;
     fresh::handshakes(&of(&plan.handshakes), &mut traffic, effort, report)?;
     load::measure(&of(&plan.load), &mut traffic, effort, report)?;
-    Ok(())
+    http::measure(&of(&plan.http), &mut traffic, effort, report)
 }

@@ -14,25 +14,21 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::{Program, Xdp},
 };
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use traffic_policy_agent::dataplane::{ToWire, load_programs};
 use traffic_policy_ebpf::{
     abi::{Address, Address4, Tuple},
     bench::{
         FloorFlow,
-        traffic::{Arrived, BURST, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT, Sink, sink},
+        traffic::{Arrived, BATCH, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT, Sink, sink},
     },
 };
 use traffic_policy_tests::{netlink::index, netns::Namespace};
 
-use super::stand::{END, ENDPOINTS, NODE, SENDERS, Stand};
+use super::{
+    cpu::stay,
+    stand::{END, ENDPOINTS, NODE, SENDERS, Stand},
+};
 use crate::packet::frame::{Content, frame};
-
-/// Frames of one batch: fewer than the 256 of a veth's receive ring, also when each of them is answered.
-const BATCH: u32 = 64;
 
 pub(crate) const NODE_PORT: u16 = 30_080;
 pub(crate) const TARGET_PORT: u16 = 8_080;
@@ -79,8 +75,8 @@ impl Counts {
 pub(crate) struct Run {
     pub(crate) took: Duration,
     pub(crate) sent: u64,
-    /// Turns in which no packet was due.
-    pub(crate) idle: u64,
+    /// Of a paced run: the time of its bursts, until all their packets had arrived.
+    pub(crate) busy: Duration,
     pub(crate) counts: Counts,
 }
 
@@ -139,33 +135,11 @@ impl Traffic {
         Ok(self.sink.set(0, sink, 0)?)
     }
 
-    /// Goes on with this flow.
-    pub(crate) fn start_at(&mut self, flow: u32) -> Result<()> {
+    /// Paced, with so many packets a second, in bursts of at most [`BATCH`].
+    pub(crate) fn pace(&mut self, rate: f64, burst_length: u32) -> Result<()> {
         let generator = self.generator.get(&0, 0)?;
-        Ok(self.generator.set(0, Generator { next: flow, ..generator }, 0)?)
-    }
-
-    /// Paced, with so many packets a second.
-    pub(crate) fn pace(&mut self, rate: f64) -> Result<()> {
-        let generator = self.generator.get(&0, 0)?;
-        let interval = (f64::from(BURST) * 1e9 / rate) as u64;
-        Ok(self.generator.set(0, Generator { interval, ..generator }, 0)?)
-    }
-
-    /// Sets the clock and the counts of a run to zero.
-    fn prepare(&mut self, turns: u32) -> Result<()> {
-        let generator = self.generator.get(&0, 0)?;
-        let generator = Generator {
-            turns: turns.into(),
-            started: 0,
-            ended: 0,
-            due: 0,
-            idle: 0,
-            sent: 0,
-            burst: 0,
-            ..generator
-        };
-        Ok(self.generator.set(0, generator, 0)?)
+        let interval = (f64::from(burst_length) * 1e9 / rate) as u64;
+        Ok(self.generator.set(0, Generator { interval, burst_length, ..generator }, 0)?)
     }
 
     fn set_flags(&mut self, flags: u32) -> Result<()> {
@@ -173,30 +147,51 @@ impl Traffic {
         Ok(self.sink.set(0, Sink { flags, ..sink }, 0)?)
     }
 
-    /// Sends so many packets as fast as they go, and counts what has arrived when nothing arrives any more.
-    pub(crate) fn flood(&mut self, stand: &Stand, packets: u32) -> Result<Run> {
-        let before = self.counts()?;
-        self.prepare(packets)?;
-        stand.client.run(|| -> Result<()> {
-            self.stay()?;
-            let device = index(END)?;
-            self.send(device, packets)
-        })?;
-        let mut counts = self.counts()?;
+    /// Has so many turns: sends as many packets as fast as they go, or fewer if it is paced. Then counts what has arrived when nothing arrives any more.
+    pub(crate) fn flood(&mut self, stand: &Stand, turns: u32) -> Result<Run> {
+        let before = self.begin(turns)?;
+        stand.client.run(|| self.send(turns))?;
+        let ended = self.generator.get(&0, 0)?.ended;
+        let mut seen = self.counts()?;
         loop {
             sleep(Duration::from_millis(1));
             let now = self.counts()?;
-            if now.0 == counts.0 {
+            if now.0 == seen.0 {
                 break;
             }
-            counts = now;
+            seen = now;
         }
+        self.end(before, Duration::from_nanos(ended))
+    }
+
+    /// Sets the clock of a run of so many turns to zero. What has arrived before is for [`Self::end`].
+    pub(crate) fn begin(&mut self, turns: u32) -> Result<Counts> {
+        let generator = self.generator.get(&0, 0)?;
+        let generator = Generator {
+            turn: 0,
+            turns: turns.into(),
+            started: 0,
+            ended: 0,
+            due: 0,
+            since: 0,
+            busy: 0,
+            sent: 0,
+            burst: 0,
+            ..generator
+        };
+        self.generator.set(0, generator, 0)?;
+        self.counts()
+    }
+
+    /// What came of a run that ended at this time (CLOCK_MONOTONIC).
+    pub(crate) fn end(&self, before: Counts, ended: Duration) -> Result<Run> {
+        let Generator { started, sent, busy, .. } = self.generator.get(&0, 0)?;
+        let took = ended.saturating_sub(Duration::from_nanos(started));
+        let mut counts = self.counts()?;
         for (count, before) in counts.0.iter_mut().zip(before.0) {
             *count -= before;
         }
-        let Generator { started, ended, sent, idle, .. } = self.generator.get(&0, 0)?;
-        let took = Duration::from_nanos(ended - started);
-        Ok(Run { took, sent, idle, counts })
+        Ok(Run { took, busy: Duration::from_nanos(busy), sent, counts })
     }
 
     /// Opens flows by their handshake, then sends one packet of each and demands that all arrive with right checksums.
@@ -223,30 +218,25 @@ impl Traffic {
         Ok(())
     }
 
-    /// On the thread that stays on the generator's CPU, in the clients' namespace.
-    pub(crate) fn send(&self, device: u32, packets: u32) -> Result<()> {
+    /// Has so many turns, on the flood's CPU. To be called by a thread of its own in the clients' namespace.
+    pub(crate) fn send(&self, turns: u32) -> Result<()> {
+        stay(0, self.cpu)?;
+        let device = index(END)?;
         let mut context = [0; 24];
         context[4..8].copy_from_slice(&(LENGTH as u32).to_ne_bytes());
         context[12..16].copy_from_slice(&device.to_ne_bytes());
         let options = TestRunOptions {
             data_in: Some(&[0; LENGTH]),
             ctx_in: Some(&context),
-            repeat: packets,
-            attrs: TestRunAttrs::new().xdp_live_frames(BATCH.min(packets)),
+            repeat: turns,
+            attrs: TestRunAttrs::new().xdp_live_frames(BATCH.min(turns)),
             ..TestRunOptions::default()
         };
         self.program("generate")?.test_run(options).context("sending")?;
         Ok(())
     }
 
-    /// Keeps the calling thread on the generator's CPU.
-    pub(crate) fn stay(&self) -> Result<()> {
-        let mut one = CpuSet::new();
-        one.set(self.cpu)?;
-        sched_setaffinity(Pid::from_raw(0), &one).context("staying on one CPU failed")
-    }
-
-    pub(crate) fn counts(&self) -> Result<Counts> {
+    fn counts(&self) -> Result<Counts> {
         let mut counts = Counts::default();
         for (index, count) in counts.0.iter_mut().enumerate() {
             *count = self.arrived.get(&(index as u32), 0)?.iter().sum();

@@ -1,10 +1,10 @@
 //! What fraction of a CPU each takes at equal load.
 //!
-//! The generator never sleeps: when no packet is due it drops the frame at once, and counts that. What such an idle turn
-//! takes is measured alone, so the time of all of them is known; the rest of the time, less that of the subject that only
-//! sends back, is the subject's. (Ticks of /proc/stat are too coarse for some percent.)
+//! The generator sends a burst when one is due and is idle otherwise. A burst is timed from its beginning until all that it
+//! caused is done, which is before the generator goes on. Of these times that of the subject that only sends back is
+//! subtracted. (Ticks of /proc/stat are too coarse for some percent.)
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::{
     generator::{Send, Traffic},
@@ -18,6 +18,8 @@ use crate::{
 
 /// Packets a second.
 const RATE: f64 = 200_000.0;
+/// Packets of one burst, as a device hands them over that is asked some ten thousand times a second.
+const BURST: u32 = 16;
 /// So long is each run, about.
 const SECONDS: f64 = 0.1;
 
@@ -30,14 +32,19 @@ pub(crate) fn measure(
     for subject in subjects {
         subject.open(traffic)?;
     }
+    let mut turns = Vec::new();
+    for subject in subjects {
+        turns.push((SECONDS / idle_turn(subject, traffic)?) as u32);
+    }
     let mut busy = vec![Vec::new(); subjects.len()];
     for _ in 0..effort.rounds {
-        for (subject, busy) in subjects.iter().zip(&mut busy) {
-            let idle = idle_turn(subject, traffic)?;
+        for ((subject, busy), turns) in subjects.iter().zip(&mut busy).zip(&turns) {
             traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
-            traffic.pace(RATE)?;
-            let run = traffic.flood(&subject.stand, (SECONDS / idle) as u32)?;
-            busy.push(1.0 - run.idle as f64 * idle / run.took.as_secs_f64());
+            traffic.pace(RATE, BURST)?;
+            let run = traffic.flood(&subject.stand, *turns)?;
+            let rate = run.counts.of(subject.wanted()) as f64 / run.took.as_secs_f64();
+            ensure!((rate / RATE - 1.0).abs() < 0.05, "{}: {rate:.0} packets a second arrive", subject.kind);
+            busy.push(run.busy.as_secs_f64() / run.took.as_secs_f64());
         }
     }
     let find = |wanted: Kind| subjects.iter().zip(&busy).find(|(subject, _)| subject.kind == wanted);
@@ -60,10 +67,11 @@ pub(crate) fn measure(
 }
 
 /// Seconds that a turn takes in which no packet is due.
-pub(crate) fn idle_turn(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
+fn idle_turn(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
     traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
+    const TURNS: f64 = 500_000.0;
     // One burst, and the next one long after the end.
-    traffic.pace(1.0)?;
-    let run = traffic.flood(&subject.stand, 500_000)?;
-    Ok(run.took.as_secs_f64() / run.idle as f64)
+    traffic.pace(1.0, 1)?;
+    let run = traffic.flood(&subject.stand, TURNS as u32)?;
+    Ok(run.took.as_secs_f64() / TURNS)
 }

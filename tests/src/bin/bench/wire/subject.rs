@@ -1,13 +1,9 @@
 //! Who forwards: each on a stand of its own.
 
-use std::{fmt, fs, time::Duration};
+use std::{fmt, time::Duration};
 
 use anyhow::{Context, Result};
 use aya::maps::{Array, Map, MapData};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::{
     abi::{ABI_VERSION, PROTOCOL_TCP, Tuple, Usage, ports},
@@ -17,6 +13,7 @@ use traffic_policy_tests::{agent::Agent, netns::Owned, object::Manifests, pinned
 
 use super::{
     conntrack,
+    cpu::keep_process_off,
     generator::{NODE_PORT, Path4, TARGET_PORT, Traffic, client, later},
     rules,
     services::{FLOODED, NODE_NAME, objects, services},
@@ -126,7 +123,7 @@ impl Subject {
         let agent = Agent::in_folder(folder, NODE_NAME, node);
         let agent = agent.attach(attach).flags(&["--device", DOWNLINK]).start()?;
         agent.wait_ready(Duration::from_secs(60))?;
-        keep_off(agent.pid().context("the agent has ended")?, busy)?;
+        keep_process_off(agent.pid().context("the agent has ended")?, busy)?;
         self.agent = Some(agent);
         Ok(())
     }
@@ -194,24 +191,6 @@ fn floor_flows(traffic: &mut Traffic, number: u32) -> Result<()> {
             ..floor(from, to)
         };
         traffic.floor.insert(from, flow, 0)?;
-    }
-    Ok(())
-}
-
-/// Keeps all threads of a process away from a CPU, if there is another one.
-fn keep_off(process: u32, busy: usize) -> Result<()> {
-    let others = (0..std::thread::available_parallelism()?.get()).filter(|cpu| *cpu != busy);
-    let mut set = CpuSet::new();
-    let mut any = false;
-    for cpu in others {
-        set.set(cpu)?;
-        any = true;
-    }
-    if any {
-        for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-            let thread: i32 = thread?.file_name().to_string_lossy().parse()?;
-            sched_setaffinity(Pid::from_raw(thread), &set)?;
-        }
     }
     Ok(())
 }
