@@ -56,8 +56,7 @@ pub fn sink_xdp(ctx: XdpContext) -> u32 {
                 (true, true) => Arrived::Answer,
                 (true, false) => Arrived::Reply,
             }
-        } else if destination == (*expected).frontend
-            && destination_port(ports) == (*expected).frontend_port
+        } else if destination == (*expected).frontend && destination_port(ports) == (*expected).frontend_port
         {
             Arrived::Untranslated
         } else {

@@ -19,6 +19,7 @@ mod subject;
 mod threaded;
 
 use anyhow::Result;
+use traffic_policy_ebpf::bench::traffic::LENGTH;
 
 use self::{
     generator::Traffic,
@@ -35,12 +36,28 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     if plan.kinds().is_empty() {
         return Ok(());
     }
+    report.note(
+        "wire, topology",
+        "clients – veth – node – veth – endpoints; one receive queue, native XDP, 1500 bytes MTU",
+    );
+    report.note("wire, frames", format!("{LENGTH} bytes, TCP over IPv4, {FLOWS} open flows"));
+    report.note("wire, offloads", "checksum and segmentation off, GRO on");
+    report.note(
+        "wire, HTTP",
+        "the node receives in threads (threaded NAPI, SCHED_FIFO) on one CPU that never sleeps",
+    );
+    for program in ["nft", "iptables-restore"] {
+        match rules::version(program) {
+            Ok(version) => report.note(&format!("wire, {program}"), version),
+            Err(error) => report.note(&format!("wire, {program}"), format!("{error:#}")),
+        }
+    }
     let mut traffic = Traffic::load(cpu::busy()?)?;
     let mut subjects = Vec::new();
     for kind in plan.kinds() {
         match Subject::start(kind, &mut traffic) {
             Ok(subject) => subjects.push(subject),
-            Err(error) => report.skip("wire", &kind.to_string(), format!("{error:#}")),
+            Err(error) => plan.skip(kind, &format!("{error:#}"), report),
         }
     }
     let of = |kinds: &[Kind]| -> Vec<&Subject> {

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::{
     generator::{Send, Traffic},
-    plan::{ESTABLISHED, NFTABLES, SERVICES, per_packet},
+    plan::{ESTABLISHED, NFTABLES, SERVICES, add, by_the_floor, per_packet},
     subject::{Kind, Subject},
 };
 use crate::{
@@ -49,9 +49,9 @@ pub(crate) fn measure(
     }
     let find = |wanted: Kind| subjects.iter().zip(&runs).find(|(subject, _)| subject.kind == wanted);
     if let (Some((subject, ours)), Some((_, floor))) = (find(Kind::Xdp(SERVICES)), find(Kind::Floor)) {
-        let name = format!("{}, by the floor", subject.kind);
-        let row = Row::new(ESTABLISHED, &name, Unit::Mpps, &ours.figures).beside("floor", &floor.figures);
-        report.add(row.goal(Goal::TimesAtLeast(0.93)));
+        let row = Row::new(ESTABLISHED, &by_the_floor(subject.kind), Unit::Mpps, &ours.figures)
+            .beside("floor", &floor.figures);
+        add(report, row.goal(Goal::TimesAtLeast(0.93)));
     }
     rows(ESTABLISHED, Unit::Mpps, subjects, &runs, report);
     let nanoseconds = |runs: &Runs| runs.figures.iter().map(|mpps| 1e3 / mpps).collect::<Vec<_>>();
@@ -59,8 +59,8 @@ pub(crate) fn measure(
     for (subject, runs) in subjects.iter().zip(&runs) {
         let row = Row::new(ESTABLISHED, &per_packet(subject.kind), Unit::Nanoseconds, &nanoseconds(runs));
         match &bounce {
-            Some(bounce) if subject.kind != Kind::Bounce => report.add(row.beside("sent back", bounce)),
-            _ => report.add(row),
+            Some(bounce) if subject.kind != Kind::Bounce => add(report, row.beside("sent back", bounce)),
+            _ => add(report, row),
         }
     }
     Ok(())
@@ -85,14 +85,16 @@ pub(crate) fn rows(group: &str, unit: Unit, subjects: &[&Subject], runs: &[Runs]
             Some(nftables) if subject.kind != NFTABLES => row.beside("nftables, 1k", nftables),
             _ => row,
         };
-        report.add(match subject.kind {
+        let row = match subject.kind {
             Kind::Xdp(SERVICES) if nftables.is_some() => row.goal(Goal::TimesAtLeast(6.0)),
             Kind::Tc(SERVICES) if nftables.is_some() => row.goal(Goal::TimesAtLeast(1.5)),
             _ => row,
-        });
+        };
+        add(report, row);
         let lost = 1.0 - runs.arrived as f64 / runs.sent as f64;
         if lost > LOSS {
-            let lost = format!("{:.1} % of the packets sent were lost; what arrived is counted", lost * 100.0);
+            let lost =
+                format!("{:.1} % of the packets sent were lost; what arrived is counted", lost * 100.0);
             eprintln!("  {group}, {}: {lost}", subject.kind);
             report.note(&format!("{group}, {}", subject.kind), lost);
         }

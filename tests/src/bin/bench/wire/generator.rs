@@ -271,7 +271,10 @@ fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Resu
     Ok(Generator {
         template,
         ip_sum: sum(&bytes[14..34]),
-        tcp_sum: sum(&bytes[34..]) + destination.0.to_wire().sum() + sum(&[0, 6]) + sum(&segment.to_be_bytes()),
+        tcp_sum: sum(&bytes[34..])
+            + destination.0.to_wire().sum()
+            + sum(&[0, 6])
+            + sum(&segment.to_be_bytes()),
         client: u32::from(later(SENDERS, 1)),
         count,
         ..Generator::default()

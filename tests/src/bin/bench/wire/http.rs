@@ -17,7 +17,7 @@ use super::{
     cpu::keep_off,
     established::capacity,
     generator::{TARGET_PORT, Traffic},
-    plan::{Background, CONNECTIONS, NFTABLES, PERCENTILES, REQUESTS, WAYS, latency},
+    plan::{Background, CONNECTIONS, NFTABLES, PERCENTILES, REQUESTS, WAYS, add, latency},
     services::HTTP_NODE_PORT,
     stand::{DOWNLINK, NODE, SERVER, Stand, UPLINK},
     subject::{Kind, Subject},
@@ -51,7 +51,8 @@ pub(crate) fn measure(
 ) -> Result<()> {
     let mut served = Vec::new();
     for subject in subjects {
-        let server = Server::start(&subject.stand.endpoint, SocketAddr::from((SERVER, TARGET_PORT)), traffic.cpu)?;
+        let server =
+            Server::start(&subject.stand.endpoint, SocketAddr::from((SERVER, TARGET_PORT)), traffic.cpu)?;
         subject.open(traffic)?;
         let half = capacity(subject, traffic)? / 2.0;
         for device in [UPLINK, DOWNLINK] {
@@ -112,27 +113,28 @@ fn ask(
 }
 
 fn rows(subjects: &[&Subject], runs: &[[Runs; 2]], report: &mut Report) {
-    let reference = subjects.iter().zip(runs).find(|(subject, _)| subject.kind == NFTABLES).map(|(_, runs)| runs);
-    for (b, background) in Background::BOTH.into_iter().enumerate() {
-        let add = |report: &mut Report, group, name: &str, unit, kind, of: &dyn Fn(&Runs) -> Vec<f64>, own: &Runs| {
-            let row = Row::new(group, name, unit, &of(own));
-            report.add(match reference {
-                Some(reference) if kind != NFTABLES => row.beside("nftables, 1k", &of(&reference[b])),
+    let reference =
+        subjects.iter().zip(runs).find(|(subject, _)| subject.kind == NFTABLES).map(|(_, runs)| runs);
+    let all = || Background::BOTH.into_iter().enumerate();
+    let mut add_all = |group, unit, b: usize, name: &dyn Fn(Kind) -> String, of: &dyn Fn(&Runs) -> &[f64]| {
+        for (subject, runs) in subjects.iter().zip(runs) {
+            let row = Row::new(group, &name(subject.kind), unit, of(&runs[b]));
+            let row = match reference {
+                Some(reference) if subject.kind != NFTABLES => row.beside("nftables, 1k", of(&reference[b])),
                 _ => row,
-            });
-        };
+            };
+            add(report, row);
+        }
+    };
+    for (b, background) in all() {
         for (w, way) in WAYS.into_iter().enumerate() {
             for (p, (percentile, _)) in PERCENTILES.into_iter().enumerate() {
-                for (subject, runs) in subjects.iter().zip(runs) {
-                    let name = latency(way, percentile, background, subject.kind);
-                    let of = |runs: &Runs| runs.percentiles[w][p].clone();
-                    add(report, REQUESTS, &name, Unit::Microseconds, subject.kind, &of, &runs[b]);
-                }
+                let name = |kind| latency(way, percentile, background, kind);
+                add_all(REQUESTS, Unit::Microseconds, b, &name, &|runs| &runs.percentiles[w][p]);
             }
         }
-        for (subject, runs) in subjects.iter().zip(runs) {
-            let name = background.name(subject.kind);
-            add(report, CONNECTIONS, &name, Unit::PerSecond, subject.kind, &|runs| runs.connections.clone(), &runs[b]);
-        }
+    }
+    for (b, background) in all() {
+        add_all(CONNECTIONS, Unit::PerSecond, b, &|kind| background.name(kind), &|runs| &runs.connections);
     }
 }

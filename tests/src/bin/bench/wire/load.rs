@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use super::{
     generator::{Send, Traffic},
-    plan::{LOAD, NFTABLES},
+    plan::{LOAD, NFTABLES, add},
     subject::{Kind, Subject},
 };
 use crate::{
@@ -59,8 +59,8 @@ pub(crate) fn measure(
         }
         let row = Row::new(LOAD, &subject.kind.to_string(), Unit::Percent, &own(busy));
         match &nftables {
-            Some(nftables) if subject.kind != NFTABLES => report.add(row.beside("nftables, 1k", nftables)),
-            _ => report.add(row),
+            Some(nftables) if subject.kind != NFTABLES => add(report, row.beside("nftables, 1k", nftables)),
+            _ => add(report, row),
         }
     }
     Ok(())

@@ -1,7 +1,10 @@
 //! Which rows there are, which of them are wanted, and whom they need.
 
 use super::subject::Kind;
-use crate::{Effort, report::Report};
+use crate::{
+    Effort,
+    report::{Report, Row},
+};
 
 /// Services, where nothing else is said.
 pub(crate) const SERVICES: u32 = 1_000;
@@ -38,31 +41,51 @@ impl Plan {
             ours.extend([Kind::Xdp(10_000), Kind::Tc(10_000)]);
         }
         let those = |first: &[Kind]| [first, &ours, &[Kind::Router], &rules].concat();
-        let mut select = |group: &str, kinds: Vec<Kind>, references: &[Kind], names: &dyn Fn(Kind) -> Vec<String>| {
-            let wanted: Vec<Kind> = kinds
-                .into_iter()
-                .filter(|kind| names(*kind).iter().filter(|name| report.wants(group, name)).count() > 0)
-                .collect();
-            with(wanted, references)
-        };
+        let mut select =
+            |group: &str, kinds: Vec<Kind>, references: &[Kind], names: &dyn Fn(Kind) -> Vec<String>| {
+                let wanted: Vec<Kind> = kinds
+                    .into_iter()
+                    .filter(|kind| names(*kind).iter().filter(|name| report.wants(group, name)).count() > 0)
+                    .collect();
+                with(wanted, references)
+            };
         let one = |kind: Kind| vec![kind.to_string()];
         let established = those(&[Kind::Bounce, Kind::Floor]);
         Self {
-            established: select(ESTABLISHED, established, &[Kind::Bounce, Kind::Floor, NFTABLES], &|kind| {
-                vec![kind.to_string(), per_packet(kind)]
-            }),
+            established: select(
+                ESTABLISHED,
+                established,
+                &[Kind::Bounce, Kind::Floor, NFTABLES],
+                &established_names,
+            ),
             openings: select(OPENINGS, those(&[]), &[NFTABLES], &one),
             handshakes: select(HANDSHAKES, those(&[]), &[NFTABLES], &one),
             load: select(LOAD, those(&[]), &[Kind::Bounce, NFTABLES], &one),
             http: {
                 let kinds = vec![XDP, TC, Kind::Router, NFTABLES, IPTABLES];
                 let mut wanted = select(REQUESTS, kinds.clone(), &[NFTABLES], &latencies);
-                let more = select(CONNECTIONS, kinds, &[NFTABLES], &|kind| {
-                    Background::BOTH.map(|background| background.name(kind)).to_vec()
-                });
+                let more = select(CONNECTIONS, kinds, &[NFTABLES], &connections);
                 wanted.extend(more.into_iter().filter(|kind| !wanted.contains(kind)).collect::<Vec<_>>());
                 wanted
             },
+        }
+    }
+
+    /// Says of all rows of someone why they are missing.
+    pub(crate) fn skip(&self, kind: Kind, reason: &str, report: &mut Report) {
+        for (group, kinds, names) in [
+            (ESTABLISHED, &self.established, established_names(kind)),
+            (OPENINGS, &self.openings, vec![kind.to_string()]),
+            (HANDSHAKES, &self.handshakes, vec![kind.to_string()]),
+            (LOAD, &self.load, vec![kind.to_string()]),
+            (REQUESTS, &self.http, latencies(kind)),
+            (CONNECTIONS, &self.http, connections(kind)),
+        ] {
+            for name in names.iter().filter(|_| kinds.contains(&kind)) {
+                if report.wants(group, name) {
+                    report.skip(group, name, reason);
+                }
+            }
         }
     }
 
@@ -88,6 +111,25 @@ fn with(mut wanted: Vec<Kind>, references: &[Kind]) -> Vec<Kind> {
         wanted.extend(more);
     }
     wanted
+}
+
+/// Adds a row that was asked for. Others were measured for its sake.
+pub(crate) fn add(report: &mut Report, row: Row) {
+    if report.wants(&row.group, &row.name) {
+        report.add(row);
+    }
+}
+
+fn established_names(kind: Kind) -> Vec<String> {
+    let mut names = vec![kind.to_string(), per_packet(kind)];
+    if kind == XDP {
+        names.insert(0, by_the_floor(kind));
+    }
+    names
+}
+
+pub(crate) fn by_the_floor(kind: Kind) -> String {
+    format!("{kind}, by the floor")
 }
 
 pub(crate) fn per_packet(kind: Kind) -> String {
@@ -118,6 +160,10 @@ pub(crate) const WAYS: [&str; 2] = ["kept connection", "new connection"];
 
 pub(crate) fn latency(way: &str, percentile: &str, background: Background, kind: Kind) -> String {
     format!("{percentile}, {way}, {}", background.name(kind))
+}
+
+fn connections(kind: Kind) -> Vec<String> {
+    Background::BOTH.map(|background| background.name(kind)).to_vec()
 }
 
 fn latencies(kind: Kind) -> Vec<String> {

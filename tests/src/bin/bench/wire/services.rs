@@ -1,7 +1,7 @@
 //! The Services of a cluster, as every subject gets them.
 
-use std::net::Ipv4Addr;
 use serde_json::{Value, json};
+use std::net::Ipv4Addr;
 use traffic_policy_tests::{
     lab::Addresses,
     object::{Backend, Port, Service as Object},
@@ -66,7 +66,9 @@ pub(crate) fn objects(services: &[Service]) -> Vec<Value> {
         let backends: Vec<_> = service
             .endpoints
             .iter()
-            .map(|address| Backend::at(&Addresses::new(address.octets(), [0xfd00, 0, 0, 0, 0, 0, 0, 1])).on_node("other"))
+            .map(|address| {
+                Backend::at(&Addresses::new(address.octets(), [0xfd00, 0, 0, 0, 0, 0, 0, 1])).on_node("other")
+            })
             .collect();
         objects.extend(object.slices(&backends));
         objects.push(object.object());
@@ -86,4 +88,3 @@ fn node() -> Value {
         },
     })
 }
-

@@ -94,12 +94,9 @@ impl Stand {
             ("net.ipv4.conf.all.rp_filter", "0"),
             ("net.ipv4.conf.eth0.rp_filter", "0"),
         ])?;
-        for (namespace, device) in [
-            (&stand.node, UPLINK),
-            (&stand.node, DOWNLINK),
-            (&stand.client, END),
-            (&stand.endpoint, END),
-        ] {
+        for (namespace, device) in
+            [(&stand.node, UPLINK), (&stand.node, DOWNLINK), (&stand.client, END), (&stand.endpoint, END)]
+        {
             // Live frames have no checksum to be finished, and all else is to be treated alike.
             namespace.set_offloads(device, false)?;
             namespace.set_gro(device, true)?;

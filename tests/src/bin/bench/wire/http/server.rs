@@ -63,7 +63,8 @@ impl Drop for Server {
 /// Answers until the client closes.
 fn serve(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n", BODY.len());
+    let head =
+        format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n", BODY.len());
     let answer = [head.as_bytes(), &BODY].concat();
     let mut request = Vec::new();
     let mut buffer = [0; 1024];

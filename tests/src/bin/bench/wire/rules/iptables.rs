@@ -74,7 +74,11 @@ fn write(text: &mut String, services: &[Service]) -> fmt::Result {
             )?;
             writeln!(rules, "-A KUBE-EXT-{id} -j KUBE-SVC-{id}")?;
         }
-        writeln!(rules, "-A KUBE-SVC-{id} ! -s {CLUSTER} -d {}/32 {port} -j KUBE-MARK-MASQ", service.cluster_ip)?;
+        writeln!(
+            rules,
+            "-A KUBE-SVC-{id} ! -s {CLUSTER} -d {}/32 {port} -j KUBE-MARK-MASQ",
+            service.cluster_ip
+        )?;
         let left = service.endpoints.len();
         for (j, address) in service.endpoints.iter().enumerate() {
             let endpoint = format!("KUBE-SEP-{:016}", i * 16 + j);
@@ -84,8 +88,14 @@ fn write(text: &mut String, services: &[Service]) -> fmt::Result {
                 left => format!(" -m statistic --mode random --probability {:.11}", 1.0 / left as f64),
             };
             let to = format!("{address}:{TARGET_PORT}");
-            writeln!(rules, "-A KUBE-SVC-{id} -m comment --comment \"{about} -> {to}\"{chance} -j {endpoint}")?;
-            writeln!(rules, "-A {endpoint} -s {address}/32 -m comment --comment \"{about}\" -j KUBE-MARK-MASQ")?;
+            writeln!(
+                rules,
+                "-A KUBE-SVC-{id} -m comment --comment \"{about} -> {to}\"{chance} -j {endpoint}"
+            )?;
+            writeln!(
+                rules,
+                "-A {endpoint} -s {address}/32 -m comment --comment \"{about}\" -j KUBE-MARK-MASQ"
+            )?;
             writeln!(
                 rules,
                 "-A {endpoint} -p tcp -m comment --comment \"{about}\" -m tcp -j DNAT --to-destination {to}"

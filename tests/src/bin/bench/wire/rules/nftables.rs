@@ -106,20 +106,27 @@ fn write(text: &mut String, services: &[Service]) -> fmt::Result {
         )?;
         writeln!(chains, "    numgen random mod {} vmap {{ {} }}\n}}", choice.len(), choice.join(", "))?;
         if service.node_port.is_some() {
-            writeln!(chains, "chain external-{name} {{\n    jump mark-for-masquerade\n    goto service-{name}\n}}")?;
+            writeln!(
+                chains,
+                "chain external-{name} {{\n    jump mark-for-masquerade\n    goto service-{name}\n}}"
+            )?;
         }
     }
     writeln!(text, "table ip kube-proxy {{")?;
     writeln!(text, "set cluster-ips {{ type ipv4_addr; elements = {{ {} }} }}", cluster_ips.join(", "))?;
     writeln!(text, "set nodeport-ips {{ type ipv4_addr; elements = {{ {NODE} }} }}")?;
     let (by_address, by_port) = ("ipv4_addr . inet_proto . inet_service", "inet_proto . inet_service");
-    for (name, key) in
-        [("firewall-ips", by_address), ("no-endpoint-services", by_address), ("no-endpoint-nodeports", by_port)]
-    {
+    for (name, key) in [
+        ("firewall-ips", by_address),
+        ("no-endpoint-services", by_address),
+        ("no-endpoint-nodeports", by_port),
+    ] {
         writeln!(text, "map {name} {{ type {key} : verdict; }}")?;
     }
     writeln!(text, "{chains}")?;
-    for (name, key, elements) in [("service-ips", by_address, ips), ("service-nodeports", by_port, node_ports)] {
+    for (name, key, elements) in
+        [("service-ips", by_address, ips), ("service-nodeports", by_port, node_ports)]
+    {
         writeln!(text, "map {name} {{ type {key} : verdict; elements = {{ {} }} }}", elements.join(", "))?;
     }
     writeln!(text, "chain cluster-ips-check {{\n    ip daddr @cluster-ips reject")?;
