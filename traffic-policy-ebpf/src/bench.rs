@@ -6,14 +6,19 @@ use core::mem::size_of;
 
 /// Words of one frame: room for Ethernet, IPv6 and TCP.
 pub const FRAME_WORDS: usize = 10;
+/// Bytes of one frame.
+pub const FRAME_LENGTH: usize = FRAME_WORDS * 8;
+/// Room for frames, unless the loader asks for more.
 pub const FRAMES: u32 = 65_536;
 
-/// Which frame comes next.
+/// Which frames come: those from `first` until `end`, again and again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Feed {
     pub next: u32,
-    pub count: u32,
+    pub first: u32,
+    pub end: u32,
+    pub zero: u32,
 }
 
 /// One half of a flow of the floor: as large as the packet path's own, so that memory costs both the same.

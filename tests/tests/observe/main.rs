@@ -6,5 +6,6 @@
 mod counts;
 mod flows;
 mod monitor;
+mod outside;
 mod services;
 mod status;

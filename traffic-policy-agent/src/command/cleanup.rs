@@ -29,12 +29,15 @@ impl Arguments {
             })?;
         }
         let dir = pins.display();
-        let Removed { links, maps } = removed.unwrap_or_default();
-        let anything = !links.is_empty() || !maps.is_empty();
+        let Removed { links, programs, maps } = removed.unwrap_or_default();
+        let anything = !links.is_empty() || !programs.is_empty() || !maps.is_empty();
         if self.view.json() {
-            return view::print_json(
-                &serde_json::json!({"pin_dir": dir.to_string(), "links": links, "maps": maps}),
-            );
+            return view::print_json(&serde_json::json!({
+                "pin_dir": dir.to_string(),
+                "links": links,
+                "programs": programs,
+                "maps": maps,
+            }));
         }
         view::print(|out| {
             if !anything {
@@ -45,8 +48,9 @@ impl Arguments {
             }
             writeln!(
                 out,
-                "removed all programs and maps pinned in {dir}: {} links, {} maps",
+                "removed all programs and maps pinned in {dir}: {} links, {} programs, {} maps",
                 links.len(),
+                programs.len(),
                 maps.len()
             )
         })

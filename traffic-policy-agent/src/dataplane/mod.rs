@@ -137,6 +137,9 @@ impl Dataplane {
         log::follow(&mut object)?;
         let mut tables = Tables::take(&mut object)?;
         jumps(&object, &mut tables)?;
+        if let Some(pins) = pins {
+            programs::pin(&mut object, &pins.programs())?;
+        }
         let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;
         let flows = [tables.v4.size, tables.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);

@@ -1,4 +1,10 @@
 //! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or `--pin-dir`.
+//!
+//! | folder | pins |
+//! |---|---|
+//! | `maps` | every map, by its name in the packet path |
+//! | `links` | programs on devices (`xdp-2-eth0`: hook, number and name of the device) and on the cgroup |
+//! | `programs` | the entry programs `xdp_ingress`, `tc_ingress` and `tc_egress`, for others to run: in a bench of their own, with BPF_PROG_TEST_RUN or by a tail call; on the agent's maps. They are replaced when an agent starts, and take nothing from the network by themselves |
 
 use std::{
     collections::BTreeSet,
@@ -60,14 +66,14 @@ impl Pins {
         }
         let dir = root.join(own);
         let before = if dir.exists() { Some(list(&dir.join(LINKS))?.into_iter().collect()) } else { None };
-        for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS)] {
+        for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS), &dir.join(PROGRAMS)] {
             fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         }
         Ok(Self { root: root.to_owned(), dir, before, _lock: lock })
     }
 
     /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, and the maps too unless an
-    /// earlier agent had left them.
+    /// earlier agent had left them. Programs stay as they are then: they go with the maps.
     ///
     /// # Errors
     /// What could not be removed.
@@ -93,10 +99,15 @@ impl Pins {
     pub fn links(&self) -> PathBuf {
         self.dir.join(LINKS)
     }
+
+    pub fn programs(&self) -> PathBuf {
+        self.dir.join(PROGRAMS)
+    }
 }
 
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
+const PROGRAMS: &str = "programs";
 
 /// What there is below a `--pin-dir`, before anything is done with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -195,6 +206,7 @@ pub fn maps_of_versions(root: &Path) -> Result<Vec<PathBuf>> {
 pub struct Removed {
     /// Programs taken off devices and cgroups: hook, number and name of the device.
     pub links: Vec<String>,
+    pub programs: Vec<String>,
     pub maps: Vec<String>,
 }
 
@@ -218,9 +230,11 @@ pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
             Ok(pins.filter_map(|pin| Some(pin.file_name()?.to_string_lossy().into_owned())).collect())
         };
         removed.links.extend(names(LINKS)?);
+        removed.programs.extend(names(PROGRAMS)?);
         removed.maps.extend(names(MAPS)?);
     }
     removed.links.sort();
+    removed.programs.sort();
     removed.maps.sort();
     remove_all(root)?;
     Ok(Some(removed))

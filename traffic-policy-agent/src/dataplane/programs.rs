@@ -1,4 +1,6 @@
-//! The programs: loaded, and put where others jump to them.
+//! The programs: loaded, put where others jump to them, and pinned.
+
+use std::{fs, io::ErrorKind, path::Path};
 
 use anyhow::{Context as _, Result};
 use aya::{
@@ -34,6 +36,9 @@ const TC_JUMPS: [(u32, &str); 12] = [
     (jump::FAMILY + jump::ERROR_OUT, "tc_error_out6"),
     (jump::FAMILY + jump::IRREGULAR_OUT, "tc_irregular_out6"),
 ];
+
+/// The programs where packets enter, which are pinned for others to run.
+const ENTRIES: [&str; 3] = ["xdp_ingress", "tc_ingress", "tc_egress"];
 
 /// Verifies and loads every program of the object.
 ///
@@ -71,6 +76,28 @@ pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
             .tc_jumps
             .set(index, &fd(object, name)?, 0)
             .with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    Ok(())
+}
+
+/// Pins the entry programs by their names in `folder`. Those of an earlier agent are replaced in one step each.
+///
+/// # Errors
+/// A program that is not loaded; the folder is not on a bpffs.
+pub fn pin(object: &mut Ebpf, folder: &Path) -> Result<()> {
+    for name in ENTRIES {
+        let program =
+            object.program_mut(name).with_context(|| format!("the packet path has no program {name}"))?;
+        // A bpffs allows no dot in a name.
+        let (path, next) = (folder.join(name), folder.join(format!("{name}-next")));
+        match fs::remove_file(&next) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("{} cannot be removed", next.display()));
+            }
+            _ => {}
+        }
+        program.pin(&next).with_context(|| format!("{} cannot be pinned", next.display()))?;
+        fs::rename(&next, &path).with_context(|| format!("{} cannot be put in place", path.display()))?;
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! The least that must be done for a packet of a flow, and for the first packet of one.
 
-use core::mem::MaybeUninit;
+use core::mem::{MaybeUninit, size_of};
 
 use aya_ebpf::{
-    bindings::xdp_md,
+    bindings::{bpf_fib_lookup as FibParameters, xdp_md},
     btf_maps::{Array, HashMap},
     cty::c_void,
-    helpers::{bpf_map_lookup_elem, bpf_map_update_elem},
+    helpers::{bpf_fib_lookup, bpf_map_lookup_elem, bpf_map_update_elem},
     macros::{btf_map, xdp},
     programs::XdpContext,
 };
@@ -32,11 +32,17 @@ pub static FLOOR_SLOTS: Array<Slot<Address4>, 262_144> = Array::new();
 #[btf_map]
 pub static FLOOR_NODE: Array<FloorFlow, 1> = Array::new();
 
+const XDP_ABORTED: u32 = 0;
 const XDP_PASS: u32 = 2;
 const XDP_TX: u32 = 3;
 
 const ETHERNET: usize = 14;
 const NOEXIST: u64 = 1;
+
+/// Offsets in `struct bpf_fib_lookup`; the destination MAC follows the source MAC.
+const FIB_DESTINATION: usize = 32;
+const FIB_SOURCE_MAC: usize = 52;
+const AF_INET: u8 = 2;
 
 /// IPv4 without options, TCP.
 #[inline(always)]
@@ -92,13 +98,65 @@ pub fn floor_established(ctx: XdpContext) -> u32 {
 }
 
 #[xdp]
+pub fn mac_swap(ctx: XdpContext) -> u32 {
+    let md = ctx.ctx as *mut xdp_md;
+    let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
+    if data + ETHERNET > end {
+        return XDP_ABORTED;
+    }
+    unsafe {
+        let (to, to_tail) = (load32::<0>(data), load16::<4>(data));
+        let (from, from_tail) = (load32::<6>(data), load16::<10>(data));
+        store32::<0>(data, from);
+        store16::<4>(data, from_tail);
+        store32::<6>(data, to);
+        store16::<10>(data, to_tail);
+    }
+    XDP_TX
+}
+
+#[xdp]
 pub fn floor_new(ctx: XdpContext) -> u32 {
-    let Some((ip, tuple)) = parse(ctx.ctx as *mut xdp_md) else { return XDP_PASS };
-    new(ip, &tuple).map_or(XDP_PASS, |()| XDP_TX)
+    first_packet::<false>(ctx.ctx as *mut xdp_md)
+}
+
+#[xdp]
+pub fn floor_new_fib(ctx: XdpContext) -> u32 {
+    first_packet::<true>(ctx.ctx as *mut xdp_md)
 }
 
 #[inline(always)]
-fn new(ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
+fn first_packet<const FIB: bool>(md: *mut xdp_md) -> u32 {
+    let Some((ip, tuple)) = parse(md) else { return XDP_PASS };
+    new::<FIB>(md, ip, &tuple).map_or(XDP_PASS, |()| XDP_TX)
+}
+
+/// MAC addresses towards a destination, as a flow holds them.
+#[inline(always)]
+fn macs(md: *mut xdp_md, source: Address4, destination: Address4) -> Option<(u64, u32)> {
+    let mut words = MaybeUninit::<[u64; 8]>::uninit();
+    unsafe {
+        words.write([0; 8]);
+        let fib = words.as_mut_ptr().cast::<FibParameters>();
+        let base = fib.cast::<u8>();
+        (*fib).family = AF_INET;
+        (*fib).ifindex = (*md).ingress_ifindex;
+        base.add(FIB_DESTINATION).cast::<u32>().write(destination);
+        base.add(FIB_DESTINATION - 16).cast::<u32>().write(source);
+        if bpf_fib_lookup(md.cast(), fib, size_of::<FibParameters>() as i32, 0) != 0 {
+            return None;
+        }
+        let word = |offset: usize| base.add(FIB_SOURCE_MAC + offset).cast::<u32>().read() as u64;
+        // s0..s3, s4 s5 d0 d1, d2..d5
+        let (first, middle, last) = (word(0), word(4), word(8));
+        let destination = middle >> 16 | last << 16;
+        let source = first | (middle & 0xffff) << 32;
+        Some((destination | source << 48, (source >> 16) as u32))
+    }
+}
+
+#[inline(always)]
+fn new<const FIB: bool>(md: *mut xdp_md, ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
     let key = FrontendKey {
         address: tuple.destination,
         port: destination_port(tuple.ports),
@@ -111,10 +169,15 @@ fn new(ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
     let slot = unsafe { *FLOOR_SLOTS.get_ptr(index)? };
     let node = FLOOR_NODE.get_ptr(0)?;
     // Distinct for each packet of a run; no search for a free one.
-    let port = unsafe { (*FEED.get_ptr(0)?).next } as u16;
+    let port = (0x8000 | unsafe { (*FEED.get_ptr(0)?).next } as u16).to_be();
     let new = ports(port, slot.port);
     let (before, after) = unsafe {
         ((tuple.source as u64) + (tuple.destination as u64), ((*node).source as u64) + (slot.address as u64))
+    };
+    let (macs, source_mac_tail) = if FIB {
+        macs(md, unsafe { (*node).source }, slot.address)?
+    } else {
+        unsafe { ((*node).macs, (*node).source_mac_tail) }
     };
     let mut request = MaybeUninit::<FloorFlow>::uninit();
     let mut reply = MaybeUninit::<FloorFlow>::uninit();
@@ -125,8 +188,8 @@ fn new(ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
             ports: new,
             address_delta: checksum::delta(before, after),
             port_delta: checksum::delta(checksum::port_sum(tuple.ports), checksum::port_sum(new)),
-            macs: (*node).macs,
-            source_mac_tail: (*node).source_mac_tail,
+            macs,
+            source_mac_tail,
             zero: [0; 9],
         });
         reply.write(FloorFlow {
@@ -135,8 +198,8 @@ fn new(ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
             ports: tuple.ports.rotate_left(16),
             address_delta: checksum::delta(after, before),
             port_delta: checksum::delta(checksum::port_sum(new), checksum::port_sum(tuple.ports)),
-            macs: (*node).macs,
-            source_mac_tail: (*node).source_mac_tail,
+            macs,
+            source_mac_tail,
             zero: [0; 9],
         });
     }

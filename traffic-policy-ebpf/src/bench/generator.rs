@@ -10,7 +10,10 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::Address,
-    bench::traffic::{BATCH, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT},
+    bench::{
+        FRAME_LENGTH,
+        traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT},
+    },
     checksum,
 };
 
@@ -27,7 +30,7 @@ const XDP_TX: u32 = 3;
 pub fn generate(ctx: XdpContext) -> u32 {
     let md = ctx.ctx as *mut xdp_md;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
-    if data + LENGTH > end {
+    if data + FRAME_LENGTH > end {
         return XDP_ABORTED;
     }
     let Some(generator) = GENERATOR.get_ptr_mut(0) else { return XDP_ABORTED };

@@ -3,8 +3,10 @@
 //! BPF_PROG_TEST_RUN gives a program the same buffer again and again, as the program left it. So `feed` writes the next
 //! packet into it and jumps to the program that is measured; the time of `feed` with an empty program is subtracted.
 //!
-//! The *floor* is the least that any program of this kind must do: parse, find the flow in one preallocated hash, translate
-//! with checksums, set the MAC addresses. No time-outs, no TCP states, no MTU, no counters, IPv4 without options only.
+//! The *floors* are the least that any program of this kind must do. `mac_swap`: send the frame back. `floor_established`:
+//! parse, find the flow in one preallocated hash, translate with checksums, set the MAC addresses; no time-outs, no TCP
+//! states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an endpoint, insert both
+//! halves; `floor_new_fib` asks the FIB for the way out too, for each flow.
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
@@ -31,17 +33,20 @@ mod feed {
         bindings::{__sk_buff, xdp_md},
         btf_maps::{Array, ProgramArray},
         cty::c_void,
-        helpers::bpf_tail_call,
+        helpers::{bpf_skb_change_tail, bpf_tail_call, bpf_xdp_adjust_tail},
         macros::{btf_map, classifier, xdp},
         programs::{TcContext, XdpContext},
     };
-    use traffic_policy_ebpf::bench::{FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
+    use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
 
-    use super::wire::store64;
+    use super::wire::{opaque, store64};
+
+    /// BPF_F_MMAPABLE: a million frames are written by plain stores.
+    const MMAPABLE: usize = 1024;
 
     /// The packets, in the order in which they come.
     #[btf_map]
-    pub static FRAMES: Array<[u64; FRAME_WORDS], { FRAME_COUNT as usize }> = Array::new();
+    pub static FRAMES: Array<[u64; FRAME_WORDS], { FRAME_COUNT as usize }, MMAPABLE> = Array::new();
     #[btf_map]
     pub static FEED: Array<Feed, 1> = Array::new();
     /// The one program that is measured.
@@ -58,14 +63,14 @@ mod feed {
     /// Writes the next packet.
     #[inline(always)]
     fn next(data: usize, end: usize) {
-        if data + FRAME_WORDS * 8 > end {
+        if data + FRAME_LENGTH > end {
             return;
         }
         let Some(feed) = FEED.get_ptr_mut(0) else { return };
         let index = unsafe { (*feed).next };
         let Some(frame) = FRAMES.get_ptr(index) else { return };
         unsafe {
-            (*feed).next = if index + 1 >= (*feed).count { 0 } else { index + 1 };
+            (*feed).next = if index + 1 >= (*feed).end { (*feed).first } else { index + 1 };
             let frame = *frame;
             store64::<0>(data, frame[0]);
             store64::<8>(data, frame[1]);
@@ -94,6 +99,36 @@ mod feed {
     pub fn feed_tc(ctx: TcContext) -> i32 {
         let skb = ctx.skb.skb as *mut __sk_buff;
         unsafe {
+            next((*skb).data as usize, (*skb).data_end as usize);
+            bpf_tail_call(skb.cast(), (&raw const TC_SUBJECT).cast_mut().cast::<c_void>(), 0);
+        }
+        TC_SHOT
+    }
+
+    /// As `feed_xdp`, for programs that leave a packet of another length: gives it the length of a frame again, also where
+    /// nothing has changed it, so that this costs every program the same.
+    #[xdp]
+    pub fn feed_resized_xdp(ctx: XdpContext) -> u32 {
+        let md = ctx.ctx as *mut xdp_md;
+        unsafe {
+            let length = opaque((*md).data_end as u64 - (*md).data as u64) as i32;
+            if bpf_xdp_adjust_tail(md, FRAME_LENGTH as i32 - length) != 0 {
+                return XDP_ABORTED;
+            }
+            next((*md).data as usize, (*md).data_end as usize);
+            bpf_tail_call(md.cast(), (&raw const XDP_SUBJECT).cast_mut().cast::<c_void>(), 0);
+        }
+        XDP_ABORTED
+    }
+
+    /// See `feed_resized_xdp`.
+    #[classifier]
+    pub fn feed_resized_tc(ctx: TcContext) -> i32 {
+        let skb = ctx.skb.skb as *mut __sk_buff;
+        unsafe {
+            if bpf_skb_change_tail(skb, FRAME_LENGTH as u32, 0) != 0 {
+                return TC_SHOT;
+            }
             next((*skb).data as usize, (*skb).data_end as usize);
             bpf_tail_call(skb.cast(), (&raw const TC_SUBJECT).cast_mut().cast::<c_void>(), 0);
         }

@@ -9,7 +9,10 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{Address, destination_port, source_port},
-    bench::traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, LENGTH, Sink, sink},
+    bench::{
+        FRAME_LENGTH,
+        traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, Sink, sink},
+    },
     checksum,
 };
 
@@ -30,7 +33,7 @@ const ACK: u8 = 0x10;
 pub fn sink_xdp(ctx: XdpContext) -> u32 {
     let md = ctx.ctx as *mut xdp_md;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
-    if data + LENGTH > end {
+    if data + FRAME_LENGTH > end {
         return XDP_PASS;
     }
     let Some(expected) = SINK.get_ptr(0) else { return XDP_PASS };
@@ -126,7 +129,7 @@ unsafe fn intact(ip: usize, tcp: usize) -> bool {
         let pseudo = load32::<12>(ip) as u64
             + load32::<16>(ip) as u64
             + 6u16.to_be() as u64
-            + ((LENGTH - 34) as u16).to_be() as u64;
+            + ((FRAME_LENGTH - 34) as u16).to_be() as u64;
         let segment = load32::<0>(tcp) as u64
             + load32::<4>(tcp) as u64
             + load32::<8>(tcp) as u64
@@ -141,24 +144,4 @@ unsafe fn intact(ip: usize, tcp: usize) -> bool {
             + load16::<44>(tcp) as u64;
         checksum::fold(header) == 0xffff && checksum::fold(pseudo + segment) == 0xffff
     }
-}
-
-/// The least that a node can do: sends each packet back to where it came from.
-#[xdp]
-pub fn bounce(ctx: XdpContext) -> u32 {
-    const XDP_TX: u32 = 3;
-    let md = ctx.ctx as *mut xdp_md;
-    let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
-    if data + 14 > end {
-        return XDP_PASS;
-    }
-    unsafe {
-        let (here, there) = (load32::<0>(data), load32::<6>(data));
-        let (here_tail, there_tail) = (load16::<4>(data), load16::<10>(data));
-        store32::<0>(data, there);
-        store16::<4>(data, there_tail);
-        store32::<6>(data, here);
-        store16::<10>(data, here_tail);
-    }
-    XDP_TX
 }

@@ -2,8 +2,6 @@
 
 use super::FRAME_WORDS;
 
-/// Bytes of each packet.
-pub const LENGTH: usize = FRAME_WORDS * 8;
 /// Turns between which receivers have theirs: fewer than the 256 of a veth's receive ring, also when each packet is answered.
 pub const BATCH: u32 = 64;
 /// Clients have consecutive addresses, and each uses so many consecutive ports, as a power of two.

@@ -7,32 +7,43 @@ mod report;
 mod selection;
 mod wire;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::Parser;
 
 use self::{report::Report, selection::Selection};
 
-/// Measures the packet path: about five minutes for everything
+/// Measures the packet path beside bare floors and others: about five minutes for everything
+///
+/// The result is a folder with results.json (every run of every row, and what the figures depend on) and report.html (plots
+/// and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once more, then
+/// marked as noisy.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 struct Cli {
-    /// What to measure: words of groups and rows, as `established`, `established/ipv6-udp`, `wire/nftables` [default: all]
+    /// What to measure, by words of its group and name: `established`, `established/ipv6-udp`, `wire/nftables`
+    /// [default: everything]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// More runs, larger tables, more combinations: up to thirty minutes
+    /// More runs, larger tables, every combination: up to thirty minutes
     #[arg(long)]
     full: bool,
-    /// Only name the groups and rows that there are
+    /// Only name the groups and rows that there are; with --full, all of them
     #[arg(long)]
     list: bool,
+    /// Where the result goes [default: target/bench/<time>-<commit>]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Print the JSON of the result instead of the table
+    #[arg(long)]
+    json: bool,
     /// What random choices start from
     #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
     seed: u64,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    /// Measure nothing: tell what changed from one result to another (folders, or the JSON in them)
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["names", "full", "list", "output", "json"])]
+    compare: Option<Vec<PathBuf>>,
 }
 
 /// How much is measured.
@@ -51,9 +62,14 @@ impl Effort {
     const FULL: Self = Self { rounds: 16, packets: 500_000, full: true };
 }
 
+type Part = fn(Effort, &mut Report) -> Result<()>;
+
+/// Everything that is measured; each part asks the report which of its rows are wanted.
+const PARTS: &[(&str, Part)] = &[("per packet", packet::measure), ("on the wire", wire::measure)];
+
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("Error: {error:#}");
             ExitCode::FAILURE
@@ -61,28 +77,40 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything that is measured; each part asks the report which of its rows are wanted.
-fn measure(effort: Effort, report: &mut Report) -> Result<()> {
-    packet::measure(effort, report)?;
-    wire::measure(effort, report)
-}
-
-fn run(cli: &Cli) -> Result<()> {
+fn run(cli: &Cli) -> Result<ExitCode> {
+    if let Some([before, after]) = cli.compare.as_deref() {
+        print!("{}", report::compare(&Report::read(before)?, &Report::read(after)?));
+        return Ok(ExitCode::SUCCESS);
+    }
     let effort = if cli.full { Effort::FULL } else { Effort::QUICK };
     let mut offered = Report::listing();
-    measure(effort, &mut offered)?;
+    for (_, measure) in PARTS {
+        measure(effort, &mut offered)?;
+    }
     if cli.list {
         for (group, name) in offered.selection().offered() {
             println!("{group}: {name}");
         }
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
-    let mut report = Report::new(Selection::of(&cli.names, offered.selection())?, cli.seed);
-    measure(effort, &mut report)?;
+    let selection = Selection::of(&cli.names, offered.selection())?;
+    let mut report = Report::begin(selection, cli.seed, cli.full);
+    let mut code = ExitCode::SUCCESS;
+    for (name, measure) in PARTS {
+        if let Err(error) = measure(effort, &mut report) {
+            // What was measured until then, and by the other parts, is worth keeping.
+            report.warn(format!("{name}: {error:#}"));
+            code = ExitCode::FAILURE;
+        }
+    }
+    report.end();
+    let folder = cli.output.clone().map_or_else(|| report.default_folder(), Ok)?;
+    report.write(&folder)?;
     if cli.json {
         println!("{:#}", serde_json::json!(report));
     } else {
         print!("{report}");
     }
-    Ok(())
+    eprintln!("{}", folder.join("report.html").display());
+    Ok(code)
 }

@@ -1,35 +1,36 @@
 //! What one packet costs, by BPF_PROG_TEST_RUN.
 
 mod established;
-pub(crate) mod flows;
+mod floor;
 mod foreign;
-pub(crate) mod frame;
 mod fresh;
-mod loaded;
-pub(crate) mod stand;
+mod refused;
 
 use anyhow::Result;
+use traffic_policy_tests::bench::Stand;
 
-use self::stand::Stand;
 use super::{Effort, report::Report};
 
 pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
-    let [established, foreign, fresh] =
-        ["established", "none of ours", "new flow"].map(|group| report.wants(group, "per packet"));
-    if !(established || foreign || fresh) {
+    let floor = floor::wanted(effort, report);
+    let established = established::wanted(effort, report);
+    let fresh = fresh::wanted(effort, report);
+    let refused = refused::wanted(effort, report);
+    let foreign = foreign::wanted(report);
+    if floor.is_empty()
+        && established.is_empty()
+        && fresh.is_empty()
+        && refused.is_empty()
+        && foreign.is_empty()
+    {
         return Ok(());
     }
     let stand = Stand::build()?;
     stand.run(|| {
-        if established {
-            established::measure(&stand, effort, report)?;
-        }
-        if foreign {
-            foreign::measure(&stand, effort, report)?;
-        }
-        if fresh {
-            fresh::measure(&stand, effort, report)?;
-        }
-        Ok(())
+        floor::measure(&floor, &stand, effort, report)?;
+        established::measure(&established, &stand, effort, report)?;
+        fresh::measure(&fresh, &stand, effort, report)?;
+        refused::measure(&refused, &stand, effort, report)?;
+        foreign::measure(&foreign, &stand, effort, report)
     })
 }

@@ -1,15 +1,31 @@
 //! What was measured.
 
+mod compare;
+mod folder;
+mod machine;
+pub(crate) mod noise;
+mod page;
+mod plot;
 mod row;
 mod table;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::row::{Goal, Row, Unit};
+use self::noise::Clock;
+pub(crate) use self::{
+    compare::compare,
+    row::{Goal, Row, Unit},
+};
 use super::selection::Selection;
+
+/// Version of the JSON.
+const FORMAT: u32 = 1;
 
 /// A row that could not be measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,26 +35,113 @@ pub(crate) struct Missing {
     pub(crate) reason: String,
 }
 
-#[derive(Default, Serialize, Deserialize)]
+/// When, from what and how it was made.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// UTC, RFC 3339.
+    pub(crate) date: String,
+    pub(crate) command: String,
+    /// Of the sources; empty if unknown.
+    pub(crate) commit: String,
+    /// The sources differ from the commit.
+    pub(crate) dirty: bool,
+    pub(crate) full: bool,
+    /// What every random choice starts from.
+    pub(crate) seed: u64,
+    pub(crate) seconds: f64,
+    /// Of the CPU time of the whole run, the fraction that the hypervisor gave to others.
+    pub(crate) stolen: f64,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
+    pub(crate) format: u32,
+    pub(crate) run: Run,
     /// What the figures depend on, by name.
     pub(crate) environment: BTreeMap<String, String>,
+    /// What should make the reader doubt, in sentences.
+    pub(crate) warnings: Vec<String>,
     pub(crate) rows: Vec<Row>,
     pub(crate) missing: Vec<Missing>,
-    /// What every random choice of the run starts from.
+    #[serde(skip)]
     pub(crate) seed: u64,
     #[serde(skip)]
     selection: Selection,
+    #[serde(skip)]
+    repeated: Duration,
+    #[serde(skip)]
+    began: Option<(Instant, Clock)>,
+    /// When the last row was added.
+    #[serde(skip)]
+    since: Clock,
 }
 
 impl Report {
-    /// Only finds out what could be measured.
-    pub(crate) fn listing() -> Self {
-        Self { selection: Selection::listing(), ..Self::default() }
+    fn empty(selection: Selection, seed: u64) -> Self {
+        Self {
+            format: FORMAT,
+            run: Run { seed, ..Run::default() },
+            environment: BTreeMap::new(),
+            warnings: Vec::new(),
+            rows: Vec::new(),
+            missing: Vec::new(),
+            seed,
+            selection,
+            repeated: Duration::ZERO,
+            began: None,
+            since: Clock::now(),
+        }
     }
 
-    pub(crate) fn new(selection: Selection, seed: u64) -> Self {
-        Self { selection, seed, ..Self::default() }
+    /// Only finds out what could be measured.
+    pub(crate) fn listing() -> Self {
+        Self::empty(Selection::listing(), 0)
+    }
+
+    /// Begins a run: looks at the machine and the sources.
+    pub(crate) fn begin(selection: Selection, seed: u64, full: bool) -> Self {
+        let mut report = Self::empty(selection, seed);
+        report.environment = machine::environment();
+        report.run = Run { full, ..folder::run(seed) };
+        if let Some(busy) = noise::busy() {
+            report.warn(format!(
+                "the machine is not idle: {busy}; figures of a busy machine are too high, ratios less so"
+            ));
+        }
+        report.began = Some((Instant::now(), Clock::now()));
+        report
+    }
+
+    /// Ends it.
+    pub(crate) fn end(&mut self) {
+        if let Some((began, clock)) = self.began {
+            self.run.seconds = began.elapsed().as_secs_f64();
+            self.run.stolen = Clock::now().stolen_since(clock);
+        }
+        if self.run.stolen > noise::MOST_STOLEN {
+            let percent = self.run.stolen * 100.0;
+            self.warn(format!("the hypervisor gave {percent:.0} % of the CPU time to other machines"));
+        }
+        let missing: Vec<_> = self
+            .selection
+            .wanted()
+            .filter(|(group, name)| {
+                !self.rows.iter().any(|row| (&row.group, &row.name) == (group, name))
+                    && !self.missing.iter().any(|row| (&row.group, &row.name) == (group, name))
+            })
+            .cloned()
+            .collect();
+        let reason = "the part that measures it ended before".to_owned();
+        self.missing.extend(missing.into_iter().map(|(group, name)| Missing {
+            group,
+            name,
+            reason: reason.clone(),
+        }));
+    }
+
+    pub(crate) fn warn(&mut self, warning: String) {
+        eprintln!("Warning: {warning}");
+        self.warnings.push(warning);
     }
 
     pub(crate) fn selection(&self) -> &Selection {
@@ -52,6 +155,7 @@ impl Report {
     }
 
     /// Notes what figures depend on: a device's offloads, the way a program was attached.
+    #[allow(dead_code, reason = "for parts whose figures depend on what they built")]
     pub(crate) fn note(&mut self, key: &str, value: impl ToString) {
         self.environment.insert(key.to_owned(), value.to_string());
     }
@@ -63,29 +167,60 @@ impl Report {
         self.missing.push(Missing { group, name, reason });
     }
 
-    /// Adds the rows that `measure` makes: those that took turns with each other.
+    /// Adds the rows that `measure` makes: those that took turns with each other. If one of them is noisy, they are
+    /// measured once more, and the quieter of both is kept.
     ///
     /// # Errors
     /// Those of `measure`.
     pub(crate) fn measure(&mut self, mut measure: impl FnMut() -> Result<Vec<Row>>) -> Result<()> {
-        measure()?.into_iter().for_each(|row| self.add(row));
+        let mut rows = attempt(&mut measure)?;
+        if rows.iter().any(Row::is_noisy) && self.repeated < noise::REPEATS {
+            let started = Instant::now();
+            let again = attempt(&mut measure)?;
+            self.repeated += started.elapsed();
+            let noise = |rows: &[Row]| {
+                let beyond = rows.iter().map(|row| row.spread() / row.bound);
+                (rows.iter().filter(|row| row.is_noisy()).count(), beyond.fold(0.0, f64::max))
+            };
+            if noise(&again) <= noise(&rows) {
+                rows = again;
+            }
+            rows.iter_mut().for_each(|row| row.attempts = 2);
+        }
+        for row in rows {
+            self.push(row);
+        }
         Ok(())
     }
 
-    pub(crate) fn add(&mut self, row: Row) {
-        let ratio = row.ratio().map(|ratio| format!(", {ratio:.2} × {}", beside(&row)));
+    /// Adds a row that cannot be measured again.
+    #[allow(dead_code, reason = "for parts that change what they measure")]
+    pub(crate) fn add(&mut self, mut row: Row) {
+        row.stolen = Clock::now().stolen_since(self.since);
+        self.push(row);
+    }
+
+    fn push(&mut self, row: Row) {
+        let ratio = row.ratio().map(|ratio| format!(", {ratio:.2} × {}", row.beside_name()));
         eprintln!(
-            "  {}, {}: {} {}{}",
+            "  {}, {}: {} {}{}{}",
             row.group,
             row.name,
             table::short(row.figure.median),
             row.unit.symbol(),
-            ratio.unwrap_or_default()
+            ratio.unwrap_or_default(),
+            if row.is_noisy() { " (noisy)" } else { "" },
         );
         self.rows.push(row);
+        self.since = Clock::now();
     }
 }
 
-fn beside(row: &Row) -> &str {
-    row.reference.as_ref().map_or("", |reference| &reference.name)
+/// Rows, with the time that was stolen from them.
+fn attempt(measure: &mut impl FnMut() -> Result<Vec<Row>>) -> Result<Vec<Row>> {
+    let began = Clock::now();
+    let mut rows = measure()?;
+    let stolen = Clock::now().stolen_since(began);
+    rows.iter_mut().for_each(|row| row.stolen = stolen);
+    Ok(rows)
 }

@@ -19,14 +19,17 @@ mod subject;
 mod threaded;
 
 use anyhow::Result;
-use traffic_policy_ebpf::bench::traffic::LENGTH;
+use traffic_policy_ebpf::bench::FRAME_LENGTH;
 
 use self::{
     generator::Traffic,
     plan::Plan,
     subject::{Kind, Subject},
 };
-use super::{Effort, report::Report};
+use super::{
+    Effort,
+    report::{Report, Row},
+};
 
 /// Open flows.
 const FLOWS: u32 = 1_000;
@@ -40,7 +43,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         "wire, topology",
         "clients – veth – node – veth – endpoints; one receive queue, native XDP, 1500 bytes MTU",
     );
-    report.note("wire, frames", format!("{LENGTH} bytes, TCP over IPv4, {FLOWS} open flows"));
+    report.note("wire, frames", format!("{FRAME_LENGTH} bytes, TCP over IPv4, {FLOWS} open flows"));
     report.note("wire, offloads", "checksum and segmentation off, GRO on");
     report.note(
         "wire, HTTP",
@@ -60,12 +63,23 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
             Err(error) => plan.skip(kind, &format!("{error:#}"), report),
         }
     }
-    let of = |kinds: &[Kind]| -> Vec<&Subject> {
-        kinds.iter().filter_map(|kind| subjects.iter().find(|subject| subject.kind == *kind)).collect()
-    };
-    established::measure(&of(&plan.established), &mut traffic, effort, report)?;
-    fresh::openings(&of(&plan.openings), &mut traffic, effort, report)?;
-    fresh::handshakes(&of(&plan.handshakes), &mut traffic, effort, report)?;
-    load::measure(&of(&plan.load), &mut traffic, effort, report)?;
-    http::measure(&of(&plan.http), &mut traffic, effort, report)
+    type Measure = fn(&[&Subject], &mut Traffic, Effort) -> Result<Vec<Row>>;
+    let groups: [(&[Kind], Measure); 5] = [
+        (&plan.established, established::measure),
+        (&plan.openings, fresh::openings),
+        (&plan.handshakes, fresh::handshakes),
+        (&plan.load, load::measure),
+        // Last: it changes how a node receives.
+        (&plan.http, http::measure),
+    ];
+    for (kinds, measure) in groups {
+        let those: Vec<_> =
+            kinds.iter().filter_map(|kind| subjects.iter().find(|subject| subject.kind == *kind)).collect();
+        if !those.is_empty() {
+            report.measure(|| Ok(plan.wanted(measure(&those, &mut traffic, effort)?)))?;
+        }
+    }
+    traffic.notes.iter().for_each(|(key, value)| report.note(key, value));
+    traffic.losses.into_iter().for_each(|loss| report.warn(loss));
+    Ok(())
 }

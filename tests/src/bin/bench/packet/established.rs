@@ -1,134 +1,223 @@
 //! Packets of flows that are open.
 
-use anyhow::Result;
-use traffic_policy_ebpf::outcome::Outcome;
+use std::collections::BTreeMap;
 
-use super::{
-    flows::{Flow, Kind, Protocol, flows, frames, mirror, open},
-    frame::Frame,
-    loaded::{Hook, Loaded, Subject},
-    stand::Stand,
+use anyhow::Result;
+use traffic_policy_agent::dataplane::Sizes;
+use traffic_policy_tests::bench::{
+    Case, Feeder, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Window,
+    flows::{flows, frames, mirror, open, supposed},
+    turns,
 };
+
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
 };
 
-const FEW: u32 = 1_000;
-const MANY: u32 = 65_536;
+const GROUP: &str = "established";
 
-/// What every packet of an established flow may cost.
+/// What every packet of an established flow may cost, of the floor's cost in XDP over IPv4.
 const XDP: Goal = Goal::TimesAtMost(1.15);
 const TC: Goal = Goal::TimesAtMost(2.6);
 const IPV6: Goal = Goal::TimesAtMost(1.4);
 
-pub(crate) fn measure(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
-    let mut loaded = Loaded::new(stand)?;
-    let mut tcp = flows(false, Protocol::Tcp, FEW);
-    open(&mut loaded, Hook::Xdp, &mut tcp)?;
-    mirror(&mut loaded, &tcp)?;
-    let floor = [frames(&tcp, Kind::Request)?, frames(&tcp, Kind::Reply)?];
-    let rows = [
-        ("IPv4 TCP, 1k flows", false, Protocol::Tcp, Hook::Xdp, XDP),
-        ("IPv4 UDP, 1k flows", false, Protocol::Udp, Hook::Xdp, XDP),
-        ("IPv6 TCP, 1k flows", true, Protocol::Tcp, Hook::Xdp, IPV6),
-        ("IPv6 UDP, 1k flows", true, Protocol::Udp, Hook::Xdp, IPV6),
-        ("IPv4 TCP, 1k flows, TC", false, Protocol::Tcp, Hook::Tc, TC),
-    ];
-    for (name, ipv6, protocol, hook, goal) in rows {
-        let mut others = flows(ipv6, protocol, FEW);
-        if ipv6 || protocol == Protocol::Udp {
-            open(&mut loaded, Hook::Xdp, &mut others)?;
-        } else {
-            others.clone_from(&tcp);
-        }
-        for ((way, kind, outcome), floor) in WAYS.into_iter().zip(&floor) {
-            let frames = frames(&others, kind)?;
-            let [floor, ours] = costs(
-                &mut loaded,
-                effort,
-                &[Case::floor(floor), Case { subject: Subject::Ours(hook), frames: &frames, outcome }],
-            )?;
-            let row = Row::new("established", &format!("{way}, {name}"), Unit::Nanoseconds, &ours);
-            report.add(row.beside("floor", &floor).goal(goal));
-        }
-    }
-    if effort.full { large(stand, effort, report) } else { Ok(()) }
+/// How many flows there are, and in which order their packets come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Size {
+    One,
+    Thousand,
+    /// As many as memory, not the program, decides for; in the order in which they were made, which prefetching helps.
+    Many,
+    ManyShuffled,
+    /// In random order.
+    Million,
 }
 
-const WAYS: [(&str, Kind, Outcome); 2] =
-    [("request", Kind::Request, Outcome::Forwarded), ("reply", Kind::Reply, Outcome::Replied)];
+impl Size {
+    pub(super) const ALL: [Self; 5] =
+        [Self::One, Self::Thousand, Self::Many, Self::ManyShuffled, Self::Million];
 
-/// A table in which memory decides.
-fn large(stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
-    let mut loaded = Loaded::new(stand)?;
-    let mut tcp = flows(false, Protocol::Tcp, MANY);
-    open(&mut loaded, Hook::Xdp, &mut tcp)?;
-    mirror(&mut loaded, &tcp)?;
-    let mut shuffled = tcp.clone();
-    shuffle(&mut shuffled);
-    for (order, flows) in [("in order of creation", &tcp), ("in random order", &shuffled)] {
-        for (way, kind, outcome) in WAYS {
-            let frames = frames(flows, kind)?;
-            let ours = Case { subject: Subject::Ours(Hook::Xdp), frames: &frames, outcome };
-            let [floor, ours] = costs(&mut loaded, effort, &[Case::floor(&frames), ours])?;
-            let name = format!("{way}, IPv4 TCP, 64k flows, {order}");
-            let row = Row::new("established", &name, Unit::Nanoseconds, &ours);
-            report.add(row.beside("floor", &floor).goal(XDP));
+    pub(super) fn flows(self) -> u32 {
+        match self {
+            Self::One => 1,
+            Self::Thousand => 1_000,
+            Self::Many | Self::ManyShuffled => 65_536,
+            Self::Million => 1_000_000,
         }
+    }
+
+    /// The default table of IPv6 has no room for both halves of 64k flows.
+    pub(super) fn name(self, ipv6: bool) -> &'static str {
+        match (self, ipv6) {
+            (Self::One, _) => "1 flow",
+            (Self::Thousand, _) => "1k flows",
+            (Self::Many, false) => "64k flows in order of creation",
+            (Self::Many, true) => "64k flows in order of creation (table of 256k)",
+            (Self::ManyShuffled, false) => "64k flows in random order",
+            (Self::ManyShuffled, true) => "64k flows in random order (table of 256k)",
+            (Self::Million, _) => "1M flows in random order (table of 4M)",
+        }
+    }
+
+    fn shuffled(self) -> bool {
+        matches!(self, Self::ManyShuffled | Self::Million)
+    }
+}
+
+/// Maps of a size for so many flows: entries for twice their halves, as the default has for 64k flows.
+pub(super) fn setup(size: Size, ipv6: bool) -> Setup {
+    let default = Sizes::default();
+    let halves = match size {
+        Size::Million => 4_194_304,
+        _ => default.flows4,
+    };
+    let sizes = match (size, ipv6) {
+        (Size::Million, false) => Sizes { flows4: halves, ..default },
+        (Size::Million | Size::Many | Size::ManyShuffled, true) => Sizes { flows6: halves, ..default },
+        _ => default,
+    };
+    // The frames of the row and, where they differ, of the floor.
+    let room = Room { frames: 2 * size.flows().max(4_000), floor_flows: halves };
+    Setup { sizes, room, endpoints: if size == Size::Million { 128 } else { 8 } }
+}
+
+/// A row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    kind: Kind,
+    ipv6: bool,
+    protocol: Protocol,
+    hook: Hook,
+    size: Size,
+}
+
+impl Wanted {
+    fn name(self) -> String {
+        let way = if self.kind == Kind::Reply { "reply" } else { "request" };
+        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        let protocol = if self.protocol == Protocol::Tcp { "TCP" } else { "UDP" };
+        format!("{way}, {family} {protocol}, {}, {}", self.hook.name(), self.size.name(self.ipv6))
+    }
+
+    /// Rows that the quick run has: all kinds with 1k flows, the others for one or two kinds.
+    fn quick(self) -> bool {
+        let plain = !self.ipv6 && self.protocol == Protocol::Tcp;
+        let request = self.kind == Kind::Request;
+        match self.size {
+            Size::Thousand => true,
+            Size::One => plain && request,
+            Size::Many => plain && self.hook == Hook::Xdp,
+            Size::ManyShuffled => {
+                plain && (request || self.hook == Hook::Xdp)
+                    || self.ipv6 && self.protocol == Protocol::Tcp && request && self.hook == Hook::Xdp
+            }
+            Size::Million => plain && request && self.hook == Hook::Xdp,
+        }
+    }
+
+    /// Goals were set for 1k and 64k flows.
+    fn goal(self) -> Option<Goal> {
+        let sized = !matches!(self.size, Size::One | Size::Million);
+        match (self.hook, self.ipv6) {
+            (Hook::Xdp, false) if sized => Some(XDP),
+            (Hook::Xdp, true) if sized => Some(IPV6),
+            (Hook::Ingress, false) if self.size == Size::Thousand => Some(TC),
+            _ => None,
+        }
+    }
+}
+
+pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    for size in Size::ALL {
+        for hook in [Hook::Xdp, Hook::Ingress] {
+            for (ipv6, protocol) in
+                [(false, Protocol::Tcp), (false, Protocol::Udp), (true, Protocol::Tcp), (true, Protocol::Udp)]
+            {
+                for kind in [Kind::Request, Kind::Reply] {
+                    let row = Wanted { kind, ipv6, protocol, hook, size };
+                    if (effort.full || row.quick()) && report.wants(GROUP, &row.name()) {
+                        wanted.push(row);
+                    }
+                }
+            }
+        }
+    }
+    wanted
+}
+
+pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+    // Rows with the same tables share them.
+    let mut tables: BTreeMap<_, Vec<Wanted>> = BTreeMap::new();
+    for row in wanted {
+        tables.entry((row.size.flows(), row.ipv6, row.protocol)).or_default().push(*row);
+    }
+    for ((_, ipv6, protocol), rows) in tables {
+        Table::open(stand, rows[0].size, ipv6, protocol)?.measure(&rows, effort, report)?;
     }
     Ok(())
 }
 
-/// Fisher–Yates with a fixed seed: every run of the bench sees the same order.
-fn shuffle(flows: &mut [Flow]) {
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+/// Tables with open flows.
+struct Table {
+    loaded: Loaded,
+    ours: Vec<Flow>,
+    floor: Vec<Flow>,
+}
+
+impl Table {
+    fn open(stand: &Stand, size: Size, ipv6: bool, protocol: Protocol) -> Result<Self> {
+        let mut loaded = Loaded::new(stand, setup(size, ipv6))?;
+        let mut ours = flows(ipv6, protocol, size.flows());
+        open(&mut loaded, Hook::Xdp, &mut ours)?;
+        let floor = if !ipv6 && protocol == Protocol::Tcp {
+            ours.clone()
+        } else {
+            supposed(size.flows(), loaded.setup.endpoints)
+        };
+        mirror(&mut loaded.feeder, &floor)?;
+        Ok(Self { loaded, ours, floor })
+    }
+
+    fn measure(mut self, rows: &[Wanted], effort: Effort, report: &mut Report) -> Result<()> {
+        // Rows in random order come last.
+        let mut shuffled = false;
+        for row in rows {
+            if row.size.shuffled() && !shuffled {
+                shuffle(&mut self.ours, report.seed);
+                shuffle(&mut self.floor, report.seed);
+                shuffled = true;
+            }
+            let feeder = &mut self.loaded.feeder;
+            feeder.clear();
+            let own = place(feeder, &self.ours, row.kind)?;
+            let floors = if self.ours == self.floor { own } else { place(feeder, &self.floor, row.kind)? };
+            let cases = [
+                Case::open(Subject::Floor, floors, &self.floor[0], row.kind)?,
+                Case::open(Subject::Ours(row.hook), own, &self.ours[0], row.kind)?,
+            ];
+            report.measure(|| {
+                let [floor, ours] = turns::costs(&mut self.loaded, effort.rounds, effort.packets, &cases)?;
+                let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours).beside("floor", &floor);
+                Ok(vec![row.goal().into_iter().fold(own, Row::goal)])
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn place(feeder: &mut Feeder, flows: &[Flow], kind: Kind) -> Result<Window> {
+    feeder.place(&frames(flows, kind)?)
+}
+
+/// Fisher–Yates, by xorshift: the same seed gives the same order.
+pub(super) fn shuffle(flows: &mut [Flow], seed: u64) {
+    let mut random = seed ^ 0x9e37_79b9_7f4a_7c15;
     for last in (1..flows.len()).rev() {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         flows.swap(last, (random % (last as u64 + 1)) as usize);
     }
-}
-
-/// A program and the packets that it gets.
-pub(crate) struct Case<'a> {
-    pub(crate) subject: Subject,
-    pub(crate) frames: &'a [Frame],
-    /// What must become of each packet, of the packet path's own.
-    pub(crate) outcome: Outcome,
-}
-
-impl<'a> Case<'a> {
-    fn floor(frames: &'a [Frame]) -> Self {
-        Self { subject: Subject::Floor, frames, outcome: Outcome::Forwarded }
-    }
-}
-
-/// Nanoseconds per packet of each program; they take turns.
-pub(crate) fn costs<const N: usize>(
-    loaded: &mut Loaded,
-    effort: Effort,
-    cases: &[Case<'_>; N],
-) -> Result<[Vec<f64>; N]> {
-    let mut runs = [const { Vec::new() }; N];
-    for _ in 0..effort.rounds {
-        for (runs, Case { subject, frames, outcome }) in runs.iter_mut().zip(cases) {
-            let packets = effort.packets.next_multiple_of(frames.len() as u32);
-            loaded.set_frames(frames)?;
-            let empty = loaded.run(Subject::Empty(subject.hook()), packets)?;
-            let took = match subject {
-                Subject::Ours(hook) => loaded.run_to(*hook, packets, *outcome)?,
-                other => loaded.run(*other, packets)?,
-            };
-            runs.push(took.on_average - empty.on_average);
-        }
-    }
-    Ok(runs)
-}
-
-/// The lower quartile: whatever else the machine does can only add to a run.
-pub(crate) fn low(mut runs: Vec<f64>) -> f64 {
-    runs.sort_by(f64::total_cmp);
-    runs[runs.len() / 4]
 }

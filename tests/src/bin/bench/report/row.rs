@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::noise;
+
 /// What a figure counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -66,8 +68,9 @@ impl Figure {
 pub(crate) struct Reference {
     pub(crate) name: String,
     pub(crate) figure: Figure,
-    /// The row's own runs by the reference's: the median of the pairs, as a disturbance lasts longer than one turn.
-    pub(crate) ratio: f64,
+    /// The row's own runs by the reference's, pair by pair, as a disturbance lasts longer than one turn.
+    pub(crate) ratio: Figure,
+    runs: Vec<f64>,
 }
 
 /// What a figure, or its ratio to the reference, should be.
@@ -98,6 +101,12 @@ pub(crate) struct Row {
     pub(crate) figure: Figure,
     pub(crate) reference: Option<Reference>,
     pub(crate) goal: Option<Goal>,
+    /// The spread, as a fraction, beyond which the row is noisy.
+    pub(crate) bound: f64,
+    /// Of the CPU time during these runs, the fraction that the hypervisor gave to others.
+    pub(crate) stolen: f64,
+    /// Times that it was measured, as it was noisy.
+    pub(crate) attempts: u32,
     runs: Vec<f64>,
 }
 
@@ -106,15 +115,35 @@ impl Row {
     /// Without a run.
     pub(crate) fn new(group: &str, name: &str, unit: Unit, runs: &[f64]) -> Self {
         let (group, name) = (group.to_owned(), name.to_owned());
-        Self { group, name, unit, figure: Figure::of(runs), reference: None, goal: None, runs: runs.to_vec() }
+        let figure = Figure::of(runs);
+        Self {
+            group,
+            name,
+            unit,
+            figure,
+            reference: None,
+            goal: None,
+            bound: noise::bound(unit, figure.median),
+            stolen: 0.0,
+            attempts: 1,
+            runs: runs.to_vec(),
+        }
+    }
+
+    /// Another bound of the spread than [`noise::bound`], as a fraction of the median.
+    #[must_use]
+    #[allow(dead_code, reason = "for parts whose figures vary more by nature")]
+    pub(crate) fn bound(mut self, bound: f64) -> Self {
+        self.bound = bound;
+        self
     }
 
     /// Compares with runs of something else that took turns with these: as many of them.
     #[must_use]
     pub(crate) fn beside(mut self, name: &str, runs: &[f64]) -> Self {
         let ratios: Vec<f64> = self.runs.iter().zip(runs).map(|(own, other)| own / other).collect();
-        let ratio = Figure::of(&ratios).median;
-        self.reference = Some(Reference { name: name.to_owned(), figure: Figure::of(runs), ratio });
+        let (name, figure, ratio) = (name.to_owned(), Figure::of(runs), Figure::of(&ratios));
+        self.reference = Some(Reference { name, figure, ratio, runs: runs.to_vec() });
         self
     }
 
@@ -125,7 +154,33 @@ impl Row {
     }
 
     pub(crate) fn ratio(&self) -> Option<f64> {
-        self.reference.as_ref().map(|reference| reference.ratio)
+        self.reference.as_ref().map(|reference| reference.ratio.median)
+    }
+
+    /// What it is compared with; empty if with nothing.
+    pub(crate) fn beside_name(&self) -> &str {
+        self.reference.as_ref().map_or("", |reference| &reference.name)
+    }
+
+    /// The spread of the figure, or that of its ratio if it is larger.
+    pub(crate) fn spread(&self) -> f64 {
+        let ratio = self.reference.as_ref().map_or(0.0, |reference| reference.ratio.spread());
+        self.figure.spread().max(ratio)
+    }
+
+    /// The runs differ so much among each other that the figure should not be believed.
+    pub(crate) fn is_noisy(&self) -> bool {
+        self.spread() > self.bound || self.stolen > noise::MOST_STOLEN
+    }
+
+    /// The figure that would just meet the goal.
+    pub(crate) fn limit(&self) -> Option<f64> {
+        Some(match self.goal? {
+            Goal::AtMost(most) => most,
+            Goal::TimesAtMost(times) | Goal::TimesAtLeast(times) => {
+                self.reference.as_ref()?.figure.median * times
+            }
+        })
     }
 
     pub(crate) fn met(&self) -> Option<bool> {

@@ -4,12 +4,12 @@ use anyhow::{Result, ensure};
 
 use super::{
     generator::{Send, Traffic},
-    plan::{ESTABLISHED, NFTABLES, SERVICES, add, by_the_floor, per_packet},
+    plan::{ESTABLISHED, NFTABLES, SERVICES, by_the_floor, per_packet},
     subject::{Kind, Subject},
 };
 use crate::{
     Effort,
-    report::{Goal, Report, Row, Unit},
+    report::{Goal, Row, Unit},
 };
 
 /// So long is each run, about.
@@ -25,12 +25,7 @@ pub(crate) struct Runs {
     pub(crate) arrived: u64,
 }
 
-pub(crate) fn measure(
-    subjects: &[&Subject],
-    traffic: &mut Traffic,
-    effort: Effort,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
     let mut packets = Vec::new();
     for subject in subjects {
@@ -48,22 +43,22 @@ pub(crate) fn measure(
         }
     }
     let find = |wanted: Kind| subjects.iter().zip(&runs).find(|(subject, _)| subject.kind == wanted);
+    let mut rows = rows(ESTABLISHED, Unit::Mpps, subjects, &runs, traffic);
     if let (Some((subject, ours)), Some((_, floor))) = (find(Kind::Xdp(SERVICES)), find(Kind::Floor)) {
         let row = Row::new(ESTABLISHED, &by_the_floor(subject.kind), Unit::Mpps, &ours.figures)
             .beside("floor", &floor.figures);
-        add(report, row.goal(Goal::TimesAtLeast(0.93)));
+        rows.push(row.goal(Goal::TimesAtLeast(0.93)));
     }
-    rows(ESTABLISHED, Unit::Mpps, subjects, &runs, report);
     let nanoseconds = |runs: &Runs| runs.figures.iter().map(|mpps| 1e3 / mpps).collect::<Vec<_>>();
     let bounce = find(Kind::Bounce).map(|(_, runs)| nanoseconds(runs));
     for (subject, runs) in subjects.iter().zip(&runs) {
         let row = Row::new(ESTABLISHED, &per_packet(subject.kind), Unit::Nanoseconds, &nanoseconds(runs));
         match &bounce {
-            Some(bounce) if subject.kind != Kind::Bounce => add(report, row.beside("sent back", bounce)),
-            _ => add(report, row),
+            Some(bounce) if subject.kind != Kind::Bounce => rows.push(row.beside("sent back", bounce)),
+            _ => rows.push(row),
         }
     }
-    Ok(())
+    Ok(rows)
 }
 
 /// Packets a second of open flows, by a short run.
@@ -76,7 +71,14 @@ pub(crate) fn capacity(subject: &Subject, traffic: &mut Traffic) -> Result<f64> 
 }
 
 /// One row for each subject, beside kube-proxy's nftables, with the goals of ours. Says what was lost.
-pub(crate) fn rows(group: &str, unit: Unit, subjects: &[&Subject], runs: &[Runs], report: &mut Report) {
+pub(crate) fn rows(
+    group: &str,
+    unit: Unit,
+    subjects: &[&Subject],
+    runs: &[Runs],
+    traffic: &mut Traffic,
+) -> Vec<Row> {
+    let mut rows = Vec::new();
     let find = |wanted: Kind| subjects.iter().zip(runs).find(|(subject, _)| subject.kind == wanted);
     let nftables = find(NFTABLES).map(|(_, runs)| &runs.figures);
     for (subject, runs) in subjects.iter().zip(runs) {
@@ -90,13 +92,15 @@ pub(crate) fn rows(group: &str, unit: Unit, subjects: &[&Subject], runs: &[Runs]
             Kind::Tc(SERVICES) if nftables.is_some() => row.goal(Goal::TimesAtLeast(1.5)),
             _ => row,
         };
-        add(report, row);
+        rows.push(row);
         let lost = 1.0 - runs.arrived as f64 / runs.sent as f64;
         if lost > LOSS {
-            let lost =
-                format!("{:.1} % of the packets sent were lost; what arrived is counted", lost * 100.0);
-            eprintln!("  {group}, {}: {lost}", subject.kind);
-            report.note(&format!("{group}, {}", subject.kind), lost);
+            traffic.losses.push(format!(
+                "{group}, {}: {:.1} % of the packets sent were lost; what arrived is counted",
+                subject.kind,
+                lost * 100.0
+            ));
         }
     }
+    rows
 }

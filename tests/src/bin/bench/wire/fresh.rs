@@ -15,34 +15,22 @@ use super::{
 };
 use crate::{
     Effort,
-    report::{Report, Unit},
+    report::{Row, Unit},
 };
 
 /// New flows of one run.
 const NEW: u32 = 65_536;
 
-pub(crate) fn openings(
-    subjects: &[&Subject],
-    traffic: &mut Traffic,
-    effort: Effort,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) fn openings(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     let runs = measure(subjects, traffic, effort, 0, Arrived::Opening)?;
-    rows(OPENINGS, Unit::Mpps, subjects, &runs, report);
-    Ok(())
+    Ok(rows(OPENINGS, Unit::Mpps, subjects, &runs, traffic))
 }
 
-pub(crate) fn handshakes(
-    subjects: &[&Subject],
-    traffic: &mut Traffic,
-    effort: Effort,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) fn handshakes(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     // The third packet is the one that no SYN is set in.
     let mut runs = measure(subjects, traffic, effort, sink::ANSWER | sink::CONFIRM, Arrived::Request)?;
     runs.iter_mut().flat_map(|runs| &mut runs.figures).for_each(|figure| *figure *= 1e6);
-    rows(HANDSHAKES, Unit::PerSecond, subjects, &runs, report);
-    Ok(())
+    Ok(rows(HANDSHAKES, Unit::PerSecond, subjects, &runs, traffic))
 }
 
 /// Millions a second of what must arrive once for each flow.

@@ -1,6 +1,7 @@
 //! Sending, and counting what arrives.
 
 use std::{
+    collections::BTreeMap,
     net::Ipv4Addr,
     os::fd::{AsFd, AsRawFd},
     path::Path,
@@ -18,17 +19,20 @@ use traffic_policy_agent::dataplane::{ToWire, load_programs};
 use traffic_policy_ebpf::{
     abi::{Address, Address4, Tuple},
     bench::{
-        FloorFlow,
-        traffic::{Arrived, BATCH, FIRST_PORT, Generator, LENGTH, PORTS_SHIFT, Sink, sink},
+        FRAME_LENGTH, FloorFlow,
+        traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
     },
 };
-use traffic_policy_tests::{netlink::index, netns::Namespace};
+use traffic_policy_tests::{
+    bench::frame::{Content, frame},
+    netlink::index,
+    netns::Namespace,
+};
 
 use super::{
     cpu::stay,
     stand::{END, ENDPOINTS, NODE, SENDERS, Stand},
 };
-use crate::packet::frame::{Content, frame};
 
 pub(crate) const NODE_PORT: u16 = 30_080;
 pub(crate) const TARGET_PORT: u16 = 8_080;
@@ -58,6 +62,9 @@ pub(crate) struct Traffic {
     pub(crate) floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
     /// All packets are sent, forwarded and counted on this CPU.
     pub(crate) cpu: usize,
+    /// What the report should say of all this.
+    pub(crate) notes: BTreeMap<String, String>,
+    pub(crate) losses: Vec<String>,
 }
 
 /// Packets that arrived, by [`Arrived`].
@@ -84,6 +91,8 @@ impl Traffic {
     pub(crate) fn load(cpu: usize) -> Result<Self> {
         let folder = Path::new(env!("TRAFFIC_POLICY_PROGRAMS"));
         let mut programs = EbpfLoader::new()
+            // The feed's, which has no part in this.
+            .map_max_entries("FRAMES", 1)
             .load_file(folder.join("traffic-policy-bench"))
             .context("no programs to compare with: run `cargo xtask setup` and build again")?;
         load_programs(&mut programs)?;
@@ -94,6 +103,8 @@ impl Traffic {
             floor: take(&mut programs, "FLOOR_FLOWS")?.try_into()?,
             programs,
             cpu,
+            notes: BTreeMap::new(),
+            losses: Vec::new(),
         })
     }
 
@@ -223,10 +234,10 @@ impl Traffic {
         stay(0, self.cpu)?;
         let device = index(END)?;
         let mut context = [0; 24];
-        context[4..8].copy_from_slice(&(LENGTH as u32).to_ne_bytes());
+        context[4..8].copy_from_slice(&(FRAME_LENGTH as u32).to_ne_bytes());
         context[12..16].copy_from_slice(&device.to_ne_bytes());
         let options = TestRunOptions {
-            data_in: Some(&[0; LENGTH]),
+            data_in: Some(&[0; FRAME_LENGTH]),
             ctx_in: Some(&context),
             repeat: turns,
             attrs: TestRunAttrs::new().xdp_live_frames(BATCH.min(turns)),
@@ -267,7 +278,7 @@ fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Resu
     let sum = |bytes: &[u8]| -> u64 {
         bytes.chunks_exact(2).map(|word| u64::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
     };
-    let segment = (LENGTH - 34) as u16;
+    let segment = (FRAME_LENGTH - 34) as u16;
     Ok(Generator {
         template,
         ip_sum: sum(&bytes[14..34]),

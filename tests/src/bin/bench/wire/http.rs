@@ -17,7 +17,7 @@ use super::{
     cpu::keep_off,
     established::capacity,
     generator::{TARGET_PORT, Traffic},
-    plan::{Background, CONNECTIONS, NFTABLES, PERCENTILES, REQUESTS, WAYS, add, latency},
+    plan::{Background, CONNECTIONS, NFTABLES, PERCENTILES, REQUESTS, WAYS, latency},
     services::HTTP_NODE_PORT,
     stand::{DOWNLINK, NODE, SERVER, Stand, UPLINK},
     subject::{Kind, Subject},
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Effort,
-    report::{Report, Row, Unit},
+    report::{Row, Unit},
 };
 
 /// Each way of asking goes on for so long.
@@ -43,12 +43,7 @@ struct Runs {
 /// By way, then percentile: microseconds.
 type Percentiles = [[Vec<f64>; PERCENTILES.len()]; WAYS.len()];
 
-pub(crate) fn measure(
-    subjects: &[&Subject],
-    traffic: &mut Traffic,
-    effort: Effort,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     let mut served = Vec::new();
     for subject in subjects {
         let server =
@@ -77,10 +72,9 @@ pub(crate) fn measure(
     for (subject, [_, runs]) in subjects.iter().zip(&runs) {
         let mean = runs.load.iter().sum::<f64>() / runs.load.len() as f64;
         let load = format!("{:.0} % of what it can do", mean * 100.0);
-        report.note(&format!("background of HTTP, {}", subject.kind), load);
+        traffic.notes.insert(format!("wire, HTTP, load beside it, {}", subject.kind), load);
     }
-    rows(subjects, &runs, report);
-    Ok(())
+    Ok(rows(subjects, &runs))
 }
 
 /// Both ways of asking, one after the other.
@@ -104,7 +98,7 @@ fn ask(
     for (mut times, percentiles) in [kept, fresh].into_iter().zip(percentiles) {
         ensure!(times.len() >= 100, "only {} answers in {WINDOW:?}", times.len());
         times.sort_unstable();
-        for ((_, fraction), percentile) in PERCENTILES.iter().zip(percentiles) {
+        for ((_, fraction, _), percentile) in PERCENTILES.iter().zip(percentiles) {
             let at = ((times.len() - 1) as f64 * fraction).round() as usize;
             percentile.push(times[at].as_secs_f64() * 1e6);
         }
@@ -112,29 +106,34 @@ fn ask(
     Ok(())
 }
 
-fn rows(subjects: &[&Subject], runs: &[[Runs; 2]], report: &mut Report) {
+type Name<'a> = dyn Fn(Kind) -> String + 'a;
+type Figures<'a> = dyn Fn(&Runs) -> &[f64] + 'a;
+
+fn rows(subjects: &[&Subject], runs: &[[Runs; 2]]) -> Vec<Row> {
+    let mut rows = Vec::new();
     let reference =
         subjects.iter().zip(runs).find(|(subject, _)| subject.kind == NFTABLES).map(|(_, runs)| runs);
     let all = || Background::BOTH.into_iter().enumerate();
-    let mut add_all = |group, unit, b: usize, name: &dyn Fn(Kind) -> String, of: &dyn Fn(&Runs) -> &[f64]| {
+    let mut add = |place: (&str, Unit), bound, b: usize, name: &Name<'_>, of: &Figures<'_>| {
         for (subject, runs) in subjects.iter().zip(runs) {
-            let row = Row::new(group, &name(subject.kind), unit, of(&runs[b]));
-            let row = match reference {
+            let row = Row::new(place.0, &name(subject.kind), place.1, of(&runs[b])).bound(bound);
+            rows.push(match reference {
                 Some(reference) if subject.kind != NFTABLES => row.beside("nftables, 1k", of(&reference[b])),
                 _ => row,
-            };
-            add(report, row);
+            });
         }
     };
     for (b, background) in all() {
         for (w, way) in WAYS.into_iter().enumerate() {
-            for (p, (percentile, _)) in PERCENTILES.into_iter().enumerate() {
+            for (p, (percentile, _, bound)) in PERCENTILES.into_iter().enumerate() {
                 let name = |kind| latency(way, percentile, background, kind);
-                add_all(REQUESTS, Unit::Microseconds, b, &name, &|runs| &runs.percentiles[w][p]);
+                add((REQUESTS, Unit::Microseconds), bound, b, &name, &|runs| &runs.percentiles[w][p]);
             }
         }
     }
     for (b, background) in all() {
-        add_all(CONNECTIONS, Unit::PerSecond, b, &|kind| background.name(kind), &|runs| &runs.connections);
+        let name = |kind| background.name(kind);
+        add((CONNECTIONS, Unit::PerSecond), 0.1, b, &name, &|runs| &runs.connections);
     }
+    rows
 }

@@ -8,12 +8,12 @@ use anyhow::{Result, ensure};
 
 use super::{
     generator::{Send, Traffic},
-    plan::{LOAD, NFTABLES, add},
+    plan::{LOAD, NFTABLES},
     subject::{Kind, Subject},
 };
 use crate::{
     Effort,
-    report::{Report, Row, Unit},
+    report::{Row, Unit},
 };
 
 /// Packets a second.
@@ -23,12 +23,7 @@ const BURST: u32 = 16;
 /// So long is each run, about.
 const SECONDS: f64 = 0.1;
 
-pub(crate) fn measure(
-    subjects: &[&Subject],
-    traffic: &mut Traffic,
-    effort: Effort,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     for subject in subjects {
         subject.open(traffic)?;
     }
@@ -48,22 +43,23 @@ pub(crate) fn measure(
         }
     }
     let find = |wanted: Kind| subjects.iter().zip(&busy).find(|(subject, _)| subject.kind == wanted);
-    let Some((_, bounce)) = find(Kind::Bounce) else { return Ok(()) };
+    let Some((_, bounce)) = find(Kind::Bounce) else { return Ok(Vec::new()) };
     let own = |busy: &[f64]| -> Vec<f64> {
         busy.iter().zip(bounce).map(|(busy, bounce)| (busy - bounce) * 100.0).collect()
     };
     let nftables = find(NFTABLES).map(|(_, busy)| own(busy));
+    let mut rows = Vec::new();
     for (subject, busy) in subjects.iter().zip(&busy) {
         if subject.kind == Kind::Bounce {
             continue;
         }
         let row = Row::new(LOAD, &subject.kind.to_string(), Unit::Percent, &own(busy));
         match &nftables {
-            Some(nftables) if subject.kind != NFTABLES => add(report, row.beside("nftables, 1k", nftables)),
-            _ => add(report, row),
+            Some(nftables) if subject.kind != NFTABLES => rows.push(row.beside("nftables, 1k", nftables)),
+            _ => rows.push(row),
         }
     }
-    Ok(())
+    Ok(rows)
 }
 
 /// Seconds that a turn takes in which no packet is due.

@@ -1,5 +1,7 @@
 //! Which rows there are, which of them are wanted, and whom they need.
 
+use std::collections::BTreeSet;
+
 use super::subject::Kind;
 use crate::{
     Effort,
@@ -22,13 +24,13 @@ pub(crate) const REQUESTS: &str = "wire, request latency";
 pub(crate) const CONNECTIONS: &str = "wire, connections";
 
 /// Whom each group measures.
-#[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) established: Vec<Kind>,
     pub(crate) openings: Vec<Kind>,
     pub(crate) handshakes: Vec<Kind>,
     pub(crate) load: Vec<Kind>,
     pub(crate) http: Vec<Kind>,
+    rows: BTreeSet<(String, String)>,
 }
 
 impl Plan {
@@ -41,11 +43,17 @@ impl Plan {
             ours.extend([Kind::Xdp(10_000), Kind::Tc(10_000)]);
         }
         let those = |first: &[Kind]| [first, &ours, &[Kind::Router], &rules].concat();
+        let mut rows = BTreeSet::new();
         let mut select =
             |group: &str, kinds: Vec<Kind>, references: &[Kind], names: &dyn Fn(Kind) -> Vec<String>| {
                 let wanted: Vec<Kind> = kinds
                     .into_iter()
-                    .filter(|kind| names(*kind).iter().filter(|name| report.wants(group, name)).count() > 0)
+                    .filter(|kind| {
+                        let before = rows.len();
+                        let names = names(*kind).into_iter().filter(|name| report.wants(group, name));
+                        rows.extend(names.map(|name| (group.to_owned(), name)));
+                        rows.len() > before
+                    })
                     .collect();
                 with(wanted, references)
             };
@@ -68,7 +76,14 @@ impl Plan {
                 wanted.extend(more.into_iter().filter(|kind| !wanted.contains(kind)).collect::<Vec<_>>());
                 wanted
             },
+            rows,
         }
+    }
+
+    /// Those that were asked for; others were measured for their sake.
+    pub(crate) fn wanted(&self, mut rows: Vec<Row>) -> Vec<Row> {
+        rows.retain(|row| self.rows.contains(&(row.group.clone(), row.name.clone())));
+        rows
     }
 
     /// Says of all rows of someone why they are missing.
@@ -82,7 +97,7 @@ impl Plan {
             (CONNECTIONS, &self.http, connections(kind)),
         ] {
             for name in names.iter().filter(|_| kinds.contains(&kind)) {
-                if report.wants(group, name) {
+                if self.rows.contains(&(group.to_owned(), name.clone())) {
                     report.skip(group, name, reason);
                 }
             }
@@ -111,13 +126,6 @@ fn with(mut wanted: Vec<Kind>, references: &[Kind]) -> Vec<Kind> {
         wanted.extend(more);
     }
     wanted
-}
-
-/// Adds a row that was asked for. Others were measured for its sake.
-pub(crate) fn add(report: &mut Report, row: Row) {
-    if report.wants(&row.group, &row.name) {
-        report.add(row);
-    }
 }
 
 fn established_names(kind: Kind) -> Vec<String> {
@@ -154,8 +162,9 @@ impl Background {
     }
 }
 
-/// Percentiles, as fractions.
-pub(crate) const PERCENTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
+/// Percentiles, as fractions, and by how much runs of them may differ: the last one is of a few requests a run.
+pub(crate) const PERCENTILES: [(&str, f64, f64); 3] =
+    [("p50", 0.5, 0.1), ("p99", 0.99, 0.3), ("p99.9", 0.999, 2.0)];
 pub(crate) const WAYS: [&str; 2] = ["kept connection", "new connection"];
 
 pub(crate) fn latency(way: &str, percentile: &str, background: Background, kind: Kind) -> String {
@@ -170,7 +179,7 @@ fn latencies(kind: Kind) -> Vec<String> {
     let mut names = Vec::new();
     for background in Background::BOTH {
         for way in WAYS {
-            names.extend(PERCENTILES.map(|(percentile, _)| latency(way, percentile, background, kind)));
+            names.extend(PERCENTILES.map(|(percentile, ..)| latency(way, percentile, background, kind)));
         }
     }
     names

@@ -11,12 +11,11 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use traffic_policy_tests::{
+    bench::stand::{MAC, ROUTER_MAC},
     lab::Folder,
     netlink::{Mac, VethEnd},
     netns::{Namespace, Owned},
 };
-
-use crate::packet::stand::{MAC, ROUTER_MAC};
 
 pub(crate) const UPLINK: &str = "eth0";
 pub(crate) const DOWNLINK: &str = "eth1";

@@ -7,9 +7,9 @@ use aya::maps::{Array, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::{
     abi::{ABI_VERSION, PROTOCOL_TCP, Tuple, Usage, ports},
-    bench::{FloorFlow, traffic::Arrived},
+    bench::traffic::Arrived,
 };
-use traffic_policy_tests::{agent::Agent, netns::Owned, object::Manifests, pinned};
+use traffic_policy_tests::{agent::Agent, bench::flows::floor, netns::Owned, object::Manifests, pinned};
 
 use super::{
     conntrack,
@@ -18,10 +18,6 @@ use super::{
     rules,
     services::{FLOODED, NODE_NAME, objects, services},
     stand::{DOWNLINK, END, ENDPOINTS, NODE, Stand, UPLINK},
-};
-use crate::packet::{
-    flows::floor,
-    stand::{MAC, ROUTER_MAC},
 };
 
 /// What is measured.
@@ -101,7 +97,7 @@ impl Subject {
         let node: &Owned = &self.stand.node;
         match self.kind {
             Kind::Router => Ok(()),
-            Kind::Bounce => traffic.attach("bounce", node, UPLINK),
+            Kind::Bounce => traffic.attach("mac_swap", node, UPLINK),
             Kind::Floor => {
                 traffic.attach("floor_established", node, UPLINK)?;
                 floor_flows(traffic, super::FLOWS)
@@ -168,9 +164,6 @@ impl Subject {
 
 /// Gives the floor its flows.
 fn floor_flows(traffic: &mut Traffic, number: u32) -> Result<()> {
-    let mut macs = [0; 12];
-    macs[..6].copy_from_slice(&ROUTER_MAC);
-    macs[6..].copy_from_slice(&MAC);
     for flow in 0..number {
         let (address, port) = client(flow);
         let from = Tuple {
@@ -185,12 +178,7 @@ fn floor_flows(traffic: &mut Traffic, number: u32) -> Result<()> {
             ports: ports((32_768 + flow as u16).to_be(), TARGET_PORT.to_be()),
             protocol: PROTOCOL_TCP,
         };
-        let flow = FloorFlow {
-            macs: u64::from_ne_bytes(macs[..8].try_into()?),
-            source_mac_tail: u32::from_ne_bytes(macs[8..].try_into()?),
-            ..floor(from, to)
-        };
-        traffic.floor.insert(from, flow, 0)?;
+        traffic.floor.insert(from, floor(from, to), 0)?;
     }
     Ok(())
 }

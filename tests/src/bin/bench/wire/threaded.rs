@@ -18,15 +18,23 @@ use super::cpu::{run_first, stay};
 /// Gives a device's receiver a thread that stays on this CPU. The device must have a receiver: GRO, or an XDP program.
 pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Result<()> {
     let before = threads(device)?;
-    namespace
-        .run(|| -> Result<()> {
+    let changed = namespace
+        .run(|| -> Result<bool> {
             // A sysfs shows the devices of the namespace that mounts it. Nobody else sees this one, which ends with the thread.
             unshare(CloneFlags::CLONE_NEWNS)?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
             mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>)?;
-            Ok(fs::write(Path::new("/sys/class/net").join(device).join("threaded"), "1")?)
+            let threaded = Path::new("/sys/class/net").join(device).join("threaded");
+            if fs::read_to_string(&threaded)?.trim() == "1" {
+                return Ok(false);
+            }
+            fs::write(&threaded, "1")?;
+            Ok(true)
         })
         .with_context(|| format!("a thread for what {device} receives"))?;
+    if !changed {
+        return Ok(());
+    }
     let made: Vec<_> = threads(device)?.difference(&before).copied().collect();
     ensure!(!made.is_empty(), "no thread receives for {device}");
     // As an interrupt would, it interrupts whoever sends.

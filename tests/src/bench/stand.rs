@@ -1,58 +1,71 @@
 //! The test stand: a namespace with one uplink, behind which clients and endpoints are.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use anyhow::{Context, Result};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
-use traffic_policy_tests::{
+
+use crate::{
     netlink::{Mac, VethEnd, index},
     netns::{Namespace, Owned},
 };
 
 const UPLINK: &str = "uplink";
-pub(crate) const MAC: Mac = [2, 0, 0, 0, 0, 1];
+const IDLE: [&str; 2] = ["idle0", "idle1"];
+/// The node's own.
+pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 /// Clients and endpoints of other nodes are behind this router.
-pub(crate) const ROUTER_MAC: Mac = [2, 0, 0, 0, 0, 2];
+pub const ROUTER_MAC: Mac = [2, 0, 0, 0, 0, 2];
 
 /// Addresses of one family.
 #[derive(Clone, Copy)]
-pub(crate) struct Addresses {
-    pub(crate) node: IpAddr,
-    router: IpAddr,
+pub struct Addresses {
+    pub node: IpAddr,
+    pub router: IpAddr,
     /// The first client, and the first endpoint; the others follow.
-    pub(crate) client: IpAddr,
-    pub(crate) endpoint: IpAddr,
+    pub client: IpAddr,
+    pub endpoint: IpAddr,
 }
 
-pub(crate) const V4: Addresses = Addresses {
+pub const V4: Addresses = Addresses {
     node: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
     router: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
     client: IpAddr::V4(Ipv4Addr::new(172, 16, 0, 1)),
     endpoint: IpAddr::V4(Ipv4Addr::new(10, 1, 0, 1)),
 };
-pub(crate) const V6: Addresses = Addresses {
+pub const V6: Addresses = Addresses {
     node: IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1)),
     router: IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2)),
     client: IpAddr::V6(Ipv6Addr::new(0xfd01, 0, 0, 0, 0, 0, 0, 1)),
     endpoint: IpAddr::V6(Ipv6Addr::new(0xfd02, 0, 0, 0, 0, 0, 0, 1)),
 };
 
-pub(crate) struct Stand {
+/// The namespaces, gone with this value.
+pub struct Stand {
     node: Owned,
     /// The other end of the uplink.
     _wire: Owned,
-    pub(crate) ifindex: u32,
+    /// The uplink's number.
+    pub ifindex: u32,
+    /// Devices that no packet ever comes by: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
+    pub idle: [u32; 2],
 }
 
 impl Stand {
-    pub(crate) fn build() -> Result<Self> {
-        let id = std::process::id();
+    /// # Errors
+    /// No privileges, or what the kernel refuses.
+    pub fn build() -> Result<Self> {
+        static BUILT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), BUILT.fetch_add(1, Ordering::Relaxed));
         let node = Namespace::create(&format!("tp-bench-{id}"))?;
         let wire = Namespace::create(&format!("tp-bench-{id}-wire"))?;
-        let ifindex = node.netlink(async |net| {
+        let (ifindex, idle) = node.netlink(async |net| {
             net.up("lo").await?;
             let uplink = VethEnd { name: UPLINK, mac: Some(MAC), mtu: None };
             let end = VethEnd { name: "end", mac: Some(ROUTER_MAC), mtu: None };
@@ -64,14 +77,22 @@ impl Stand {
                 net.route(network(client), all, router).await?;
                 net.route(network(endpoint), all, router).await?;
             }
-            index(UPLINK)
+            let [one, other] = IDLE.map(|name| VethEnd { name, mac: None, mtu: None });
+            net.veth(&one, None, &other, &node).await?;
+            for device in IDLE {
+                net.down(device).await?;
+            }
+            Ok((index(UPLINK)?, [index(IDLE[0])?, index(IDLE[1])?]))
         })?;
         node.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")])?;
-        Ok(Self { node, _wire: wire, ifindex })
+        Ok(Self { node, _wire: wire, ifindex, idle })
     }
 
     /// Runs inside, on one CPU: flow elements and caches belong to a CPU.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         self.node.run(|| {
             let mut one = CpuSet::new();
             let cpu = nix::sched::sched_getcpu().context("no number of this CPU")?;

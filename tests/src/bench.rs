@@ -1,0 +1,19 @@
+//! What one packet costs, by BPF_PROG_TEST_RUN: the packet path and floors beside it, loaded with maps of their own and fed
+//! with the packets of flows. For `cargo xtask bench`, and for tests that keep what it found.
+
+pub mod feeder;
+pub mod flows;
+pub mod frame;
+pub mod loaded;
+mod service;
+pub mod stand;
+pub mod turns;
+
+pub use self::{
+    feeder::{Feeder, Hook, Room, Took, Window},
+    flows::{Flow, Kind, Protocol},
+    frame::{Content, Frame},
+    loaded::{Loaded, Setup, Subject},
+    stand::Stand,
+    turns::{Case, Expected},
+};

@@ -1,0 +1,167 @@
+//! The packet path, loaded with maps of its own beside the feed and its floors.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use aya::{Ebpf, programs::ProgramFd};
+use traffic_policy_agent::dataplane::{Kernel, Sizes, Tables, jumps, load, load_programs};
+use traffic_policy_ebpf::{
+    abi::hook,
+    outcome::{OUTCOMES, Outcome},
+};
+
+use super::{
+    feeder::{Feeder, Hook, Room, Took, Window, fd},
+    service,
+    stand::Stand,
+};
+
+/// A node port of a Service with endpoints on other nodes.
+pub const NODE_PORT: u16 = service::NODE_PORT;
+/// A node port of a Service without an endpoint.
+pub const NO_ENDPOINT_PORT: u16 = service::NO_ENDPOINT_PORT;
+/// A node port of a Service with policy Local, whose endpoints are elsewhere.
+pub const NO_LOCAL_PORT: u16 = service::NO_LOCAL_PORT;
+/// So many addresses after the node's is a load balancer's, whose port is [`NODE_PORT`].
+pub const VIP: u32 = service::VIP;
+/// The endpoints' port.
+pub const TARGET_PORT: u16 = service::TARGET_PORT;
+/// A port of the pool that no flow of the bench uses as its destination.
+pub const POOL_PORT: u16 = service::POOL.start;
+
+/// A program to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    Empty(Hook),
+    Ours(Hook),
+    /// Sends the frame back.
+    MacSwap,
+    /// The least for a packet of a flow.
+    Floor,
+    /// The least for the first packet of a flow, without a look into the FIB.
+    FloorNew,
+    /// The same with one.
+    FloorNewFib,
+}
+
+impl Subject {
+    pub fn hook(self) -> Hook {
+        match self {
+            Self::Empty(hook) | Self::Ours(hook) => hook,
+            Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib => Hook::Xdp,
+        }
+    }
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Empty(Hook::Xdp) => "empty_xdp",
+            Self::Empty(Hook::Ingress | Hook::Egress) => "empty_tc",
+            Self::Ours(Hook::Xdp) => "xdp_ingress",
+            Self::Ours(Hook::Ingress) => "tc_ingress",
+            Self::Ours(Hook::Egress) => "tc_egress",
+            Self::MacSwap => "mac_swap",
+            Self::Floor => "floor_established",
+            Self::FloorNew => "floor_new",
+            Self::FloorNewFib => "floor_new_fib",
+        }
+    }
+}
+
+/// Sizes of maps, and of the Service.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub sizes: Sizes,
+    pub room: Room,
+    /// Endpoints of the Service: each takes as many flows as there are source ports.
+    pub endpoints: u32,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { sizes: Sizes::default(), room: Room::default(), endpoints: 8 }
+    }
+}
+
+pub struct Loaded {
+    ours: Ebpf,
+    pub feeder: Feeder,
+    pub tables: Tables,
+    pub setup: Setup,
+}
+
+impl Loaded {
+    /// Fresh maps with Services whose node ports are [`NODE_PORT`] and those named beside it.
+    ///
+    /// # Errors
+    /// The kernel refuses, or there is no BPF object.
+    pub fn new(stand: &Stand, setup: Setup) -> Result<Self> {
+        let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
+        load_programs(&mut ours)?;
+        let mut tables = Tables::take(&mut ours)?;
+        jumps(&ours, &mut tables)?;
+        let mut feeder = Feeder::load(stand.ifindex, &setup.room)?;
+        feeder.keep_ready(stand.idle)?;
+        service::set_state(&mut tables);
+        service::set_services(&mut tables, stand.ifindex, setup.endpoints)?;
+        service::set_floor(&mut feeder, &tables, setup.endpoints)?;
+        Ok(Self { ours, feeder, tables, setup })
+    }
+
+    /// From how many flows on that are not confirmed, new ones are kept apart: 0 is what a flood leads to.
+    pub fn set_unconfirmed_limit(&mut self, limit: u32) {
+        // SAFETY: a field of the mapped element.
+        self.tables.state.store(|s| unsafe { &raw mut (*s).unconfirmed_limit }, [limit; 2]);
+    }
+
+    /// Answers that the packet path may send per jiffy.
+    pub fn set_answers_per_jiffy(&mut self, answers: u32) {
+        // SAFETY: a field of the mapped element.
+        self.tables.state.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
+    }
+
+    /// Runs a program on so many packets of a window.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn run(&mut self, subject: Subject, window: Window, packets: u32) -> Result<Took> {
+        let program = self.fd(subject)?;
+        self.feeder.run(subject.hook(), &program, window, packets)
+    }
+
+    /// As [`Self::run`] for the packet path, all of whose packets must end in one way.
+    ///
+    /// # Errors
+    /// A packet that ended in another, and what the kernel refuses.
+    pub fn run_to(&mut self, hook: Hook, window: Window, packets: u32, outcome: Outcome) -> Result<Took> {
+        let before = self.outcomes(hook)?;
+        let took = self.run(Subject::Ours(hook), window, packets)?;
+        let mut changed = self.outcomes(hook)?;
+        for (outcome, count) in before {
+            *changed.entry(outcome).or_default() -= count;
+        }
+        changed.retain(|_, count| *count != 0);
+        let expected = BTreeMap::from([(outcome.name(), u64::from(packets))]);
+        ensure!(changed == expected, "{packets} packets should be {}, but are {changed:?}", outcome.name());
+        Ok(took)
+    }
+
+    fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
+        let number = match hook {
+            Hook::Xdp => hook::XDP,
+            Hook::Ingress => hook::INGRESS,
+            Hook::Egress => hook::EGRESS,
+        };
+        let count = |outcome: &Outcome| -> Result<_> {
+            let values = self.tables.counters.get(&(number * OUTCOMES + *outcome as u32), 0)?;
+            Ok((outcome.name(), values.iter().sum()))
+        };
+        Outcome::ALL.iter().map(count).collect()
+    }
+
+    fn fd(&self, subject: Subject) -> Result<ProgramFd> {
+        match subject {
+            Subject::Ours(_) => fd(&self.ours, subject.program()),
+            _ => self.feeder.program(subject.program()),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What an agent would have written: a Service with a node port and endpoints on other nodes, for both families and
+//! protocols, and the same for the floor.
+
+use std::{net::IpAddr, ops};
+
+use anyhow::{Result, bail};
+use aya::maps::{Array, HashMap};
+use traffic_policy_agent::dataplane::{Tables, ToWire, wide};
+use traffic_policy_ebpf::{
+    abi::{
+        Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, Slot, frontend,
+        scope,
+    },
+    bench::FloorFlow,
+};
+
+use super::{
+    feeder::Feeder,
+    flows::later,
+    stand::{Addresses, MAC, ROUTER_MAC, V4, V6},
+};
+
+pub(super) const NODE_PORT: u16 = 30_080;
+/// Node ports of Services without an endpoint, and with policy Local and none here.
+pub(super) const NO_ENDPOINT_PORT: u16 = 30_081;
+pub(super) const NO_LOCAL_PORT: u16 = 30_082;
+/// A load balancer's address of a Service, so many after the node's.
+pub(super) const VIP: u32 = 9;
+pub(super) const TARGET_PORT: u16 = 8_080;
+/// Source ports towards endpoints.
+pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
+
+/// Writes what the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
+pub(super) fn set_state(tables: &mut Tables) {
+    let (state, filter, pool) = (&mut tables.state, &mut tables.filter, &mut tables.pool);
+    // SAFETY: fields of mapped elements, and elements of their arrays.
+    unsafe {
+        state.store(|s| &raw mut (*s).route, 1);
+        state.store(|s| &raw mut (*s).hop_epoch, 1);
+        state.store(|s| &raw mut (*s).hop_max_age, u32::MAX);
+        state.store(|s| &raw mut (*s).pool_len, u32::from(POOL.end - POOL.start));
+        state.store(|s| &raw mut (*s).unconfirmed_limit, [16_384, 4_096]);
+        state.store(|s| &raw mut (*s).seed, 0x5eed_5eed_5eed_5eed);
+        for (i, port) in POOL.enumerate() {
+            pool.store(|p| p.cast::<u16>().add(i), port);
+            let word = filter.load(|f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)));
+            filter.store(
+                |f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)),
+                word | 1 << (port & 63),
+            );
+        }
+        for port in [NODE_PORT, NO_ENDPOINT_PORT, NO_LOCAL_PORT] {
+            let word = filter.load(|f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)));
+            filter.store(
+                |f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)),
+                word | 1 << (port & 63),
+            );
+        }
+        filter.store(
+            |f| (&raw mut (*f).endpoints).cast::<u64>().add(usize::from(TARGET_PORT >> 6)),
+            1 << (TARGET_PORT & 63),
+        );
+    }
+}
+
+/// Writes the Services, and the device by which packets come.
+pub(super) fn set_services(tables: &mut Tables, ifindex: u32, endpoints: u32) -> Result<()> {
+    tables.devices.insert(ifindex, device(), 0)?;
+    let services = [
+        (NODE_PORT, service(endpoints)),
+        (NO_ENDPOINT_PORT, Frontend { flags: frontend::NODE_ADDRESS, ..service(0) }),
+        (NO_LOCAL_PORT, Frontend { flags: service(1).flags | frontend::LOCAL, ..service(1) }),
+    ];
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (V4.node, V6.node) else { bail!("families mixed up") };
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+        for (number, (port, service)) in (1..).zip(services) {
+            let service = Frontend { service: number, ..service };
+            tables.v4.frontends.insert(key(v4.to_wire(), port, protocol), service, 0)?;
+            tables.v6.frontends.insert(key(v6.to_wire(), port, protocol), service, 0)?;
+        }
+    }
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (later(V4.node, VIP), later(V6.node, VIP)) else {
+        bail!("families mixed up")
+    };
+    let vip = Frontend { flags: frontend::HAS_ENDPOINTS, service: 4, ..service(endpoints) };
+    tables.v4.frontends.insert(key(v4.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
+    tables.v6.frontends.insert(key(v6.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
+    for i in 0..endpoints {
+        let (port, flags, zero) = (TARGET_PORT.to_be(), 0, 0);
+        let (IpAddr::V4(v4), IpAddr::V6(v6)) = (endpoint(V4, i), endpoint(V6, i)) else {
+            bail!("families mixed up")
+        };
+        tables.v4.slots.set(i, Slot { address: v4.to_wire(), port, flags, zero }, 0)?;
+        tables.v6.slots.set(i, Slot { address: v6.to_wire(), port, flags, zero }, 0)?;
+    }
+    Ok(())
+}
+
+/// The first of the Services, for the floor.
+pub(super) fn set_floor(feeder: &mut Feeder, tables: &Tables, endpoints: u32) -> Result<()> {
+    let IpAddr::V4(node) = V4.node else { bail!("families mixed up") };
+    let mut frontends: HashMap<_, FrontendKey<Address4>, Frontend> =
+        feeder.take("FLOOR_FRONTENDS")?.try_into()?;
+    frontends.insert(key(node.to_wire(), NODE_PORT, PROTOCOL_TCP), service(endpoints), 0)?;
+    let mut slots: Array<_, Slot<Address4>> = feeder.take("FLOOR_SLOTS")?.try_into()?;
+    for i in 0..endpoints {
+        slots.set(i, tables.v4.slots.get(&i, 0)?, 0)?;
+    }
+    let mut own: Array<_, FloorFlow> = feeder.take("FLOOR_NODE")?.try_into()?;
+    own.set(0, FloorFlow { source: node.to_wire(), ..macs() }, 0)?;
+    Ok(())
+}
+
+/// The MAC addresses of what the node forwards, as the floor's flows hold them.
+pub(super) fn macs() -> FloorFlow {
+    let ([a, b, c, d, e, f], [g, h, rest @ ..]) = (ROUTER_MAC, MAC);
+    FloorFlow {
+        macs: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+        source_mac_tail: u32::from_ne_bytes(rest),
+        ..FloorFlow::default()
+    }
+}
+
+fn key<A>(address: A, port: u16, protocol: u32) -> FrontendKey<A> {
+    FrontendKey { address, port: port.to_be(), protocol: protocol as u16, scope: scope::ADDRESS }
+}
+
+fn service(endpoints: u32) -> Frontend {
+    Frontend {
+        service: 1,
+        flags: frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS,
+        cluster: Range { base: 0, len: endpoints },
+        local: Range { base: 0, len: 0 },
+        ..Frontend::default()
+    }
+}
+
+fn device() -> Device {
+    let [a, b] = wide(V6.node);
+    Device { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node)[0], a, b] }
+}
+
+/// The address of an endpoint.
+pub(super) fn endpoint(addresses: Addresses, number: u32) -> IpAddr {
+    later(addresses.endpoint, number)
+}

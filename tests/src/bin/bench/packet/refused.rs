@@ -1,0 +1,162 @@
+//! Packets that are refused: an answer is made of them, or they are dropped.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+use traffic_policy_tests::{
+    bench::{
+        Case, Content, Expected, Frame, Hook, Loaded, Setup, Stand, Subject,
+        flows::later,
+        frame::{frame, unpacked},
+        loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
+        stand::{MAC, ROUTER_MAC, V4, V6},
+        turns,
+    },
+    packet::{Packet, Transport, flag},
+};
+
+use crate::{
+    Effort,
+    report::{Report, Row, Unit},
+};
+
+const GROUP: &str = "refused";
+const SENDERS: u32 = 1_000;
+/// More than any run asks for.
+const ANSWERS_PER_JIFFY: u32 = 1 << 20;
+
+/// What is refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    NoEndpoint,
+    NoFlow,
+    NoLocalEndpoint,
+}
+
+/// A packet at a hook.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    what: What,
+    ipv6: bool,
+    content: Content,
+    hook: Hook,
+}
+
+impl Wanted {
+    fn name(self) -> String {
+        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        let packet = match self.content {
+            Content::Syn => "SYN",
+            Content::Datagram => "UDP",
+            _ => "ACK",
+        };
+        let what = match self.what {
+            What::NoEndpoint => "no endpoint, port unreachable",
+            What::NoFlow => "no flow at a load balancer's address, RST",
+            What::NoLocalEndpoint => "policy Local and no endpoint here, drop",
+        };
+        format!("{what}, {family} {packet}, {}", self.hook.name())
+    }
+
+    fn outcome(self) -> Outcome {
+        match self.what {
+            What::NoEndpoint => Outcome::RejectedNoEndpoint,
+            What::NoFlow => Outcome::ResetNoFlow,
+            What::NoLocalEndpoint => Outcome::DroppedNoLocalEndpoint,
+        }
+    }
+
+    fn ends(self, number: u32) -> [SocketAddr; 2] {
+        let own = if self.ipv6 { V6 } else { V4 };
+        let (address, port) = match self.what {
+            What::NoEndpoint => (own.node, NO_ENDPOINT_PORT),
+            What::NoFlow => (later(own.node, VIP), NODE_PORT),
+            What::NoLocalEndpoint => (own.node, NO_LOCAL_PORT),
+        };
+        [SocketAddr::new(later(own.client, number), 40_000), SocketAddr::new(address, port)]
+    }
+
+    fn frames(self) -> Result<Vec<Frame>> {
+        let one = |number| {
+            let [from, to] = self.ends(number);
+            frame(from, to, self.content)
+        };
+        (0..SENDERS).map(one).collect()
+    }
+
+    /// What becomes of the first of them.
+    fn expected(self, first: &Frame) -> Expected {
+        let [client, frontend] = self.ends(0).map(|end| (end.ip(), end.port()));
+        let answer = match self.what {
+            What::NoLocalEndpoint => return Expected::unchanged(Verdict::Drop, first),
+            // RFC 9293 section 3.10.7.1: the RST has the number that the segment acknowledges.
+            What::NoFlow => {
+                let [_, _, _, _, a, b, c, d] = acknowledged(first, self.ipv6);
+                let number = u32::from_be_bytes([a, b, c, d]);
+                Packet::tcp(frontend, client, flag::RST)
+                    .numbers(number, 0)
+                    .with(|packet| packet.tcp_mut().window = 0)
+            }
+            // RFC 792, RFC 4443 section 3.1: the packet's IP header and what follows, eight bytes at least.
+            What::NoEndpoint => {
+                let (kind, code, quoted) = if self.ipv6 { (1, 4, 40 + 8) } else { (3, 3, 20 + 8) };
+                Packet::new(frontend.0, client.0, Transport::Icmp { kind, code, rest: [0; 4] })
+                    .payload(&unpacked(first)[14..14 + quoted])
+            }
+        };
+        Expected { verdict: Verdict::Send, frame: answer.macs(MAC, ROUTER_MAC).bytes() }
+    }
+}
+
+/// Sequence and acknowledgement number of a segment.
+fn acknowledged(frame: &Frame, ipv6: bool) -> [u8; 8] {
+    let tcp = 14 + if ipv6 { 40 } else { 20 };
+    let mut numbers = [0; 8];
+    numbers.copy_from_slice(&unpacked(frame)[tcp + 4..tcp + 12]);
+    numbers
+}
+
+pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
+    let contents = [
+        (What::NoEndpoint, Content::Syn),
+        (What::NoEndpoint, Content::Datagram),
+        (What::NoFlow, Content::Ack),
+        (What::NoLocalEndpoint, Content::Syn),
+        (What::NoLocalEndpoint, Content::Datagram),
+    ];
+    let mut wanted = Vec::new();
+    for (what, content) in contents {
+        for ipv6 in [false, true] {
+            for hook in [Hook::Xdp, Hook::Ingress] {
+                let row = Wanted { what, ipv6, content, hook };
+                let quick = content != Content::Datagram && (!ipv6 || hook == Hook::Xdp);
+                if (effort.full || quick) && report.wants(GROUP, &row.name()) {
+                    wanted.push(row);
+                }
+            }
+        }
+    }
+    wanted
+}
+
+pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let mut loaded = Loaded::new(stand, Setup::default())?;
+    loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
+    loaded.feeder.restore_lengths(true);
+    for row in wanted {
+        let frames = row.frames()?;
+        loaded.feeder.clear();
+        let window = loaded.feeder.place(&frames)?;
+        let expected = row.expected(&frames[0]);
+        let cases = [Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome(), expected }];
+        report.measure(|| {
+            let [ours] = turns::costs(&mut loaded, effort.rounds, effort.packets, &cases)?;
+            Ok(vec![Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours)])
+        })?;
+    }
+    Ok(())
+}

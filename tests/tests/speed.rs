@@ -1,0 +1,69 @@
+//! What an established packet costs, as a ratio to the bare floor of the same run, so that growth is seen when it happens.
+//! `cargo xtask bench established` measures the same at length.
+//! Needs root; without it the test fails with a sentence that says so.
+
+use anyhow::{Context, Result};
+use traffic_policy_tests::bench::{
+    Case, Hook, Kind, Loaded, Protocol, Setup, Stand, Subject,
+    flows::{flows, frames, mirror, open, supposed},
+    turns,
+};
+
+const FLOWS: u32 = 1_000;
+const ROUNDS: usize = 12;
+const PACKETS: u32 = 100_000;
+/// Whatever else runs on the machine can only make a ratio worse for as long as it lasts, so the best of some counts.
+const ATTEMPTS: usize = 6;
+
+/// The most that a packet may cost, by family and hook: a third more than it does, which no quiet or busy machine makes of it.
+const BUDGETS: [(&str, bool, Hook, f64); 4] = [
+    ("IPv4, XDP", false, Hook::Xdp, 1.6),
+    ("IPv6, XDP", true, Hook::Xdp, 2.2),
+    ("IPv4, TC", false, Hook::Ingress, 2.6),
+    ("IPv6, TC", true, Hook::Ingress, 3.0),
+];
+
+#[test]
+fn established_packets_stay_near_the_floor() {
+    let wrong = BUDGETS.into_iter().filter_map(|(name, ipv6, hook, budget)| {
+        let found = least(ipv6, hook, budget).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        found.map(|(kind, ratio)| format!("{name}, {kind:?}: budget {budget}, found {ratio:.2} × the floor"))
+    });
+    let wrong: Vec<_> = wrong.collect();
+    assert!(
+        wrong.is_empty(),
+        "{}\n`cargo xtask bench established/1k` tells more. If this is meant, raise the budget.",
+        wrong.join("\n")
+    );
+}
+
+/// The kind of packet that is over the budget each time it is measured, with the least ratio; `None` if none is.
+fn least(ipv6: bool, hook: Hook, budget: f64) -> Result<Option<(Kind, f64)>> {
+    let stand = Stand::build().context("the stand cannot be built: this test needs root")?;
+    stand.run(|| {
+        let mut loaded = Loaded::new(&stand, Setup::default())?;
+        let mut own = flows(ipv6, Protocol::Tcp, FLOWS);
+        open(&mut loaded, Hook::Xdp, &mut own)?;
+        let floors = supposed(FLOWS, loaded.setup.endpoints);
+        mirror(&mut loaded.feeder, &floors)?;
+        for kind in [Kind::Request, Kind::Reply] {
+            loaded.feeder.clear();
+            let window = loaded.feeder.place(&frames(&floors, kind)?)?;
+            let floor = Case::open(Subject::Floor, window, &floors[0], kind)?;
+            let window = loaded.feeder.place(&frames(&own, kind)?)?;
+            let cases = [floor, Case::open(Subject::Ours(hook), window, &own[0], kind)?];
+            let mut least = f64::INFINITY;
+            for _ in 0..ATTEMPTS {
+                least = least.min(turns::ratio(&mut loaded, ROUNDS, PACKETS, &cases)?);
+                if least <= budget {
+                    break;
+                }
+            }
+            eprintln!("ipv6 {ipv6}, {hook:?}, {kind:?}: {least:.2} × the floor");
+            if least > budget {
+                return Ok(Some((kind, least)));
+            }
+        }
+        Ok(None)
+    })
+}
