@@ -21,6 +21,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
     let built = build::tests_program("bench")?;
     let harmless = options.arguments.iter().any(|argument| HARMLESS.iter().any(|known| argument == known));
+    if !harmless {
+        setup::rules::prepare();
+    }
     let command = if harmless { Some(std::process::Command::new(&built)) } else { cargo::privileged(&built) };
     let Some(mut command) = command else {
         anyhow::bail!("loading programs needs root: run this as root, or install sudo");

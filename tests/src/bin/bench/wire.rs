@@ -10,6 +10,7 @@ mod established;
 mod fresh;
 mod generator;
 mod http;
+mod kube_proxy;
 mod load;
 mod plan;
 mod rules;
@@ -48,6 +49,13 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     report.note(
         "wire, HTTP",
         "the node receives in threads (threaded NAPI, SCHED_FIFO) on one CPU that never sleeps",
+    );
+    report.note(
+        "wire, kube-proxy",
+        kube_proxy::program().map_or_else(
+            || "rules of the same shape, written by the bench (KUBE_PROXY names none)".to_owned(),
+            |program| format!("rules written by {}", program.display()),
+        ),
     );
     for program in ["nft", "iptables-restore"] {
         match rules::version(program) {

@@ -37,9 +37,15 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
             traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
             traffic.pace(RATE, BURST)?;
             let run = traffic.flood(&subject.stand, *turns)?;
-            let rate = run.counts.of(subject.wanted()) as f64 / run.took.as_secs_f64();
-            ensure!((rate / RATE - 1.0).abs() < 0.05, "{}: {rate:.0} packets a second arrive", subject.kind);
-            busy.push(run.busy.as_secs_f64() / run.took.as_secs_f64());
+            let arrived = run.counts.of(subject.wanted()) as f64;
+            let rate = arrived / run.took.as_secs_f64();
+            // A machine that stood still for a moment has sent less; bursts are the same.
+            ensure!(
+                (0.5..1.1).contains(&(rate / RATE)),
+                "{}: {rate:.0} packets a second arrive",
+                subject.kind
+            );
+            busy.push(run.busy.as_secs_f64() / arrived * RATE);
         }
     }
     let find = |wanted: Kind| subjects.iter().zip(&busy).find(|(subject, _)| subject.kind == wanted);

@@ -15,6 +15,7 @@ use super::{
     conntrack,
     cpu::keep_process_off,
     generator::{NODE_PORT, Path4, TARGET_PORT, Traffic, client, later},
+    kube_proxy::{self, KubeProxy},
     rules,
     services::{FLOODED, NODE_NAME, objects, services},
     stand::{DOWNLINK, END, ENDPOINTS, NODE, Stand, UPLINK},
@@ -78,6 +79,7 @@ pub(crate) struct Subject {
     pub(crate) kind: Kind,
     // Before the stand, whose folder it uses.
     agent: Option<Agent>,
+    kube_proxy: Option<KubeProxy>,
     pub(crate) stand: Stand,
 }
 
@@ -87,8 +89,10 @@ impl Subject {
         let stand = Stand::build(&kind.short())?;
         traffic.attach("sink_xdp", &stand.client, END)?;
         traffic.attach("sink_xdp", &stand.endpoint, END)?;
-        let mut subject = Self { kind, agent: None, stand };
+        let mut subject = Self { kind, agent: None, kube_proxy: None, stand };
         subject.prepare(traffic).with_context(|| format!("preparing {kind}"))?;
+        // Whoever forwards nothing, or what is wrong, is out here.
+        subject.open(traffic)?;
         Ok(subject)
     }
 
@@ -104,6 +108,12 @@ impl Subject {
             }
             Kind::Xdp(number) => self.agent("xdp", number, traffic.cpu),
             Kind::Tc(number) => self.agent("tc", number, traffic.cpu),
+            Kind::Nftables(number) if kube_proxy::program().is_some() => {
+                self.kube_proxy("nftables", number, &["nft", "list", "table", "ip", "kube-proxy"])
+            }
+            Kind::Iptables(number) if kube_proxy::program().is_some() => {
+                self.kube_proxy("iptables", number, &["iptables-save", "-t", "nat"])
+            }
             Kind::Nftables(number) => {
                 rules::load(node, &["nft", "-f"], &rules::nftables::rules(&services(number)), &file)
             }
@@ -111,6 +121,12 @@ impl Subject {
                 rules::load(node, &["iptables-restore"], &rules::iptables::rules(&services(number)), &file)
             }
         }
+    }
+
+    fn kube_proxy(&mut self, mode: &str, number: u32, listing: &[&str]) -> Result<()> {
+        let objects = objects(&services(number));
+        self.kube_proxy = Some(KubeProxy::start(&self.stand, mode, objects, listing)?);
+        Ok(())
     }
 
     fn agent(&mut self, attach: &str, number: u32, busy: usize) -> Result<()> {
