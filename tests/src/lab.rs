@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 pub use self::build::LabBuilder;
-pub use self::folder::Folder;
+pub use self::folder::{Folder, remove_leftovers};
 pub use self::plan::{Addresses, Family};
 use crate::netns::{Namespace, Owned};
 

@@ -94,7 +94,7 @@ pub(super) fn labs() -> Vec<String> {
 
 /// Removes the namespaces and folders of test labs whose process is dead (killed before it could do so itself). Those of
 /// other living processes, and of people, stay.
-pub(super) fn remove_leftovers() -> Result<()> {
+pub fn remove_leftovers() -> Result<()> {
     let dead = |name: &str| {
         let pid = name.strip_prefix("tp-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())

@@ -21,6 +21,7 @@ mod threaded;
 
 use anyhow::Result;
 use traffic_policy_ebpf::bench::FRAME_LENGTH;
+use traffic_policy_tests::lab::remove_leftovers;
 
 use self::{
     generator::Traffic,
@@ -63,6 +64,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
             Err(error) => report.note(&format!("wire, {program}"), format!("{error:#}")),
         }
     }
+    remove_leftovers()?;
     let mut traffic = Traffic::load(cpu::busy()?)?;
     let mut subjects = Vec::new();
     for kind in plan.kinds() {
