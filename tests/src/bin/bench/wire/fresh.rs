@@ -9,7 +9,7 @@ use traffic_policy_ebpf::bench::traffic::{Arrived, sink};
 
 use super::{
     established::{Runs, rows},
-    generator::{Send, Traffic},
+    generator::{Run, Send, Traffic},
     plan::{HANDSHAKES, OPENINGS},
     subject::Subject,
 };
@@ -18,8 +18,10 @@ use crate::{
     report::{Row, Unit},
 };
 
-/// New flows of one run.
-const NEW: u32 = 65_536;
+/// New flows of one run, of those who open so many in the time that a run may take.
+const MOST: u32 = 65_536;
+const LEAST: u32 = 2_048;
+const SECONDS: f64 = 0.5;
 
 pub(crate) fn openings(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     let runs = measure(subjects, traffic, effort, 0, Arrived::Opening)?;
@@ -41,14 +43,24 @@ fn measure(
     flags: u32,
     wanted: Arrived,
 ) -> Result<Vec<Runs>> {
+    let mut once = |subject: &Subject, flows: u32| -> Result<(Run, u64)> {
+        subject.empty()?;
+        traffic.aim(subject.kind.path(), Send::Openings, flows, flags)?;
+        let run = traffic.flood(&subject.stand, flows)?;
+        let arrived = run.counts.of(wanted);
+        ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
+        Ok((run, arrived))
+    };
+    let mut flows = Vec::new();
+    for subject in subjects {
+        let (run, _) = once(subject, LEAST)?;
+        let most = f64::from(LEAST) * SECONDS / run.took.as_secs_f64();
+        flows.push((most as u32).clamp(LEAST, MOST));
+    }
     let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
     for _ in 0..effort.rounds {
-        for (subject, runs) in subjects.iter().zip(&mut runs) {
-            subject.empty()?;
-            traffic.aim(subject.kind.path(), Send::Openings, NEW, flags)?;
-            let run = traffic.flood(&subject.stand, NEW)?;
-            let arrived = run.counts.of(wanted);
-            ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
+        for ((subject, runs), flows) in subjects.iter().zip(&mut runs).zip(&flows) {
+            let (run, arrived) = once(subject, *flows)?;
             runs.figures.push(arrived as f64 / run.took.as_secs_f64() / 1e6);
             runs.sent += run.sent;
             runs.arrived += arrived;
