@@ -100,6 +100,8 @@ pub fn costs<const N: usize>(
         for (runs, Case { subject, window, outcome, .. }) in runs.iter_mut().zip(cases) {
             let packets = packets.next_multiple_of(window.len);
             let empty = loaded.run(Subject::Empty(subject.hook()), *window, packets)?;
+            // What it finds in the caches is what it left there itself, not what the others did.
+            loaded.run(*subject, *window, window.len)?;
             let took = match subject {
                 Subject::Ours(hook) => loaded.run_to(*hook, *window, packets, *outcome)?,
                 other => loaded.run(*other, *window, packets)?,

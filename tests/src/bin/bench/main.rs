@@ -59,7 +59,7 @@ pub(crate) struct Effort {
 
 impl Effort {
     const QUICK: Self = Self { rounds: 8, packets: 200_000, full: false };
-    const FULL: Self = Self { rounds: 16, packets: 500_000, full: true };
+    const FULL: Self = Self { rounds: 12, packets: 500_000, full: true };
 }
 
 type Part = fn(Effort, &mut Report) -> Result<()>;

@@ -11,6 +11,36 @@ use traffic_policy_tests::bench::Stand;
 
 use super::{Effort, report::Report};
 
+/// Times that the programs are loaded afresh for one row. The kernel puts a program's code somewhere else each time, and maps
+/// too; for some tens of nanoseconds that alone makes 5 % or more.
+const LOADS: usize = 4;
+
+/// Costs of some rows, measured with each of some loads and put together.
+fn over_loads<T, R, const N: usize>(
+    loads: usize,
+    rows: &[R],
+    mut load: impl FnMut() -> Result<T>,
+    mut costs: impl FnMut(&mut T, &R) -> Result<[Vec<f64>; N]>,
+) -> Result<Vec<[Vec<f64>; N]>> {
+    let mut all = vec![[const { Vec::new() }; N]; rows.len()];
+    for _ in 0..loads {
+        let mut loaded = load()?;
+        for (all, row) in all.iter_mut().zip(rows) {
+            for (all, runs) in all.iter_mut().zip(costs(&mut loaded, row)?) {
+                all.extend(runs);
+            }
+        }
+    }
+    Ok(all)
+}
+
+impl Effort {
+    /// Rounds with each load, if there are so many loads.
+    fn rounds_of(self, loads: usize) -> usize {
+        (self.rounds * 3 / 2).div_ceil(loads)
+    }
+}
+
 pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let floor = floor::wanted(effort, report);
     let established = established::wanted(effort, report);

@@ -11,6 +11,7 @@ mod table;
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     time::{Duration, Instant},
 };
 
@@ -156,12 +157,12 @@ impl Report {
 
     /// Notes what figures depend on: a device's offloads, the way a program was attached.
     #[allow(dead_code, reason = "for parts whose figures depend on what they built")]
-    pub(crate) fn note(&mut self, key: &str, value: impl ToString) {
+    pub(crate) fn note(&mut self, key: &str, value: impl Display) {
         self.environment.insert(key.to_owned(), value.to_string());
     }
 
     /// Says that a row cannot be measured, and why.
-    pub(crate) fn skip(&mut self, group: &str, name: &str, reason: impl ToString) {
+    pub(crate) fn skip(&mut self, group: &str, name: &str, reason: impl Display) {
         let (group, name, reason) = (group.to_owned(), name.to_owned(), reason.to_string());
         eprintln!("  {group}, {name}: not measured: {reason}");
         self.missing.push(Missing { group, name, reason });

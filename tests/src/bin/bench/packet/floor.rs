@@ -9,7 +9,11 @@ use traffic_policy_tests::bench::{
     turns,
 };
 
-use super::established::{Size, setup, shuffle};
+use super::{
+    LOADS,
+    established::{Size, setup, shuffle},
+    over_loads,
+};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -48,32 +52,37 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
             Wanted::MacSwap => (Size::Thousand, Subject::MacSwap),
             Wanted::Established(size) => (*size, Subject::Floor),
         };
-        let mut loaded = Loaded::new(stand, setup(size, false))?;
-        let mut flows = supposed(size.flows(), loaded.setup.endpoints);
-        mirror(&mut loaded.feeder, &flows)?;
-        if size == Size::ManyShuffled || size == Size::Million {
-            shuffle(&mut flows, report.seed);
-        }
-        let packets = frames(&flows, Kind::Request)?;
-        let window = loaded.feeder.place(&packets)?;
-        let case = match row {
-            Wanted::Established(_) => Case::open(subject, window, &flows[0], Kind::Request)?,
-            Wanted::MacSwap => {
-                let mut frame = unpacked(&packets[0]);
-                frame[..12].rotate_left(6);
-                let expected = Expected { verdict: Verdict::Send, frame };
-                Case { subject, window, outcome: Outcome::Forwarded, expected }
-            }
-        };
+        let loads = if size <= Size::Thousand { LOADS } else { 1 };
+        let seed = report.seed;
         report.measure(|| {
-            let [runs] = turns::costs(
-                &mut loaded,
-                effort.rounds,
-                effort.packets,
-                std::slice::from_ref(&case).try_into()?,
-            )?;
-            Ok(vec![Row::new(GROUP, &row.name(), Unit::Nanoseconds, &runs)])
+            let load = || load(stand, *row, size, subject, seed);
+            let all = over_loads(loads, &[()], load, |(loaded, case), ()| {
+                let cases = std::slice::from_ref(case).try_into()?;
+                turns::costs(loaded, effort.rounds_of(loads), effort.packets, cases)
+            })?;
+            Ok(all.iter().map(|[runs]| Row::new(GROUP, &row.name(), Unit::Nanoseconds, runs)).collect())
         })?;
     }
     Ok(())
+}
+
+fn load(stand: &Stand, row: Wanted, size: Size, subject: Subject, seed: u64) -> Result<(Loaded, Case)> {
+    let mut loaded = Loaded::new(stand, setup(size, false))?;
+    let mut flows = supposed(size.flows(), loaded.setup.endpoints);
+    mirror(&mut loaded.feeder, &flows)?;
+    if size == Size::ManyShuffled || size == Size::Million {
+        shuffle(&mut flows, seed);
+    }
+    let packets = frames(&flows, Kind::Request)?;
+    let window = loaded.feeder.place(&packets)?;
+    let case = match row {
+        Wanted::Established(_) => Case::open(subject, window, &flows[0], Kind::Request)?,
+        Wanted::MacSwap => {
+            let mut frame = unpacked(&packets[0]);
+            frame[..12].rotate_left(6);
+            let expected = Expected { verdict: Verdict::Send, frame };
+            Case { subject, window, outcome: Outcome::Forwarded, expected }
+        }
+    };
+    Ok((loaded, case))
 }

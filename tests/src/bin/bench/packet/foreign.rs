@@ -13,6 +13,7 @@ use traffic_policy_tests::bench::{
     turns,
 };
 
+use super::{LOADS, over_loads};
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
@@ -95,20 +96,31 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
     if wanted.is_empty() {
         return Ok(());
     }
+    report.measure(|| {
+        let all = over_loads(
+            LOADS,
+            wanted,
+            || load(stand),
+            |loaded, row| {
+                let frames = row.frames()?;
+                loaded.feeder.clear();
+                let window = loaded.feeder.place(&frames)?;
+                let expected = Expected::unchanged(Verdict::Pass, &frames[0]);
+                let case = Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome, expected };
+                turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+            },
+        )?;
+        let row = |(row, [ours]): (&Wanted, [Vec<f64>; 1])| {
+            let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours);
+            row.goal.map(Goal::AtMost).into_iter().fold(own, Row::goal)
+        };
+        Ok(wanted.iter().zip(all).map(row).collect())
+    })
+}
+
+fn load(stand: &Stand) -> Result<Loaded> {
     let mut loaded = Loaded::new(stand, Setup::default())?;
     // Without a flow, pool ports are not asked about at all.
     open(&mut loaded, Hook::Xdp, &mut flows(false, Protocol::Tcp, SENDERS))?;
-    for row in wanted {
-        let frames = row.frames()?;
-        loaded.feeder.clear();
-        let window = loaded.feeder.place(&frames)?;
-        let expected = Expected::unchanged(Verdict::Pass, &frames[0]);
-        let cases = [Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome, expected }];
-        report.measure(|| {
-            let [ours] = turns::costs(&mut loaded, effort.rounds, effort.packets, &cases)?;
-            let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours);
-            Ok(vec![row.goal.map(Goal::AtMost).into_iter().fold(own, Row::goal)])
-        })?;
-    }
-    Ok(())
+    Ok(loaded)
 }

@@ -16,6 +16,7 @@ use traffic_policy_tests::{
     packet::{Packet, Transport, flag},
 };
 
+use super::{LOADS, over_loads};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -29,9 +30,9 @@ const ANSWERS_PER_JIFFY: u32 = 1 << 20;
 /// What is refused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    NoEndpoint,
-    NoFlow,
-    NoLocalEndpoint,
+    WithoutEndpoint,
+    WithoutFlow,
+    LocalElsewhere,
 }
 
 /// A packet at a hook.
@@ -52,27 +53,27 @@ impl Wanted {
             _ => "ACK",
         };
         let what = match self.what {
-            What::NoEndpoint => "no endpoint, port unreachable",
-            What::NoFlow => "no flow at a load balancer's address, RST",
-            What::NoLocalEndpoint => "policy Local and no endpoint here, drop",
+            What::WithoutEndpoint => "no endpoint, port unreachable",
+            What::WithoutFlow => "no flow at a load balancer's address, RST",
+            What::LocalElsewhere => "policy Local and no endpoint here, drop",
         };
         format!("{what}, {family} {packet}, {}", self.hook.name())
     }
 
     fn outcome(self) -> Outcome {
         match self.what {
-            What::NoEndpoint => Outcome::RejectedNoEndpoint,
-            What::NoFlow => Outcome::ResetNoFlow,
-            What::NoLocalEndpoint => Outcome::DroppedNoLocalEndpoint,
+            What::WithoutEndpoint => Outcome::RejectedNoEndpoint,
+            What::WithoutFlow => Outcome::ResetNoFlow,
+            What::LocalElsewhere => Outcome::DroppedNoLocalEndpoint,
         }
     }
 
     fn ends(self, number: u32) -> [SocketAddr; 2] {
         let own = if self.ipv6 { V6 } else { V4 };
         let (address, port) = match self.what {
-            What::NoEndpoint => (own.node, NO_ENDPOINT_PORT),
-            What::NoFlow => (later(own.node, VIP), NODE_PORT),
-            What::NoLocalEndpoint => (own.node, NO_LOCAL_PORT),
+            What::WithoutEndpoint => (own.node, NO_ENDPOINT_PORT),
+            What::WithoutFlow => (later(own.node, VIP), NODE_PORT),
+            What::LocalElsewhere => (own.node, NO_LOCAL_PORT),
         };
         [SocketAddr::new(later(own.client, number), 40_000), SocketAddr::new(address, port)]
     }
@@ -89,9 +90,9 @@ impl Wanted {
     fn expected(self, first: &Frame) -> Expected {
         let [client, frontend] = self.ends(0).map(|end| (end.ip(), end.port()));
         let answer = match self.what {
-            What::NoLocalEndpoint => return Expected::unchanged(Verdict::Drop, first),
+            What::LocalElsewhere => return Expected::unchanged(Verdict::Drop, first),
             // RFC 9293 section 3.10.7.1: the RST has the number that the segment acknowledges.
-            What::NoFlow => {
+            What::WithoutFlow => {
                 let [_, _, _, _, a, b, c, d] = acknowledged(first, self.ipv6);
                 let number = u32::from_be_bytes([a, b, c, d]);
                 Packet::tcp(frontend, client, flag::RST)
@@ -99,7 +100,7 @@ impl Wanted {
                     .with(|packet| packet.tcp_mut().window = 0)
             }
             // RFC 792, RFC 4443 section 3.1: the packet's IP header and what follows, eight bytes at least.
-            What::NoEndpoint => {
+            What::WithoutEndpoint => {
                 let (kind, code, quoted) = if self.ipv6 { (1, 4, 40 + 8) } else { (3, 3, 20 + 8) };
                 Packet::new(frontend.0, client.0, Transport::Icmp { kind, code, rest: [0; 4] })
                     .payload(&unpacked(first)[14..14 + quoted])
@@ -119,11 +120,11 @@ fn acknowledged(frame: &Frame, ipv6: bool) -> [u8; 8] {
 
 pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     let contents = [
-        (What::NoEndpoint, Content::Syn),
-        (What::NoEndpoint, Content::Datagram),
-        (What::NoFlow, Content::Ack),
-        (What::NoLocalEndpoint, Content::Syn),
-        (What::NoLocalEndpoint, Content::Datagram),
+        (What::WithoutEndpoint, Content::Syn),
+        (What::WithoutEndpoint, Content::Datagram),
+        (What::WithoutFlow, Content::Ack),
+        (What::LocalElsewhere, Content::Syn),
+        (What::LocalElsewhere, Content::Datagram),
     ];
     let mut wanted = Vec::new();
     for (what, content) in contents {
@@ -144,19 +145,30 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
     if wanted.is_empty() {
         return Ok(());
     }
+    report.measure(|| {
+        let all = over_loads(
+            LOADS,
+            wanted,
+            || load(stand),
+            |loaded, row| {
+                let frames = row.frames()?;
+                loaded.feeder.clear();
+                let window = loaded.feeder.place(&frames)?;
+                let expected = row.expected(&frames[0]);
+                let case =
+                    Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome(), expected };
+                turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+            },
+        )?;
+        let row =
+            |(row, [ours]): (&Wanted, [Vec<f64>; 1])| Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours);
+        Ok(wanted.iter().zip(all).map(row).collect())
+    })
+}
+
+fn load(stand: &Stand) -> Result<Loaded> {
     let mut loaded = Loaded::new(stand, Setup::default())?;
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
     loaded.feeder.restore_lengths(true);
-    for row in wanted {
-        let frames = row.frames()?;
-        loaded.feeder.clear();
-        let window = loaded.feeder.place(&frames)?;
-        let expected = row.expected(&frames[0]);
-        let cases = [Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome(), expected }];
-        report.measure(|| {
-            let [ours] = turns::costs(&mut loaded, effort.rounds, effort.packets, &cases)?;
-            Ok(vec![Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours)])
-        })?;
-    }
-    Ok(())
+    Ok(loaded)
 }

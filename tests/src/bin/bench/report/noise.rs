@@ -73,7 +73,7 @@ pub(crate) fn busy() -> Option<String> {
     }
     let mut grown: Vec<_> = processes()
         .into_iter()
-        .filter_map(|(id, (name, now))| Some((now - used.get(&id).map_or(0, |(_, before)| *before), name)))
+        .map(|(id, (name, now))| (now.saturating_sub(used.get(&id).map_or(0, |(_, before)| *before)), name))
         .filter(|(grown, _)| *grown > 0)
         .collect();
     grown.sort_by_key(|(grown, _)| std::cmp::Reverse(*grown));

@@ -34,9 +34,9 @@ impl Report {
             date = escaped(&run.date),
         );
         let doubts = self.warnings.iter().map(|warning| format!("Warning: {warning}")).chain(self.noise());
-        doubts.for_each(|text| {
-            writeln!(page, "<p class=\"warning\">{}</p>", escaped(&text)).unwrap_or_default()
-        });
+        for text in doubts {
+            writeln!(page, "<p class=\"warning\">{}</p>", escaped(&text)).ok();
+        }
         page += "<p>A bar is the median of all runs, the whisker goes from the lower to the upper quartile. The line marks the goal, the circle what the row is compared with. Things that are compared took turns, and a ratio is the median of the ratios of their pairs of runs. On another machine, compare ratios, not nanoseconds.</p>\n";
         let mut charts = 0;
         for (group, rows) in groups(&self.rows) {
