@@ -1,5 +1,5 @@
-//! Rules as kube-proxy in its mode `iptables` writes them (Kubernetes 1.33, pkg/proxy/iptables/proxier.go): one list of all
-//! ClusterIPs, node ports as its last rule.
+//! Rules as kube-proxy in its mode `iptables` writes them (pkg/proxy/iptables/proxier.go of Kubernetes): one list of all
+//! ClusterIPs, node ports as its last rule. Left out are its counters of dropped packets (nfacct).
 
 use std::fmt::{self, Write as _};
 

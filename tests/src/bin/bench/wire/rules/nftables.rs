@@ -1,5 +1,6 @@
-//! Rules as kube-proxy in its mode `nftables` writes them (Kubernetes 1.33, pkg/proxy/nftables/proxier.go): names, chains,
-//! hooks and priorities are those of a real node.
+//! Rules as kube-proxy in its mode `nftables` writes them: chains, hooks, priorities and maps are those of
+//! <https://github.com/kubernetes/kubernetes/blob/81810de635aa13aa0a32992f6def3aa9d6025ebc/pkg/proxy/nftables/proxier_test.go>
+//! (`baseRules`, and the Service with a node port below it).
 
 use std::fmt::{self, Write as _};
 
