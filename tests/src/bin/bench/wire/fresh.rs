@@ -2,7 +2,7 @@
 //!
 //! What a new flow costs differs by design: the kernel has an unconfirmed connection of its own for each SYN and holds 262,144
 //! of them here; traffic-policy has at most a sixteenth of its table for flows that no handshake has confirmed (16,384),
-//! and a table of as many that the latest push out of. So both are measured. Tables are empty before each run.
+//! and a table of as many that the latest push out of. So both are measured. Tables are emptied after each run.
 
 use anyhow::{Result, ensure};
 use traffic_policy_ebpf::bench::traffic::{Arrived, sink};
@@ -44,10 +44,14 @@ fn measure(
     flags: u32,
     wanted: Arrived,
 ) -> Result<Vec<Runs>> {
-    let mut once = |subject: &Subject, flows: u32| -> Result<(Run, u64)> {
+    for subject in subjects {
         subject.empty()?;
+    }
+    let mut once = |subject: &Subject, flows: u32| -> Result<(Run, u64)> {
         traffic.aim(subject.kind.path(), Send::Openings, flows, flags)?;
         let run = traffic.flood(&subject.stand, flows)?;
+        // At once: the kernel's table of connections is one for all namespaces.
+        subject.empty()?;
         let arrived = run.counts.of(wanted);
         ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
         Ok((run, arrived))
@@ -68,7 +72,6 @@ fn measure(
         }
     }
     for (subject, flows) in subjects.iter().zip(flows) {
-        subject.empty()?;
         if flows != MOST {
             let key = format!("wire, new flows of one run, {}", subject.kind);
             traffic.notes.insert(key, format!("{flows} instead of {MOST}"));
