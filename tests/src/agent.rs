@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 
 use crate::exposition::Exposition;
-use crate::lab::{Lab, Node};
+use crate::lab::{Folder, Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
 use crate::traffic::http::{self, Response};
 
@@ -45,18 +45,23 @@ pub struct Agent {
 impl Agent {
     /// By default `--cgroup none` (never the machine's own!), `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
     pub fn builder(lab: &Lab, node: &Node) -> AgentBuilder {
+        Self::in_folder(lab.folder(), &node.name, node.netns())
+    }
+
+    /// As [`Self::builder`], of a node that is in no lab.
+    pub fn in_folder(folder: &Folder, node: &str, netns: &Namespace) -> AgentBuilder {
         AgentBuilder {
             program: None,
             attach: "tc".to_owned(),
             cgroup: "none".to_owned(),
             devices: vec!["eth0".to_owned()],
-            source: ("--manifests", lab.manifests()),
-            pin_dir: lab.bpffs().join(&node.name),
+            source: ("--manifests", folder.manifests()),
+            pin_dir: folder.bpffs().join(node),
             extra: Vec::new(),
             environment: Vec::new(),
-            log: lab.logs().join(format!("{}.log", node.name)),
-            node: node.name.clone(),
-            netns: node.netns().clone(),
+            log: folder.logs().join(format!("{node}.log")),
+            node: node.to_owned(),
+            netns: netns.clone(),
         }
     }
 

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 pub use self::build::LabBuilder;
-use self::folder::Folder;
+pub use self::folder::{Folder, remove_leftovers};
 pub use self::plan::{Addresses, Family};
 use crate::netns::{Namespace, Owned};
 
@@ -115,6 +115,10 @@ impl Lab {
             all.extend(node.pods.iter().map(|pod| (pod.name.as_str(), pod.netns())));
         }
         all
+    }
+
+    pub(crate) fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// A bpffs of this lab alone; give each agent a folder in it as `--pin-dir`.

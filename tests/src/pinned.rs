@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::libc;
 
 const LOOKUP_BATCH: libc::c_long = 24;
+const LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
 const OBJECT_GET: libc::c_long = 7;
 const INFO_BY_FD: libc::c_long = 15;
 const LOOKUP: libc::c_long = 1;
@@ -44,6 +45,12 @@ pub fn all(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
 pub fn path(pin_dir: &Path, name: &str) -> Result<PathBuf> {
     let found = pins(pin_dir)?.into_iter().find(|pin| pin.file_name().is_some_and(|found| found == name));
     found.with_context(|| format!("no map {name} below {}", pin_dir.display()))
+}
+
+/// Takes everything out of a pinned hash.
+pub fn empty(pin: &Path) -> Result<()> {
+    let map = open(pin).with_context(|| format!("opening {}", pin.display()))?;
+    take_all(&map, &info(&map)?, LOOKUP_AND_DELETE_BATCH).map(drop)
 }
 
 fn those(pin_dir: &Path, wanted: impl Fn(u32) -> bool) -> Result<BTreeMap<String, Entries>> {
@@ -189,6 +196,11 @@ fn possible_cpus() -> Result<usize> {
 }
 
 fn read(map: &OwnedFd, info: &Info) -> Result<Entries> {
+    take_all(map, info, LOOKUP_BATCH)
+}
+
+/// All entries by one of the commands that read a batch.
+fn take_all(map: &OwnedFd, info: &Info, command: libc::c_long) -> Result<Entries> {
     let key = info.key as usize;
     let value = match info.kind {
         // One value after the other, each padded to eight bytes.
@@ -208,7 +220,7 @@ fn read(map: &OwnedFd, info: &Info) -> Result<Entries> {
         fd: u32::try_from(map.as_raw_fd())?,
         ..Batch::default()
     };
-    match bpf(LOOKUP_BATCH, &mut batch) {
+    match bpf(command, &mut batch) {
         // This is how the kernel says that nothing is left.
         Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error.into()),
         _ => {}

@@ -1,5 +1,7 @@
 //! Map layouts of the programs that `cargo xtask bench` compares with: see `src/bench/main.rs`.
 
+pub mod traffic;
+
 use core::mem::size_of;
 
 /// Words of one frame: room for Ethernet, IPv6 and TCP.

@@ -22,33 +22,40 @@ const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 
 /// How the names of groups begin whose rows need the agent.
 const AGENT_GROUPS: &str = "scale";
+/// And of those that rules of netfilter are compared in.
+const WIRE_GROUPS: &str = "wire";
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
     // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
     let built = build::tests_program("bench")?;
-    if wants_agent(&built, &options.arguments)? {
-        println!(
-            "building the optimised agent, whose own speed is measured too (some minutes the first time)"
-        );
-        build::optimised_agent()?;
-    }
-    let command =
-        if is_harmless(&options.arguments) { Some(Command::new(&built)) } else { cargo::privileged(&built) };
+    let command = if is_harmless(&options.arguments) {
+        Some(Command::new(&built))
+    } else {
+        let wanted = wanted(&built, &options.arguments)?;
+        let wants = |groups: &str| wanted.lines().any(|row| row.starts_with(groups));
+        if wants(AGENT_GROUPS) {
+            println!(
+                "building the optimised agent, whose own speed is measured too (some minutes the first time)"
+            );
+            build::optimised_agent()?;
+        }
+        if wants(WIRE_GROUPS) {
+            setup::rules::prepare();
+        }
+        cargo::privileged(&built)
+    };
     let Some(mut command) = command else {
         anyhow::bail!("loading programs needs root: run this as root, or install sudo");
     };
     cargo::exit_code(command.args(&options.arguments))
 }
 
-/// Whether rows are wanted that an agent of its own process is needed for; nothing is said of arguments that are none.
-fn wants_agent(bench: &Path, arguments: &[OsString]) -> Result<bool> {
-    if is_harmless(arguments) {
-        return Ok(false);
-    }
+/// The rows that are wanted, a line each; none where the arguments are wrong, of which the bench itself will tell.
+fn wanted(bench: &Path, arguments: &[OsString]) -> Result<String> {
     let listed =
         Command::new(bench).arg("--list").args(arguments).output().context("starting the bench failed")?;
-    Ok(String::from_utf8_lossy(&listed.stdout).lines().any(|row| row.starts_with(AGENT_GROUPS)))
+    Ok(String::from_utf8_lossy(&listed.stdout).into_owned())
 }
 
 fn is_harmless(arguments: &[OsString]) -> bool {

@@ -3,6 +3,7 @@
 mod apt;
 mod facts;
 mod plan;
+pub(crate) mod rules;
 mod step;
 
 use std::{

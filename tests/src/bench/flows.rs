@@ -250,7 +250,8 @@ pub fn mirror(feeder: &mut Feeder, flows: &[Flow]) -> Result<()> {
     Ok(())
 }
 
-fn floor(from: Tuple<u32>, to: Tuple<u32>) -> FloorFlow {
+/// One half of a flow as the floor has it.
+pub fn floor(from: Tuple<u32>, to: Tuple<u32>) -> FloorFlow {
     let addresses = |tuple: Tuple<u32>| tuple.source.sum() + tuple.destination.sum();
     FloorFlow {
         source: to.source,

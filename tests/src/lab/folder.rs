@@ -13,13 +13,14 @@ const LABS: &str = "/run/traffic-policy-lab";
 
 /// A lab's folder; removed with this value, unless kept.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub struct Folder {
     path: PathBuf,
     kept: bool,
 }
 
 impl Folder {
-    pub(super) fn create(lab: &str) -> Result<Self> {
+    /// Makes it. Of a name `tp-<process>-…`, a later lab removes what a killed process left.
+    pub fn create(lab: &str) -> Result<Self> {
         let path = path(lab);
         fs::create_dir_all(LABS).with_context(|| format!("creating {LABS}"))?;
         fs::create_dir(&path)
@@ -39,15 +40,16 @@ impl Folder {
         self.kept = true;
     }
 
-    pub(super) fn bpffs(&self) -> PathBuf {
+    /// A bpffs of this lab alone.
+    pub fn bpffs(&self) -> PathBuf {
         self.path.join("bpffs")
     }
 
-    pub(super) fn manifests(&self) -> PathBuf {
+    pub fn manifests(&self) -> PathBuf {
         self.path.join("manifests")
     }
 
-    pub(super) fn logs(&self) -> PathBuf {
+    pub fn logs(&self) -> PathBuf {
         self.path.join("logs")
     }
 }
@@ -92,7 +94,7 @@ pub(super) fn labs() -> Vec<String> {
 
 /// Removes the namespaces and folders of test labs whose process is dead (killed before it could do so itself). Those of
 /// other living processes, and of people, stay.
-pub(super) fn remove_leftovers() -> Result<()> {
+pub fn remove_leftovers() -> Result<()> {
     let dead = |name: &str| {
         let pid = name.strip_prefix("tp-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())

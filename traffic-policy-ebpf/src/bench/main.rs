@@ -13,6 +13,12 @@
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod floor;
 #[cfg(target_arch = "bpf")]
+#[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
+mod generator;
+#[cfg(target_arch = "bpf")]
+#[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
+mod sink;
+#[cfg(target_arch = "bpf")]
 #[path = "../prog/wire.rs"]
 #[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
 mod wire;

@@ -6,6 +6,7 @@ mod packet;
 mod report;
 mod scale;
 mod selection;
+mod wire;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -65,7 +66,8 @@ impl Effort {
 type Part = fn(Effort, &mut Report) -> Result<()>;
 
 /// Everything that is measured; each part asks the report which of its rows are wanted.
-const PARTS: &[(&str, Part)] = &[("per packet", packet::measure), ("scale", scale::measure)];
+const PARTS: &[(&str, Part)] =
+    &[("per packet", packet::measure), ("on the wire", wire::measure), ("scale", scale::measure)];
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {

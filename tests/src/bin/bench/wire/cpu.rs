@@ -1,0 +1,53 @@
+//! Which CPU is whose: one is the flood's, the others are for everybody else.
+
+use std::{fs, io, thread::available_parallelism};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    libc,
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+/// The flood's.
+pub(crate) fn busy() -> Result<usize> {
+    Ok(available_parallelism()?.get() - 1)
+}
+
+/// Keeps a thread (0: the calling one) on a CPU.
+pub(crate) fn stay(thread: i32, cpu: usize) -> Result<()> {
+    let mut one = CpuSet::new();
+    one.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(thread), &one).context("staying on one CPU failed")
+}
+
+/// Lets a thread run as soon as it can, before all that are not as urgent.
+pub(crate) fn run_first(thread: i32) -> Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameters outlive the call.
+    let result = unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameters) };
+    ensure!(result == 0, "making a thread urgent failed: {}", io::Error::last_os_error());
+    Ok(())
+}
+
+/// Keeps a thread (0: the calling one) off a CPU, if there is another one.
+pub(crate) fn keep_off(thread: i32, busy: usize) -> Result<()> {
+    let mut others = CpuSet::new();
+    let mut any = false;
+    for cpu in (0..available_parallelism()?.get()).filter(|cpu| *cpu != busy) {
+        others.set(cpu)?;
+        any = true;
+    }
+    if any {
+        sched_setaffinity(Pid::from_raw(thread), &others).context("leaving a CPU failed")?;
+    }
+    Ok(())
+}
+
+/// As [`keep_off`], all threads of a process.
+pub(crate) fn keep_process_off(process: u32, busy: usize) -> Result<()> {
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        keep_off(thread?.file_name().to_string_lossy().parse()?, busy)?;
+    }
+    Ok(())
+}

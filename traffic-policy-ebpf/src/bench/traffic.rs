@@ -1,0 +1,105 @@
+//! Map layouts of the generator and the sink of real packets: see `generator.rs` and `sink.rs`.
+
+use super::FRAME_WORDS;
+
+/// Turns between which receivers have theirs: fewer than the 256 of a veth's receive ring, also when each packet is answered.
+pub const BATCH: u32 = 64;
+/// Clients have consecutive addresses, and each uses so many consecutive ports, as a power of two.
+pub const PORTS_SHIFT: u32 = 13;
+pub const FIRST_PORT: u16 = 20_000;
+/// Sequence number of a client's SYN, and of the SYN-ACK that answers.
+pub const CLIENT_SEQUENCE: u32 = 1_000;
+pub const ENDPOINT_SEQUENCE: u32 = 7_000;
+
+/// What the generator sends: one packet of each flow, then from the first flow on again.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Generator {
+    /// A packet whose source address and port are 0, and whose checksums are not used.
+    pub template: [u64; FRAME_WORDS],
+    /// Sums of the words of the IP header, and of the TCP segment with its pseudo header.
+    pub ip_sum: u64,
+    pub tcp_sum: u64,
+    /// The first client's address, as a number.
+    pub client: u32,
+    /// Number of the flow that comes next.
+    pub next: u32,
+    pub count: u32,
+    /// Packets that are left in the burst.
+    pub burst: u32,
+    /// Packets of a whole burst: at most a batch.
+    pub burst_length: u32,
+    pub zero: u32,
+    /// Nanoseconds from one burst to the next; 0: as fast as it goes.
+    pub interval: u64,
+    /// When the next burst is due.
+    pub due: u64,
+    /// When the last burst began, if its time is not counted yet.
+    pub since: u64,
+    /// Nanoseconds from the beginning of each burst to the beginning of the batch after it.
+    pub busy: u64,
+    pub sent: u64,
+    /// Turns so far, and how many will be.
+    pub turn: u64,
+    pub turns: u64,
+    /// When it was asked first and last, CLOCK_MONOTONIC; setting up a run and taking it down takes tens of milliseconds.
+    pub started: u64,
+    pub ended: u64,
+}
+
+/// What the sink expects. Addresses and ports in memory order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sink {
+    pub flags: u32,
+    pub clients: u32,
+    pub client_mask: u32,
+    pub endpoints: u32,
+    pub endpoint_mask: u32,
+    /// Who asks the endpoints; 0: anyone.
+    pub source: u32,
+    /// Whom the clients asked.
+    pub frontend: u32,
+    pub frontend_port: u16,
+    pub target_port: u16,
+}
+
+/// Flags of [`Sink`].
+pub mod sink {
+    /// An endpoint answers SYN by SYN-ACK.
+    pub const ANSWER: u32 = 1;
+    /// A client answers SYN-ACK by ACK.
+    pub const CONFIRM: u32 = 2;
+    /// Both checksums of each packet are verified.
+    pub const VERIFY: u32 = 4;
+}
+
+/// What the sink counts.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrived {
+    /// A SYN at an endpoint.
+    Opening,
+    /// A SYN-ACK at a client, from whom it had asked.
+    Answer,
+    /// Another packet at an endpoint.
+    Request,
+    /// Another packet at a client, from whom it had asked.
+    Reply,
+    /// A packet to the frontend that was sent back as it came.
+    Untranslated,
+    /// From the wrong address or port, to the wrong port, or with a wrong checksum.
+    Wrong,
+}
+
+impl Arrived {
+    pub const COUNT: usize = 6;
+}
+
+#[cfg(all(feature = "user", not(target_arch = "bpf")))]
+mod pod {
+    // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
+    unsafe impl aya::Pod for super::Generator {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for super::Sink {}
+}
