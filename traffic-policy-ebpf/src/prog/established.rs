@@ -22,10 +22,9 @@ use super::{
     create,
     exit::{self, Exit},
     family::{V4, V6, pending_in_use},
-    hop,
+    hop::{self, Current},
     ingress::{Ours, Ready, answered, carry_out, may_be_cluster_ip, ours},
     irregular,
-    maps::{HOPS, STATE},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     rewrite::Rewrite,
     trace,
@@ -65,22 +64,15 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     // What opens or ends a conversation changes its state.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
         let now = hop::now();
-        let Some(state) = STATE.get_ptr(0) else { return Outcome::DroppedFailed.into() };
-        let (route, hop_epoch) = unsafe { ((*state).route as u16, (*state).hop_epoch) };
+        let Some(current) = Current::load() else { return Outcome::DroppedFailed.into() };
         if let Some(half) = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple) {
             let (kind, state, epoch, index) =
                 unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
             if state & !ANSWERED == CONFIRMED {
                 let mut hop = ptr::null();
-                // As `hop::fresh` has it, from what was loaded before. A half that is being written has no kind.
-                if matches!(kind, kind::FORWARD | kind::REPLY)
-                    && epoch == route
-                    && let Some(found) = HOPS.get_ptr(index as u32)
-                    && unsafe { (*found).epoch } == hop_epoch
-                    // Nothing grows old within a jiffy.
-                    && (unsafe { (*half).last } == now || hop::fresh(epoch, index, now).is_some())
-                {
-                    hop = found;
+                // A half that is being written has no kind.
+                if matches!(kind, kind::FORWARD | kind::REPLY) {
+                    hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if kind == kind::DELIVER || !hop.is_null() {
                     let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);

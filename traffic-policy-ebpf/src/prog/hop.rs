@@ -69,16 +69,39 @@ pub fn now() -> u32 {
     (unsafe { bpf_jiffies64() }) as u32
 }
 
-/// A stored hop, if it may be used without asking the FIB.
+/// What stored hops are compared with.
+pub struct Current {
+    route: u16,
+    hop_epoch: u32,
+    max_age: u32,
+}
+
+impl Current {
+    #[inline(always)]
+    pub fn load() -> Option<Self> {
+        let state = STATE.get_ptr(0)?;
+        let (route, hop_epoch, max_age) =
+            unsafe { ((*state).route as u16, (*state).hop_epoch, (*state).hop_max_age) };
+        Some(Self { route, hop_epoch, max_age })
+    }
+
+    /// A stored hop, if it may be used without asking the FIB.
+    #[inline(always)]
+    pub fn hop(&self, epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
+        if epoch != self.route {
+            return None;
+        }
+        let hop = HOPS.get_ptr(hop as u32)?;
+        let (epoch, resolved) = unsafe { ((*hop).epoch, (*hop).resolved) };
+        let fresh = epoch == self.hop_epoch && now.wrapping_sub(resolved) < self.max_age;
+        if fresh { Some(hop) } else { None }
+    }
+}
+
+/// As [`Current::hop`].
 #[inline(always)]
 pub fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
-    let (state, hop) = (STATE.get_ptr(0)?, HOPS.get_ptr(hop as u32)?);
-    let fresh = unsafe {
-        epoch == (*state).route as u16
-            && (*hop).epoch == (*state).hop_epoch
-            && now.wrapping_sub((*hop).resolved) < (*state).hop_max_age
-    };
-    if fresh { Some(hop) } else { None }
+    Current::load()?.hop(epoch, hop, now)
 }
 
 /// Current route epoch.

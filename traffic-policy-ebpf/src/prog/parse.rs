@@ -109,12 +109,12 @@ impl Parse for V4 {
             return Err(short4(ip, end));
         }
         unsafe {
+            if load16::<6>(ip) & FRAGMENT != 0 {
+                return Err(Outcome::PassedFragment);
+            }
             let protocol = load8::<9>(ip) as u32;
             if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
                 return Err(Outcome::PassedProtocol);
-            }
-            if load16::<6>(ip) & FRAGMENT != 0 {
-                return Err(Outcome::PassedFragment);
             }
             let first = load8::<0>(ip);
             if first != 0x45 {
@@ -229,8 +229,8 @@ fn short4(ip: usize, end: usize) -> Outcome {
         return Outcome::PassedMalformed;
     }
     match unsafe { (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) } {
+        (_, 1..) => Outcome::PassedFragment,
         (PROTOCOL_TCP | PROTOCOL_UDP, 0) => Outcome::PassedMalformed,
-        (PROTOCOL_TCP | PROTOCOL_UDP, _) => Outcome::PassedFragment,
         _ => Outcome::PassedProtocol,
     }
 }
