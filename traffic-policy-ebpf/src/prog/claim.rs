@@ -83,8 +83,10 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         if pool_len == 0 {
             return Err(Outcome::DroppedNoPort.into());
         }
-        // As a callback the verifier sees one turn only.
-        unsafe { bpf_loop(TRIES, F::next_port(), ptr::null_mut(), 0) };
+        // The first port is nearly always free. As a callback the verifier sees one turn only of the others.
+        if next_port::<F>() == 0 {
+            unsafe { bpf_loop(TRIES - 1, F::next_port(), ptr::null_mut(), 0) };
+        }
         match unsafe { (*scratch).claim.result } as i64 {
             0 => Ok(()),
             EXISTS => Err(Outcome::DroppedNoPort.into()),

@@ -84,7 +84,14 @@ pub fn track<F: Family>(
     half: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
-    let kind = unsafe { (*half).kind };
+    let (kind, state) = unsafe { ((*half).kind, (*half).state) };
+    if state & MARKED != 0 {
+        unsafe { (*half).state &= !MARKED };
+    }
+    if matches!(kind, kind::REPLY | kind::REPLY_LOCAL) && !pending && state & GONE == 0 {
+        // Nobody doubts it, so the look-up of the other half, which memory makes slow, is spared.
+        return reply(parsed, half, true, false);
+    }
     let table = if pending { F::pending() } else { F::flows() };
     let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
         return Tracked::Leave(Outcome::DroppedFailed);
@@ -93,9 +100,6 @@ pub fn track<F: Family>(
     // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
     // table a half left behind by a restart is marked as gone.
     let other = other.filter(|other| names::<F>(*other, &parsed.tuple));
-    if unsafe { (*half).state } & MARKED != 0 {
-        unsafe { (*half).state &= !MARKED };
-    }
     match kind {
         kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
         kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, other.is_some(), pending),
