@@ -24,7 +24,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData, MapError, PerCpuArray};
 use traffic_policy_agent::dataplane::{self, Found, Kernel, Sizes, Sweeper, Tables};
-use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, Tuple, jump};
+use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, jump};
 
 pub use self::flows::{Half, Place};
 pub use self::run::{Hook, Input, Ran, Way};
@@ -37,8 +37,8 @@ use crate::netns::Namespace;
 pub struct Harness {
     pub object: Ebpf,
     pub tables: Tables,
-    pending4: HashMap<MapData, Tuple<Address4>, Flow<Address4>>,
-    pending6: HashMap<MapData, Tuple<Address6>, Flow<Address6>>,
+    pending4: HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
+    pending6: HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
     buckets: PerCpuArray<MapData, Bucket>,
     affinity: HashMap<MapData, AffinityKey, Affinity>,
     world: World,

@@ -7,6 +7,7 @@
 mod affinity;
 mod agent;
 mod event;
+mod flow_key;
 mod fragment;
 mod frontends;
 mod hop;
@@ -24,6 +25,7 @@ pub use self::{
     affinity::{Affinity, AffinityKey, client},
     agent::Agent,
     event::{Event, EventBucket},
+    flow_key::{FlowKey, Fold},
     fragment::{Fragment, FragmentKey, REASSEMBLY},
     frontends::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
@@ -41,7 +43,7 @@ pub use self::{
 pub const ABI_VERSION: u32 = 2;
 
 /// An address as it lies in a packet.
-pub trait Address: Copy + PartialEq + Default + 'static {
+pub trait Address: Fold + Copy + PartialEq + Default + 'static {
     /// Sum of its 16-bit words, not folded.
     fn sum(self) -> u64;
     /// Its first eight bytes and its last eight, zero filled: the form of [`HopKey`].
@@ -112,7 +114,7 @@ pub const fn destination_port(ports: u32) -> u16 {
 pub const PROTOCOL_TCP: u32 = 6;
 pub const PROTOCOL_UDP: u32 = 17;
 
-/// Key of the flow tables: the packet's own addresses and ports.
+/// The packet's own addresses and ports: what finds its flow, as a [`FlowKey`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Tuple<A> {
@@ -155,7 +157,9 @@ pub mod kind {
 /// IPv4: 48 bytes of the kernel's element + 16 of key + 64 = two cache lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Flow<A> {
+pub struct Flow<A: Address> {
+    /// What the key does not tell of the packets that it matches.
+    pub kept: A::Kept,
     /// Addresses and ports that the packet gets.
     pub source: A,
     pub destination: A,
@@ -348,8 +352,8 @@ const _: () = {
     assert!(size_of::<Tuple<Address4>>() == 16);
     assert!(size_of::<Tuple<Address6>>() == 40);
     // Two cache lines with the kernel's 48 bytes.
-    assert!(48 + size_of::<Tuple<Address4>>() + size_of::<Flow<Address4>>() == 128);
-    assert!(size_of::<Flow<Address6>>() == 88);
+    assert!(48 + size_of::<FlowKey<Address4>>() + size_of::<Flow<Address4>>() == 128);
+    assert!(size_of::<Flow<Address6>>() == 104);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
     assert!(size_of::<Frontend>() == 40);

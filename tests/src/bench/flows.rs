@@ -7,8 +7,8 @@ use aya::{Pod, maps::HashMap};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_ebpf::{
     abi::{
-        self, Address, Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Tuple, destination_port, ports,
-        source_port,
+        self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Tuple, destination_port,
+        ports, source_port,
     },
     bench::FloorFlow,
     checksum,
@@ -206,7 +206,7 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 }
 
 /// A table of flows.
-pub type Table<A> = HashMap<aya::maps::MapData, Tuple<A>, abi::Flow<A>>;
+pub type Table<A> = HashMap<aya::maps::MapData, FlowKey<A>, abi::Flow<A>>;
 
 fn remove_from<A: FromIp>(table: &mut Table<A>, flow: &Flow) -> Result<()>
 where
@@ -214,7 +214,7 @@ where
     abi::Flow<A>: Pod,
 {
     for key in [request_key::<A>(flow)?, reply_key::<A>(flow)?] {
-        table.remove(&key).context("a flow is missing")?;
+        table.remove(&FlowKey::of(&key)).context("a flow is missing")?;
     }
     Ok(())
 }
@@ -314,7 +314,7 @@ where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,
 {
-    let half = table.get(&request_key::<A>(flow)?, 0).context("a flow is missing")?;
+    let half = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
     Ok((
         SocketAddr::new(half.source.to_ip(), u16::from_be(source_port(half.ports))),
         SocketAddr::new(half.destination.to_ip(), u16::from_be(destination_port(half.ports))),

@@ -1,11 +1,11 @@
 //! The flow tables in the terms of a test: halves of both families alike.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use aya::maps::{HashMap, MapData};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Flow, Tuple, destination_port, kind, ports, source_port,
+    Address, Address4, Address6, Flow, FlowKey, Fold, Tuple, destination_port, kind, ports, source_port,
 };
 
 use super::Harness;
@@ -64,13 +64,14 @@ pub struct Half {
 }
 
 impl Half {
-    fn read<A: Address + FromWire>(place: Place, key: &Tuple<A>, flow: &Flow<A>) -> Self {
+    fn read<A: Address + FromWire>(place: Place, key: &FlowKey<A>, flow: &Flow<A>) -> Self {
+        let tuple = key.tuple(flow);
         let end = |address: A, port: u16| SocketAddr::new(address.to_ip(), u16::from_be(port));
         Self {
             place,
-            protocol: key.protocol as u8,
-            from: end(key.source, source_port(key.ports)),
-            to: end(key.destination, destination_port(key.ports)),
+            protocol: tuple.protocol as u8,
+            from: end(tuple.source, source_port(tuple.ports)),
+            to: end(tuple.destination, destination_port(tuple.ports)),
             new_from: end(flow.source, source_port(flow.ports)),
             new_to: end(flow.destination, destination_port(flow.ports)),
             kind: flow.kind,
@@ -84,13 +85,17 @@ impl Half {
         }
     }
 
-    fn key<A: Address + Wire>(&self) -> Tuple<A> {
+    fn tuple<A: Address + Wire>(&self) -> Tuple<A> {
         Tuple {
             source: A::from_ip(self.from.ip()),
             destination: A::from_ip(self.to.ip()),
             ports: ports(self.from.port().to_be(), self.to.port().to_be()),
             protocol: u32::from(self.protocol),
         }
+    }
+
+    fn key<A: Address + Wire>(&self) -> FlowKey<A> {
+        FlowKey::of(&self.tuple())
     }
 
     /// Takes over what a test may change.
@@ -140,6 +145,15 @@ impl Harness {
         }
     }
 
+    /// Makes the entry of an IPv6 half in the main table that of packets to another address whose key is the same.
+    pub fn exchange(&mut self, half: &Half, to: Ipv6Addr) -> Half {
+        let (table, key) = (&mut self.tables.v6.flows, half.key());
+        let mut flow = table.get(&key, 0).unwrap_or_else(|error| panic!("no half {half:?}: {error}"));
+        flow.kept = to.to_wire().kept();
+        table.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {half:?}: {error}"));
+        Half::read(half.place, &key, &flow)
+    }
+
     /// Deletes one half, as the kernel may in the pending table.
     pub fn evict(&mut self, half: &Half) {
         match (half.from.is_ipv4(), half.place) {
@@ -152,7 +166,7 @@ impl Harness {
     }
 }
 
-fn dump<A: Address + FromWire>(place: Place, map: &HashMap<MapData, Tuple<A>, Flow<A>>) -> Vec<Half> {
+fn dump<A: Address + FromWire>(place: Place, map: &HashMap<MapData, FlowKey<A>, Flow<A>>) -> Vec<Half> {
     map.iter()
         .map(|entry| {
             let (key, flow) = entry.unwrap_or_else(|error| panic!("reading the flows: {error}"));
@@ -161,7 +175,7 @@ fn dump<A: Address + FromWire>(place: Place, map: &HashMap<MapData, Tuple<A>, Fl
         .collect()
 }
 
-fn edit<A: Address + Wire>(map: &mut HashMap<MapData, Tuple<A>, Flow<A>>, half: &Half) {
+fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, half: &Half) {
     let key = half.key();
     let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no half {half:?}: {error}"));
     half.write(&mut flow);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{HashMap, Map, MapData};
 use serde_json::Value;
 use traffic_policy_agent::dataplane::ToWire;
-use traffic_policy_ebpf::abi::{self, Address4, PROTOCOL_TCP, Tuple, kind, ports};
+use traffic_policy_ebpf::abi::{self, Address4, FlowKey, PROTOCOL_TCP, Tuple, kind, ports};
 use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
 use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
@@ -145,7 +145,7 @@ fn wrong_filters_are_named() {
 fn fill(pin_dir: &Path, flows: u32) {
     let maps = pin_dir.join(format!("v{}/maps", abi::ABI_VERSION));
     let table = Map::from_map_data(MapData::from_pin(maps.join("FLOWS4")).unwrap()).unwrap();
-    let mut table: HashMap<_, Tuple<Address4>, abi::Flow<Address4>> = table.try_into().unwrap();
+    let mut table: HashMap<_, FlowKey<Address4>, abi::Flow<Address4>> = table.try_into().unwrap();
     let (node, pod) = (Ipv4Addr::new(172, 18, 0, 11).to_wire(), Ipv4Addr::new(10, 244, 2, 2).to_wire());
     for number in 0..flows {
         let client = Ipv4Addr::new(198, 51, 100, number as u8).to_wire();
@@ -173,8 +173,8 @@ fn fill(pin_dir: &Path, flows: u32) {
             state: CONFIRMED | ANSWERED,
             ..request
         };
-        table.insert(back, reply, 0).unwrap();
-        table.insert(there, request, 0).unwrap();
+        table.insert(FlowKey::of(&back), reply, 0).unwrap();
+        table.insert(FlowKey::of(&there), request, 0).unwrap();
     }
 }
 

@@ -12,6 +12,7 @@ mod extensions;
 mod fragments;
 mod hops;
 mod identity;
+mod keys;
 mod limits;
 mod noise;
 mod pending;

@@ -11,9 +11,9 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, MapFd, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, Frontend,
+    Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, FlowKey, Frontend,
     FrontendKey, Hop, HopKey, Node, PROTOCOL_TCP, PROTOCOL_UDP, ServiceCount, ServiceCountKey, ServiceInfo,
-    Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Tuple, Usage,
+    Slot, SlotRoute, Socket, SocketKey, SourceRange, State, Sweep, Usage,
 };
 
 use super::{plan::GoneEndpoint, words::Words};
@@ -21,7 +21,7 @@ use crate::model::Protocol;
 
 /// The tables of one IP family.
 pub struct Family<A: Address, const W: usize> {
-    pub flows: HashMap<MapData, Tuple<A>, Flow<A>>,
+    pub flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
     pub service_cidrs: LpmTrie<MapData, Cidr<W>, u32>,

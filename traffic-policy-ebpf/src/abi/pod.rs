@@ -5,6 +5,8 @@ use super::*;
 // SAFETY: all are repr(C), made of integers, valid for any bytes, and 'static.
 unsafe impl<A: Address> aya::Pod for Tuple<A> {}
 // SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for FlowKey<A> {}
+// SAFETY: as above.
 unsafe impl<A: Address> aya::Pod for Flow<A> {}
 // SAFETY: as above.
 unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}

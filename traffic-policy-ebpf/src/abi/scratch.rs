@@ -1,11 +1,11 @@
 //! Notes of the programs for each other.
 
-use super::{Affinity, AffinityKey, Flow, Fragment, FragmentKey, Hop, Tuple};
+use super::{Address, Affinity, AffinityKey, Flow, Fragment, FragmentKey, Hop, Tuple};
 
 /// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Scratch<A> {
+pub struct Scratch<A: Address> {
     pub request: Flow<A>,
     pub reply: Flow<A>,
     /// The kernel's `struct bpf_fib_lookup`.
@@ -24,9 +24,9 @@ pub struct Scratch<A> {
     pub length: u32,
     pub claim: Claim,
     pub search: Search<A>,
-    /// The key of `reply`; of a packet that is refused, its own tuple.
+    /// The tuple of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
-    /// The key of another half, while that is looked up.
+    /// The tuple of another half, while that is looked up.
     pub other: Tuple<A>,
     /// What the packet's other fragments are found by, and what they are to know.
     pub fragment_key: FragmentKey<A>,

@@ -1,7 +1,7 @@
 //! Refusals: packets that the program makes itself in place of the one it got (ICMP errors and TCP RST), and drops.
 
 use traffic_policy_ebpf::{
-    abi::{Bucket, Flow, NO_SERVICE, PROTOCOL_TCP, Scratch},
+    abi::{Bucket, NO_SERVICE, PROTOCOL_TCP, Scratch},
     checksum,
     outcome::{Outcome, Verdict},
 };
@@ -84,10 +84,8 @@ unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
     if service != NO_SERVICE {
         return service;
     }
-    match F::flows().lookup::<_, Flow<F::Address>>(unsafe { &(*scratch).key }) {
-        Some(half) => unsafe { (*half).service },
-        None => NO_SERVICE,
-    }
+    let half = F::flows().find(unsafe { &(*scratch).key });
+    if half.is_null() { NO_SERVICE } else { unsafe { (*half).service } }
 }
 
 #[inline(always)]

@@ -4,7 +4,7 @@ use core::ptr;
 
 use aya_ebpf::helpers::bpf_loop;
 use traffic_policy_ebpf::{
-    abi::{Address, Claim, Flow, Scratch, Slot, Tuple, Usage, kind, ports, source_port},
+    abi::{Address, Claim, Flow, Fold, Scratch, Slot, Tuple, Usage, kind, ports, source_port},
     checksum, hash,
     outcome::Outcome,
 };
@@ -99,8 +99,10 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
     #[inline(always)]
     fn renew(&self) -> bool {
         let key = unsafe { &(*self.scratch).key };
-        let Some(old) = table::<F>(self.pending).lookup::<_, Flow<F::Address>>(key) else { return false };
-        if unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed() {
+        let old = table::<F>(self.pending).find(key);
+        if old.is_null()
+            || unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed()
+        {
             return false;
         }
         unsafe {
@@ -138,6 +140,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         let reply = unsafe { &raw mut (*self.scratch).reply };
         unsafe {
             *reply = Flow {
+                kept: self.source.kept(),
                 source: tuple.destination,
                 destination: tuple.source,
                 ports: tuple.ports.rotate_left(16),
@@ -167,6 +170,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         let request = unsafe { &raw mut (*self.scratch).request };
         unsafe {
             *request = Flow {
+                kept: self.parsed.tuple.destination.kept(),
                 source: self.source,
                 destination: self.slot.address,
                 ports: new_ports,
@@ -204,7 +208,7 @@ fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
         (*scratch).reply.port_delta =
             checksum::delta(checksum::port_sum(claim.ports), checksum::port_sum(claim.client_ports));
         let (key, reply, pending) = (&(*scratch).key, &raw const (*scratch).reply, claim.pending != 0);
-        if pending_in_use() && table::<F>(!pending).lookup::<_, Flow<F::Address>>(key).is_some() {
+        if pending_in_use() && !table::<F>(!pending).find(key).is_null() {
             return EXISTS;
         }
         table::<F>(pending).insert(key, reply, NOEXIST)

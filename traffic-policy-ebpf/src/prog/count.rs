@@ -6,7 +6,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Flow, NO_SERVICE, ServiceCount, ServiceCountKey, kind},
+    abi::{Address, Flow, NO_SERVICE, ServiceCount, ServiceCountKey, kind},
     outcome::Outcome,
 };
 
@@ -50,7 +50,7 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
 
 /// Adds what went by a half that is about to go.
 #[inline(always)]
-pub fn end<A>(half: *const Flow<A>) {
+pub fn end<A: Address>(half: *const Flow<A>) {
     let (kind, service, packets, bytes) =
         unsafe { ((*half).kind, (*half).service, (*half).packets, (*half).bytes) };
     let outcome = match kind {

@@ -31,7 +31,7 @@ use super::{
 };
 
 /// A flow that exists now.
-pub struct Created<A> {
+pub struct Created<A: Address> {
     pub request: *mut Flow<A>,
     /// Not 0: the device to leave by; the FIB was asked, and its neighbour is not resolved.
     pub unresolved: u32,
@@ -94,8 +94,7 @@ fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let key = unsafe { &mut (*scratch).other };
     *key = parsed.tuple.reversed();
-    F::flows().lookup::<_, Flow<F::Address>>(&*key).is_some()
-        || pending_in_use() && F::pending().lookup::<_, Flow<F::Address>>(&*key).is_some()
+    !F::flows().find(key).is_null() || pending_in_use() && !F::pending().find(key).is_null()
 }
 
 /// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
@@ -125,21 +124,17 @@ fn route<P: Packet, F: Family>(
             }
         }
     }
-    let route =
+    let via =
         match hop::resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now) {
-            // The FIB says the same of the node's own addresses and of a destination without a route; slots of the
-            // former are marked.
-            Route::Local => Route::Failed(Outcome::DroppedNoRoute),
-            // Behind a device to which no program is attached: a pod's.
-            Route::Via(via) if !via.attached => Route::Local,
-            route => route,
+            // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
+            // marked.
+            Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
+            Route::Failed(outcome) => return Route::Failed(outcome),
+            Route::Via(via) => via,
         };
     if let Some(stored) = stored {
-        let (hop, source) = match &route {
-            Route::Local => (HOP_LOCAL, F::Address::default()),
-            Route::Via(via) => (via.hop, via.source),
-            Route::Failed(_) => (0, F::Address::default()),
-        };
+        let (hop, source) =
+            if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
         if hop != 0 {
             unsafe {
                 ptr::write_volatile(&raw mut (*stored).word, 0);
@@ -148,7 +143,8 @@ fn route<P: Packet, F: Family>(
             }
         }
     }
-    route
+    // Behind a device to which no program is attached is a pod.
+    if via.attached { Route::Via(via) } else { Route::Local }
 }
 
 /// Makes the flow of a packet that has none. `restart`: a half of the main table to be written over, or null.
@@ -219,9 +215,9 @@ pub fn create<P: Packet, F: Family>(
         failed => {
             // Another CPU was first, or the table is full. Our reply half is nobody else's, unless the winner made it
             // too: for an endpoint on this node both have the same.
-            let winner = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple);
-            let shared =
-                winner.is_some_and(|w| unsafe { (*w).translated(parsed.tuple.protocol) }.reversed() == *key);
+            let winner = F::flows().find(&parsed.tuple);
+            let shared = !winner.is_null()
+                && unsafe { (*winner).translated(parsed.tuple.protocol) }.reversed() == *key;
             if !shared {
                 table::<F>(pending).remove(key);
             }
@@ -231,10 +227,11 @@ pub fn create<P: Packet, F: Family>(
         }
     }
     // The entry as it lies in the table: ours, or that of the CPU that was first.
-    match table::<F>(pending).lookup(&parsed.tuple) {
-        Some(request) => Ok(Created { request, unresolved }),
-        None => Err(Exit::refused(Outcome::DroppedTableFull, list.service)),
+    let request = table::<F>(pending).find(&parsed.tuple);
+    if request.is_null() {
+        return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
     }
+    Ok(Created { request, unresolved })
 }
 
 /// Writes a new conversation over the request half of one that is over. Packets of the old one may be reading: the half
@@ -277,7 +274,8 @@ unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, succe
     if *key == *successor {
         return;
     }
-    if let Some(old) = F::flows().lookup::<_, Flow<F::Address>>(key) {
+    let old = F::flows().find(key);
+    if !old.is_null() {
         unsafe { (*old).state |= GONE };
     }
 }

@@ -11,7 +11,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Flow, jump, kind, step},
+    abi::{jump, kind, step},
     outcome::Outcome,
     tcp::{ANSWERED, CONFIRMED, flag},
 };
@@ -65,7 +65,8 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
         let now = hop::now();
         let Some(current) = Current::load() else { return Outcome::DroppedFailed.into() };
-        if let Some(half) = F::flows().lookup::<_, Flow<F::Address>>(&parsed.tuple) {
+        let half = F::flows().find(&parsed.tuple);
+        if !half.is_null() {
             let (kind, state, epoch, index) =
                 unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
             if state & !ANSWERED == CONFIRMED {

@@ -5,6 +5,7 @@ use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, Search};
 
 use super::{
     choose, claim,
+    flows::Flows,
     maps::{
         self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4,
         SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
@@ -19,8 +20,8 @@ pub trait Family: 'static {
     /// Address family number.
     const AF: u16;
 
-    fn flows() -> Table;
-    fn pending() -> Table;
+    fn flows() -> Flows<Self::Address>;
+    fn pending() -> Flows<Self::Address>;
     fn frontends() -> Table;
     fn sources() -> Table;
     fn service_cidrs() -> Table;
@@ -45,12 +46,12 @@ impl Family for V4 {
     const AF: u16 = 2;
 
     #[inline(always)]
-    fn flows() -> Table {
-        Table::of(&raw const FLOWS4)
+    fn flows() -> Flows<Address4> {
+        Flows::of(&raw const FLOWS4)
     }
     #[inline(always)]
-    fn pending() -> Table {
-        Table::of(&raw const PENDING4)
+    fn pending() -> Flows<Address4> {
+        Flows::of(&raw const PENDING4)
     }
     #[inline(always)]
     fn frontends() -> Table {
@@ -97,12 +98,12 @@ impl Family for V6 {
     const AF: u16 = 10;
 
     #[inline(always)]
-    fn flows() -> Table {
-        Table::of(&raw const FLOWS6)
+    fn flows() -> Flows<Address6> {
+        Flows::of(&raw const FLOWS6)
     }
     #[inline(always)]
-    fn pending() -> Table {
-        Table::of(&raw const PENDING6)
+    fn pending() -> Flows<Address6> {
+        Flows::of(&raw const PENDING6)
     }
     #[inline(always)]
     fn frontends() -> Table {

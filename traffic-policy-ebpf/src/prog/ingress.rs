@@ -4,7 +4,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
+    abi::{Address, Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
     hash,
     outcome::{Outcome, Verdict},
 };
@@ -126,7 +126,7 @@ pub unsafe fn bit(array: *const u64, index: u16) -> bool {
 }
 
 /// A half that can be carried out, and how.
-pub struct Ready<A> {
+pub struct Ready<A: Address> {
     pub half: *mut Flow<A>,
     /// Null for a half that the stack delivers, and where the neighbour is not resolved.
     pub hop: *const Hop,

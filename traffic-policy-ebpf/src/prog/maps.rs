@@ -10,9 +10,9 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Counters, Device, EndpointKey, Event,
-    EventBucket, Filter, Flow, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey,
-    Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey,
-    SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
+    EventBucket, Filter, Flow, FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop,
+    HopKey, Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey,
+    SocketQuestion, SourceRange, State, Sweep, Trace, Usage, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
@@ -23,13 +23,13 @@ const NO_PREALLOC: usize = 1;
 const MMAPABLE: usize = 1024;
 
 #[btf_map]
-pub static FLOWS4: HashMap<Tuple<Address4>, Flow<Address4>, 262_144> = HashMap::new();
+pub static FLOWS4: HashMap<FlowKey<Address4>, Flow<Address4>, 262_144> = HashMap::new();
 #[btf_map]
-pub static FLOWS6: HashMap<Tuple<Address6>, Flow<Address6>, 65_536> = HashMap::new();
+pub static FLOWS6: HashMap<FlowKey<Address6>, Flow<Address6>, 65_536> = HashMap::new();
 #[btf_map]
-pub static PENDING4: LruHashMap<Tuple<Address4>, Flow<Address4>, 16_384> = LruHashMap::new();
+pub static PENDING4: LruHashMap<FlowKey<Address4>, Flow<Address4>, 16_384> = LruHashMap::new();
 #[btf_map]
-pub static PENDING6: LruHashMap<Tuple<Address6>, Flow<Address6>, 16_384> = LruHashMap::new();
+pub static PENDING6: LruHashMap<FlowKey<Address6>, Flow<Address6>, 16_384> = LruHashMap::new();
 #[btf_map]
 pub static FRONTENDS4: HashMap<FrontendKey<Address4>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
 #[btf_map]

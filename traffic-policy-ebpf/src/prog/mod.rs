@@ -15,6 +15,7 @@ mod event;
 mod exit;
 mod extension;
 mod family;
+mod flows;
 mod fragment;
 mod hop;
 mod ingress;
@@ -38,7 +39,7 @@ use aya_ebpf::{
 use context::{Tc, Xdp};
 use family::{V4, V6};
 use sweep::Element;
-use traffic_policy_ebpf::abi::{Address4, Address6, Flow, Socket, SocketKey, Tuple, hook};
+use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, Socket, SocketKey, hook};
 
 fn md(ctx: &XdpContext) -> Xdp {
     let md = ctx.ctx as *mut xdp_md;
@@ -205,10 +206,10 @@ macro_rules! walks {
 }
 
 walks! {
-    sweep_flows4: Tuple<Address4> => Flow<Address4>, sweep::half::<V4>;
-    sweep_flows6: Tuple<Address6> => Flow<Address6>, sweep::half::<V6>;
-    sweep_pending4: Tuple<Address4> => Flow<Address4>, sweep::unconfirmed::<V4>;
-    sweep_pending6: Tuple<Address6> => Flow<Address6>, sweep::unconfirmed::<V6>;
+    sweep_flows4: FlowKey<Address4> => Flow<Address4>, sweep::half::<V4>;
+    sweep_flows6: FlowKey<Address6> => Flow<Address6>, sweep::half::<V6>;
+    sweep_pending4: FlowKey<Address4> => Flow<Address4>, sweep::unconfirmed::<V4>;
+    sweep_pending6: FlowKey<Address6> => Flow<Address6>, sweep::unconfirmed::<V6>;
     sweep_sockets: SocketKey => Socket, sweep::conversation;
 }
 

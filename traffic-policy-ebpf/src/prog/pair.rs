@@ -5,20 +5,21 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Flow, Tuple, kind},
+    abi::{Address, Flow, Tuple, kind},
     outcome::Outcome,
     tcp::{self, ANSWERED, CONFIRMED, GONE, MARKED, flag},
 };
 
 use super::{
     family::{Family, pending_in_use},
-    maps::{NOEXIST, Table, USAGE},
+    flows::Flows,
+    maps::{NOEXIST, USAGE},
     parse::Parsed,
     wire::{fetch_add, load32},
 };
 
 /// What is to be done with a packet whose half was found.
-pub enum Tracked<A> {
+pub enum Tracked<A: Address> {
     /// Translate it as this half says.
     Keep(*mut Flow<A>),
     /// It opens a new conversation: choose again, in place of this half (of the main table).
@@ -34,20 +35,19 @@ pub fn quiet(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
-/// The half of a packet, null if it has none, and whether it lies in `PENDING`. (An empty `Option` would leave a register
-/// that the verifier has never seen written.)
+/// The half of a packet, null if it has none, and whether it lies in `PENDING`.
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
-    let main: *mut Flow<F::Address> = F::flows().lookup(tuple).unwrap_or(ptr::null_mut());
+    let main = F::flows().find(tuple);
     if !main.is_null() || !pending_in_use() {
         return (main, false);
     }
-    let pending: *mut Flow<F::Address> = F::pending().lookup(tuple).unwrap_or(ptr::null_mut());
+    let pending = F::pending().find(tuple);
     if !pending.is_null() {
         return (pending, true);
     }
     // Another CPU may have moved it to the main table between the two looks.
-    (F::flows().lookup(tuple).unwrap_or(ptr::null_mut()), false)
+    (F::flows().find(tuple), false)
 }
 
 /// The key of a half's other half, in `Scratch`: the stack has no room for all the keys that are looked up.
@@ -73,8 +73,8 @@ fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -
 #[inline(always)]
 pub fn whole<F: Family>(half: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
     let Some(key) = other_key::<F>(half, tuple.protocol) else { return false };
-    let other = table::<F>(pending).lookup::<Tuple<F::Address>, Flow<F::Address>>(key);
-    other.is_some_and(|other| names::<F>(other, tuple))
+    let other = table::<F>(pending).find(key);
+    !other.is_null() && names::<F>(other, tuple)
 }
 
 /// Notes what the packet says of its conversation.
@@ -92,17 +92,18 @@ pub fn track<F: Family>(
         // Nobody doubts it, so the look-up of the other half, which memory makes slow, is spared.
         return reply(parsed, half, true, false);
     }
-    let table = if pending { F::pending() } else { F::flows() };
     let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
         return Tracked::Leave(Outcome::DroppedFailed);
     };
-    let other = table.lookup::<Tuple<F::Address>, Flow<F::Address>>(key);
+    let mut other = table::<F>(pending).find(key);
     // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
     // table a half left behind by a restart is marked as gone.
-    let other = other.filter(|other| names::<F>(*other, &parsed.tuple));
+    if !other.is_null() && !names::<F>(other, &parsed.tuple) {
+        other = ptr::null_mut();
+    }
     match kind {
         kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
-        kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, other.is_some(), pending),
+        kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, !other.is_null(), pending),
         // A half that is just being written.
         _ => Tracked::Leave(Outcome::PassedStale),
     }
@@ -113,14 +114,14 @@ fn request<F: Family>(
     parsed: &Parsed<F>,
     half: *mut Flow<F::Address>,
     key: &Tuple<F::Address>,
-    reply: Option<*mut Flow<F::Address>>,
+    reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
     let again = if pending { Tracked::Forget } else { Tracked::Restart(half) };
-    let Some(reply) = reply else {
+    if reply.is_null() {
         // Its reply half is gone: nothing that this flow sends could come back.
         return if !parsed.is_tcp() || parsed.opens() { again } else { Tracked::Forget };
-    };
+    }
     let (state, reply_state) = unsafe { ((*half).state, (*reply).state) };
     let mut confirmed = reply_state & ANSWERED != 0;
     if parsed.is_tcp() {
@@ -180,10 +181,8 @@ fn confirm<F: Family>(
     }
     F::pending().remove(&parsed.tuple);
     F::pending().remove(key);
-    match F::flows().lookup(&parsed.tuple) {
-        Some(half) => Tracked::Keep(half),
-        None => Tracked::Leave(Outcome::DroppedTableFull),
-    }
+    let half = F::flows().find(&parsed.tuple);
+    if half.is_null() { Tracked::Leave(Outcome::DroppedTableFull) } else { Tracked::Keep(half) }
 }
 
 #[inline(always)]
@@ -220,6 +219,6 @@ fn reply<F: Family>(
 
 /// The table that holds a half of a new flow.
 #[inline(always)]
-pub fn table<F: Family>(pending: bool) -> Table {
+pub fn table<F: Family>(pending: bool) -> Flows<F::Address> {
     if pending { F::pending() } else { F::flows() }
 }

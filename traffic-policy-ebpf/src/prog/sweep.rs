@@ -9,8 +9,8 @@ use core::ptr;
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Flow, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port, kind,
-        source_port,
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port,
+        kind, source_port,
     },
     tcp::{CONFIRMED, GONE, MARKED, RST},
 };
@@ -122,8 +122,9 @@ pub fn conversation(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socke
 
 /// A half of a flow in the main table.
 #[inline(always)]
-pub fn half<F: Family>(sweep: *mut Sweep, key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) {
-    let (tuple, flow) = unsafe { (*key, *half) };
+pub fn half<F: Family>(sweep: *mut Sweep, key: *const FlowKey<F::Address>, half: *mut Flow<F::Address>) {
+    let (key, flow) = unsafe { (*key, *half) };
+    let tuple = key.tuple(&flow);
     unsafe { (*sweep).entries += 1 };
     match flow.kind {
         kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, half),
@@ -142,10 +143,10 @@ fn request<F: Family>(
     let (now, pressure, timeouts, mark_gone) =
         unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark_gone) };
     let reply_key = flow.translated(tuple.protocol).reversed();
-    let reply = F::flows().lookup::<_, Flow<F::Address>>(&reply_key);
+    let reply = F::flows().find(&reply_key);
     let mut quiet_for = idle(now, flow.last);
     let mut reply_state = RST;
-    if let Some(reply) = reply {
+    if !reply.is_null() {
         let since = idle(now, unsafe { (*reply).last });
         quiet_for = if since < quiet_for { since } else { quiet_for };
         reply_state = unsafe { (*reply).state };
@@ -186,11 +187,11 @@ fn request<F: Family>(
     // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
     // gap between the two a new conversation with the same endpoint may take over the reply half.
     count::end(half.cast_const());
-    if let Some(reply) = reply {
+    if !reply.is_null() {
         count::end(reply.cast_const());
     }
     F::flows().remove(tuple);
-    if reply.is_some() {
+    if !reply.is_null() {
         F::flows().remove(&reply_key);
     }
     unsafe { (*sweep).deleted += 1 };
@@ -218,10 +219,8 @@ fn reply<F: Family>(
         return;
     }
     let key = flow.translated(tuple.protocol).reversed();
-    let named = F::flows()
-        .lookup::<_, Flow<F::Address>>(&key)
-        .is_some_and(|request| unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple);
-    if named {
+    let request = F::flows().find(&key);
+    if !request.is_null() && unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple {
         return;
     }
     if flow.state & MARKED == 0 {
@@ -238,8 +237,13 @@ fn reply<F: Family>(
 
 /// Halves in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
 #[inline(always)]
-pub fn unconfirmed<F: Family>(sweep: *mut Sweep, key: *const Tuple<F::Address>, half: *mut Flow<F::Address>) {
-    let (tuple, flow) = unsafe { (*key, *half) };
+pub fn unconfirmed<F: Family>(
+    sweep: *mut Sweep,
+    key: *const FlowKey<F::Address>,
+    half: *mut Flow<F::Address>,
+) {
+    let (key, flow) = unsafe { (*key, *half) };
+    let tuple = key.tuple(&flow);
     let (now, timeouts, mark_gone) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark_gone) };
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
     if idle(now, flow.last) > timeouts.unconfirmed

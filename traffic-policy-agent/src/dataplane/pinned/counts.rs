@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use traffic_policy_ebpf::{
-    abi::{self, Address4, Address6, ServiceCountKey, Tuple, kind},
+    abi::{self, Address4, Address6, FlowKey, ServiceCountKey, kind},
     outcome::Outcome,
 };
 
@@ -109,12 +109,12 @@ impl Pinned {
             }
         };
         for name in ["FLOWS4", "PENDING4"] {
-            self.map(name)?.each(|_: Tuple<Address4>, flow: abi::Flow<Address4>| {
+            self.map(name)?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
                 half(flow.kind, flow.service, flow.packets, flow.bytes);
             })?;
         }
         for name in ["FLOWS6", "PENDING6"] {
-            self.map(name)?.each(|_: Tuple<Address6>, flow: abi::Flow<Address6>| {
+            self.map(name)?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
                 half(flow.kind, flow.service, flow.packets, flow.bytes);
             })?;
         }

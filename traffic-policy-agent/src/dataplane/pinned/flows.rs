@@ -9,7 +9,8 @@ use std::{
 use anyhow::Result;
 use traffic_policy_ebpf::{
     abi::{
-        self, Address, Address4, Address6, HopKey, PROTOCOL_UDP, Tuple, destination_port, kind, source_port,
+        self, Address, Address4, Address6, FlowKey, HopKey, PROTOCOL_UDP, Tuple, destination_port, kind,
+        source_port,
     },
     tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST},
 };
@@ -130,17 +131,17 @@ impl Pinned {
     ) -> Result<()> {
         for (map, pending) in maps.into_iter().zip([false, true]) {
             let (mut requests, mut replies) = (Vec::new(), HashMap::new());
-            self.map(map)?.each(|key: Tuple<A>, half: abi::Flow<A>| match half.kind {
-                kind::FORWARD | kind::DELIVER => requests.push((key, half)),
+            self.map(map)?.each(|key: FlowKey<A>, half: abi::Flow<A>| match half.kind {
+                kind::FORWARD | kind::DELIVER => requests.push((key.tuple(&half), half)),
                 kind::REPLY | kind::REPLY_LOCAL => {
-                    replies.insert(key, half);
+                    replies.insert(key.tuple(&half), half);
                 }
                 // Being written at this moment.
                 _ => {}
             })?;
-            for (key, request) in requests {
-                let reply = replies.get(&request.translated(key.protocol).reversed());
-                let mut flow = join(&key, &request, reply, clock);
+            for (tuple, request) in requests {
+                let reply = replies.get(&request.translated(tuple.protocol).reversed());
+                let mut flow = join(&tuple, &request, reply, clock);
                 flow.pending = pending;
                 if request.kind == kind::FORWARD {
                     flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
@@ -165,7 +166,7 @@ fn gateway(hop: &HopKey) -> IpAddr {
 }
 
 fn join<A: Address + FromWire>(
-    key: &Tuple<A>,
+    tuple: &Tuple<A>,
     request: &abi::Flow<A>,
     reply: Option<&abi::Flow<A>>,
     clock: &Clock,
@@ -175,9 +176,9 @@ fn join<A: Address + FromWire>(
     let idle = clock.idle(request.last);
     Flow {
         service: request.service,
-        protocol: if key.protocol == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
-        client: address(key.source, source_port(key.ports)),
-        frontend: address(key.destination, destination_port(key.ports)),
+        protocol: if tuple.protocol == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
+        client: address(tuple.source, source_port(tuple.ports)),
+        frontend: address(tuple.destination, destination_port(tuple.ports)),
         endpoint: address(request.destination, destination_port(request.ports)),
         source: address(request.source, source_port(request.ports)),
         way: if request.kind == kind::DELIVER { Way::Delivered } else { Way::Forwarded },
@@ -218,7 +219,7 @@ mod tests {
     fn both_halves_make_one_flow() {
         let ip = |octets: [u8; 4]| std::net::Ipv4Addr::from(octets).to_wire();
         let (client, node, pod) = (ip([192, 0, 2, 10]), ip([172, 18, 0, 11]), ip([10, 244, 2, 2]));
-        let key = Tuple {
+        let tuple = Tuple {
             source: client,
             destination: node,
             ports: ports(40000u16.to_be(), 30080u16.to_be()),
@@ -238,7 +239,7 @@ mod tests {
         };
         let reply = abi::Flow { last: 950, packets: 2, bytes: 120, state: CONFIRMED | ANSWERED, ..request };
         let clock = Clock { jiffies: 1_000, hz: 250 };
-        let flow = join(&key, &request, Some(&reply), &clock);
+        let flow = join(&tuple, &request, Some(&reply), &clock);
         assert_eq!(flow.client.to_string(), "192.0.2.10:40000");
         assert_eq!(flow.frontend.to_string(), "172.18.0.11:30080");
         assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Confirmed, true, 7));
         assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
         assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
-        let alone = join(&key, &request, None, &clock);
+        let alone = join(&tuple, &request, None, &clock);
         assert_eq!((alone.idle, alone.reply), (Duration::from_millis(400), None));
     }
 }

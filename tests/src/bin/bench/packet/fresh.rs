@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use aya::Pod;
 use traffic_policy_agent::dataplane::Sizes;
 use traffic_policy_ebpf::{
-    abi::{self, Address, Tuple},
+    abi::{self, Address, FlowKey, Tuple},
     bench::FloorFlow,
     outcome::Outcome,
 };
@@ -146,14 +146,14 @@ fn fill(loaded: &mut Loaded, ipv6: bool) -> Result<()> {
         Tuple { source: address, destination: A::default(), ports: number, protocol: 6 }
     }
     fn insert<A: Address>(
-        table: &mut aya::maps::HashMap<aya::maps::MapData, Tuple<A>, abi::Flow<A>>,
+        table: &mut aya::maps::HashMap<aya::maps::MapData, FlowKey<A>, abi::Flow<A>>,
         tuple: Tuple<A>,
     ) -> Result<()>
     where
         Tuple<A>: Pod,
         abi::Flow<A>: Pod,
     {
-        Ok(table.insert(tuple, abi::Flow::default(), 0)?)
+        Ok(table.insert(FlowKey::of(&tuple), abi::Flow::default().keeping(&tuple), 0)?)
     }
     let size = if ipv6 { loaded.tables.v6.size } else { loaded.tables.v4.size };
     for number in 0..(f64::from(size) * FILLED) as u32 {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::{Sizes, ToWire};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, PROTOCOL_TCP, Tuple, kind, ports},
+    abi::{Address4, Flow, FlowKey, PROTOCOL_TCP, Tuple, kind, ports},
     tcp::{ANSWERED, CONFIRMED},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     report::{Report, Row, Unit},
 };
 
-pub(super) type Flows = HashMap<MapData, Tuple<Address4>, Flow<Address4>>;
+pub(super) type Flows = HashMap<MapData, FlowKey<Address4>, Flow<Address4>>;
 
 /// As full as it may be for long: beyond 80 % the agent removes the flows that were idle for longest.
 const PERCENT: u32 = 78;
@@ -80,8 +80,8 @@ pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
             packets: 1,
             ..Flow::default()
         };
-        flows.insert(reply, half(kind::REPLY, ANSWERED, request.reversed()), 0)?;
-        flows.insert(request, half(kind::FORWARD, CONFIRMED, reply.reversed()), 0)?;
+        flows.insert(FlowKey::of(&reply), half(kind::REPLY, ANSWERED, request.reversed()), 0)?;
+        flows.insert(FlowKey::of(&request), half(kind::FORWARD, CONFIRMED, reply.reversed()), 0)?;
     }
     Ok(())
 }

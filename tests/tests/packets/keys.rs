@@ -1,0 +1,98 @@
+//! Two IPv6 flows of which one has the other's key: neither gets the translation of the other.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use traffic_policy_ebpf::abi::kind;
+use traffic_policy_tests::harness::{Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_tests::lab::Family;
+use traffic_policy_tests::packet::{Packet, flag};
+
+use crate::{
+    table::{ENDPOINT_PORT, PORT, Terms},
+    talk::{Talk, everywhere},
+};
+
+fn set_up(harness: &mut Harness, terms: Terms, endpoint: Spot) -> Talk {
+    let frontend = Frontend::new(Spot::Node, PORT).endpoints(&[(endpoint, ENDPOINT_PORT)]);
+    harness.set_up(&Setup::of(frontend).pool(1024..5120));
+    let talk = Talk::new(terms, (Spot::Node, PORT));
+    talk.establish(harness);
+    talk
+}
+
+fn ipv6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V6(address) => address,
+        IpAddr::V4(address) => panic!("{address} is not IPv6"),
+    }
+}
+
+fn elsewhere(was: Ipv6Addr) -> Ipv6Addr {
+    let other = ipv6(Spot::Vip.of(Family::V6));
+    assert_ne!(was, other);
+    other
+}
+
+fn only_ipv6(work: impl Fn(&mut Harness, Terms, Spot) + Sync) {
+    everywhere(|harness, terms| {
+        for endpoint in [Spot::Near, Spot::Local].into_iter().filter(|_| !terms.v4()) {
+            work(harness, terms, endpoint);
+        }
+    });
+}
+
+/// What `packet` becomes must not be another's.
+#[track_caller]
+fn untranslated(harness: &Harness, hook: Hook, packet: &Packet, outcome: &str) {
+    let ran = harness.run(hook, packet);
+    assert_eq!(ran.outcome, outcome);
+    if outcome.starts_with("passed") {
+        assert_eq!(ran.frame, packet.bytes());
+    }
+}
+
+#[test]
+fn a_request_whose_key_is_taken_has_no_flow() {
+    only_ipv6(|harness, terms, endpoint| {
+        let talk = set_up(harness, terms, endpoint);
+        let (request, _) = talk.halves(harness);
+        let to = ipv6(request.to.ip());
+        let taken = harness.exchange(&request, elsewhere(to));
+        assert_eq!(taken.to.ip(), elsewhere(to));
+        assert_ne!(taken.from.ip(), request.from.ip(), "the key is the same");
+
+        let known = if terms.tcp { "passed-no-flow" } else { "dropped-table-full" };
+        untranslated(harness, terms.hook, &talk.request(flag::ACK), known);
+        untranslated(harness, terms.hook, &talk.opening(), "dropped-table-full");
+        let halves = harness.flows(terms.family);
+        assert!(halves.contains(&taken), "the other's flow is as it was: {halves:#?}");
+
+        let back = harness.exchange(&taken, to);
+        assert_eq!(back, request);
+        let local = request.kind == kind::DELIVER;
+        assert_eq!(talk.send(harness, flag::ACK).outcome, if local { "delivered" } else { "forwarded" });
+        let halves = harness.flows(terms.family);
+        // Where the endpoint is local, the reply half that was left was taken for the flow that could not be made.
+        assert_eq!(halves.len(), if local { 1 } else { 2 }, "what was tried is gone: {halves:#?}");
+    });
+}
+
+#[test]
+fn a_reply_whose_key_is_taken_stays_as_it_is() {
+    only_ipv6(|harness, terms, endpoint| {
+        let talk = set_up(harness, terms, endpoint);
+        let (request, reply) = talk.halves(harness);
+        let local = request.kind == kind::DELIVER;
+        let hook = if local { Hook::Egress } else { terms.hook };
+        let answer = talk.answer_packet(harness, flag::ACK);
+        let to = ipv6(reply.to.ip());
+        let taken = harness.exchange(&reply, elsewhere(to));
+        let passed = harness.run(hook, &answer);
+        assert!(passed.outcome.starts_with("passed"), "{}", passed.outcome);
+        assert_eq!(passed.frame, answer.bytes());
+        assert!(harness.flows(terms.family).contains(&taken), "the other's flow is as it was");
+
+        assert_eq!(harness.exchange(&taken, to), reply);
+        assert_eq!(harness.run(hook, &answer).outcome, if local { "replied-local" } else { "replied" });
+    });
+}

@@ -1,0 +1,210 @@
+//! Keys of the flow tables.
+//!
+//! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet feels it. So the two IPv6
+//! addresses of a packet are folded into the room of one, and the entry keeps the destination: key and destination together
+//! give the source back, so no packet ever gets another flow's translation. A packet whose key is taken by a flow to another
+//! destination has no flow and gets none. By chance that happens to one in 2^64; whoever aims at it needs a source in the
+//! prefix of the one he wants to hinder, where he could send as that one.
+
+use core::mem::size_of;
+
+use super::{Address, Address4, Address6, Flow, Tuple};
+
+/// Odd, so that no bit of a destination is lost. Not secret: who is told apart is seen by what the entry keeps.
+const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
+
+/// How two addresses become part of a key.
+pub trait Fold: Sized {
+    /// Both addresses in a key.
+    type Folded: Copy + PartialEq + Eq + core::fmt::Debug + core::hash::Hash + Default + 'static;
+    /// What the key does not tell, in the entry.
+    type Kept: Copy + PartialEq + Eq + core::fmt::Debug + Default + 'static;
+
+    fn fold(source: Self, destination: Self) -> Self::Folded;
+    /// What an entry keeps of its destination.
+    fn kept(self) -> Self::Kept;
+    /// Source and destination.
+    fn unfold(folded: Self::Folded, kept: Self::Kept) -> (Self, Self);
+}
+
+impl Fold for Address4 {
+    type Folded = [Self; 2];
+    type Kept = [u64; 0];
+
+    #[inline(always)]
+    fn fold(source: Self, destination: Self) -> [Self; 2] {
+        [source, destination]
+    }
+    #[inline(always)]
+    fn kept(self) -> [u64; 0] {
+        []
+    }
+    #[inline(always)]
+    fn unfold([source, destination]: [Self; 2], _: [u64; 0]) -> (Self, Self) {
+        (source, destination)
+    }
+}
+
+impl Fold for Address6 {
+    type Folded = [u64; 2];
+    type Kept = [u64; 2];
+
+    #[inline(always)]
+    fn fold(source: Self, destination: Self) -> [u64; 2] {
+        [
+            source[0] ^ destination[0].wrapping_mul(MULTIPLIERS[0]),
+            source[1] ^ destination[1].wrapping_mul(MULTIPLIERS[1]),
+        ]
+    }
+    #[inline(always)]
+    fn kept(self) -> [u64; 2] {
+        self
+    }
+    #[inline(always)]
+    fn unfold(folded: [u64; 2], kept: [u64; 2]) -> (Self, Self) {
+        (Self::fold(folded, kept), kept)
+    }
+}
+
+/// Key of the flow tables, made of a packet's [`Tuple`]; of IPv4 that tuple as it lies in memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct FlowKey<A: Address> {
+    pub addresses: A::Folded,
+    /// See [`super::ports`].
+    pub ports: u32,
+    /// IP protocol number.
+    pub protocol: u32,
+}
+
+impl<A: Address> FlowKey<A> {
+    /// Whether a tuple is its own key, byte by byte.
+    pub const IS_TUPLE: bool = size_of::<A::Kept>() == 0;
+
+    #[inline(always)]
+    #[must_use]
+    pub fn of(tuple: &Tuple<A>) -> Self {
+        Self {
+            addresses: A::fold(tuple.source, tuple.destination),
+            ports: tuple.ports,
+            protocol: tuple.protocol,
+        }
+    }
+
+    /// The packets that the entry of this key is about.
+    #[inline(always)]
+    #[must_use]
+    pub fn tuple(&self, entry: &Flow<A>) -> Tuple<A> {
+        let (source, destination) = A::unfold(self.addresses, entry.kept);
+        Tuple { source, destination, ports: self.ports, protocol: self.protocol }
+    }
+}
+
+impl<A: Address> Flow<A> {
+    /// The same half as the entry for packets of this tuple.
+    #[must_use]
+    pub fn keeping(self, tuple: &Tuple<A>) -> Self {
+        Self { kept: tuple.destination.kept(), ..self }
+    }
+
+    /// Whether an entry that was found by the key of this tuple is its own.
+    #[inline(always)]
+    pub fn is_of(&self, tuple: &Tuple<A>) -> bool {
+        self.kept == tuple.destination.kept()
+    }
+}
+
+const _: () = {
+    assert!(FlowKey::<Address4>::IS_TUPLE && !FlowKey::<Address6>::IS_TUPLE);
+    assert!(size_of::<FlowKey<Address4>>() == size_of::<Tuple<Address4>>());
+    assert!(size_of::<FlowKey<Address6>>() == 24);
+};
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, mem::offset_of};
+
+    use super::*;
+
+    /// Splitmix64.
+    fn random(state: &mut u64) -> u64 {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn there_and_back<A: Address + core::fmt::Debug>(tuple: Tuple<A>) {
+        let (key, half) = (FlowKey::of(&tuple), Flow::default().keeping(&tuple));
+        assert_eq!(key.tuple(&half), tuple);
+        assert!(half.is_of(&tuple));
+    }
+
+    #[test]
+    fn random_tuples_there_and_back() {
+        let mut state = 1;
+        for _ in 0..10_000 {
+            let mut next = || random(&mut state);
+            there_and_back(Tuple {
+                source: [next(), next()],
+                destination: [next(), next()],
+                ports: next() as u32,
+                protocol: 6,
+            });
+            there_and_back(Tuple {
+                source: next() as u32,
+                destination: next() as u32,
+                ports: next() as u32,
+                protocol: 17,
+            });
+        }
+    }
+
+    /// Neighbours in a few networks, to each other: no two share a key, for none of them was made to.
+    #[test]
+    fn addresses_that_are_much_alike_have_keys_of_their_own() {
+        let networks = [0, 1, 0x2001_0db8_0000_0000, 0x2001_0db8_0000_0001, 0xfd00_0000_0000_0000, u64::MAX];
+        let hosts = [0, 1, 2, 3, 0xffff, 0x1_0000, 0x0200_00ff_fe00_0001, u64::MAX - 1, u64::MAX];
+        let addresses: Vec<Address6> = networks
+            .iter()
+            .flat_map(|network: &u64| hosts.map(|host: u64| [network.to_be(), host.to_be()]))
+            .collect();
+        let mut keys = HashMap::new();
+        for &source in &addresses {
+            for &destination in &addresses {
+                let tuple = Tuple { source, destination, ports: 0x5000_0050, protocol: 6 };
+                there_and_back(tuple);
+                assert_eq!(keys.insert(FlowKey::of(&tuple), tuple), None, "{tuple:x?}");
+            }
+        }
+        assert_eq!(keys.len(), (networks.len() * hosts.len()).pow(2));
+    }
+
+    #[test]
+    fn what_shares_a_key_is_told_apart() {
+        let mut state = 2;
+        for _ in 0..1_000 {
+            let mut next = || random(&mut state);
+            let one =
+                Tuple { source: [next(), next()], destination: [next(), next()], ports: 7, protocol: 17 };
+            let destination = [one.destination[0], next()];
+            let (source, _) = Address6::unfold(FlowKey::of(&one).addresses, destination);
+            let other = Tuple { source, destination, ..one };
+            assert_eq!(FlowKey::of(&one), FlowKey::of(&other));
+            let half = Flow::default().keeping(&one);
+            assert!(half.is_of(&one) && !half.is_of(&other));
+        }
+    }
+
+    #[test]
+    fn an_ipv4_key_lies_as_its_tuple() {
+        type Key = FlowKey<Address4>;
+        let tuple = Tuple { source: 1u32, destination: 2, ports: 3, protocol: 4 };
+        let Key { addresses, ports, protocol } = Key::of(&tuple);
+        assert_eq!((addresses, ports, protocol), ([1, 2], 3, 4));
+        assert_eq!(offset_of!(Key, addresses), offset_of!(Tuple<Address4>, source));
+        assert_eq!(offset_of!(Tuple<Address4>, destination), 4);
+        assert_eq!(offset_of!(Key, ports), offset_of!(Tuple<Address4>, ports));
+        assert_eq!(offset_of!(Key, protocol), offset_of!(Tuple<Address4>, protocol));
+    }
+}
