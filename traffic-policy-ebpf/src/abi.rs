@@ -35,7 +35,7 @@ pub use self::{
     scratch::{Claim, Scratch, Search, Walked},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     socket::{Node, Socket, SocketKey},
-    sweep::Sweep,
+    sweep::{Sweep, mark},
     trace::{STEPS, SocketQuestion, Step, Trace, list, step},
 };
 

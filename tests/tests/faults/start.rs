@@ -91,6 +91,19 @@ fn missing_privileges() {
     }
 }
 
+/// What `check` calls optional is not needed.
+#[test]
+fn without_cap_sys_admin() {
+    let cluster = one_node();
+    let script = cluster.lab.logs().join("limited");
+    let program = agent::program().unwrap();
+    let text = format!("#!/bin/sh\nexec setpriv --bounding-set=-sys_admin {} \"$@\"\n", program.display());
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let agent = builder(&cluster).program(&script).start().unwrap();
+    agent.wait_ready(Duration::from_secs(15)).unwrap();
+}
+
 #[test]
 fn no_bpf_file_system() {
     let cluster = one_node();

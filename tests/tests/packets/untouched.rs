@@ -146,6 +146,14 @@ fn headers_that_lie() {
             let length = (bytes.len() - ip) as u16;
             steps.extend((0..16).filter(|v| *v != 4).map(|version| changed(ip, &[version << 4 | 5])));
             steps.extend((0..5).map(|words| changed(ip, &[0x40 | words])));
+            // Fragments and ICMP errors are read elsewhere.
+            let with = |bytes_at: &[(usize, u8)]| {
+                let mut frame = bytes.clone();
+                bytes_at.iter().for_each(|(at, value)| frame[*at] = *value);
+                Step::frame(frame, "passed-malformed")
+            };
+            steps.extend([0x40, 0x44, 0x35, 0x65].map(|first| with(&[(ip, first), (ip + 6, 0x20)])));
+            steps.extend([0x35, 0x65].map(|first| with(&[(ip, first), (ip + 9, 1), (ip + 20, 3)])));
             steps.push(changed(ip + 2, &(length + 1).to_be_bytes()));
             steps.push(changed(ip + 2, &u16::MAX.to_be_bytes()));
             let least = if terms.tcp { 40 } else { 28 };

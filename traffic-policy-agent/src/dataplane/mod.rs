@@ -155,7 +155,7 @@ impl Dataplane {
             tables,
             planner,
             sweeper,
-            sweeps: Sweeps::default(),
+            sweeps: Sweeps::of(&gone),
             hops: hops::Arena,
             attached: BTreeMap::new(),
             untidy: false,
@@ -245,7 +245,8 @@ impl Dataplane {
             self.sweeps.written();
         }
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
-        let mut failed = self.name_gone(&plan.gone).err();
+        let mut failed = self.forget_those_that_serve().err();
+        self.name_gone(&plan.gone);
         for op in &plan.ops {
             match store::write(&mut self.tables, op) {
                 Ok(written) => elements += written,

@@ -201,16 +201,19 @@ impl Planner {
             given_up.extend(self.held.frontends.keys().copied());
             before.extend(self.found.drain());
         }
+        let mut vacated = Vec::new();
+        for key in keys.iter().filter(|key| !desired.ports.contains_key(*key)) {
+            vacated.extend(self.withdraw(key));
+        }
         for key in &keys {
-            match desired.ports.get(key) {
-                Some(port) => {
-                    for id in ids(key, port) {
-                        given_up.remove(&id);
-                    }
-                    self.apply(key, port, context, &mut plan);
-                }
-                None => self.withdraw(key, context.now, &mut plan),
+            let Some(port) = desired.ports.get(*key) else { continue };
+            for id in ids(key, port) {
+                given_up.remove(&id);
             }
+            self.apply(key, port, context, &mut vacated, &mut plan);
+        }
+        for left in vacated {
+            self.vacate(&left, context.now, &mut plan);
         }
         // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
         let same = self.cluster_ips.as_ref().is_some_and(|known| Arc::ptr_eq(known, &desired.cluster_ips));
@@ -304,11 +307,15 @@ impl Planner {
         key: &ServicePortKey,
         port: &Arc<ServicePort>,
         context: &Context<'_>,
+        vacated: &mut Vec<Vacated>,
         plan: &mut Plan,
     ) {
         let old = self.ports.remove(key);
-        let adopted =
-            old.as_ref().map(|old| (old.index, old.cluster, old.local)).or_else(|| self.adopt(key, port));
+        let adopted = old
+            .as_ref()
+            .map(|old| (old.index, old.cluster, old.local))
+            .or_else(|| take_over(key, port, vacated))
+            .or_else(|| self.adopt(key, port));
         let now = context.now;
         let index =
             adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
@@ -397,20 +404,48 @@ impl Planner {
         from.take_while(|source| (source.ipv6, source.service) == (ipv6, service)).copied().collect()
     }
 
-    fn withdraw(&mut self, key: &ServicePortKey, now: Instant, plan: &mut Plan) {
-        let Some(old) = self.ports.remove(key) else { return };
-        self.owners.remove(&old.index);
+    /// Takes a Service port off; what it had may be taken over in the same plan.
+    fn withdraw(&mut self, key: &ServicePortKey) -> Option<Vacated> {
+        let applied = self.ports.remove(key)?;
+        self.owners.remove(&applied.index);
+        Some(Vacated { key: key.clone(), applied })
+    }
+
+    /// Gives back what nobody took over.
+    fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
+        let (ipv6, old) = (left.key.ipv6, &left.applied);
         self.held.names.remove(&old.index);
         plan.last.push(Op::Unname(old.index));
-        for source in self.sources_of(key.ipv6, old.index) {
+        for source in self.sources_of(ipv6, old.index) {
             self.held.sources.remove(&source);
             plan.last.push(Op::Forbid(source));
         }
         self.indices.release(Range { base: old.index, len: 1 }, now);
         for range in [old.cluster, old.local] {
-            self.free(key.ipv6, range, now);
+            self.free(ipv6, range, now);
         }
     }
+}
+
+/// A Service port that is desired no more, with what it had.
+struct Vacated {
+    key: ServicePortKey,
+    applied: Applied,
+}
+
+/// Index and ranges of a Service port that goes, for one that takes over a frontend of it, as when a port is renamed: flows
+/// and sockets know their Service by its index, and go on.
+fn take_over(
+    key: &ServicePortKey,
+    port: &ServicePort,
+    vacated: &mut Vec<Vacated>,
+) -> Option<(u32, Range, Range)> {
+    let place = vacated.iter().position(|left| {
+        (left.key.ipv6, left.key.protocol) == (key.ipv6, key.protocol)
+            && !left.applied.port.frontends.is_disjoint(&port.frontends)
+    })?;
+    let Applied { index, cluster, local, .. } = vacated.swap_remove(place).applied;
+    Some((index, cluster, local))
 }
 
 fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {

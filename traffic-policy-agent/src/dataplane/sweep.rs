@@ -13,10 +13,12 @@ use std::{
 use anyhow::{Context, Result};
 use aya::{
     Ebpf,
-    maps::MapFd,
     programs::{Iter, RawTracePoint, RawTracePointRunOptions, TestRun},
 };
-use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
+use traffic_policy_ebpf::{
+    abi::{Sweep, mark},
+    tcp::Timeouts,
+};
 
 use super::{
     bpf,
@@ -57,7 +59,8 @@ pub struct Sweeper {
 /// A sweep, from one piece to the next.
 #[derive(Debug)]
 struct UnderWay {
-    mark_gone: bool,
+    /// See [`mark`].
+    mark: u32,
     /// The family that is swept, 0 or 1.
     family: usize,
     /// Tables of the family that have been begun.
@@ -87,7 +90,7 @@ impl Sweeper {
     /// # Errors
     /// The kernel refuses to run the program.
     pub fn run(&mut self, object: &Ebpf, tables: &mut Tables, mark_gone: bool) -> Result<[Found; 2]> {
-        self.begin(mark_gone);
+        self.begin(if mark_gone { mark::TOO } else { mark::NONE });
         loop {
             if let Some(found) = self.go_on(object, tables)? {
                 return Ok(found);
@@ -95,10 +98,11 @@ impl Sweeper {
         }
     }
 
-    /// Begins a sweep of both families, which [`Self::go_on`] does. One that is under way is given up.
-    pub fn begin(&mut self, mark_gone: bool) {
+    /// Begins a sweep of both families, which [`Self::go_on`] does, with what `mark` says of endpoints that are gone. One
+    /// that is under way is given up.
+    pub fn begin(&mut self, mark: u32) {
         let found = [Found::default(); 2];
-        self.under_way = Some(UnderWay { mark_gone, family: 0, begun: 0, walk: None, found, created: None });
+        self.under_way = Some(UnderWay { mark, family: 0, begun: 0, walk: None, found, created: None });
     }
 
     /// Whether a sweep has begun and not ended.
@@ -119,7 +123,9 @@ impl Sweeper {
                 sweep.walk = None;
             }
         } else if sweep.family == sweep.found.len() {
-            self.conclude(tables, &sweep);
+            if sweep.mark != mark::ONLY {
+                self.conclude(tables, &sweep);
+            }
             return Ok(Some(sweep.found));
         } else {
             if sweep.begun == 0 {
@@ -129,14 +135,18 @@ impl Sweeper {
                 self.walkers = Some(Walkers::new(object, tables)?);
             }
             let walkers = self.walkers.as_ref();
-            match walkers.and_then(|walkers| walkers.of(sweep.family, sweep.mark_gone).nth(sweep.begun)) {
+            match walkers
+                .and_then(|walkers| walkers.of(sweep.family, sweep.mark != mark::NONE).nth(sweep.begun))
+            {
                 Some(walker) => {
                     sweep.walk =
                         Some(bpf::walk(walker.as_fd()).context("beginning a walk over a table failed")?);
                     sweep.begun += 1;
                 }
                 None => {
-                    self.take_result(tables, &mut sweep)?;
+                    if sweep.mark != mark::ONLY {
+                        self.take_result(tables, &mut sweep)?;
+                    }
                     (sweep.family, sweep.begun) = (sweep.family + 1, 0);
                 }
             }
@@ -151,7 +161,7 @@ impl Sweeper {
             ipv6: sweep.family as u32,
             pressure: self.pressure[sweep.family],
             timeouts: self.timeouts,
-            mark_gone: u32::from(sweep.mark_gone),
+            mark: sweep.mark,
             ..Sweep::default()
         };
         tables.sweep.set(0, order, 0).context("ordering a sweep failed")?;
@@ -174,7 +184,7 @@ impl Sweeper {
         // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
         // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
         let counted = u64::from(result.unconfirmed);
-        if tables.usage.load(unconfirmed(family)).abs_diff(counted) > DRIFT {
+        if tables.usage.load(unconfirmed(family)).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
             tables.usage.store(unconfirmed(family), counted);
         }
         Ok(())
@@ -207,7 +217,7 @@ struct Walkers {
 
 impl Walkers {
     fn new(object: &Ebpf, tables: &Tables) -> Result<Self> {
-        let walker = |name: &str, map: &MapFd| -> Result<OwnedFd> {
+        let walker = |name: &str, map: &OwnedFd| -> Result<OwnedFd> {
             let program =
                 object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
             let program: &Iter = program.try_into()?;

@@ -2,13 +2,14 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsFd as _, OwnedFd},
     sync::Arc,
 };
 
 use anyhow::{Context, Result};
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, MapFd, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, FlowKey, Frontend,
@@ -60,19 +61,20 @@ pub struct Tables {
 /// What a sweep walks over, by file descriptors; pairs are IPv4, IPv6.
 #[derive(Debug)]
 pub struct Swept {
-    pub flows: [MapFd; 2],
-    pub pending: [MapFd; 2],
+    pub flows: [OwnedFd; 2],
+    pub pending: [OwnedFd; 2],
     /// Of both families.
-    pub sockets: MapFd,
+    pub sockets: OwnedFd,
 }
 
 impl Swept {
     fn of(object: &Ebpf) -> Result<Self> {
-        let fd = |name: &str| -> Result<MapFd> {
+        let fd = |name: &str| -> Result<OwnedFd> {
             let Some(Map::HashMap(data) | Map::LruHashMap(data)) = object.map(name) else {
                 anyhow::bail!("the packet path has no hash {name}")
             };
-            Ok(data.info()?.fd()?)
+            // A copy of the descriptor: asking for one by the map's number takes CAP_SYS_ADMIN.
+            data.fd().as_fd().try_clone_to_owned().context("no descriptor is free")
         };
         Ok(Self {
             flows: [fd("FLOWS4")?, fd("FLOWS6")?],

@@ -2,6 +2,16 @@
 
 use crate::tcp::Timeouts;
 
+/// Whether a sweep marks the flows of the endpoints in `GONE`.
+pub mod mark {
+    pub const NONE: u32 = 0;
+    /// Beside all else that a sweep does.
+    pub const TOO: u32 = 1;
+    /// And does nothing else: it may follow another sweep at once, where what a sweep looks for twice must have time to
+    /// change in between.
+    pub const ONLY: u32 = 2;
+}
+
 /// What the sweep is told, and what it tells. One element, written by one sweep at a time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -12,8 +22,8 @@ pub struct Sweep {
     pub pressure: u32,
     /// Time-outs, jiffies: see [`crate::tcp::Timeouts`].
     pub timeouts: Timeouts,
-    /// 1: mark the flows of the endpoints in `GONE`.
-    pub mark_gone: u32,
+    /// See [`mark`].
+    pub mark: u32,
     /// Out: jiffies at the start, low half.
     pub now: u32,
     /// Out: halves in the table.

@@ -193,7 +193,8 @@ pub fn create<P: Packet, F: Family>(
     }
 
     let pending = restart.is_null()
-        && unsafe { (*usage).unconfirmed[F::INDEX] >= (*state).unconfirmed_limit[F::INDEX] as u64 };
+        // Signed: it may be a few below zero, until the sweep sets it right.
+        && unsafe { (*usage).unconfirmed[F::INDEX] as i64 >= (*state).unconfirmed_limit[F::INDEX] as i64 };
     let halves = Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
     halves
         .claim(hash, usage, unsafe { (*state).pool_len })

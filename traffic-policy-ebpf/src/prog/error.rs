@@ -215,9 +215,10 @@ impl Quote for V4 {
             return Err(Outcome::PassedMalformed);
         }
         unsafe {
-            let header = opaque((load8::<0>(ip) as u64 & 15) << 2) as usize;
+            let first = load8::<0>(ip);
+            let header = opaque((first as u64 & 15) << 2) as usize;
             let length = u16::from_be(load16::<2>(ip)) as u32;
-            if length > packet.length() - ETHERNET as u32 {
+            if !matches!(first, 0x45..=0x4f) || length > packet.length() - ETHERNET as u32 {
                 return Err(Outcome::PassedMalformed);
             }
             let icmp = ip + header;

@@ -156,7 +156,11 @@ impl Irregular for V4 {
             return Err(Outcome::PassedMalformed);
         }
         unsafe {
-            let header = opaque((load8::<0>(ip) as u64 & 15) << 2) as usize;
+            let first = load8::<0>(ip);
+            if !matches!(first, 0x45..=0x4f) {
+                return Err(Outcome::PassedMalformed);
+            }
+            let header = opaque((first as u64 & 15) << 2) as usize;
             let protocol = load8::<9>(ip) as u32;
             let length = u16::from_be(load16::<2>(ip)) as u32;
             if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {

@@ -10,7 +10,7 @@ use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
     abi::{
         Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port,
-        kind, source_port,
+        kind, mark, source_port,
     },
     tcp::{CONFIRMED, GONE, MARKED, RST},
 };
@@ -125,6 +125,15 @@ pub fn conversation(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socke
 pub fn half<F: Family>(sweep: *mut Sweep, key: *const FlowKey<F::Address>, half: *mut Flow<F::Address>) {
     let (key, flow) = unsafe { (*key, *half) };
     let tuple = key.tuple(&flow);
+    if unsafe { (*sweep).mark } == mark::ONLY {
+        if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
+            && flow.state & GONE == 0
+            && gone::<F>(&flow, tuple.protocol)
+        {
+            unsafe { (*half).state |= GONE };
+        }
+        return;
+    }
     unsafe { (*sweep).entries += 1 };
     match flow.kind {
         kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, half),
@@ -140,8 +149,8 @@ fn request<F: Family>(
     flow: &Flow<F::Address>,
     half: *mut Flow<F::Address>,
 ) {
-    let (now, pressure, timeouts, mark_gone) =
-        unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark_gone) };
+    let (now, pressure, timeouts, mark) =
+        unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark) };
     let reply_key = flow.translated(tuple.protocol).reversed();
     let reply = F::flows().find(&reply_key);
     let mut quiet_for = idle(now, flow.last);
@@ -162,7 +171,7 @@ fn request<F: Family>(
         let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) & 31;
         (*sweep).idle[magnitude as usize] += 1;
     }
-    if mark_gone != 0 && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
+    if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
         unsafe { (*half).state |= GONE };
     }
     let limit = timeouts.of(tuple.protocol == PROTOCOL_TCP, flow.state, reply_state);
@@ -201,7 +210,10 @@ fn request<F: Family>(
         let word = unsafe {
             if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] }
         };
-        unsafe { fetch_add(word, u64::MAX) };
+        unsafe {
+            fetch_add(word, u64::MAX);
+            (*sweep).unconfirmed -= 1;
+        }
     }
 }
 
@@ -244,10 +256,10 @@ pub fn unconfirmed<F: Family>(
 ) {
     let (key, flow) = unsafe { (*key, *half) };
     let tuple = key.tuple(&flow);
-    let (now, timeouts, mark_gone) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark_gone) };
+    let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
-    if idle(now, flow.last) > timeouts.unconfirmed
-        || mark_gone != 0 && request && gone::<F>(&flow, tuple.protocol)
+    if mark != mark::ONLY && idle(now, flow.last) > timeouts.unconfirmed
+        || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
         count::end(half.cast_const());
         F::pending().remove(&tuple);

@@ -208,6 +208,25 @@ fn a_frontend_that_moves_is_replaced_not_deleted() {
     assert!(plan.ops.iter().all(|op| !matches!(op, Op::Delete(_))), "{plan:?}");
 }
 
+/// As when a port is given another name: its flows and sockets are known by the index.
+#[test]
+fn who_takes_over_a_frontend_takes_over_the_index() {
+    let two = [endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)];
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &two)));
+    let before = node.frontend(A);
+    node.desired.ports.remove(&key("a"));
+    node.desired.ports.insert(key("b"), port(A, Policy::Cluster, &two[1..]).into());
+    let plan = node.plan(&[key("a"), key("b")]);
+    assert_eq!(node.frontend(A).service, before.service);
+    let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint)).collect();
+    assert_eq!(gone, [(before.service, two[0].address)]);
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::Unname(_))), "{plan:?}");
+    assert_eq!(node.planner.usage().services, 1);
+    let _ = node.set("b", None);
+    assert_eq!(node.planner.usage(), Usage::default());
+}
+
 #[test]
 fn without_room_the_old_endpoints_stay() {
     let mut node = Node::new();
