@@ -18,7 +18,7 @@ const ATTEMPTS: usize = 6;
 /// The most that a packet may cost, by family and hook: a third more than it does, which no quiet or busy machine makes of it.
 const BUDGETS: [(&str, bool, Hook, f64); 4] = [
     ("IPv4, XDP", false, Hook::Xdp, 1.6),
-    ("IPv6, XDP", true, Hook::Xdp, 2.2),
+    ("IPv6, XDP", true, Hook::Xdp, 1.9),
     ("IPv4, TC", false, Hook::Ingress, 2.6),
     ("IPv6, TC", true, Hook::Ingress, 3.0),
 ];

@@ -4,27 +4,22 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Device, Flow, HOP_XDP, Hop, destination_port, jump, kind, step},
+    abi::{Address, Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
     hash,
     outcome::{Outcome, Verdict},
 };
 
 use super::{
     carried::Carried,
-    choose,
     context::Packet,
     create,
     event::{self, Notice},
     exit::{self, Exit},
-    family::{V4, V6, pending_in_use},
     hop::{self, Route},
-    irregular,
     maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
     pair::{self, Tracked},
-    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    parse::{self, Parsed},
     rewrite::{self, Rewrite},
-    trace,
-    wire::load16,
 };
 
 /// The program for everything that an established packet does not need: flows to be made, conversations that change

@@ -153,6 +153,7 @@ pub fn tc_error_out6(ctx: TcContext) -> i32 {
 }
 
 #[xdp]
+#[inline(always)]
 pub fn xdp_irregular4(ctx: XdpContext) -> u32 {
     irregular::run::<Xdp, V4>(md(&ctx)) as u32
 }
