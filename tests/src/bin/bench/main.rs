@@ -15,7 +15,7 @@ use clap::Parser;
 
 use self::{report::Report, selection::Selection};
 
-/// Measures the packet path beside bare floors and others: about five minutes for everything
+/// Measures the packet path beside bare floors and others: about seven minutes for everything
 ///
 /// The result is a folder with results.json (every run of every row, and what the figures depend on) and report.html (plots
 /// and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once more, then
