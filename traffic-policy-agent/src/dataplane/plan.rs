@@ -18,6 +18,7 @@ use std::{
 use ipnet::{IpNet, Ipv4Net};
 use traffic_policy_ebpf::abi::{Frontend, Range, ServiceInfo};
 
+use self::places::{Vacated, take_over};
 use super::ranges::Ranges;
 use crate::model::{Desired, Endpoint, Protocol, ServicePort, ServicePortKey};
 
@@ -403,49 +404,6 @@ impl Planner {
         let from = self.held.sources.range(first..);
         from.take_while(|source| (source.ipv6, source.service) == (ipv6, service)).copied().collect()
     }
-
-    /// Takes a Service port off; what it had may be taken over in the same plan.
-    fn withdraw(&mut self, key: &ServicePortKey) -> Option<Vacated> {
-        let applied = self.ports.remove(key)?;
-        self.owners.remove(&applied.index);
-        Some(Vacated { key: key.clone(), applied })
-    }
-
-    /// Gives back what nobody took over.
-    fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
-        let (ipv6, old) = (left.key.ipv6, &left.applied);
-        self.held.names.remove(&old.index);
-        plan.last.push(Op::Unname(old.index));
-        for source in self.sources_of(ipv6, old.index) {
-            self.held.sources.remove(&source);
-            plan.last.push(Op::Forbid(source));
-        }
-        self.indices.release(Range { base: old.index, len: 1 }, now);
-        for range in [old.cluster, old.local] {
-            self.free(ipv6, range, now);
-        }
-    }
-}
-
-/// A Service port that is desired no more, with what it had.
-struct Vacated {
-    key: ServicePortKey,
-    applied: Applied,
-}
-
-/// Index and ranges of a Service port that goes, for one that takes over a frontend of it, as when a port is renamed: flows
-/// and sockets know their Service by its index, and go on.
-fn take_over(
-    key: &ServicePortKey,
-    port: &ServicePort,
-    vacated: &mut Vec<Vacated>,
-) -> Option<(u32, Range, Range)> {
-    let place = vacated.iter().position(|left| {
-        (left.key.ipv6, left.key.protocol) == (key.ipv6, key.protocol)
-            && !left.applied.port.frontends.is_disjoint(&port.frontends)
-    })?;
-    let Applied { index, cluster, local, .. } = vacated.swap_remove(place).applied;
-    Some((index, cluster, local))
 }
 
 fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {

@@ -7,7 +7,8 @@ mod fresh;
 mod refused;
 
 use anyhow::Result;
-use traffic_policy_tests::bench::Stand;
+use traffic_policy_ebpf::outcome::Outcome;
+use traffic_policy_tests::bench::{Case, Expected, Frame, Hook, Loaded, Stand, Subject, turns};
 
 use super::{Effort, report::Report};
 
@@ -32,6 +33,31 @@ fn over_loads<T, R, const N: usize>(
         }
     }
     Ok(all)
+}
+
+/// The packets of a row, none of which changes what becomes of the next.
+struct Packets {
+    frames: Vec<Frame>,
+    hook: Hook,
+    outcome: Outcome,
+    /// What the first one becomes.
+    expected: Expected,
+}
+
+/// Costs of rows of such packets in the packet path, with nothing beside them.
+fn alone<R>(
+    rows: &[R],
+    effort: Effort,
+    load: impl FnMut() -> Result<Loaded>,
+    packets: impl Fn(&R) -> Result<Packets>,
+) -> Result<Vec<[Vec<f64>; 1]>> {
+    over_loads(LOADS, rows, load, |loaded, row| {
+        let Packets { frames, hook, outcome, expected } = packets(row)?;
+        loaded.feeder.clear();
+        let window = loaded.feeder.place(&frames)?;
+        let case = Case { subject: Subject::Ours(hook), window, outcome, expected };
+        turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+    })
 }
 
 impl Effort {

@@ -156,7 +156,6 @@ impl Report {
     }
 
     /// Notes what figures depend on: a device's offloads, the way a program was attached.
-    #[allow(dead_code, reason = "for parts whose figures depend on what they built")]
     pub(crate) fn note(&mut self, key: &str, value: impl Display) {
         self.environment.insert(key.to_owned(), value.to_string());
     }
@@ -195,7 +194,6 @@ impl Report {
     }
 
     /// Adds a row that cannot be measured again.
-    #[allow(dead_code, reason = "for parts that change what they measure")]
     pub(crate) fn add(&mut self, mut row: Row) {
         row.stolen = Clock::now().stolen_since(self.since);
         self.push(row);

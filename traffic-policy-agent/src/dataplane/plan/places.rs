@@ -1,10 +1,10 @@
-//! Where lists of endpoints and indices lie: kept, taken anew, taken over from an earlier agent, given back.
+//! Where lists of endpoints and indices lie: kept, taken anew, taken over from an earlier agent or from a Service port that goes, given back.
 
 use std::time::Instant;
 
 use traffic_policy_ebpf::abi::{Frontend, Range};
 
-use super::{FrontendId, Op, Plan, Planner, ids};
+use super::{Applied, FrontendId, Op, Plan, Planner, ids};
 use crate::model::{Endpoint, ServicePort, ServicePortKey};
 
 impl Planner {
@@ -78,6 +78,28 @@ impl Planner {
         }
     }
 
+    /// Takes a Service port off; what it had may be taken over in the same plan.
+    pub(super) fn withdraw(&mut self, key: &ServicePortKey) -> Option<Vacated> {
+        let applied = self.ports.remove(key)?;
+        self.owners.remove(&applied.index);
+        Some(Vacated { key: key.clone(), applied })
+    }
+
+    /// Gives back what nobody took over.
+    pub(super) fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
+        let (ipv6, old) = (left.key.ipv6, &left.applied);
+        self.held.names.remove(&old.index);
+        plan.last.push(Op::Unname(old.index));
+        for source in self.sources_of(ipv6, old.index) {
+            self.held.sources.remove(&source);
+            plan.last.push(Op::Forbid(source));
+        }
+        self.indices.release(Range { base: old.index, len: 1 }, now);
+        for range in [old.cluster, old.local] {
+            self.free(ipv6, range, now);
+        }
+    }
+
     /// Gives a range back. An empty one has no place: the base that it names is another's.
     pub(super) fn free(&mut self, ipv6: bool, range: Range, now: Instant) {
         if range.len > 0 {
@@ -85,4 +107,25 @@ impl Planner {
             self.ranges[usize::from(ipv6)].release(range, now);
         }
     }
+}
+
+/// A Service port that is desired no more, with what it had.
+pub(super) struct Vacated {
+    key: ServicePortKey,
+    applied: Applied,
+}
+
+/// Index and ranges of a Service port that goes, for one that takes over a frontend of it, as when a port is renamed: flows
+/// and sockets know their Service by its index, and go on.
+pub(super) fn take_over(
+    key: &ServicePortKey,
+    port: &ServicePort,
+    vacated: &mut Vec<Vacated>,
+) -> Option<(u32, Range, Range)> {
+    let place = vacated.iter().position(|left| {
+        (left.key.ipv6, left.key.protocol) == (key.ipv6, key.protocol)
+            && !left.applied.port.frontends.is_disjoint(&port.frontends)
+    })?;
+    let Applied { index, cluster, local, .. } = vacated.swap_remove(place).applied;
+    Some((index, cluster, local))
 }

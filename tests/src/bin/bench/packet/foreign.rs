@@ -5,15 +5,14 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 use traffic_policy_tests::bench::{
-    Case, Content, Expected, Frame, Hook, Loaded, Protocol, Setup, Stand, Subject,
+    Content, Expected, Frame, Hook, Loaded, Protocol, Setup, Stand,
     flows::{flows, later, open},
     frame::frame,
     loaded::{NODE_PORT, POOL_PORT, TARGET_PORT},
     stand::V4,
-    turns,
 };
 
-use super::{LOADS, over_loads};
+use super::{Packets, alone};
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
@@ -97,17 +96,14 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         return Ok(());
     }
     report.measure(|| {
-        let all = over_loads(
-            LOADS,
+        let all = alone(
             wanted,
+            effort,
             || load(stand),
-            |loaded, row| {
+            |row| {
                 let frames = row.frames()?;
-                loaded.feeder.clear();
-                let window = loaded.feeder.place(&frames)?;
                 let expected = Expected::unchanged(Verdict::Pass, &frames[0]);
-                let case = Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome, expected };
-                turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+                Ok(Packets { frames, hook: row.hook, outcome: row.outcome, expected })
             },
         )?;
         let row = |(row, [ours]): (&Wanted, [Vec<f64>; 1])| {

@@ -6,17 +6,16 @@ use anyhow::Result;
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 use traffic_policy_tests::{
     bench::{
-        Case, Content, Expected, Frame, Hook, Loaded, Setup, Stand, Subject,
+        Content, Expected, Frame, Hook, Loaded, Setup, Stand,
         flows::later,
         frame::{frame, unpacked},
         loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
         stand::{MAC, ROUTER_MAC, V4, V6},
-        turns,
     },
     packet::{Packet, Transport, flag},
 };
 
-use super::{LOADS, over_loads};
+use super::{Packets, alone};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -146,18 +145,14 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         return Ok(());
     }
     report.measure(|| {
-        let all = over_loads(
-            LOADS,
+        let all = alone(
             wanted,
+            effort,
             || load(stand),
-            |loaded, row| {
+            |row| {
                 let frames = row.frames()?;
-                loaded.feeder.clear();
-                let window = loaded.feeder.place(&frames)?;
                 let expected = row.expected(&frames[0]);
-                let case =
-                    Case { subject: Subject::Ours(row.hook), window, outcome: row.outcome(), expected };
-                turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+                Ok(Packets { frames, hook: row.hook, outcome: row.outcome(), expected })
             },
         )?;
         let row =

@@ -134,7 +134,6 @@ impl Row {
 
     /// Another bound of the spread than [`noise::bound`], as a fraction of the median.
     #[must_use]
-    #[allow(dead_code, reason = "for parts whose figures vary more by nature")]
     pub(crate) fn bound(mut self, bound: f64) -> Self {
         self.bound = bound;
         self
