@@ -3,7 +3,7 @@
 use traffic_policy_ebpf::{
     abi::{Bucket, NO_SERVICE, PROTOCOL_TCP, Scratch},
     checksum,
-    outcome::{Outcome, Verdict},
+    outcome::{OUTCOMES, Outcome, Verdict},
 };
 
 use super::{
@@ -57,7 +57,9 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
         return exit::leave(packet, P::HOOK, Outcome::DroppedFailed.into());
     };
-    let exit = match Outcome::numbered(unsafe { (*scratch).outcome }) {
+    // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
+    let number = unsafe { (*scratch).outcome } & (OUTCOMES - 1);
+    let exit = match Outcome::numbered(number) {
         Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
         _ => answer::<P, F>(packet),
     };

@@ -165,11 +165,13 @@ pub fn xdp_irregular6(ctx: XdpContext) -> u32 {
 }
 
 #[classifier]
+#[inline(always)]
 pub fn tc_irregular4(ctx: TcContext) -> i32 {
     irregular::run::<Tc, V4>(skb(&ctx))
 }
 
 #[classifier]
+#[inline(always)]
 pub fn tc_irregular6(ctx: TcContext) -> i32 {
     irregular::run::<Tc, V6>(skb(&ctx))
 }
