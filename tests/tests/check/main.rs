@@ -7,4 +7,5 @@ mod devices;
 mod firewall;
 mod ports;
 mod said;
+mod verifier;
 mod whole;

@@ -1,7 +1,7 @@
 //! What `check` said, and what it must have said.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use traffic_policy_tests::agent;
@@ -16,6 +16,13 @@ pub struct Said {
 }
 
 impl Said {
+    /// From what it printed, in JSON.
+    pub fn of(output: &Output) -> Self {
+        let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        Self { code: output.status.code(), findings }
+    }
+
     /// Those that ask for something.
     pub fn complaints(&self) -> Vec<&Value> {
         self.findings.iter().filter(|finding| finding["severity"] != "ok").collect()
@@ -57,10 +64,7 @@ impl Said {
 pub fn check_in(namespace: &Namespace, pins: &Path, flags: &[&str]) -> Said {
     let mut command = Command::new(agent::program().unwrap());
     command.args(["check", "--output", "json", "--pin-dir"]).arg(pins).args(flags).env_clear();
-    let output = namespace.output(command).unwrap();
-    let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    Said { code: output.status.code(), findings }
+    Said::of(&namespace.output(command).unwrap())
 }
 
 /// On the first node.

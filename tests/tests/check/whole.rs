@@ -21,6 +21,7 @@ fn a_fit_node_has_no_complaints_and_a_table_for_people() {
         "bpf-jit",
         "capabilities",
         "socket-destroy",
+        "programs",
         "bpffs",
         "cgroup",
         "device",

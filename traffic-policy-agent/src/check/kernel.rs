@@ -40,7 +40,7 @@ impl Facts {
 
 /// What newer kernels have: (version, what for).
 const FEATURES: [((u32, u32), &str); 4] = [
-    ((5, 13), "bpf_for_each_map_elem (sweeping old flows)"),
+    ((5, 9), "iterators over map elements (sweeping old flows)"),
     ((5, 16), "managed neighbours (next hops that stay resolved)"),
     ((5, 17), "bpf_loop (searching a free source port)"),
     ((6, 1), "all that is tested"),
@@ -180,7 +180,8 @@ mod tests {
         let finding = old(5, 15);
         assert_eq!(finding.severity, Severity::Error);
         assert!(finding.found.contains("bpf_loop") && finding.found.contains("managed neighbours"));
-        assert!(!finding.found.contains("for_each"), "5.15 has it: {}", finding.found);
+        assert!(!finding.found.contains("iterators"), "5.15 has them: {}", finding.found);
+        assert!(old(5, 4).found.contains("iterators over map elements"));
         let finding = old(6, 1);
         assert_eq!(finding.severity, Severity::Note);
         assert!(finding.found.contains("clsact"));

@@ -13,6 +13,7 @@ mod listeners;
 mod netfilter;
 mod nftables;
 mod ports;
+mod programs;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -66,6 +67,7 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
         }
     };
     findings.extend(attempt("kernel", kernel::Facts::look(), kernel::judge));
+    findings.extend(attempt("programs", programs::Facts::look(), programs::judge));
     findings.extend(attempt("bpffs", PinsLook::at(&settings.pins), |look| {
         folders::judge_pins(&settings.pins, look)
     }));

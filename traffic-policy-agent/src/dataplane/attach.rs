@@ -251,7 +251,8 @@ fn pinned(path: &Path) -> Option<FdLink> {
     path.exists().then(|| PinnedLink::from_pin(path).ok().map(FdLink::from)).flatten()
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -28,6 +28,7 @@ mod sweep;
 mod sweeping;
 mod tables;
 mod trial;
+mod verifier;
 mod words;
 
 use std::{
@@ -37,7 +38,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use aya::Ebpf;
 
 pub use self::{
@@ -66,6 +67,7 @@ pub use self::{
     sweep::{Found, Sweeper},
     tables::{FromWire, Tables, ToWire, endpoint_key, from_wide, number, wide},
     trial::{Candidate, Entrance, Judged, PacketHook, Trial},
+    verifier::{Refusal, try_programs},
 };
 use self::{
     filter::{Array, Bits, Needed},
@@ -136,8 +138,9 @@ impl Dataplane {
 
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
         let maps = pins.map(Pins::maps);
-        let mut object = load(config.sizes, maps.as_deref(), &kernel)?;
-        load_programs(&mut object)?;
+        let (mut object, btf) = object::open(config.sizes, maps.as_deref(), &kernel)?;
+        verifier::load(&mut object, &btf).map_err(with_cure)?;
+        drop(btf);
         #[cfg(feature = "log")]
         log::follow(&mut object)?;
         let mut tables = Tables::take(&mut object)?;
@@ -329,6 +332,14 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
             pinned_devices(root).into_iter().for_each(clsact::detach);
         }
     })
+}
+
+/// A start that the verifier refuses ends with what `check` says of it.
+fn with_cure(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<Refusal>() {
+        Some(refusal) => anyhow!("{refusal}: {}", Refusal::CURE),
+        None => error,
+    }
 }
 
 /// Takes back what a failed start has pinned.

@@ -53,7 +53,25 @@ impl Sizes {
 /// # Errors
 /// A pinned map of another layout, missing privileges, a kernel without BTF.
 pub fn load(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
+    Ok(open(sizes, pins, kernel)?.0)
+}
+
+/// As [`load`], with the kernel's type information, by which programs are loaded, too.
+///
+/// # Errors
+/// As there.
+pub(super) fn open(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
     Loading { sizes, pins, shared: &|_| true, explains: None }.load(kernel)
+}
+
+/// The types of the running kernel.
+///
+/// # Errors
+/// The kernel does not describe them.
+pub(super) fn kernel_types() -> Result<Btf> {
+    Btf::from_sys_fs().context(
+        "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
+    )
 }
 
 /// A copy of the object that notes its way: see [`super::Trial`].
@@ -74,7 +92,7 @@ pub(super) fn load_copy(
     shared: &dyn Fn(&str) -> bool,
     routes: Routes,
     kernel: &Kernel,
-) -> Result<Ebpf> {
+) -> Result<(Ebpf, Btf)> {
     let sizes = Sizes { flows4: 1024, flows6: 1024, pending: 64 };
     Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
 }
@@ -88,7 +106,7 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    fn load(&self, kernel: &Kernel) -> Result<Ebpf> {
+    fn load(&self, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
         if OBJECT.is_empty() {
             bail!("this build holds no packet path: run `cargo xtask setup` and build again");
         }
@@ -125,9 +143,7 @@ impl Loading<'_> {
             }
             entries.push((name, used));
         }
-        let btf = Btf::from_sys_fs().context(
-            "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
-        )?;
+        let btf = kernel_types()?;
         let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
         let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
         let tracing = u32::from(self.explains.is_some());
@@ -145,7 +161,8 @@ impl Loading<'_> {
         for (name, path) in &paths {
             loader.map_pin_path(name, path.as_path());
         }
-        loader.load(OBJECT).context("loading the packet path failed")
+        let object = loader.load(OBJECT).context("loading the packet path failed")?;
+        Ok((object, btf))
     }
 }
 

@@ -4,12 +4,12 @@ use std::{fs, io::ErrorKind, path::Path};
 
 use anyhow::{Context as _, Result};
 use aya::{
-    Btf, Ebpf,
+    Ebpf,
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::abi::jump;
 
-use super::Tables;
+use super::{Tables, object::kernel_types, verifier};
 
 /// Programs of the XDP hook, and of TC, that others jump to, by their index.
 const XDP_JUMPS: [(u32, &str); 8] = [
@@ -40,25 +40,12 @@ const TC_JUMPS: [(u32, &str); 12] = [
 /// The programs where packets enter, which are pinned for others to run.
 const ENTRIES: [&str; 3] = ["xdp_ingress", "tc_ingress", "tc_egress"];
 
-/// Verifies and loads every program of the object.
+/// Verifies and loads every program of an object.
 ///
 /// # Errors
-/// The verifier's word, for a kernel that understands less than ours.
+/// See [`verifier::load`].
 pub fn load_programs(object: &mut Ebpf) -> Result<()> {
-    let btf = Btf::from_sys_fs().context("reading the kernel's type information failed")?;
-    for (name, program) in object.programs_mut() {
-        let loaded = match program {
-            aya::programs::Program::Xdp(program) => program.load(),
-            aya::programs::Program::SchedClassifier(program) => program.load(),
-            aya::programs::Program::RawTracePoint(program) => program.load(),
-            aya::programs::Program::CgroupSockAddr(program) => program.load(),
-            aya::programs::Program::CgroupSock(program) => program.load(),
-            aya::programs::Program::Iter(program) => program.load("bpf_map_elem", &btf),
-            _ => continue,
-        };
-        loaded.with_context(|| format!("this kernel refuses the program {name}"))?;
-    }
-    Ok(())
+    verifier::load(object, &kernel_types()?).map(drop)
 }
 
 /// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together

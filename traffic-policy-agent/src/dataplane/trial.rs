@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use aya::{
-    Ebpf,
+    Btf, Ebpf,
     maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues},
     programs::{SchedClassifier, TestRun, TestRunOptions, Xdp},
 };
@@ -21,12 +21,12 @@ use traffic_policy_ebpf::{
 
 use super::{
     kernel::Kernel,
-    load_programs,
     object::{Routes, load_copy},
     pinned::service_key,
     plan::FrontendId,
     programs::jumps,
     tables::{FromWire, Tables},
+    verifier,
     words::{Words, state},
 };
 use crate::model::ServicePortKey;
@@ -87,8 +87,8 @@ struct Running {
 const ROOM: usize = 256;
 
 impl Trial {
-    fn load(mut object: Ebpf) -> Result<Self> {
-        load_programs(&mut object)?;
+    fn load((mut object, btf): (Ebpf, Btf)) -> Result<Self> {
+        verifier::load(&mut object, &btf)?;
         let mut tables = Tables::take(&mut object)?;
         jumps(&object, &mut tables)?;
         let mut take = |name: &str| -> Result<Map> {

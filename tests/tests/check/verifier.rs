@@ -1,0 +1,73 @@
+//! Programs that the verifier refuses: `check` names the cause before the first start, and `run` ends with the same words.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use object::{Object, ObjectSection, ObjectSymbol};
+use traffic_policy_agent::dataplane::object_bytes;
+use traffic_policy_tests::agent::{self, Agent};
+use traffic_policy_tests::attached::Attached;
+use traffic_policy_tests::lab::Lab;
+
+use crate::said::{Said, one_node};
+
+/// A copy of the agent in whose packet path these programs begin by reading a register that nobody has written.
+fn damaged(folder: &Path, programs: &[&str]) -> PathBuf {
+    // Aligned so by `aya::include_bytes_aligned`.
+    const ALIGNED: usize = 32;
+    // r0 = r9
+    const UNREADABLE: [u8; 8] = [0xbf, 0x90, 0, 0, 0, 0, 0, 0];
+    let object = object_bytes();
+    let file = object::File::parse(object).unwrap();
+    let mut agent = fs::read(agent::program().unwrap()).unwrap();
+    let mut places = (0..agent.len() - object.len()).step_by(ALIGNED);
+    let place =
+        places.find(|place| agent[*place..].starts_with(object)).expect("this agent has another packet path");
+    for program in programs {
+        let symbol = file.symbols().find(|symbol| symbol.name() == Ok(program)).unwrap();
+        let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
+        let at = place + (section.file_range().unwrap().0 + symbol.address()) as usize;
+        agent[at..at + UNREADABLE.len()].copy_from_slice(&UNREADABLE);
+    }
+    let path = folder.join("damaged");
+    fs::write(&path, agent).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn what_the_verifier_refuses() {
+    let lab = one_node(Lab::builder());
+    let folder = lab.logs();
+    let damaged = damaged(&folder, &["xdp_error6", "tc_attend4"]);
+    let log = folder.join("traffic-policy-verifier-tc_attend4.log");
+    let refused = format!(
+        "refuses 2 of the packet path's 40 programs; the first is tc_attend4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
+        log.display()
+    );
+
+    let pins = lab.bpffs().join("node-1");
+    let mut command = Command::new(&damaged);
+    command.args(["check", "--output", "json", "--pin-dir"]).arg(&pins).env_clear().env("TMPDIR", &folder);
+    let output = lab.node(1).netns().output(command).unwrap();
+    let said = Said::of(&output);
+    said.only("error", "programs", &refused, "boot another kernel");
+    let whole = fs::read_to_string(&log).unwrap();
+    assert!(whole.contains("R9 !read_ok") && whole.contains("processed"), "{whole}");
+    assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!pins.exists(), "check pins nothing");
+
+    let builder = Agent::builder(&lab, lab.node(1)).program(&damaged);
+    let mut agent = builder.environment("TMPDIR", &folder.display().to_string()).start().unwrap();
+    assert_eq!(agent.wait_ended(Duration::from_secs(20)).unwrap(), Some(1));
+    let log = agent.log();
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.starts_with("traffic-policy-agent: Linux ") && last.contains(&refused), "{log}");
+    assert!(last.contains("boot another kernel"), "{log}");
+    assert!(!log.contains("processed"), "the verifier's log is in its file\n{log}");
+    assert_eq!(lab.node(1).netns().attached("eth0").unwrap(), Attached::default());
+    assert!(!pins.exists(), "a start that fails leaves nothing");
+}

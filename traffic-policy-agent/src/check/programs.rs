@@ -1,0 +1,88 @@
+//! Whether the kernel's verifier takes the programs: all of them are loaded with maps of their own, and attached nowhere.
+
+use anyhow::Result;
+
+use super::Finding;
+use crate::dataplane::{Kernel, Refusal, check_privileges, try_programs};
+
+/// What judging needs.
+#[derive(Clone, Debug)]
+pub(super) enum Facts {
+    /// The number of programs.
+    Verified {
+        release: String,
+        programs: usize,
+    },
+    Refused(Refusal),
+    /// Nothing can be said of the programs: maps could not be made, memory is short.
+    Failed(String),
+}
+
+impl Facts {
+    pub(super) fn look() -> Result<Self> {
+        // Without them the kernel refuses all programs alike.
+        check_privileges()?;
+        let (kernel, release) = Kernel::found()?;
+        Ok(match try_programs(&kernel) {
+            Ok(programs) => Self::Verified { release, programs },
+            Err(error) => match error.downcast::<Refusal>() {
+                Ok(refusal) => Self::Refused(refusal),
+                Err(error) => Self::Failed(format!("{error:#}")),
+            },
+        })
+    }
+}
+
+pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+    const PROBE: &str = "programs";
+    vec![match facts {
+        Facts::Verified { release, programs } => {
+            Finding::ok(PROBE, format!("the verifier of Linux {release} takes all {programs} programs"))
+        }
+        Facts::Refused(refusal) => Finding::error(PROBE, refusal.to_string(), Refusal::CURE),
+        Facts::Failed(error) => Finding::error(
+            PROBE,
+            format!("the programs cannot be loaded: {error}"),
+            "mend that: `run` would end with the same error",
+        ),
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Severity;
+
+    #[test]
+    fn what_run_would_meet() {
+        let one = |facts| {
+            let [finding] = judge(&facts).try_into().unwrap();
+            finding
+        };
+        let finding = one(Facts::Verified { release: "6.12.94".into(), programs: 40 });
+        assert_eq!(finding.severity, Severity::Ok);
+        assert_eq!(finding.found, "the verifier of Linux 6.12.94 takes all 40 programs");
+
+        let refusal = Refusal {
+            release: "6.12.94".into(),
+            program: "xdp_answer4".into(),
+            reason: "R6 unbounded memory access".into(),
+            log: Ok("/tmp/traffic-policy-verifier-xdp_answer4.log".into()),
+            refused: 4,
+            all: 40,
+        };
+        let finding = one(Facts::Refused(refusal.clone()));
+        assert_eq!(finding.severity, Severity::Error);
+        assert_eq!(
+            finding.found,
+            "Linux 6.12.94 refuses 4 of the packet path's 40 programs; the first is xdp_answer4, of which the kernel's verifier says: R6 unbounded memory access (its whole log is in /tmp/traffic-policy-verifier-xdp_answer4.log)"
+        );
+        assert!(finding.cure.unwrap().contains("another kernel"));
+        let finding = one(Facts::Refused(Refusal { log: Err("no space left".into()), ..refusal }));
+        assert!(finding.found.ends_with("(its whole log could not be kept: no space left)"));
+
+        let finding = one(Facts::Failed("Cannot allocate memory (os error 12)".into()));
+        assert_eq!(finding.severity, Severity::Error);
+        assert!(finding.found.contains("allocate") && !finding.found.contains("verifier"));
+    }
+}
