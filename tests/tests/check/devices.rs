@@ -1,5 +1,8 @@
 //! Devices: offload, programs of others, forwarding.
 
+use std::process::Command;
+use std::time::Duration;
+
 use aya::programs::SchedClassifier;
 use aya::programs::tc::{NlOptions, TcAttachOptions, TcAttachType, TcHandle, qdisc_add_clsact};
 use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
@@ -15,9 +18,43 @@ fn a_veth_with_checksum_offload() {
     let lab = one_node(Lab::builder().wire_offloads(true));
     let off = "ethtool -K eth0 tx off";
     check(&lab, &[]).only("note", "offload", "eth0 is a veth with checksum offload", off);
-    check(&lab, &["--attach", "xdp"]).only("warning", "offload", "XDP cannot tell", off);
+    let xdp = check(&lab, &["--attach", "xdp"]);
+    xdp.has("warning", "offload", "XDP cannot tell", off);
+    let other = "its other end (node-1 in another network namespace) has no XDP program";
+    xdp.has("warning", "other-end", other, "ip link set node-1 xdpdrv");
+    assert_eq!((xdp.complaints().len(), xdp.code), (2, Some(0)), "{xdp:#?}");
+    let agent = Agent::builder(&lab, lab.node(1)).attach("xdp").start().unwrap();
+    agent.wait_said(&["WARN", other, "ip link set node-1 xdpdrv"], Duration::from_secs(20)).unwrap();
+    drop(agent);
+
     lab.node(1).netns().set_offloads("eth0", false).unwrap();
+    lab.router().attach_xdp("node-1", Always::Pass).unwrap();
     check(&lab, &["--attach", "xdp"]).is_well();
+}
+
+/// What `check` says before, `run` meets.
+#[test]
+fn frames_too_long_for_xdp() {
+    // The ends of a veth without XDP take any MTU.
+    let lab = one_node(Lab::builder().wire_offloads(true));
+    let (node, router) = (lab.node(1).netns(), lab.router());
+    for (netns, device) in [(node, "eth0"), (router, "node-1")] {
+        let mut ip = Command::new("ip");
+        ip.args(["link", "set", device, "mtu", "9000"]);
+        assert!(netns.output(ip).unwrap().status.success());
+    }
+    let (said, cure) = ("eth0 (veth) takes XDP up to 3506", "ip link set eth0 mtu 3506");
+    let xdp = check(&lab, &["--attach", "xdp"]);
+    xdp.has("error", "mtu", said, cure);
+    assert_eq!(xdp.code, Some(1));
+    let mut agent = Agent::builder(&lab, lab.node(1)).attach("xdp").start().unwrap();
+    assert_eq!(agent.wait_ended(Duration::from_secs(20)).unwrap(), Some(1));
+    let log = agent.log();
+    for part in
+        ["eth0 (veth) has MTU 9000, and its driver takes XDP up to 3506 (error 34", cure, "--attach tc"]
+    {
+        assert!(log.contains(part), "no {part:?} in {log}");
+    }
 }
 
 #[test]

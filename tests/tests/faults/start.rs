@@ -136,7 +136,7 @@ fn another_xdp_program() {
 #[test]
 fn a_device_without_xdp() {
     let cluster = Cluster::start(Lab::builder().pods(&[1]).overlay()).unwrap();
-    let texts = ["the driver of flannel.1 has no XDP", "--attach tc", "--attach xdp-generic"];
+    let texts = ["the driver of flannel.1 (vxlan) has no XDP", "--attach tc", "--attach xdp-generic"];
     refused(builder(&cluster).attach("xdp").devices(&["eth0", "flannel.1"]), &texts);
     is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
     assert_eq!(cluster.lab.node(1).netns().attached("flannel.1").unwrap(), Attached::default());

@@ -1,12 +1,18 @@
 //! The devices that packets come by: how they will be taken, and what is in the way.
 
+mod native;
+
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
 
-use super::{Finding, Settings, ethtool, network};
+use super::{Finding, Settings, ethtool, network, other_end::OtherEnd};
 use crate::{
-    dataplane::{Kernel, Mode, probe},
+    dataplane::{
+        Kernel, Mode,
+        drivers::{self, Channels},
+        probe,
+    },
     node::{self, Link},
 };
 
@@ -21,6 +27,8 @@ pub(super) struct Facts {
     missing: Vec<String>,
     /// Bytes.
     page: usize,
+    /// That there may be: drivers count those that are not plugged in yet, too.
+    cpus: u32,
 }
 
 /// A device that `run` would attach to.
@@ -36,6 +44,13 @@ pub(super) struct Device {
     xdp_features: Option<u64>,
     /// `None` if it could not be asked for.
     checksum_offload: Option<bool>,
+    channels: Option<Channels>,
+    /// Features of a virtio device.
+    virtio: Option<u64>,
+    /// Of a veth, if it could be seen.
+    other_end: Option<OtherEnd>,
+    /// A program of ours is on it.
+    own_xdp: bool,
     /// Programs that are not ours: id, and name if it has one.
     xdp: Vec<(u32, Option<String>)>,
     /// As people would call them; or why they could not be listed.
@@ -50,16 +65,21 @@ impl Facts {
         let mut devices = Vec::new();
         for link in wanted {
             let details = network.details(link.index).await?;
+            let driver = probe::driver(&link.name);
             let offloads = ethtool::offloads(link.index).ok();
             let others = details.xdp.iter().filter(|id| !own.contains(id));
             let global = addresses.iter().filter(|address| address.link == link.index && address.global);
             devices.push(Device {
                 addresses: global.map(|address| address.address).collect(),
-                driver: probe::driver(&link.name),
                 xdp_features: ethtool::xdp_features(link.index).ok(),
                 // Its other names are of cards that know the protocol: those are on a real wire.
                 checksum_offload: offloads
                     .map(|offloads| offloads.iter().any(|name| name == "tx-checksum-ip-generic")),
+                channels: ethtool::channels(link.index).ok(),
+                virtio: drivers::virtio_features(&link.name, link.index, driver.as_deref()),
+                other_end: OtherEnd::of(link.index).ok().filter(|_| details.kind.as_deref() == Some("veth")),
+                driver,
+                own_xdp: details.xdp.iter().any(|id| own.contains(id)),
                 xdp: others.map(|id| (*id, probe::program_name(*id))).collect(),
                 tc: tc(&link.name, &details.filters, &own).map_err(|error| format!("{error:#}")),
                 kind: details.kind,
@@ -67,7 +87,14 @@ impl Facts {
             });
         }
         let names = links.iter().map(|link| link.name.clone()).collect();
-        Ok(Self { devices, names, attach: settings.attach, missing, page: probe::page_size() })
+        Ok(Self {
+            devices,
+            names,
+            attach: settings.attach,
+            missing,
+            page: probe::page_size(),
+            cpus: probe::possible_cpus(),
+        })
     }
 }
 
@@ -153,10 +180,6 @@ impl Device {
     }
 }
 
-/// XDP_PACKET_HEADROOM before a frame, and `struct skb_shared_info` after it, must fit into the frame's page, too.
-const AROUND_A_FRAME: usize = 256 + 320;
-const ETHERNET: usize = 14;
-
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings: Vec<_> = facts
         .missing
@@ -176,20 +199,27 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     for device in &facts.devices {
         findings.extend(way(device, facts.attach));
     }
-    let each = |judge: fn(&Device, Mode, usize) -> Option<Finding>, probe, fine: &str| {
-        let judged = facts.devices.iter().filter_map(|device| judge(device, facts.attach, facts.page));
+    let each = |judge: fn(&Device, &Facts) -> Option<Finding>, probe, fine: &str| {
+        let judged = facts.devices.iter().filter_map(|device| judge(device, facts));
         let mut judged: Vec<_> = judged.collect();
         if judged.is_empty() && !facts.devices.is_empty() {
             judged.push(Finding::ok(probe, fine));
         }
         judged
     };
-    let mut mtu = each(long_frames, "mtu", "the devices' MTUs are fit, and the same");
+    let mut mtu = each(native::long_frames, "mtu", "the devices' MTUs are fit, and the same");
     if let Some(finding) = different_mtus(&facts.devices) {
         mtu.retain(|finding| finding.cure.is_some());
         mtu.push(finding);
     }
     findings.extend(mtu);
+    findings.extend(each(native::queues, "queues", "the devices have queues enough, as far as is known"));
+    findings.extend(each(
+        native::guest_offloads,
+        "guest-offloads",
+        "no host hands over frames that XDP could not treat",
+    ));
+    findings.extend(each(native::other_end, "other-end", "no veth loses what XDP sends by it"));
     findings.extend(each(offload, "offload", "no device delivers frames with unfinished checksums"));
     findings.extend(each(other_xdp, "xdp-program", "no other XDP program is on the devices"));
     findings.extend(each(other_tc, "tc-programs", "no other TC programs are on the devices"));
@@ -243,22 +273,6 @@ fn way(device: &Device, attach: Mode) -> Vec<Finding> {
     findings
 }
 
-fn long_frames(device: &Device, attach: Mode, page: usize) -> Option<Finding> {
-    let most = page.saturating_sub(AROUND_A_FRAME + ETHERNET);
-    let too_long = device.way(attach) == Way::Xdp && device.link.mtu as usize > most;
-    too_long.then(|| {
-        let (name, mtu) = (&device.link.name, device.link.mtu);
-        let effect = if attach == Mode::Auto { "then TC takes its packets" } else { "then `run` fails" };
-        Finding::warning(
-            "mtu",
-            format!(
-                "{name} has MTU {mtu}, and XDP keeps a frame in one page of {page} bytes, which has room for an MTU of about {most}: its driver may refuse, {effect}"
-            ),
-            format!("ip link set {name} mtu {most} (some drivers want a little less), or --attach tc"),
-        )
-    })
-}
-
 fn different_mtus(devices: &[Device]) -> Option<Finding> {
     let first = devices.first()?.link.mtu;
     devices.iter().any(|device| device.link.mtu != first).then(|| {
@@ -275,7 +289,7 @@ fn different_mtus(devices: &[Device]) -> Option<Finding> {
     })
 }
 
-fn offload(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
+fn offload(device: &Device, facts: &Facts) -> Option<Finding> {
     // Between two ends of a veth nobody computes a checksum: it is left to a card that never comes.
     if device.kind.as_deref() != Some("veth") || device.checksum_offload == Some(false) {
         return None;
@@ -287,7 +301,7 @@ fn offload(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
     } else {
         format!("{name} is a veth, and whether with checksum offload could not be seen; if so")
     };
-    Some(if device.way(attach) == Way::Tc {
+    Some(if device.way(facts.attach) == Way::Tc {
         Finding::note(
             "offload",
             format!(
@@ -304,7 +318,7 @@ fn offload(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
     })
 }
 
-fn other_xdp(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
+fn other_xdp(device: &Device, facts: &Facts) -> Option<Finding> {
     let (id, program) = device.xdp.first()?;
     let name = &device.link.name;
     let program = program.as_ref().map_or_else(String::new, |program| format!(" {program}"));
@@ -312,13 +326,13 @@ fn other_xdp(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
     let off = format!(
         "stop what attached it, or `ip link set {name} xdp off` (`bpftool prog show id {id}` tells more)"
     );
-    Some(match attach {
+    Some(match facts.attach {
         Mode::Xdp | Mode::XdpGeneric => Finding::error(
             "xdp-program",
             format!("{is}: two cannot be on one device"),
             format!("{off}; or --attach tc"),
         ),
-        Mode::Auto if device.way(attach) == Way::Xdp => Finding::warning(
+        Mode::Auto if device.way(facts.attach) == Way::Xdp => Finding::warning(
             "xdp-program",
             format!("{is}: TC will take the packets, of which that program takes its share first"),
             off,
@@ -327,7 +341,7 @@ fn other_xdp(device: &Device, attach: Mode, _page: usize) -> Option<Finding> {
     })
 }
 
-fn other_tc(device: &Device, _attach: Mode, _page: usize) -> Option<Finding> {
+fn other_tc(device: &Device, _facts: &Facts) -> Option<Finding> {
     let name = &device.link.name;
     let others = match &device.tc {
         Ok(others) => others,

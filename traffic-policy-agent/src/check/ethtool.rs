@@ -4,7 +4,10 @@ use std::io;
 
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use crate::node::netlink::{Connection, attribute, attributes, find, text};
+use crate::{
+    dataplane::drivers::Channels,
+    node::netlink::{Connection, attribute, attributes, find, text},
+};
 
 // linux/genetlink.h
 const CTRL: u16 = 16;
@@ -47,21 +50,40 @@ pub(super) fn xdp_features(index: u32) -> io::Result<u64> {
 pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
     // linux/ethtool_netlink.h
     const FEATURES_GET: u8 = 11;
-    const FEATURES_HEADER: u16 = 1;
-    const HEADER_DEV_INDEX: u16 = 1;
     const FEATURES_ACTIVE: u16 = 4;
     const BITSET_BITS: u16 = 3;
     const BIT_NAME: u16 = 2;
+    let answer = ethtool(FEATURES_GET, index)?;
+    let bits =
+        find(&answer, FEATURES_ACTIVE).and_then(|active| find(active, BITSET_BITS)).unwrap_or_default();
+    // This set has no mask: a bit that is listed is set.
+    Ok(attributes(bits).filter_map(|bit| find(bit.value(), BIT_NAME).map(text)).collect())
+}
+
+/// How many queue pairs a device uses, and how many it can have.
+pub(super) fn channels(index: u32) -> io::Result<Channels> {
+    // linux/ethtool_netlink.h
+    const CHANNELS_GET: u8 = 17;
+    const COMBINED_MAX: u16 = 5;
+    const COMBINED_COUNT: u16 = 9;
+    let answer = ethtool(CHANNELS_GET, index)?;
+    let number = |kind| {
+        let value = find(&answer, kind).and_then(|value| value.first_chunk());
+        value.map(|bytes| u32::from_ne_bytes(*bytes)).ok_or(io::ErrorKind::InvalidData)
+    };
+    Ok(Channels { used: number(COMBINED_COUNT)?, most: number(COMBINED_MAX)? })
+}
+
+/// The attributes that a question about a device is answered with.
+fn ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
+    // Of every question, in linux/ethtool_netlink.h.
+    const QUESTION_HEADER: u16 = 1;
+    const HEADER_DEV_INDEX: u16 = 1;
     let mut generic = Connection::open(NETLINK_GENERIC)?;
     let ethtool = family(&mut generic, "ethtool")?;
     let device = attribute(HEADER_DEV_INDEX, &index.to_ne_bytes());
-    let header = attribute(FEATURES_HEADER | NLA_F_NESTED, &device);
-    let answer = generic.request(ethtool, 0, &request(FEATURES_GET, &header))?;
-    let bits = answer
-        .first()
-        .and_then(|message| find(message.payload.get(HEADER..)?, FEATURES_ACTIVE))
-        .and_then(|active| find(active, BITSET_BITS))
-        .unwrap_or_default();
-    // This set has no mask: a bit that is listed is set.
-    Ok(attributes(bits).filter_map(|bit| find(bit.value(), BIT_NAME).map(text)).collect())
+    let header = attribute(QUESTION_HEADER | NLA_F_NESTED, &device);
+    let answer = generic.request(ethtool, 0, &request(command, &header))?;
+    let attributes = answer.first().and_then(|message| message.payload.get(HEADER..));
+    Ok(attributes.unwrap_or_default().to_vec())
 }

@@ -12,6 +12,7 @@ mod kernel;
 mod listeners;
 mod netfilter;
 mod nftables;
+mod other_end;
 mod ports;
 mod programs;
 
@@ -25,6 +26,7 @@ use anyhow::Result;
 pub use self::{
     finding::{Finding, Severity},
     netfilter::forward_policy_drop,
+    other_end::lost_at_other_end,
 };
 use crate::{
     dataplane::{Cgroup, Mode, PinsLook, Pool},

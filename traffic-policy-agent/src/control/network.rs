@@ -5,7 +5,8 @@ use tokio::time::Instant;
 
 use super::{Control, SETTLE};
 use crate::{
-    dataplane::{Changed, Interface},
+    check,
+    dataplane::{Attached, Changed, Interface},
     node::{self, Event, Events, Link, Neighbour},
     source::Source,
 };
@@ -105,6 +106,11 @@ impl Control {
                     self.missing.remove(&link.name);
                     self.warned_of.remove(&link.index);
                     tracing::info!(device = link.name, mode = %attached, "attached");
+                    if attached == Attached::XdpDriver
+                        && let Some(lost) = check::lost_at_other_end(&link.name, link.index)
+                    {
+                        tracing::warn!("{}: {}", lost.found, lost.cure.unwrap_or_default());
+                    }
                     changed = true;
                 }
                 Err(error) if start => return Err(error),

@@ -9,14 +9,16 @@ use anyhow::{Context, Result, anyhow};
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode,
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
         links::{FdLink, PinnedLink},
         tc::{SchedClassifierLink, TcAttachOptions},
         xdp::XdpLink,
     },
 };
 
-use super::{cgroup, clsact, kernel::Kernel, pins::remove_link};
+use super::{
+    Interface, cgroup, clsact, drivers, kernel::Kernel, pins::remove_link, probe, xdp_errors::Refusing,
+};
 
 /// `--attach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -55,6 +57,8 @@ pub struct Links {
     folder: PathBuf,
     device: String,
     ifindex: u32,
+    /// Largest IP packet, bytes.
+    mtu: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +82,9 @@ impl Hook {
 }
 
 impl Links {
-    pub fn new(folder: &Path, device: &str, ifindex: u32) -> Self {
-        Self { folder: folder.to_owned(), device: device.to_owned(), ifindex }
+    pub fn new(folder: &Path, interface: &Interface) -> Self {
+        let Interface { name, ifindex, mtu, .. } = interface;
+        Self { folder: folder.to_owned(), device: name.clone(), ifindex: *ifindex, mtu: *mtu }
     }
 
     /// The device's number is part of the name: a device that came back under its old name is another one.
@@ -91,7 +96,7 @@ impl Links {
     /// stands for a real wire.
     ///
     /// # Errors
-    /// Another XDP program is on the device; the driver has no XDP; what the kernel says otherwise.
+    /// Why the device takes no XDP program, see [`Refusing`]; what the kernel says otherwise.
     pub fn attach(&self, object: &mut Ebpf, mode: Mode, wire: bool, kernel: Kernel) -> Result<Attached> {
         self.attach_tc(object, Hook::Egress, kernel)?;
         self.attach_tc(object, Hook::Ingress, kernel)?;
@@ -143,27 +148,24 @@ impl Links {
             }
         }
         remove_link(&path)?;
-        let id = program.attach_to_if_index(self.ifindex, mode).map_err(|error| self.explain_xdp(&error))?;
+        let id =
+            program.attach_to_if_index(self.ifindex, mode).map_err(|error| self.explain_xdp(hook, &error))?;
         let link: FdLink = program.take_link(id)?.try_into().context("XDP was attached without a link")?;
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
         Ok(())
     }
 
-    fn explain_xdp(&self, error: &aya::programs::ProgramError) -> anyhow::Error {
-        let device = &self.device;
-        let text = chain(error);
-        // EBUSY for a program of the same mode, EEXIST for one of the other.
-        if text.contains("os error 16") || text.contains("os error 17") {
-            return anyhow!(
-                "another XDP program is on {device}: detach it (`ip link show {device}`, `ip link set {device} xdp off`), or run with --attach tc"
-            );
-        }
-        if text.contains("os error 95") || text.contains("os error 22") {
-            return anyhow!(
-                "the driver of {device} has no XDP ({text}): run with --attach tc, or --attach xdp-generic"
-            );
-        }
-        anyhow!("attaching XDP to {device} failed: {text}")
+    fn explain_xdp(&self, hook: Hook, error: &ProgramError) -> anyhow::Error {
+        let driver = probe::driver(&self.device);
+        let refusing = Refusing {
+            name: &self.device,
+            driver: driver.as_deref(),
+            mtu: self.mtu,
+            page: probe::page_size(),
+            virtio: drivers::virtio_features(&self.device, self.ifindex, driver.as_deref()),
+            generic: hook == Hook::XdpGeneric,
+        };
+        anyhow!("{}", refusing.explain(error))
     }
 
     fn attach_tc(&self, object: &mut Ebpf, hook: Hook, kernel: Kernel) -> Result<()> {

@@ -16,7 +16,7 @@ impl Dataplane {
     /// # Errors
     /// See [`Mode`]; the device keeps what it had.
     pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
-        let links = self.links(&interface.name, interface.ifindex);
+        let links = self.links(interface);
         if self.tables.devices.get(&interface.ifindex, 0).is_err() {
             // What lay behind it was taken for a pod so far.
             self.raise(Changed::Routes)?;
@@ -61,7 +61,7 @@ impl Dataplane {
     /// A pin that cannot be removed.
     pub fn detach(&mut self, ifindex: u32) -> Result<()> {
         if let Some((interface, _)) = self.attached.remove(&ifindex) {
-            self.links(&interface.name, ifindex).detach()?;
+            self.links(&interface).detach()?;
         }
         if !self.kernel.has_tcx() {
             clsact::detach(ifindex);
@@ -98,9 +98,9 @@ impl Dataplane {
         self.attached.values().map(|(interface, attached)| (interface, *attached))
     }
 
-    fn links(&self, name: &str, ifindex: u32) -> attach::Links {
+    fn links(&self, interface: &Interface) -> attach::Links {
         let folder = self.pins.as_ref().map_or_else(|| Path::new("/nonexistent").to_owned(), Pins::links);
-        attach::Links::new(&folder, name, ifindex)
+        attach::Links::new(&folder, interface)
     }
 }
 

@@ -7,6 +7,7 @@ mod clsact;
 mod config;
 mod counters;
 mod devices;
+pub mod drivers;
 mod filter;
 mod hops;
 mod kernel;
@@ -30,6 +31,7 @@ mod tables;
 mod trial;
 mod verifier;
 mod words;
+mod xdp_errors;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

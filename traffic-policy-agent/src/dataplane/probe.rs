@@ -105,3 +105,8 @@ pub fn page_size() -> usize {
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
+
+/// CPUs that there may be, plugged in or not, as the kernel counts them for drivers (`nr_cpu_ids`).
+pub fn possible_cpus() -> u32 {
+    aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1)
+}

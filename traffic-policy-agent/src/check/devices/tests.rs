@@ -19,6 +19,10 @@ fn device(name: &str) -> Device {
         driver: Some("ena".into()),
         xdp_features: None,
         checksum_offload: Some(true),
+        channels: Some(Channels { used: 4, most: 8 }),
+        virtio: None,
+        other_end: None,
+        own_xdp: false,
         xdp: Vec::new(),
         tc: Ok(Vec::new()),
     }
@@ -26,7 +30,7 @@ fn device(name: &str) -> Device {
 
 fn facts(devices: Vec<Device>) -> Facts {
     let names = vec!["lo".into(), "eth0".into()];
-    Facts { devices, names, attach: Mode::Auto, missing: Vec::new(), page: 4096 }
+    Facts { devices, names, attach: Mode::Auto, missing: Vec::new(), page: 4096, cpus: 4 }
 }
 
 /// The one finding that asks for something.
@@ -81,22 +85,157 @@ fn how_packets_are_taken() {
     expect(&facts(vec![off]), Severity::Warning, "device", "switched off", "ip link set eth0 up");
 }
 
+/// Severity, probe, and parts of what is said and of the cure, of the one complaint; or none.
+type Expected<'a> = Option<(Severity, &'a str, &'a str, &'a str)>;
+
+fn with_modes(device: &Device, rows: &[(Mode, Expected<'_>)]) {
+    for (attach, expected) in rows {
+        let facts = Facts { attach: *attach, ..facts(vec![device.clone()]) };
+        match expected {
+            Some((severity, probe, found, cure)) => expect(&facts, *severity, probe, found, cure),
+            None => {
+                let findings = judge(&facts);
+                assert!(findings.iter().all(|f| f.severity == Severity::Ok), "{attach:?}: {findings:#?}");
+            }
+        }
+    }
+}
+
+fn virtio() -> Device {
+    Device {
+        driver: Some("virtio_net".into()),
+        // CTRL_GUEST_OFFLOADS, GUEST_CSUM, GUEST_TSO4
+        virtio: Some(1 << 2 | 1 << 1 | 1 << 7),
+        ..device("eth0")
+    }
+}
+
 #[test]
 fn mtus() {
-    let mut jumbo = device("eth0");
-    jumbo.link.mtu = 9001;
-    let all = facts(vec![jumbo.clone()]);
-    expect(&all, Severity::Warning, "mtu", "about 3506", "ip link set eth0 mtu 3506");
-    assert!(complaint(&all).found.contains("then TC"));
-    let forced = Facts { attach: Mode::Xdp, ..all.clone() };
-    assert!(complaint(&forced).found.contains("`run` fails"));
-    for good in [Facts { attach: Mode::Tc, ..all.clone() }, Facts { page: 16_384, ..all }] {
-        assert!(judge(&good).iter().all(|finding| finding.severity == Severity::Ok));
+    let jumbo = |driver: &str| {
+        let mut device = Device { driver: Some(driver.into()), ..virtio() };
+        device.link.mtu = 9001;
+        device
+    };
+    let (error, warning) = (Severity::Error, Severity::Warning);
+    for (driver, most) in [("virtio_net", "3506"), ("ena", "3498")] {
+        let (up_to, cure) = (format!("takes XDP up to {most}"), format!("ip link set eth0 mtu {most}"));
+        with_modes(
+            &jumbo(driver),
+            &[
+                (Mode::Auto, Some((warning, "mtu", &up_to, &cure))),
+                (Mode::Xdp, Some((error, "mtu", "then `run` fails", &cure))),
+                (Mode::Tc, None),
+            ],
+        );
     }
+    let unknown = jumbo("i40e");
+    with_modes(
+        &unknown,
+        &[
+            (Mode::Auto, Some((warning, "mtu", "about 3506", "ip link set eth0 mtu 3506"))),
+            (Mode::Xdp, Some((warning, "mtu", "may refuse, then `run` fails", "--attach tc"))),
+            (Mode::Tc, None),
+        ],
+    );
+    let all = facts(vec![unknown]);
+    assert!(complaint(&all).found.contains("then TC"));
+    assert!(judge(&Facts { page: 16_384, ..all }).iter().all(|finding| finding.severity == Severity::Ok));
+    // The largest that works.
+    let mut fit = jumbo("virtio_net");
+    fit.link.mtu = 3506;
+    with_modes(&fit, &[(Mode::Xdp, None)]);
+
     let mut small = device("flannel.1");
     small.link.mtu = 1450;
     let both = facts(vec![device("eth0"), small]);
     expect(&both, Severity::Note, "mtu", "eth0 1500, flannel.1 1450", "ICMP");
+}
+
+#[test]
+fn queues() {
+    let with = |driver: &str, used, most| Device {
+        driver: Some(driver.into()),
+        channels: Some(Channels { used, most }),
+        ..virtio()
+    };
+    let note = Severity::Note;
+    // 4 CPUs.
+    let few = with("virtio_net", 4, 6);
+    let slower = "uses 4 of at most 6 queues, and its driver wants one more for each of 4 CPUs";
+    with_modes(
+        &few,
+        &[
+            (Mode::Auto, Some((note, "queues", slower, "ethtool -L eth0 combined 2; or give"))),
+            (Mode::Xdp, Some((note, "queues", slower, "queues=8"))),
+            (Mode::Tc, None),
+        ],
+    );
+    with_modes(&Device { own_xdp: true, ..few.clone() }, &[(Mode::Xdp, None)]);
+    with_modes(&Device { channels: None, ..few }, &[(Mode::Xdp, None)]);
+    let single = facts(vec![with("virtio_net", 1, 1)]);
+    expect(&single, note, "queues", "uses 1 of at most 1", "give the machine 5 queues");
+    assert!(!complaint(&single).cure.unwrap().contains("ethtool"), "no number is small enough");
+    with_modes(&with("virtio_net", 4, 8), &[(Mode::Auto, None), (Mode::Xdp, None)]);
+    let refused = "wants as many again for XDP: it may refuse";
+    with_modes(
+        &with("ena", 8, 8),
+        &[(Mode::Xdp, Some((Severity::Warning, "queues", refused, "ethtool -L eth0 combined 4")))],
+    );
+    with_modes(&with("ena", 4, 8), &[(Mode::Xdp, None)]);
+    with_modes(&with("ixgbe", 8, 8), &[(Mode::Xdp, None)]);
+}
+
+#[test]
+fn offloads_of_the_guest() {
+    // GUEST_TSO4 alone.
+    let fixed = Device { virtio: Some(1 << 7), ..virtio() };
+    let found = "does not let that be changed: the driver refuses XDP";
+    with_modes(
+        &fixed,
+        &[
+            (Mode::Auto, Some((Severity::Warning, "guest-offloads", found, "ctrl_guest_offloads=on"))),
+            (Mode::Xdp, Some((Severity::Error, "guest-offloads", "then `run` fails", "--attach tc"))),
+            (Mode::Tc, None),
+        ],
+    );
+    with_modes(&virtio(), &[(Mode::Auto, None), (Mode::Xdp, None)]);
+    with_modes(&Device { virtio: Some(0), ..virtio() }, &[(Mode::Xdp, None)]);
+}
+
+#[test]
+fn the_other_end_of_a_veth() {
+    let with = |other_end| {
+        let mut veth = Device {
+            kind: Some("veth".into()),
+            driver: Some("veth".into()),
+            checksum_offload: Some(false),
+            other_end,
+            ..device("eth0")
+        };
+        veth.link.wire = false;
+        veth
+    };
+    let lost = "(veth7 in another network namespace) has no XDP program";
+    with_modes(
+        &with(Some(OtherEnd::for_tests(false, 1500))),
+        &[
+            (Mode::Xdp, Some((Severity::Warning, "other-end", lost, "ip link set veth7 xdpdrv"))),
+            (Mode::Auto, None),
+            (Mode::Tc, None),
+        ],
+    );
+    with_modes(&with(Some(OtherEnd::for_tests(true, 1500))), &[(Mode::Xdp, None)]);
+    let unseen = "could not be seen";
+    with_modes(
+        &with(None),
+        &[(Mode::Xdp, Some((Severity::Warning, "other-end", unseen, "at the other end")))],
+    );
+    let found = "the other end of eth0 has MTU 9000, and eth0 (veth) takes XDP up to 3506";
+    with_modes(
+        &with(Some(OtherEnd::for_tests(true, 9000))),
+        &[(Mode::Xdp, Some((Severity::Error, "mtu", found, "mtu 3506 at both ends"))), (Mode::Auto, None)],
+    );
 }
 
 #[test]

@@ -1,0 +1,108 @@
+//! What stands in the way of XDP in the driver: long frames, too few queues, guest offloads, a veth's other end.
+
+use super::{Device, Facts, Finding, Mode, Way};
+use crate::{
+    check::other_end,
+    dataplane::drivers::{self, TooFew},
+};
+
+/// What follows if the driver refuses.
+fn effect(attach: Mode) -> &'static str {
+    if attach == Mode::Auto { "then TC takes its packets" } else { "then `run` fails" }
+}
+
+/// As bad as that.
+fn refused(attach: Mode, probe: &'static str, found: String, cure: String) -> Finding {
+    if attach == Mode::Auto {
+        Finding::warning(probe, found, cure)
+    } else {
+        Finding::error(probe, found, cure)
+    }
+}
+
+pub(super) fn long_frames(device: &Device, facts: &Facts) -> Option<Finding> {
+    const PROBE: &str = "mtu";
+    if device.way(facts.attach) != Way::Xdp {
+        return None;
+    }
+    let (name, mtu, page) = (&device.link.name, device.link.mtu, facts.page);
+    let effect = effect(facts.attach);
+    let Some(most) = device.driver.as_deref().and_then(|driver| drivers::most_mtu(driver, page)) else {
+        let most = drivers::page_mtu(page);
+        return (mtu > most).then(|| {
+            Finding::warning(
+                PROBE,
+                format!(
+                    "{name} has MTU {mtu}, and XDP keeps a frame in one page of {page} bytes, which has room for an MTU of about {most}: its driver may refuse, {effect}"
+                ),
+                format!("ip link set {name} mtu {most} (some drivers want a little less), or --attach tc"),
+            )
+        });
+    };
+    // A veth receives what its other end may send.
+    let far = device.other_end.as_ref().map_or(0, |other| other.mtu);
+    let longest = mtu.max(far);
+    (longest > most).then(|| {
+        let (whose, both) =
+            if far > mtu { (format!("the other end of {name}"), " at both ends") } else { (name.clone(), "") };
+        refused(
+            facts.attach,
+            PROBE,
+            format!(
+                "{whose} has MTU {longest}, and {} takes XDP up to {most}, for a frame must fit into a page: it refuses, {effect}",
+                device.described()
+            ),
+            format!("ip link set {name} mtu {most}{both}, or --attach tc or xdp-generic"),
+        )
+    })
+}
+
+pub(super) fn queues(device: &Device, facts: &Facts) -> Option<Finding> {
+    const PROBE: &str = "queues";
+    // With a program of ours on it, those that XDP uses are counted, too.
+    if device.way(facts.attach) != Way::Xdp || device.own_xdp {
+        return None;
+    }
+    let (name, channels) = (&device.link.name, device.channels?);
+    let TooFew { fit, needed, refuses } =
+        drivers::too_few_queues(device.driver.as_deref()?, channels, facts.cpus)?;
+    let fewer = if fit > 0 { format!("ethtool -L {name} combined {fit}; or ") } else { String::new() };
+    let cure = format!(
+        "{fewer}give the machine {needed} queues (QEMU: queues={needed} of the netdev and mq=on; libvirt: <driver queues='{needed}'/>), or --attach tc"
+    );
+    let has = format!("{} uses {} of at most {} queues", device.described(), channels.used, channels.most);
+    Some(if refuses {
+        let found = format!(
+            "{has}, and its driver wants as many again for XDP: it may refuse, {}",
+            effect(facts.attach)
+        );
+        Finding::warning(PROBE, found, cure)
+    } else {
+        let found = format!(
+            "{has}, and its driver wants one more for each of {} CPUs: XDP works, but the CPUs wait for each other whenever they send (of which only the kernel's log tells)",
+            facts.cpus
+        );
+        Finding::note(PROBE, found, cure)
+    })
+}
+
+pub(super) fn guest_offloads(device: &Device, facts: &Facts) -> Option<Finding> {
+    let fixed = device.way(facts.attach) == Way::Xdp && drivers::fixed_guest_offloads(device.virtio?);
+    fixed.then(|| {
+        refused(
+            facts.attach,
+            "guest-offloads",
+            format!(
+                "the host hands merged or unfinished frames to {} (guest offloads) and does not let that be changed: the driver refuses XDP, {}",
+                device.described(),
+                effect(facts.attach)
+            ),
+            format!("{}; or --attach tc or xdp-generic", drivers::FREE_GUEST_OFFLOADS),
+        )
+    })
+}
+
+pub(super) fn other_end(device: &Device, facts: &Facts) -> Option<Finding> {
+    let veth = device.way(facts.attach) == Way::Xdp && device.kind.as_deref() == Some("veth");
+    veth.then(|| other_end::judge(&device.link.name, device.other_end.as_ref()))?
+}
