@@ -4,6 +4,8 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use traffic_policy_tests::agent::{Agent, program};
 use traffic_policy_tests::cluster::{Cluster, Protocol};
@@ -67,6 +69,62 @@ fn attached_in_step_and_after_death() {
         assert!(text.starts_with("agent       not running, last seen "), "{text}");
         assert!(text.contains(expected[0]) && text.contains("FLOWS4"), "{text}");
     }
+}
+
+/// Stops the agent wherever it is until `status` answers what is waited for, which is then returned; the agent is stopped.
+fn stopped_when(agent: &Agent, is_it: impl Fn(&Value) -> bool) -> Value {
+    let process = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
+    let start = Instant::now();
+    loop {
+        kill(process, Signal::SIGSTOP).unwrap();
+        // Until there are maps it has nothing to say.
+        let status = agent.json(&["status"]);
+        if let Ok(status) = &status
+            && is_it(status)
+        {
+            return status.clone();
+        }
+        kill(process, Signal::SIGCONT).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(60), "{status:?}\n{}", agent.log());
+        sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn while_programs_are_loaded() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let mut agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+    let goes_on = |agent: &Agent| {
+        let process = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
+        kill(process, Signal::SIGCONT).unwrap();
+        agent.wait_ready(Duration::from_secs(60)).unwrap();
+        let status = agent.json(&["status"]).unwrap();
+        assert_eq!((&status["agent"]["running"], &status["agent"]["loading"]), (&true.into(), &false.into()));
+        assert_eq!(status["agent"]["pid"], agent.pid().unwrap());
+        assert!(status["agent"]["started_seconds_ago"].as_f64().unwrap() < 60.0);
+    };
+    let text = |agent: &Agent| String::from_utf8(agent.command(&["status"]).unwrap().stdout).unwrap();
+
+    let first = stopped_when(&agent, |status| status["agent"]["running"] == true);
+    assert_eq!(first["agent"]["loading"], true, "{first}");
+    assert_eq!(first["agent"]["pid"], agent.pid().unwrap());
+    assert_eq!(
+        (&first["agent"]["started_seconds_ago"], &first["warnings"]),
+        (&Value::Null, &Value::Array(vec![]))
+    );
+    let said = format!("agent       process {} is loading its programs; nothing is", agent.pid().unwrap());
+    assert!(text(&agent).starts_with(&said), "{}", text(&agent));
+    goes_on(&agent);
+
+    agent.kill().unwrap();
+    agent.start_again().unwrap();
+    // At no time is it said that the earlier one runs.
+    let successor = stopped_when(&agent, |status| status["agent"]["running"] == true);
+    assert_eq!(successor["agent"]["loading"], true, "{successor}");
+    assert_eq!(successor["agent"]["pid"], agent.pid().unwrap());
+    assert_eq!(hooks(&successor), ["tcx ingress", "tcx egress"]);
+    assert!(text(&agent).contains("until then the packet path goes on"), "{}", text(&agent));
+    goes_on(&agent);
 }
 
 /// As in another container: /proc/locks says nothing of the agent there, its signs of life do.

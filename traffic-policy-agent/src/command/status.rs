@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     check,
-    dataplane::{self, LinkHook, MapFill, Phase, Pinned},
+    dataplane::{self, Life, LinkHook, MapFill, Phase, Pinned},
     health,
 };
 
@@ -63,6 +63,8 @@ struct Document {
 #[derive(Serialize)]
 struct Agent {
     running: bool,
+    /// It runs, and loads its programs: what an earlier one attached goes on, on a first start nothing is attached yet.
+    loading: bool,
     /// In its own PID namespace.
     pid: Option<u32>,
     started_seconds_ago: Option<f64>,
@@ -123,7 +125,7 @@ impl Document {
         let pinned = view.pinned()?;
         let mut warnings = Vec::new();
         let agent = Agent::read(&pinned, &mut warnings)?;
-        let attached = attached(&pinned, &mut warnings)?;
+        let attached = attached(&pinned, agent.loading, &mut warnings)?;
         // Packets to pods of this node pass the firewall as a router's would.
         for finding in check::forward_policy_drop() {
             let cure = finding.cure.map(|cure| format!(": {cure}")).unwrap_or_default();
@@ -158,9 +160,10 @@ impl Document {
 impl Agent {
     fn read(pinned: &Pinned, warnings: &mut Vec<String>) -> Result<Self> {
         let word = pinned.report()?;
-        let running = pinned.is_held()?;
+        let life = pinned.life()?;
         let mut report = None;
-        if running {
+        // While it loads it has nothing to say of the maps.
+        if matches!(life, Life::Running { .. }) {
             match word.address().context("it has not said where it answers").and_then(ask) {
                 Ok(answer) => report = Some(answer),
                 Err(error) => {
@@ -170,8 +173,12 @@ impl Agent {
         }
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         Ok(Self {
-            running,
-            pid: running.then(|| word.pid()),
+            running: life != Life::None,
+            loading: matches!(life, Life::Loading { .. }),
+            pid: match life {
+                Life::None => None,
+                Life::Loading { process } | Life::Running { process } => Some(process),
+            },
             started_seconds_ago: seconds(word.started()),
             seen_seconds_ago: seconds(word.seen()),
             synced_seconds_ago: seconds(word.synced()),
@@ -193,9 +200,10 @@ impl Flows {
     }
 }
 
-fn attached(pinned: &Pinned, warnings: &mut Vec<String>) -> Result<Vec<Attached>> {
+fn attached(pinned: &Pinned, loading: bool, warnings: &mut Vec<String>) -> Result<Vec<Attached>> {
     let links = pinned.links()?;
-    if !links.iter().any(|link| link.alive && link.hook != LinkHook::Cgroup) {
+    let nothing = !links.iter().any(|link| link.alive && link.hook != LinkHook::Cgroup);
+    if nothing && !(loading && links.is_empty()) {
         warnings.push(
             "the packet path is attached to no device: packets from outside do not come by it".to_owned(),
         );

@@ -56,8 +56,9 @@ pub use self::{
     levels::{Fill, Levels},
     object::{Sizes, load, object_bytes},
     pinned::{
-        Count, Counts, Event, Flow, FlowState, Link, LinkHook, Listener, MapFill, Phase, Pinned, Reached,
-        Report, ServiceCount, ServicePort, Traffic, Way, device_name, frontend_kind, service_count_reader,
+        Count, Counts, Event, Flow, FlowState, Life, Link, LinkHook, Listener, MapFill, Phase, Pinned,
+        Reached, Report, ServiceCount, ServicePort, Traffic, Way, device_name, frontend_kind,
+        service_count_reader,
     },
     pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
     plan::{FrontendId, GoneEndpoint},
@@ -141,11 +142,15 @@ impl Dataplane {
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
         let maps = pins.map(Pins::maps);
         let (mut object, btf) = object::open(config.sizes, maps.as_deref(), &kernel)?;
-        verifier::load(&mut object, &btf).map_err(with_cure)?;
+        let mut tables = Tables::take(&mut object)?;
+        let word = report::say_loading(&mut tables);
+        if let Err(error) = verifier::load(&mut object, &btf) {
+            report::take_back(&mut tables, word);
+            return Err(with_cure(error));
+        }
         drop(btf);
         #[cfg(feature = "log")]
         log::follow(&mut object)?;
-        let mut tables = Tables::take(&mut object)?;
         jumps(&object, &mut tables)?;
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;

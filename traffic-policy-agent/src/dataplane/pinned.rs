@@ -25,7 +25,7 @@ pub use self::{
     listener::{Event, Listener},
     maps::MapFill,
     read::Reader,
-    report::Report,
+    report::{Life, Report},
     services::{Phase, Reached, ServicePort, frontend_kind, key as service_key},
 };
 use super::pins;
@@ -50,6 +50,11 @@ impl Pinned {
             bail!(
                 "the packet path pinned below {} has layout {other}, this program reads v{ABI_VERSION}: use the traffic-policy-agent that made it",
                 root.display()
+            );
+        }
+        if let Some(process) = pins::Look::at(root)?.used_by {
+            bail!(
+                "the agent (process {process}) is starting and has not made its maps yet: ask again in a moment"
             );
         }
         bail!("no packet path is pinned below {}: is `run` given another --pin-dir?", root.display())

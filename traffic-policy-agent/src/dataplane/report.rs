@@ -8,9 +8,24 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    Dataplane, kernel, sweep, wide,
+    Dataplane, Tables, kernel, sweep, wide,
     words::{agent, state},
 };
+
+/// Says that this process has the maps and loads its programs: that it has not started yet. Returns what was said before.
+pub(super) fn say_loading(tables: &mut Tables) -> (u64, u32) {
+    let words = &mut tables.agent;
+    let before = (words.load(agent::started), words.load(agent::pid));
+    words.store(agent::started, 0);
+    words.store(agent::pid, std::process::id());
+    before
+}
+
+/// After a start that failed: the last word is the earlier agent's again.
+pub(super) fn take_back(tables: &mut Tables, (started, pid): (u64, u32)) {
+    tables.agent.store(agent::started, started);
+    tables.agent.store(agent::pid, pid);
+}
 
 impl Dataplane {
     pub(super) fn begin_report(&mut self) -> Result<()> {

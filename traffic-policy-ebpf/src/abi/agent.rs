@@ -4,7 +4,7 @@
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Agent {
-    /// When it opened the maps.
+    /// When it had loaded its programs; 0 = it has not, or never ran.
     pub started: u64,
     /// Its last sign of life.
     pub seen: u64,

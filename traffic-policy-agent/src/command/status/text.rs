@@ -66,6 +66,15 @@ impl Agent {
             )
         };
         match self.pid {
+            Some(pid) if self.loading => writeln!(
+                out,
+                "agent       process {pid} is loading its programs; {}",
+                if self.synced_seconds_ago.is_some() {
+                    "until then the packet path goes on with what was last written"
+                } else {
+                    "nothing is attached until then"
+                }
+            )?,
             Some(pid) => writeln!(
                 out,
                 "agent       running, process {pid}, started {}",
@@ -114,6 +123,7 @@ mod tests {
         Document {
             agent: Agent {
                 running: true,
+                loading: false,
                 pid: Some(42),
                 started_seconds_ago: Some(100.0),
                 seen_seconds_ago: Some(1.0),
@@ -171,6 +181,29 @@ mod tests {
             assert!(text.contains(line), "no {line:?} in\n{text}");
         }
         assert!(!text.contains("\nSTATE"), "arrays are always full\n{text}");
+    }
+
+    #[test]
+    fn while_it_loads() {
+        let mut document = document();
+        // As the maps are before anybody has said anything in them.
+        document.agent = Agent {
+            loading: true,
+            started_seconds_ago: None,
+            seen_seconds_ago: None,
+            report: None,
+            ..document.agent
+        };
+        let first = text(&document);
+        let line = "agent       process 42 is loading its programs; nothing is attached until then\n";
+        assert!(first.starts_with(line), "{first}");
+        assert!(!first.contains("running") && !first.contains("started never"), "{first}");
+        document.agent.synced_seconds_ago = Some(7.0);
+        let successor = text(&document);
+        let line =
+            "process 42 is loading its programs; until then the packet path goes on with what was last";
+        assert!(successor.contains(line), "{successor}");
+        assert!(successor.contains("state       last in step 7s ago\n"), "{successor}");
     }
 
     #[test]

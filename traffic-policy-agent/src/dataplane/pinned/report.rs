@@ -1,6 +1,6 @@
 //! What the agent has left word of: see [`abi::Agent`].
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 use traffic_policy_ebpf::abi::{Agent, State, Usage};
@@ -23,7 +23,7 @@ impl Report {
         (then != 0).then(|| Duration::from_nanos(self.now.saturating_sub(then)))
     }
 
-    /// Since its start.
+    /// Since it had loaded its programs; `None` while it loads them.
     #[must_use]
     pub fn started(&self) -> Option<Duration> {
         self.since(self.word.started)
@@ -53,12 +53,6 @@ impl Report {
         self.since(self.word.failing)
     }
 
-    /// Its process, in its own PID namespace.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.word.pid
-    }
-
     /// Where it answers `/healthz` and `/status`, if it has said so.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
@@ -75,6 +69,43 @@ impl Report {
         anyhow::ensure!(hz != 0 && seen != 0, "no agent has told the time yet: wait until `run` is ready");
         let ticks = u128::from(self.now.saturating_sub(seen)) * u128::from(hz) / 1_000_000_000;
         Ok(Clock { jiffies: jiffies.wrapping_add(ticks as u32), hz })
+    }
+}
+
+/// Whether an agent holds the pins, and what it does; the process is in the agent's own PID namespace, where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    None,
+    /// Maps are there, programs are being loaded: what an earlier agent attached goes on.
+    Loading {
+        process: u32,
+    },
+    Running {
+        process: u32,
+    },
+}
+
+/// Who holds the lock.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    process: u32,
+    /// In this process's PID namespace: its number is the one by which it calls itself.
+    near: bool,
+}
+
+impl Life {
+    /// `fresh`: there may be a lock that cannot be seen here, and a sign of life is recent.
+    fn of(word: &Agent, holder: Option<Holder>, fresh: bool) -> Self {
+        match holder {
+            None if fresh => Self::Running { process: word.pid },
+            None => Self::None,
+            // It has not come to leaving word of itself.
+            Some(Holder { process, near: true }) if process != word.pid => Self::Loading { process },
+            Some(Holder { process, .. }) if word.started == 0 => {
+                Self::Loading { process: if word.pid == 0 { process } else { word.pid } }
+            }
+            Some(_) => Self::Running { process: word.pid },
+        }
     }
 }
 
@@ -110,9 +141,14 @@ impl Pinned {
     ///
     /// # Errors
     /// The folder or the map cannot be read.
-    pub fn is_held(&self) -> Result<bool> {
-        let held = pins::Look::at(&self.root)?.used_by.is_some();
-        Ok(held || !pins::sees_all_locks() && self.report()?.is_fresh())
+    pub fn life(&self) -> Result<Life> {
+        let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+        let holder = pins::Look::at(&self.root)?.used_by.map(|process| {
+            let near = namespace("self").is_some_and(|own| namespace(&process.to_string()) == Some(own));
+            Holder { process, near }
+        });
+        let report = self.report()?;
+        Ok(Life::of(&report.word, holder, !pins::sees_all_locks() && report.is_fresh()))
     }
 
     /// Words that the agent writes for the packet path.
@@ -135,6 +171,33 @@ impl Pinned {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_life_of_an_agent() {
+        let word = |started, pid| Agent { started, pid, ..Agent::default() };
+        let holder = |process, near| Some(Holder { process, near });
+        let (new, old, taken) = (word(0, 0), word(9, 41), word(0, 42));
+        for (word, holder, fresh, expected) in [
+            (new, None, false, Life::None),
+            (old, None, false, Life::None),
+            (old, None, true, Life::Running { process: 41 }),
+            (old, holder(41, true), true, Life::Running { process: 41 }),
+            // Its first start, before and after it says who it is.
+            (new, holder(42, true), false, Life::Loading { process: 42 }),
+            (taken, holder(42, true), false, Life::Loading { process: 42 }),
+            // It takes over, and the earlier one's last sign of life is of a moment ago.
+            (old, holder(42, true), true, Life::Loading { process: 42 }),
+            (taken, holder(42, true), true, Life::Loading { process: 42 }),
+            // Seen from the host of its container, where it has another number.
+            (old, holder(9041, false), true, Life::Running { process: 41 }),
+            (taken, holder(9042, false), false, Life::Loading { process: 42 }),
+            (new, holder(9042, false), false, Life::Loading { process: 9042 }),
+            // One that was killed while it loaded.
+            (taken, None, false, Life::None),
+        ] {
+            assert_eq!(Life::of(&word, holder, fresh), expected, "{word:?} {holder:?} {fresh}");
+        }
+    }
 
     #[test]
     fn the_clock_goes_on_without_an_agent() {
