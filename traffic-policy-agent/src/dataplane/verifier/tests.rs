@@ -2,17 +2,17 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
 
-/// Linux 6.18: a program of one load by a register that was never written.
-const UNREADABLE: &str = "func#0 @0
-0: R1=ctx() R10=fp0
+/// Linux 6.18, whole: a program that begins by reading a register that was never written.
+const UNREADABLE: &str = "0: R1=ctx() R10=fp0
+; unsafe { (*self.skb).data as usize } @ context.rs:210
 0: (bf) r0 = r9
 R9 !read_ok
-verification time 21 usec
-stack depth 0
+verification time 699 usec
+stack depth 0+0+0
 processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0
 ";
 
-/// Linux 6.12: a bound that LLVM checked on a copy of the register.
+/// The message of Linux 6.12 in the form of its logs: a bound that LLVM checked on a copy of the register.
 const UNBOUNDED: &str = "; counters.0[outcome as usize] += 1; @ exit.rs:52
 1403: (79) r2 = *(u64 *)(r10 -96)     ; frame1: R2_w=map_value(map=COUNTERS,ks=4,vs=800) R10=fp0 fp-96=map_value(map=COUNTERS,ks=4,vs=800)
 1404: (67) r8 <<= 3                   ; frame1: R8_w=scalar(smax=0x7ffffffffffffff8,umax=0xfffffffffffffff8,smax32=0x7ffffff8,umax32=0xfffffff8,var_off=(0x0; 0xfffffffffffffff8))
@@ -23,7 +23,7 @@ stack depth 192+96
 processed 29318 insns (limit 1000000) max_states_per_insn 12 total_states 1630 peak_states 871 mark_read 122
 ";
 
-/// Linux 6.1: told in two lines.
+/// The message of Linux 6.1 in the form of its logs: told in two lines.
 const OUTSIDE: &str = "from 812 to 815: R0=scalar(umax=255) R2_w=pkt(id=5,off=12,r=0,umax=4294967295,var_off=(0x0; 0xffffffff)) R10=fp0
 ; u16::from_be_bytes(bytes)
 815: (71) r3 = *(u8 *)(r2 +2)
@@ -32,7 +32,7 @@ R2 offset is outside of the packet
 processed 5120 insns (limit 1000000) max_states_per_insn 4 total_states 301 peak_states 301 mark_read 40
 ";
 
-/// Linux 6.1: refused before or after the walk.
+/// The message of Linux 6.1 in the form of its logs: refused after the walk.
 const STACK: &str = "combined stack size of 3 calls is 544. Too large
 verification time 70012 usec
 stack depth 192+160+160+32
