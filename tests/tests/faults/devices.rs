@@ -73,7 +73,7 @@ fn a_device_returns_unfit() {
     node.netlink(async |net| net.delete("up1").await).unwrap();
     agent.wait_said(&["detached: the device is gone", "up1"], SOON).unwrap();
     node.netlink(async |net| net.bridge("up1", [2, 0, 0, 0, 0, 9], 1500).await).unwrap();
-    agent.wait_said(&["not attached, trying again", "the driver of up1 has no XDP"], SOON).unwrap();
+    agent.wait_said(&["not attached, trying again", "the driver of up1 (bridge) has no XDP"], SOON).unwrap();
     let to = cluster.at(1, Family::V4, PORT);
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
     node.netlink(async |net| net.delete("up1").await).unwrap();
