@@ -5,6 +5,7 @@ mod build;
 mod cargo;
 mod lab;
 mod setup;
+mod target;
 mod test;
 
 #[path = "../../traffic-policy-agent/build/toolchain.rs"]

@@ -16,20 +16,24 @@ use clap::Args;
 
 use self::{
     facts::Facts,
-    plan::{Next, next},
+    plan::{Next, Step, next},
 };
+use crate::target::{self, Target};
 
 #[derive(Args)]
 pub(crate) struct Options {
     /// Only tell what is missing; exit code 1 if anything is
     #[arg(long)]
     check: bool,
+    /// Also what building for this target takes
+    #[arg(long, value_name = "TRIPLE", value_parser = target::named)]
+    target: Option<&'static Target>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let started = Instant::now();
     if options.check {
-        let facts = Facts::gather(&Facts::default());
+        let facts = Facts::gather(&Facts::default(), options.target);
         print!("{facts}");
         return Ok(match next(&facts) {
             Next::Done => ExitCode::SUCCESS,
@@ -43,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             }
         });
     }
-    let facts = prepare()?;
+    let facts = prepare(options.target)?;
     print!("{facts}");
     println!("Ready ({:.1} s).", started.elapsed().as_secs_f32());
     Ok(ExitCode::SUCCESS)
@@ -51,13 +55,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 /// As `cargo xtask setup`, silent when nothing is missing.
 pub(crate) fn ensure() -> Result<()> {
-    prepare().map(|_| ())
+    prepare(None).map(|_| ())
+}
+
+/// As [`ensure`], with what building for this target takes, if there is one.
+pub(crate) fn ensure_for(target: Option<&'static Target>) -> Result<()> {
+    prepare(target).map(|_| ())
 }
 
 /// One step at a time: each one changes what is known, and what it did not achieve is not tried again.
-fn prepare() -> Result<Facts> {
-    let mut facts = Facts::gather(&Facts::default());
-    let mut installed = false;
+fn prepare(target: Option<&'static Target>) -> Result<Facts> {
+    let mut facts = Facts::gather(&Facts::default(), target);
     loop {
         match next(&facts) {
             Next::Done => break,
@@ -69,13 +77,12 @@ fn prepare() -> Result<Facts> {
                     Ok(()) => println!("setup: done{}", duration(started.elapsed())),
                     Err(error) => println!("setup: that failed: {error:#}"),
                 }
-                installed = true;
                 facts.tried.push(step);
-                facts = Facts::gather(&facts);
+                facts = Facts::gather(&facts, target);
             }
         }
     }
-    if installed {
+    if facts.tried.iter().any(Step::concerns_bpf) {
         // The build script of the agent does not look again by itself.
         step::forget_builds();
     }

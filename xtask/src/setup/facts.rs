@@ -5,6 +5,7 @@ use std::{fmt, process::Command};
 use super::{apt::Apt, plan::Step};
 use crate::{
     cargo,
+    target::Target,
     toolchain::{self, Toolchain},
 };
 
@@ -21,6 +22,25 @@ pub(super) struct Linker {
     pub(super) llvm: Option<u32>,
 }
 
+/// What building for another target than this machine's takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cross {
+    pub(super) target: &'static Target,
+    pub(super) standard_library: bool,
+    /// A C compiler that links, too.
+    pub(super) compiler: bool,
+}
+
+impl Cross {
+    fn look(target: &'static Target) -> Self {
+        Self { target, standard_library: target.has_standard_library(), compiler: target.has_compiler() }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.standard_library && self.compiler
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) toolchain: Option<Toolchain>,
@@ -32,6 +52,8 @@ pub(super) struct Facts {
     pub(super) programs_missing: Vec<&'static str>,
     pub(super) components_missing: Vec<&'static str>,
     pub(super) root_or_sudo: bool,
+    /// Of the target that is asked for, unless it is this machine's own.
+    pub(super) cross: Option<Cross>,
     /// Asked for only if something is missing.
     pub(super) apt: Option<Apt>,
     pub(super) tried: Vec<Step>,
@@ -39,7 +61,7 @@ pub(super) struct Facts {
 
 impl Facts {
     /// Looks anew. Of `before` it keeps what has been tried.
-    pub(super) fn gather(before: &Self) -> Self {
+    pub(super) fn gather(before: &Self, target: Option<&'static Target>) -> Self {
         let has = |subcommand: &&str| {
             cargo::output(cargo::cargo().args([*subcommand, "--version"]).env_remove("RUSTC")).is_some()
         };
@@ -51,6 +73,7 @@ impl Facts {
             programs_missing: PROGRAMS.into_iter().filter(|name| cargo::find(name).is_none()).collect(),
             components_missing: COMPONENTS.into_iter().filter(|name| !has(name)).collect(),
             root_or_sudo: cargo::is_root() || cargo::find("sudo").is_some(),
+            cross: target.filter(|target| !target.is_host()).map(Cross::look),
             apt: None,
             tried: before.tried.clone(),
         };
@@ -61,7 +84,10 @@ impl Facts {
     }
 
     pub(super) fn something_missing(&self) -> bool {
-        !self.programs_missing.is_empty() || !self.components_missing.is_empty() || !self.compiles_for_bpf()
+        !self.programs_missing.is_empty()
+            || !self.components_missing.is_empty()
+            || !self.compiles_for_bpf()
+            || self.cross.as_ref().is_some_and(|cross| !cross.is_complete())
     }
 
     pub(super) fn compiles_for_bpf(&self) -> bool {
@@ -114,6 +140,11 @@ impl fmt::Display for Facts {
         for name in COMPONENTS {
             let found = if self.components_missing.contains(&name) { "none" } else { "found" };
             writeln!(f, "cargo {name}: {found}")?;
+        }
+        if let Some(Cross { target, standard_library, compiler }) = &self.cross {
+            let found = |there: &bool| if *there { "found" } else { "none" };
+            writeln!(f, "standard library of {}: {}", target.triple, found(standard_library))?;
+            writeln!(f, "C compiler for {}: {}", target.triple, found(compiler))?;
         }
         Ok(())
     }

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{apt::OLDEST_RUSTC, facts::Facts};
+use super::{
+    apt::OLDEST_RUSTC,
+    facts::{Cross, Facts},
+};
 use crate::toolchain::{Toolchain, VARIABLE};
 
 /// The release of bpf-linker that is installed, and the LLVM versions it can be compiled for.
@@ -17,6 +20,8 @@ pub(super) enum Step {
     Nightly,
     /// Components of the toolchain in use, by their names for cargo.
     Components(Vec<&'static str>),
+    /// The standard library of another target, for the toolchain in use.
+    StandardLibrary(&'static str),
     AptUpdate,
     AptInstall(Vec<String>),
     /// bpf-linker for an LLVM version.
@@ -29,6 +34,9 @@ impl fmt::Display for Step {
             Self::NightlySources => write!(f, "adding rust-src to rustup's nightly"),
             Self::Nightly => write!(f, "installing rustup's nightly with rust-src (about a minute)"),
             Self::Components(names) => write!(f, "adding {} to the toolchain in use", names.join(", ")),
+            Self::StandardLibrary(triple) => {
+                write!(f, "adding the standard library of {triple} (about 20 s)")
+            }
             Self::AptUpdate => write!(f, "refreshing apt's lists of packages (about 10 s)"),
             Self::AptInstall(packages) => {
                 write!(f, "installing {} (up to two minutes)", packages.join(" "))
@@ -37,6 +45,13 @@ impl fmt::Display for Step {
                 write!(f, "compiling bpf-linker {LINKER} for LLVM {llvm} (two to five minutes)")
             }
         }
+    }
+}
+
+impl Step {
+    /// Whether the packet path may compile after it where it did not before.
+    pub(super) fn concerns_bpf(&self) -> bool {
+        !matches!(self, Self::Components(_) | Self::StandardLibrary(_))
     }
 }
 
@@ -59,6 +74,12 @@ pub(super) fn next(facts: &Facts) -> Next {
             return Next::Step(step);
         }
     }
+    if let (Some(_), Some(Cross { target, standard_library: false, .. })) = (facts.rustup, &facts.cross) {
+        let step = Step::StandardLibrary(target.triple);
+        if !facts.tried.contains(&step) {
+            return Next::Step(step);
+        }
+    }
     if facts.toolchain.is_none() && facts.named.is_none() {
         let step = match facts.rustup {
             Some(true) => Some(Step::NightlySources),
@@ -77,6 +98,9 @@ pub(super) fn next(facts: &Facts) -> Next {
         return Next::Step(Step::AptUpdate);
     }
     let mut packages: Vec<String> = facts.programs_missing.iter().map(|name| (*name).to_owned()).collect();
+    if let Some(Cross { target, compiler: false, .. }) = &facts.cross {
+        packages.extend(target.packages.map(str::to_owned));
+    }
     match &facts.toolchain {
         None if facts.named.is_none() => match &apt.compiler {
             Some(compiler) => packages.extend(compiler.packages.iter().cloned()),
@@ -136,6 +160,22 @@ fn by_hand(facts: &Facts) -> Next {
     for component in &facts.components_missing {
         let component = if *component == "fmt" { "rustfmt" } else { component };
         lines.push(format!("- {component}: `rustup component add {component}`"));
+    }
+    if let Some(Cross { target, standard_library, compiler }) = &facts.cross {
+        let (triple, [gcc, libc]) = (target.triple, target.packages);
+        if !standard_library {
+            let debian = target.debian;
+            lines.push(format!(
+                "- the standard library of {triple}: `rustup target add {triple}`, or for a compiler of the distribution its libstd-rust-dev:{debian} (after `dpkg --add-architecture {debian}`)"
+            ));
+        }
+        if !compiler {
+            lines.push(format!(
+                "- a C compiler for {triple} with its C library (Debian: {gcc} {libc}), or one named by {} and CC_{}",
+                target.linker_variable(),
+                triple.replace('-', "_")
+            ));
+        }
     }
     if facts.apt.is_some() && !facts.root_or_sudo {
         lines.push("Packages could be installed as root, or with sudo.".to_owned());

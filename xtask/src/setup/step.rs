@@ -17,6 +17,7 @@ pub(super) fn carry_out(step: &Step) -> Result<()> {
             let names = names.iter().map(|name| if *name == "fmt" { "rustfmt" } else { name });
             rustup(&["component", "add"].into_iter().chain(names).collect::<Vec<_>>())
         }
+        Step::StandardLibrary(triple) => rustup(&["target", "add", triple]),
         Step::AptUpdate => apt(&["update"]),
         Step::AptInstall(packages) => {
             let packages = packages.iter().map(String::as_str);

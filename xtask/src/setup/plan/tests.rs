@@ -5,6 +5,7 @@ use super::{
     },
     *,
 };
+use crate::target;
 
 fn toolchain(llvm: u32) -> Toolchain {
     Toolchain { name: "/usr".to_owned(), llvm }
@@ -138,4 +139,56 @@ fn without_privileges_it_says_so() {
     let facts = Facts { root_or_sudo: false, toolchain: Some(toolchain(22)), ..debian() };
     let Next::Impossible(why) = next(&facts) else { panic!("apt needs root") };
     assert!(why.contains("as root"), "{why}");
+}
+
+/// A machine that builds for itself, and is asked to build for the other target.
+fn crossing() -> Facts {
+    let target = target::named("aarch64-unknown-linux-gnu").unwrap();
+    let cross = Cross { target, standard_library: false, compiler: false };
+    Facts { toolchain: Some(toolchain(22)), linker: linker(Some(22)), cross: Some(cross), ..debian() }
+}
+
+/// What is there of the target in `facts` now.
+fn there(facts: &mut Facts, standard_library: bool, compiler: bool) {
+    let cross = facts.cross.as_mut().unwrap();
+    (cross.standard_library, cross.compiler) = (standard_library, compiler);
+}
+
+#[test]
+fn another_target_gets_its_standard_library_and_compiler() {
+    let mut facts = crossing();
+    let library = Step::StandardLibrary("aarch64-unknown-linux-gnu");
+    assert!(!library.concerns_bpf(), "what was compiled for BPF stays good");
+    take(&mut facts, library);
+    there(&mut facts, true, false);
+    take(&mut facts, Step::AptUpdate);
+    take(&mut facts, install(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"]));
+    there(&mut facts, true, true);
+    assert_eq!(next(&facts), Next::Done);
+}
+
+#[test]
+fn without_rustup_and_apt_it_says_what_another_target_takes() {
+    let facts = Facts { rustup: None, apt: None, ..crossing() };
+    let Next::Impossible(why) = next(&facts) else { panic!("nothing can be installed") };
+    for word in [
+        "rustup target add aarch64-unknown-linux-gnu",
+        "libstd-rust-dev:arm64",
+        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+        "CC_aarch64_unknown_linux_gnu",
+    ] {
+        assert!(why.contains(word), "{word} is not in: {why}");
+    }
+}
+
+/// Where the packages do not help (a distribution without them), it ends, and says so.
+#[test]
+fn a_compiler_that_apt_does_not_bring() {
+    let mut facts = crossing();
+    there(&mut facts, true, false);
+    take(&mut facts, Step::AptUpdate);
+    take(&mut facts, install(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"]));
+    let Next::Impossible(why) = next(&facts) else { panic!("the compiler is still missing") };
+    assert!(why.contains("a C compiler for") && !why.contains("standard library"), "{why}");
 }
