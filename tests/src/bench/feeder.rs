@@ -270,10 +270,8 @@ unsafe impl Send for Frames {}
 
 impl Frames {
     fn new(map: Map, capacity: u32) -> Result<Self> {
-        const PAGE: usize = 4096;
         let Map::Array(map) = map else { bail!("FRAMES is no array") };
-        let length = (capacity as usize * FRAME_LENGTH).next_multiple_of(PAGE);
-        let length = NonZeroUsize::new(length).context("no room for a frame")?;
+        let length = NonZeroUsize::new(capacity as usize * FRAME_LENGTH).context("no room for a frame")?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, map.fd().as_fd(), 0) }

@@ -5,6 +5,7 @@ use std::{
     num::NonZeroUsize,
     os::fd::AsFd,
     ptr::{self, NonNull},
+    sync::atomic::{Ordering, fence},
 };
 
 use anyhow::{Context, Result};
@@ -22,8 +23,6 @@ pub struct Words<T> {
 // SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores of single words.
 unsafe impl<T> Send for Words<T> {}
 
-const PAGE: usize = 4096;
-
 impl<T> Words<T> {
     /// Maps the element of `map`, whose value type is `T`.
     ///
@@ -31,7 +30,8 @@ impl<T> Words<T> {
     /// The map is no mmapable array, or the kernel refuses.
     pub fn new(map: Map) -> Result<Self> {
         let Map::Array(map) = map else { anyhow::bail!("not an array") };
-        let length = NonZeroUsize::new(size_of::<T>().next_multiple_of(PAGE)).context("empty map value")?;
+        // The kernel rounds up to its pages, of 4, 16 or 64 KiB.
+        let length = NonZeroUsize::new(size_of::<T>()).context("empty map value")?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
             mmap(
@@ -58,11 +58,13 @@ impl<T> Words<T> {
         unsafe { ptr::read_volatile(word(self.pointer())) }
     }
 
-    /// Stores one word if it differs; whether it did.
+    /// Stores one word if it differs; whether it did. A program that sees it sees all that this process wrote before, by
+    /// this or by bpf(2): docs/memory-ordering.md.
     pub fn store<W: Copy + PartialEq>(&mut self, word: impl Fn(*mut T) -> *mut W, value: W) -> bool {
         if self.load(&word) == value {
             return false;
         }
+        fence(Ordering::Release);
         // SAFETY: as above.
         unsafe { ptr::write_volatile(word(self.pointer()), value) };
         true
@@ -130,7 +132,7 @@ pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
 impl<T> Drop for Words<T> {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this length, and no reference into it is kept.
-        let unmapped = unsafe { munmap(self.address.cast(), size_of::<T>().next_multiple_of(PAGE)) };
+        let unmapped = unsafe { munmap(self.address.cast(), size_of::<T>()) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
