@@ -4,7 +4,7 @@
 pub const HOP_XDP: u32 = 1;
 
 /// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within one aligned word, so a
-/// reader on another CPU never sees half of one.
+/// reader on another CPU never sees half of one. What orders writer and readers: docs/memory-ordering.md.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Hop {

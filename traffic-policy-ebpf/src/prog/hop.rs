@@ -9,14 +9,14 @@ use aya_ebpf::{
     helpers::{bpf_fib_lookup, bpf_jiffies64},
 };
 use traffic_policy_ebpf::{
-    abi::{Device, HOP_ARENA, HOP_XDP, Hop, HopKey},
+    abi::{Device, HOP_ARENA, HOP_XDP, Hop, HopKey, State},
     outcome::Outcome,
 };
 
 use super::{
     family::Family,
     maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
-    wire::fetch_add,
+    wire::{fetch_add, full_fence},
 };
 
 /// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
@@ -121,7 +121,9 @@ pub fn resolve<F: Family>(
 ) -> Route<F::Address> {
     let Some(state) = STATE.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
     // Read once: the hop belongs to the arena and epoch that held when the FIB was asked.
-    let (route, hop_epoch) = unsafe { (ptr::read_volatile(&raw const (*state).route), (*state).hop_epoch) };
+    let (route, hop_epoch) = unsafe {
+        (ptr::read_volatile(&raw const (*state).route), ptr::read_volatile(&raw const (*state).hop_epoch))
+    };
 
     if ASSUME_ROUTES.load() != 0 {
         return assumed::<F>(ingress, route as u16);
@@ -129,6 +131,7 @@ pub fn resolve<F: Family>(
     let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedFailed) };
     let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
     let base = fib.cast::<u8>();
+    let own = unsafe { (&raw mut (*scratch).fib).cast::<u64>() };
     unsafe {
         (*scratch).fib = [0; 8];
         (*fib).family = F::AF as u8;
@@ -137,6 +140,8 @@ pub fn resolve<F: Family>(
         (*fib).__bindgen_anon_1.tot_len = 1;
         base.add(SOURCE).cast::<F::Address>().write_unaligned(source);
         base.add(DESTINATION).cast::<F::Address>().write_unaligned(destination);
+        // The FIB's answer must not be older than the epochs it is stored under.
+        full_fence(own);
     }
     let flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
     let ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
@@ -187,17 +192,46 @@ pub fn resolve<F: Family>(
             let to = macs.add(6).cast::<[u8; 6]>().read();
             let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
             let tail = u32::from_ne_bytes([source[2], source[3], source[4], source[5]]);
-            ptr::write_volatile(&raw mut (*hop).macs, word);
-            ptr::write_volatile(&raw mut (*hop).source_mac_tail, tail);
-            ptr::write_volatile(&raw mut (*hop).ifindex, ifindex);
-            ptr::write_volatile(&raw mut (*hop).mtu, mtu as u32);
-            ptr::write_volatile(&raw mut (*hop).flags, flags & HOP_XDP);
-            ptr::write_volatile(&raw mut (*hop).resolved, now);
-            ptr::write_volatile(&raw mut (*hop).epoch, hop_epoch);
+            let found = Hop {
+                macs: word,
+                source_mac_tail: tail,
+                ifindex,
+                mtu: mtu as u32,
+                epoch: hop_epoch,
+                resolved: now,
+                flags: flags & HOP_XDP,
+            };
+            write(hop, &found, state, own);
         }
         via.hop = index as u16;
     }
     Route::Via(via)
+}
+
+/// Writes a hop. Whoever is told its number afterwards sees all of it: the fence is the writer's, and a reader needs none,
+/// for the place that it reads depends on the number.
+///
+/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not stay under the other's
+/// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
+/// raised; then nobody believes the hop, and it is resolved again.
+#[inline(always)]
+unsafe fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
+    unsafe {
+        ptr::write_volatile(&raw mut (*hop).macs, found.macs);
+        ptr::write_volatile(&raw mut (*hop).source_mac_tail, found.source_mac_tail);
+        ptr::write_volatile(&raw mut (*hop).ifindex, found.ifindex);
+        ptr::write_volatile(&raw mut (*hop).mtu, found.mtu);
+        ptr::write_volatile(&raw mut (*hop).flags, found.flags);
+        ptr::write_volatile(&raw mut (*hop).resolved, found.resolved);
+        ptr::write_volatile(&raw mut (*hop).epoch, found.epoch);
+        full_fence(own);
+        let macs = ptr::read_volatile(&raw const (*hop).macs) ^ found.macs;
+        let epoch = ptr::read_volatile(&raw const (*state).hop_epoch) ^ found.epoch;
+        if macs | epoch as u64 != 0 {
+            // Neither the current one, nor one to come for a long time.
+            ptr::write_volatile(&raw mut (*hop).epoch, found.epoch.wrapping_sub(1));
+        }
+    }
 }
 
 /// The way out when routes are not judged: the device's own address is the source.

@@ -87,11 +87,13 @@ pub fn tc_ingress(ctx: TcContext) -> i32 {
 }
 
 #[classifier]
+#[inline(always)]
 pub fn tc_attend4(ctx: TcContext) -> i32 {
     ingress::attend::<Tc, V4>(skb(&ctx))
 }
 
 #[classifier]
+#[inline(always)]
 pub fn tc_attend6(ctx: TcContext) -> i32 {
     ingress::attend::<Tc, V6>(skb(&ctx))
 }
