@@ -19,7 +19,7 @@ mod socket;
 mod sweep;
 mod trace;
 
-use core::mem::{align_of, size_of};
+use core::mem::{align_of, offset_of, size_of};
 
 pub use self::{
     affinity::{Affinity, AffinityKey, client},
@@ -169,6 +169,7 @@ pub struct Flow<A: Address> {
     pub port_delta: u16,
     /// Index into `HOPS`, valid while `epoch` is the current route epoch.
     pub hop: u16,
+    /// Of `hop`: one aligned word with it, which is read and written as one.
     pub epoch: u16,
     /// See [`kind`].
     pub kind: u8,
@@ -354,6 +355,9 @@ const _: () = {
     // Two cache lines with the kernel's 48 bytes.
     assert!(48 + size_of::<FlowKey<Address4>>() + size_of::<Flow<Address4>>() == 128);
     assert!(size_of::<Flow<Address6>>() == 104);
+    assert!(offset_of!(Flow<Address4>, hop) % 4 == 0 && offset_of!(Flow<Address6>, hop) % 4 == 0);
+    assert!(offset_of!(Flow<Address4>, epoch) == offset_of!(Flow<Address4>, hop) + 2);
+    assert!(offset_of!(Flow<Address6>, epoch) == offset_of!(Flow<Address6>, hop) + 2);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
     assert!(size_of::<Frontend>() == 40);

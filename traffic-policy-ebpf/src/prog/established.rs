@@ -22,6 +22,7 @@ use super::{
     create,
     exit::{self, Exit},
     family::{V4, V6, pending_in_use},
+    flows,
     hop::{self, Current},
     ingress::{Ours, Ready, answered, carry_out, may_be_cluster_ip, ours},
     irregular,
@@ -67,8 +68,8 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
         let Some(current) = Current::load() else { return Outcome::DroppedFailed.into() };
         let half = F::flows().find(&parsed.tuple);
         if !half.is_null() {
-            let (kind, state, epoch, index) =
-                unsafe { ((*half).kind, (*half).state, (*half).epoch, (*half).hop) };
+            let (kind, state) = unsafe { ((*half).kind, (*half).state) };
+            let (index, epoch) = unsafe { flows::way(half) };
             if state & !ANSWERED == CONFIRMED {
                 let mut hop = ptr::null();
                 // A half that is being written has no kind.

@@ -44,6 +44,21 @@ impl<A: Address> Flows<A> {
     }
 }
 
+/// Hop and route epoch of a half, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
+/// that of another.
+#[inline(always)]
+pub unsafe fn way<A: Address>(half: *const Flow<A>) -> (u16, u16) {
+    let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*half).hop).cast::<u32>()) }.to_ne_bytes();
+    (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
+}
+
+/// Writes what [`way`] reads, by one store. Whoever reads it sees the hop as it was before: [`super::hop::resolve`].
+#[inline(always)]
+pub unsafe fn set_way<A: Address>(half: *mut Flow<A>, hop: u16, epoch: u16) {
+    let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());
+    unsafe { ptr::write_volatile((&raw mut (*half).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
+}
+
 /// The key of a tuple, in `room` if it is not that tuple itself.
 #[inline(always)]
 fn key<'a, A: Address>(tuple: &'a Tuple<A>, room: &'a mut MaybeUninit<FlowKey<A>>) -> &'a FlowKey<A> {

@@ -15,6 +15,7 @@ use super::{
     create,
     event::{self, Notice},
     exit::{self, Exit},
+    flows,
     hop::{self, Route},
     maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
     pair::{self, Tracked},
@@ -171,7 +172,8 @@ pub fn way_out<P: Packet, F: Rewrite>(
     half: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Ready<F::Address>, Exit> {
-    let (kind, epoch, index) = unsafe { ((*half).kind, (*half).epoch, (*half).hop) };
+    let kind = unsafe { (*half).kind };
+    let (index, epoch) = unsafe { flows::way(half) };
     if kind == kind::DELIVER {
         return Ok(Ready { half, hop: ptr::null(), unresolved: 0 });
     }
@@ -182,10 +184,7 @@ pub fn way_out<P: Packet, F: Rewrite>(
     match hop::resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
-            unsafe {
-                (*half).hop = via.hop;
-                (*half).epoch = via.epoch;
-            }
+            unsafe { flows::set_way(half, via.hop, via.epoch) };
             Ok(Ready { half, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
