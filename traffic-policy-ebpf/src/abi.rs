@@ -15,6 +15,7 @@ mod hop;
 mod pod;
 mod scratch;
 mod service;
+mod slot_route;
 mod socket;
 mod sweep;
 mod trace;
@@ -34,6 +35,7 @@ pub use self::{
     hop::{Device, HOP_ARENA, HOP_XDP, HOPS, Hop, HopKey},
     scratch::{Claim, Scratch, Search, Walked},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
+    slot_route::{HOP_LOCAL, SlotRoute},
     socket::{Node, Socket, SocketKey},
     sweep::{Sweep, mark},
     trace::{STEPS, SocketQuestion, Step, Trace, list, step},
@@ -216,22 +218,6 @@ pub struct Slot<A> {
     pub zero: u32,
 }
 
-/// The hop index that stands for "this node's stack delivers it".
-pub const HOP_LOCAL: u16 = 0xffff;
-
-/// How an endpoint is reached: found by the first new flow to a slot, used by the later ones.
-///
-/// Never seen half-written: a writer clears `word` first and writes it last; a reader reads it before and after.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct SlotRoute<A> {
-    /// The address of this node that the kernel would use towards the endpoint.
-    pub source: A,
-    /// Route epoch in the upper half, hop index in the lower; 0 = not resolved.
-    pub word: u32,
-    pub zero: u32,
-}
-
 /// Words that the agent writes and the packet path reads: one cache line, not written per packet.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -367,6 +353,8 @@ const _: () = {
     assert!(size_of::<CidrQuery<Address6>>() == 4 + size_of::<Cidr<4>>());
     assert!(size_of::<Slot<Address4>>() == 12);
     assert!(size_of::<Slot<Address6>>() == 24);
+    assert!(size_of::<SlotRoute<Address4>>() == 12);
+    assert!(size_of::<SlotRoute<Address6>>() == 24);
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
     assert!(size_of::<HopKey>() == 24);
     assert!(size_of::<Device>() == 40);

@@ -26,6 +26,13 @@ pub const fn pick(hash: u64, len: u32) -> u32 {
     (((hash & 0xffff_ffff) * len as u64) >> 32) as u32
 }
 
+/// Says of an address and a word, read one after the other, whether they were written together.
+#[inline(always)]
+pub fn check<A: Address>(a: A, word: u32) -> u32 {
+    // Of IPv4 no two pairs are multiplied to the same.
+    mix((word as u64) << 32, a.mixed()) as u32
+}
+
 /// Bit of an address in a bit array of 65,536.
 #[inline(always)]
 pub fn address<A: Address>(a: A) -> u16 {

@@ -1,7 +1,9 @@
 //! Next hops: kept as long as nothing changed, asked for again when something may have.
 
-use traffic_policy_ebpf::abi::HOP_ARENA;
+use aya::maps::{Array, MapData};
+use traffic_policy_ebpf::abi::{Address, HOP_ARENA, SlotRoute};
 use traffic_policy_tests::harness::{Device, Frontend, Harness, Setup, Spot, Way};
+use traffic_policy_tests::lab::Family;
 use traffic_policy_tests::netlink::Mac;
 use traffic_policy_tests::packet::flag;
 
@@ -170,6 +172,36 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
             assert_eq!(talk.halves(harness).0.hop, 0, "to be asked for again");
             talk.establish(harness);
         }
+    });
+}
+
+/// Spoils what is stored of the ways to endpoints as a reader sees it that is overtaken by a writer: the source is another's.
+fn spoil<A: Address>(routes: &mut Array<MapData, SlotRoute<A>>, other: A) {
+    let mut spoilt = 0;
+    for index in 0..routes.len().min(256) {
+        let stored = routes.get(&index, 0).unwrap();
+        if stored.word != 0 {
+            routes.set(index, SlotRoute { source: other, ..stored }, 0).unwrap();
+            spoilt += 1;
+        }
+    }
+    assert_ne!(spoilt, 0, "no way is stored");
+}
+
+#[test]
+fn a_way_that_was_not_written_in_one_piece_is_asked_for_anew() {
+    everywhere(|harness, terms| {
+        set_up(harness);
+        let first = Talk::new(terms, VIP).with_port(1);
+        first.establish(harness);
+        match terms.family {
+            Family::V4 => spoil(&mut harness.tables.v4.slot_routes, 0x0101_0101),
+            Family::V6 => spoil(&mut harness.tables.v6.slot_routes, [1, 1]),
+        }
+        let second = Talk::new(terms, VIP).with_port(2);
+        second.establish(harness);
+        let sources = [first, second].map(|talk| talk.halves(harness).0.new_from.ip());
+        assert_eq!(sources[0], sources[1], "the node's own");
     });
 }
 

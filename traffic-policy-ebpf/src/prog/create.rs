@@ -111,16 +111,22 @@ fn route<P: Packet, F: Family>(
     let stored = F::slot_routes().lookup::<u32, SlotRoute<F::Address>>(&index);
     let epoch = hop::epoch();
     if let Some(stored) = stored {
-        let word = unsafe { ptr::read_volatile(&raw const (*stored).word) };
-        let source = unsafe { (*stored).source };
-        let again = unsafe { ptr::read_volatile(&raw const (*stored).word) };
-        let hop = word as u16;
-        if word == again && (word >> 16) as u16 == epoch && epoch != 0 {
+        // Each word once: another CPU may be writing.
+        let stored = unsafe {
+            SlotRoute {
+                source: ptr::read_volatile(&raw const (*stored).source),
+                word: ptr::read_volatile(&raw const (*stored).word),
+                check: ptr::read_volatile(&raw const (*stored).check),
+            }
+        };
+        if let Some((under, hop)) = stored.route()
+            && under == epoch
+        {
             if hop == HOP_LOCAL {
                 return Route::Local;
             }
             if hop::fresh(epoch, hop, now).is_some() {
-                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source });
+                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source: stored.source });
             }
         }
     }
@@ -136,11 +142,7 @@ fn route<P: Packet, F: Family>(
         let (hop, source) =
             if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
         if hop != 0 {
-            unsafe {
-                ptr::write_volatile(&raw mut (*stored).word, 0);
-                (*stored).source = source;
-                ptr::write_volatile(&raw mut (*stored).word, (epoch as u32) << 16 | hop as u32);
-            }
+            unsafe { *stored = SlotRoute::new(source, epoch, hop) };
         }
     }
     // Behind a device to which no program is attached is a pod.
