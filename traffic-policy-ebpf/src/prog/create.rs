@@ -1,9 +1,6 @@
 //! A new flow: from a frontend to a pair of halves in the table.
 
-use core::{
-    ptr,
-    sync::atomic::{Ordering, compiler_fence},
-};
+use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{
@@ -27,7 +24,7 @@ use super::{
     pair::{other_key, table},
     parse::Parsed,
     trace,
-    wire::fetch_add,
+    wire::{fetch_add, full_fence},
 };
 
 /// A flow that exists now.
@@ -238,7 +235,8 @@ pub fn create<P: Packet, F: Family>(
 }
 
 /// Writes a new conversation over the request half of one that is over. Packets of the old one may be reading: the half
-/// has no kind while it is being written, and a mixture of both would carry a wrong checksum.
+/// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
+/// checksum if it gets a mixture of both.
 #[inline(always)]
 unsafe fn begin_anew<F: Family>(
     half: *mut Flow<F::Address>,
@@ -253,10 +251,12 @@ unsafe fn begin_anew<F: Family>(
         count::end(half.cast_const());
         let kind = (*request).kind;
         (*request).kind = 0;
+        // It is this CPU's own.
+        let own = &raw mut (*request).bytes;
         ptr::write_volatile(&raw mut (*half).kind, 0);
-        compiler_fence(Ordering::SeqCst);
+        full_fence(own);
         *half = *request;
-        compiler_fence(Ordering::SeqCst);
+        full_fence(own);
         ptr::write_volatile(&raw mut (*half).kind, kind);
         if was_confirmed {
             fetch_add(unconfirmed::<F>(usage), 1);
