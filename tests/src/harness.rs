@@ -11,78 +11,84 @@
 //! ```
 
 mod flows;
+mod loaded;
 mod maps;
+mod pool;
 mod run;
 mod setup;
 mod world;
 
 use std::io::ErrorKind;
+use std::ops::{Deref, DerefMut};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result};
-use aya::Ebpf;
-use aya::maps::{HashMap, MapData, MapError, PerCpuArray};
-use traffic_policy_agent::dataplane::{self, Found, Kernel, Sizes, Sweeper, Tables};
-use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, jump};
+use aya::maps::MapError;
+use traffic_policy_agent::dataplane::{self, Found, Sizes, Sweeper};
+use traffic_policy_ebpf::abi::jump;
 
 pub use self::flows::{Half, Place};
+pub use self::loaded::Loaded;
+use self::pool::Pool;
 pub use self::run::{Hook, Input, Ran, Way};
 pub use self::setup::{Frontend, POOL_PORT, Setup};
 use self::world::World;
 pub use self::world::{Device, Spot};
 use crate::netns::Namespace;
 
-/// The loaded programs with their maps and devices. Lives on a thread inside its namespace.
+/// Loaded programs, and a node of their own. Lives on a thread inside the node's namespace.
 pub struct Harness {
-    pub object: Ebpf,
-    pub tables: Tables,
-    pending4: HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
-    pending6: HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
-    buckets: PerCpuArray<MapData, Bucket>,
-    affinity: HashMap<MapData, AffinityKey, Affinity>,
+    loaded: Loaded,
     world: World,
 }
 
 /// Small tables, so that they can be filled.
 pub const SIZES: Sizes = Sizes { flows4: 256, flows6: 256, pending: 64 };
 
-/// Runs `work` with freshly loaded programs.
+/// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of this
+/// process, if one has ended well.
 ///
 /// # Panics
 /// Where nothing can be loaded: without root, or without a packet path in this build.
 pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
+    static IDLE: Pool<Loaded> = Pool::new();
     let name = format!("tp-packets-{}-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let create =
         |name: &str| Namespace::create(name).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
     let (namespace, wire) = (create(&name), create(&format!("{name}-wire")));
     let world = World::build(&namespace, &wire).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
-    namespace.run(|| {
-        let mut harness = Harness::load(world).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
-        work(&mut harness)
+    let load = || Loaded::load().unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+    IDLE.lend(load, |mut loaded| {
+        namespace.run(|| {
+            loaded.renew().unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+            let mut harness = Harness { loaded, world };
+            let done = work(&mut harness);
+            (harness.loaded, done)
+        })
     })
 }
 
-impl Harness {
-    fn load(world: World) -> Result<Self> {
-        dataplane::check_privileges()?;
-        let mut object = dataplane::load(SIZES, None, &Kernel::running()?)?;
-        dataplane::load_programs(&mut object)?;
-        let mut tables = Tables::take(&mut object)?;
-        dataplane::jumps(&object, &mut tables)?;
-        let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
-        let pending4 = take("PENDING4")?.try_into()?;
-        let pending6 = take("PENDING6")?.try_into()?;
-        let buckets = take("BUCKETS")?.try_into()?;
-        let affinity = take("AFFINITY")?.try_into()?;
-        Ok(Self { object, tables, pending4, pending6, buckets, affinity, world })
-    }
+impl Deref for Harness {
+    type Target = Loaded;
 
+    fn deref(&self) -> &Loaded {
+        &self.loaded
+    }
+}
+
+impl DerefMut for Harness {
+    fn deref_mut(&mut self) -> &mut Loaded {
+        &mut self.loaded
+    }
+}
+
+impl Harness {
     /// Takes the programs away that the entry programs jump to: what needs them is passed on unfinished.
     pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         for index in 0..jump::COUNT {
-            for jumps in [&mut self.tables.xdp_jumps, &mut self.tables.tc_jumps] {
+            let tables = &mut self.tables;
+            for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps] {
                 match jumps.clear_index(&index) {
                     // Not every place is taken.
                     Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}
@@ -91,14 +97,14 @@ impl Harness {
             }
         }
         let done = work(self);
-        let restored = dataplane::jumps(&self.object, &mut self.tables);
+        let restored = dataplane::jumps(&self.loaded.object, &mut self.loaded.tables);
         restored.unwrap_or_else(|error| panic!("{error:#}"));
         done
     }
 
     /// Sweeps both families as the agent does.
     pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_gone: bool) -> [Found; 2] {
-        let found = sweeper.run(&self.object, &mut self.tables, mark_gone);
+        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_gone);
         found.unwrap_or_else(|error| panic!("{error:#}"))
     }
 

@@ -28,6 +28,7 @@ pub mod agent;
 pub mod api_server;
 pub mod attached;
 pub mod bench;
+pub mod bpf_map;
 pub mod capture;
 pub mod cgroup;
 pub mod checksum;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::wide;
@@ -15,6 +15,7 @@ use traffic_policy_ebpf::abi::{
 use traffic_policy_ebpf::hash;
 
 use super::flows::Wire;
+use super::loaded::ELEMENTS;
 use super::{Frontend, Harness, Setup, Spot};
 use crate::lab::{Addresses, Family};
 
@@ -39,9 +40,9 @@ impl Harness {
                 destinations.insert(frontend.port);
             }
             sources.extend(frontend.cluster.iter().chain(&frontend.local).map(|(_, port)| *port));
-            let v4 = &mut self.tables.v4;
+            let v4 = &mut self.loaded.tables.v4;
             write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
-            let v6 = &mut self.tables.v6;
+            let v6 = &mut self.loaded.tables.v6;
             write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6)?;
         }
         let state = State {
@@ -177,9 +178,9 @@ impl Harness {
 
     /// Writes one more frontend, or another one in its place.
     pub fn put(&mut self, number: u32, frontend: &Frontend) {
-        let v4 = &mut self.tables.v4;
+        let v4 = &mut self.loaded.tables.v4;
         let first = write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4);
-        let v6 = &mut self.tables.v6;
+        let v6 = &mut self.loaded.tables.v6;
         let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
         first.and(second).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
     }
@@ -223,6 +224,10 @@ fn write<A: Address + Wire>(
     family: Family,
 ) -> Result<()> {
     let base = number * SLOTS;
+    ensure!(
+        base + SLOTS <= ELEMENTS,
+        "frontend {number}: what its slots hold would be left to the next test"
+    );
     let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<Range> {
         for (index, (spot, port)) in (base..).zip(endpoints) {
             let address: IpAddr = spot.of(family);

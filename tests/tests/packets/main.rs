@@ -17,6 +17,7 @@ mod limits;
 mod noise;
 mod pending;
 mod quotes;
+mod renewed;
 mod sweeping;
 mod table;
 mod talk;

@@ -1,0 +1,305 @@
+//! Maps of the kernel byte by byte, by bpf(2) and past the agent's own code.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::libc;
+
+const LOOKUP: libc::c_long = 1;
+const UPDATE: libc::c_long = 2;
+const DELETE: libc::c_long = 3;
+const OBJECT_GET: libc::c_long = 7;
+const INFO_BY_FD: libc::c_long = 15;
+const LOOKUP_BATCH: libc::c_long = 24;
+const LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
+
+/// enum bpf_map_type of linux/bpf.h, as far as the packet path has maps of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Hash,
+    Array,
+    ProgramArray,
+    PerCpuArray,
+    LruHash,
+    PrefixTrie,
+    RingBuffer,
+}
+
+impl Kind {
+    fn of(number: u32) -> Result<Self> {
+        Ok(match number {
+            1 => Self::Hash,
+            2 => Self::Array,
+            3 => Self::ProgramArray,
+            6 => Self::PerCpuArray,
+            9 => Self::LruHash,
+            11 => Self::PrefixTrie,
+            27 => Self::RingBuffer,
+            other => bail!("a map of a type that is not known here: {other}"),
+        })
+    }
+
+    /// Its elements are always there: none can be deleted.
+    fn is_array(self) -> bool {
+        matches!(self, Self::Array | Self::PerCpuArray)
+    }
+}
+
+/// Every entry of a map: key, value. Elements of an array that are all zero are left out.
+pub type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// An open map.
+#[derive(Debug)]
+pub struct BpfMap {
+    fd: OwnedFd,
+    kind: Kind,
+    /// Bytes of a key, and of a value as bpf(2) copies it.
+    key: usize,
+    value: usize,
+    entries: u32,
+}
+
+impl BpfMap {
+    /// # Errors
+    /// The descriptor is that of no map, or of one whose type is not known here.
+    pub fn new(fd: OwnedFd) -> Result<Self> {
+        let mut info = Info::default();
+        let (number, length) = (u32::try_from(fd.as_raw_fd())?, u32::try_from(size_of::<Info>())?);
+        bpf(INFO_BY_FD, &mut InfoByFd { fd: number, length, info: (&raw mut info) as u64 })?;
+        let kind = Kind::of(info.kind)?;
+        let value = match kind {
+            // One value after the other, each padded to eight bytes.
+            Kind::PerCpuArray => (info.value as usize).next_multiple_of(8) * possible_cpus()?,
+            _ => info.value as usize,
+        };
+        Ok(Self { fd, kind, key: info.key as usize, value, entries: info.entries })
+    }
+
+    /// # Errors
+    /// There is no such pin, or it is that of no map.
+    pub fn pinned(pin: &Path) -> Result<Self> {
+        let path = CString::new(pin.as_os_str().as_bytes())?;
+        let mut get = ObjectGet { path: path.as_ptr() as u64, ..ObjectGet::default() };
+        let fd = bpf(OBJECT_GET, &mut get).with_context(|| format!("opening {}", pin.display()))?;
+        // SAFETY: the call has returned a new descriptor, which nothing else owns.
+        Self::new(unsafe { OwnedFd::from_raw_fd(fd) }).with_context(|| pin.display().to_string())
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What is in it. A ring buffer has one entry without key: how far it was written. An array of programs has their
+    /// numbers.
+    pub fn read(&self) -> Result<Entries> {
+        match self.kind {
+            Kind::ProgramArray => self.programs(),
+            Kind::RingBuffer => {
+                let (_, written) = self.positions(false)?;
+                Ok(Entries::from([(Vec::new(), written.to_ne_bytes().to_vec())]))
+            }
+            _ => self.batch(LOOKUP_BATCH, self.entries),
+        }
+    }
+
+    /// Takes everything out of a hash.
+    pub fn empty(&self) -> Result<()> {
+        self.batch(LOOKUP_AND_DELETE_BATCH, self.entries).map(drop)
+    }
+
+    /// Makes it as if it were new, but for an array of programs, which keeps them; of an array the first `elements` only.
+    /// Records of a ring buffer count as read.
+    pub fn renew(&self, elements: u32) -> Result<()> {
+        match self.kind {
+            Kind::ProgramArray => {}
+            Kind::RingBuffer => drop(self.positions(true)?),
+            kind if kind.is_array() => {
+                let zero = vec![0; self.value];
+                for key in self.batch(LOOKUP_BATCH, self.entries.min(elements))?.keys() {
+                    self.write(key, &zero)?;
+                }
+            }
+            _ => {
+                for key in self.batch(LOOKUP_BATCH, self.entries)?.keys() {
+                    self.element(DELETE, key, 0)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts an entry there, whatever it means to the packet path: an array's last element below `elements`, a hash's key
+    /// of zeros.
+    pub fn scribble(&self, elements: u32) -> Result<()> {
+        let key = match self.kind {
+            kind if kind.is_array() => (self.entries.min(elements) - 1).to_ne_bytes().to_vec(),
+            _ => vec![0; self.key],
+        };
+        match self.kind {
+            Kind::ProgramArray => self.element(DELETE, &key, 0),
+            Kind::RingBuffer => bail!("only programs write records"),
+            _ => self.write(&key, &vec![0xff; self.value]),
+        }
+    }
+
+    /// Bytes of a ring buffer that nobody has read yet.
+    pub fn unread(&self) -> Result<u64> {
+        ensure!(self.kind == Kind::RingBuffer, "not a ring buffer but a map of type {:?}", self.kind);
+        let (read, written) = self.positions(false)?;
+        Ok(written - read)
+    }
+
+    fn write(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        ensure!(value.len() == self.value, "a value of {} bytes, not of {}", self.value, value.len());
+        self.element(UPDATE, key, value.as_ptr() as u64)
+    }
+
+    fn element(&self, command: libc::c_long, key: &[u8], value: u64) -> Result<()> {
+        ensure!(key.len() == self.key, "a key of {} bytes, not of {}", self.key, key.len());
+        let fd = u32::try_from(self.fd.as_raw_fd())?;
+        bpf(command, &mut Element { fd, key: key.as_ptr() as u64, value, ..Element::default() })?;
+        Ok(())
+    }
+
+    /// Such arrays are not read in batches.
+    fn programs(&self) -> Result<Entries> {
+        let mut entries = Entries::new();
+        for index in 0..self.entries {
+            let mut number = 0_u32;
+            let (key, value) = (&raw const index as u64, &raw mut number as u64);
+            let fd = u32::try_from(self.fd.as_raw_fd())?;
+            match bpf(LOOKUP, &mut Element { fd, key, value, ..Element::default() }) {
+                Ok(_) => drop(entries.insert(index.to_ne_bytes().to_vec(), number.to_ne_bytes().to_vec())),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(entries)
+    }
+
+    /// How far a ring buffer was read and written: on its first page, which may be written, and on its second.
+    fn positions(&self, read_all: bool) -> Result<(u64, u64)> {
+        // SAFETY: the kernel lends whole pages and knows what may be written; they are gone before the descriptor is.
+        unsafe {
+            let page = libc::sysconf(libc::_SC_PAGESIZE);
+            let length = usize::try_from(page)?;
+            let map = |protection, offset| {
+                let fd = self.fd.as_raw_fd();
+                let at = libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, offset);
+                ensure!(at != libc::MAP_FAILED, io::Error::last_os_error());
+                Ok(at.cast::<u64>())
+            };
+            let written = map(libc::PROT_READ, page)?;
+            let position = written.read_volatile();
+            libc::munmap(written.cast(), length);
+            let access = if read_all { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+            let read = map(access, 0)?;
+            if read_all {
+                read.write_volatile(position);
+            }
+            let read_position = read.read_volatile();
+            libc::munmap(read.cast(), length);
+            Ok((read_position, position))
+        }
+    }
+
+    /// The first `count` entries by one of the commands that read a batch.
+    fn batch(&self, command: libc::c_long, count: u32) -> Result<Entries> {
+        let room = count as usize;
+        let (mut keys, mut values) = (vec![0_u8; self.key * room], vec![0_u8; self.value * room]);
+        // One call reads all. The place to go on from is a key or a bucket's number.
+        let mut place = vec![0_u8; self.key.max(8)];
+        let mut batch = Batch {
+            to: place.as_mut_ptr() as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count,
+            fd: u32::try_from(self.fd.as_raw_fd())?,
+            ..Batch::default()
+        };
+        match bpf(command, &mut batch) {
+            // This is how the kernel says that nothing is left.
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error.into()),
+            _ => {}
+        }
+        // One comparison of slices an element: a loop over bytes takes seconds in a debug build.
+        let nothing = vec![0; self.value];
+        let is_array = self.kind.is_array();
+        let pairs = keys.chunks_exact(self.key).zip(values.chunks_exact(self.value));
+        let pairs = pairs.take(batch.count as usize);
+        let pairs = pairs.filter(|(_, value)| !is_array || *value != nothing.as_slice());
+        Ok(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
+    }
+}
+
+/// The beginning of the kernel's `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    kind: u32,
+    id: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr`, as far as one of these commands reads it.
+#[repr(C)]
+#[derive(Default)]
+struct ObjectGet {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoByFd {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Element {
+    fd: u32,
+    zero: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
+    from: u64,
+    to: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    fd: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
+    // SAFETY: the attributes are as long as said, and whatever they point to outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attributes), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+}
+
+fn possible_cpus() -> Result<usize> {
+    // `0-3`, or `0`.
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = text.trim().rsplit(['-', ',']).next().unwrap_or_default();
+    Ok(last.parse::<usize>().with_context(|| format!("possible CPUs: {text}"))? + 1)
+}

@@ -1,0 +1,88 @@
+//! The loaded programs with their maps, and the state in which each test finds them.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::maps::{HashMap, Map, MapData, PerCpuArray};
+use traffic_policy_agent::dataplane::{self, Kernel, Tables};
+use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, HOPS};
+
+use super::SIZES;
+use crate::bpf_map::{BpfMap, Entries, Kind};
+
+/// Of an array no more than this many elements are written, from the first on: all next hops, and slots of as many
+/// frontends as any test has.
+pub(super) const ELEMENTS: u32 = HOPS;
+
+/// Programs and maps. Verifying the programs takes most of a second, and half a minute on an emulated machine.
+pub struct Loaded {
+    pub object: Ebpf,
+    pub tables: Tables,
+    pub(super) pending4: HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
+    pub(super) pending6: HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
+    pub(super) buckets: PerCpuArray<MapData, Bucket>,
+    pub(super) affinity: HashMap<MapData, AffinityKey, Affinity>,
+    /// Every map of the object by name, but for constants.
+    maps: BTreeMap<String, BpfMap>,
+}
+
+impl Loaded {
+    pub(super) fn load() -> Result<Self> {
+        dataplane::check_privileges()?;
+        let mut object = dataplane::load(SIZES, None, &Kernel::running()?)?;
+        dataplane::load_programs(&mut object)?;
+        let mut maps = BTreeMap::new();
+        for (name, map) in object.maps().filter(|(name, _)| !name.starts_with(".rodata")) {
+            let map = descriptor(map)?.try_clone_to_owned().map_err(Into::into).and_then(BpfMap::new);
+            maps.insert(name.to_owned(), map.with_context(|| format!("map {name}"))?);
+        }
+        let tables = Tables::take(&mut object)?;
+        let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
+        let pending4 = take("PENDING4")?.try_into()?;
+        let pending6 = take("PENDING6")?.try_into()?;
+        let buckets = take("BUCKETS")?.try_into()?;
+        let affinity = take("AFFINITY")?.try_into()?;
+        Ok(Self { object, tables, pending4, pending6, buckets, affinity, maps })
+    }
+
+    /// Makes every map as it is when it is new, and puts the programs in place that others jump to.
+    pub fn renew(&mut self) -> Result<()> {
+        for (name, map) in &self.maps {
+            map.renew(ELEMENTS).with_context(|| format!("emptying {name}"))?;
+        }
+        dataplane::jumps(&self.object, &mut self.tables)
+    }
+
+    /// What is in every map, by name; of a ring buffer nothing.
+    pub fn content(&self) -> Result<BTreeMap<String, Entries>> {
+        let maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
+        maps.map(|(name, map)| Ok((name.clone(), map.read().with_context(|| format!("reading {name}"))?)))
+            .collect()
+    }
+
+    /// Writes an entry into every map that bpf(2) can write.
+    pub fn scribble(&self) -> Result<()> {
+        let mut maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
+        maps.try_for_each(|(name, map)| map.scribble(ELEMENTS).with_context(|| format!("writing {name}")))
+    }
+
+    /// Bytes of events that nobody has read.
+    pub fn unread_events(&self) -> Result<u64> {
+        self.maps.get("EVENTS").context("no map EVENTS")?.unread()
+    }
+}
+
+fn descriptor(map: &Map) -> Result<BorrowedFd<'_>> {
+    match map {
+        Map::Array(map)
+        | Map::HashMap(map)
+        | Map::LpmTrie(map)
+        | Map::LruHashMap(map)
+        | Map::PerCpuArray(map)
+        | Map::ProgramArray(map)
+        | Map::RingBuf(map) => Ok(map.fd().as_fd()),
+        other => anyhow::bail!("a map of another type: {other:?}"),
+    }
+}
