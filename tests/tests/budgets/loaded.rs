@@ -1,0 +1,64 @@
+//! What the running kernel says of the loaded programs and maps.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
+
+use aya::programs::ProgramInfo;
+use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
+
+use crate::recorded::Figures;
+
+/// Instructions verified and bytes translated of each program, bytes of each map.
+pub fn figures() -> &'static Figures {
+    static FIGURES: OnceLock<Figures> = OnceLock::new();
+    FIGURES.get_or_init(measure)
+}
+
+fn measure() -> Figures {
+    // Says what is missing in a sentence.
+    dataplane::check_privileges().unwrap_or_else(|error| panic!("budgets: {error:#}"));
+    let kernel = Kernel::running().unwrap();
+    let mut object =
+        dataplane::load(Sizes::default(), None, &kernel).unwrap_or_else(|error| panic!("budgets: {error:#}"));
+    dataplane::load_programs(&mut object).unwrap();
+    let mut figures = Figures::new();
+    for (name, program) in object.programs() {
+        let info: ProgramInfo = program.info().unwrap();
+        let verified = info.verified_instruction_count().expect("known since Linux 5.16");
+        figures.insert(format!("verified {name}"), verified.into());
+        figures.insert(format!("bytes {name}"), info.size_translated().unwrap_or_default().into());
+    }
+    let mut all = 0;
+    for (name, map) in object.maps() {
+        if name.starts_with('.') {
+            continue;
+        }
+        let bytes = memory(map_fd(map));
+        all += bytes;
+        figures.insert(format!("memory {name}"), bytes);
+    }
+    figures.insert("memory of all maps".to_owned(), all);
+    figures
+}
+
+fn map_fd(map: &aya::maps::Map) -> BorrowedFd<'_> {
+    use aya::maps::Map;
+    match map {
+        Map::Array(map)
+        | Map::HashMap(map)
+        | Map::LpmTrie(map)
+        | Map::LruHashMap(map)
+        | Map::PerCpuArray(map)
+        | Map::ProgramArray(map)
+        | Map::RingBuf(map) => map.fd().as_fd(),
+        other => panic!("a map of another type: {other:?}"),
+    }
+}
+
+/// What the kernel charges for a map, in bytes.
+fn memory(map: BorrowedFd<'_>) -> u64 {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).unwrap();
+    let memlock = info.lines().find_map(|line| line.strip_prefix("memlock:"));
+    memlock.expect("fdinfo of a map names its memory").trim().parse().unwrap()
+}

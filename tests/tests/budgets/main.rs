@@ -1,0 +1,59 @@
+//! What the packet path costs before a packet comes, so that growth is seen when it happens: instructions that the
+//! verifier walks, bytes of the maps and of the stack, calls that should have been inlined. `UPDATE_BUDGETS=1` writes
+//! anew what is recorded of the object, and of the kernel that runs.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod code;
+mod loaded;
+mod recorded;
+
+use traffic_policy_agent::dataplane::{self, Kernel};
+
+use crate::code::Code;
+use crate::recorded::{OBJECT, Recorded};
+
+/// Far below what any kernel verifies (1,000,000), so that older ones that prune less have room: the largest program takes
+/// Linux 6.1 half as much again as 6.18.
+const MOST_VERIFIED: u64 = 250_000;
+/// MAX_BPF_STACK: what a chain of calls may use together.
+const MOST_STACK: u64 = 512;
+
+#[test]
+fn budgets_of_the_object_hold() {
+    Recorded::of(OBJECT).compare(&code().figures());
+}
+
+#[test]
+fn budgets_of_the_kernel_hold() {
+    let Kernel { major, minor } = Kernel::running().unwrap();
+    Recorded::of(&format!("{major}.{minor}")).compare(loaded::figures());
+}
+
+#[test]
+fn far_from_what_the_verifier_walks_at_most() {
+    let verified = loaded::figures().iter().filter(|(name, _)| name.starts_with("verified "));
+    let too_many: Vec<_> = verified.filter(|(_, figure)| **figure > MOST_VERIFIED).collect();
+    assert!(too_many.is_empty(), "more than {MOST_VERIFIED}: {too_many:?}");
+}
+
+#[test]
+fn every_chain_of_calls_fits_into_the_stack() {
+    let chains = code().chains();
+    assert!(chains.iter().any(|chain| chain.functions.len() > 1), "no program calls a function");
+    let too_deep: Vec<_> =
+        chains.iter().filter(|chain| chain.bytes > MOST_STACK).map(ToString::to_string).collect();
+    assert!(too_deep.is_empty(), "more than {MOST_STACK} bytes:\n{}", too_deep.join("\n"));
+}
+
+#[test]
+fn nothing_is_copied_by_a_call() {
+    let code = code();
+    let copies = code.copies();
+    assert!(copies.is_empty(), "{copies:?}");
+    assert!(code.has("xdp_ingress"), "this is another object");
+}
+
+fn code() -> Code {
+    Code::of(dataplane::object_bytes())
+}
