@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use crate::exposition::Exposition;
 use crate::lab::{Folder, Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
+use crate::pace::scaled;
 use crate::traffic::http::{self, Response};
 
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
@@ -73,9 +74,9 @@ impl Agent {
         Ok(agents)
     }
 
-    /// Waits until /healthz says 200.
+    /// Waits until /healthz says 200. The limit is that of a fast machine, as in the waits below.
     pub fn wait_ready(&self, limit: Duration) -> Result<()> {
-        let start = Instant::now();
+        let (start, limit) = (Instant::now(), scaled(limit));
         loop {
             let answer = match self.healthz() {
                 Ok(response) if response.status == 200 => return Ok(()),
@@ -98,7 +99,7 @@ impl Agent {
 
     /// Waits until it has ended by itself, and gives its exit code.
     pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
-        let start = Instant::now();
+        let (start, limit) = (Instant::now(), scaled(limit));
         let process = self.process.as_mut().context("no agent is running")?;
         loop {
             if let Some(status) = process.try_wait()? {
@@ -112,7 +113,7 @@ impl Agent {
 
     /// Waits until it has printed something that contains all of `texts` in one line.
     pub fn wait_said(&self, texts: &[&str], limit: Duration) -> Result<String> {
-        let start = Instant::now();
+        let (start, limit) = (Instant::now(), scaled(limit));
         loop {
             let log = self.log();
             let line = log.lines().find(|line| texts.iter().all(|text| line.contains(text)));
@@ -173,7 +174,7 @@ impl Agent {
         process.signal(Signal::SIGTERM)?;
         let start = Instant::now();
         while process.try_wait()?.is_none() {
-            let late = start.elapsed() > Duration::from_secs(10);
+            let late = start.elapsed() > scaled(Duration::from_secs(10));
             ensure!(!late, "the agent of {} did not end on SIGTERM\n{}", self.how.node, self.log());
             sleep(Duration::from_millis(10));
         }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::lab::{Family, Lab, LabBuilder};
 use crate::object::{Backend, Manifests, Policy, Port, Service};
+use crate::pace::scaled;
 use crate::traffic::{Answer, Ledger, Outcome, Probe, Server};
 
 /// The port of the servers.
@@ -74,11 +75,10 @@ impl Cluster {
 
     /// The client asks once and must be answered, be it late on a busy machine.
     pub fn answer(&self, protocol: Protocol, to: SocketAddr) -> Result<Answer> {
-        let outcome = protocol.probe(to).limit(Duration::from_secs(3)).from(self.lab.client().netns())?;
-        outcome.answer().with_context(|| format!("{protocol:?} {to}"))
+        protocol.probe(to).answer(self.lab.client().netns()).with_context(|| format!("{protocol:?} {to}"))
     }
 
-    /// Asks until the outcome is as wanted; fails with the last one.
+    /// Asks until the outcome is as wanted; fails with the last one. The limit is that of a fast machine.
     pub fn wait_for(
         &self,
         protocol: Protocol,
@@ -86,7 +86,7 @@ impl Cluster {
         limit: Duration,
         wanted: impl Fn(&Outcome) -> bool,
     ) -> Result<Outcome> {
-        let start = Instant::now();
+        let (start, limit) = (Instant::now(), scaled(limit));
         loop {
             let outcome = self.ask(protocol, to)?;
             if wanted(&outcome) {

@@ -17,7 +17,7 @@
 //! let _agents = Agent::start_all(&lab, |agent| agent.attach("xdp"))?;
 //!
 //! let port_of = |number| SocketAddr::new(lab.node(number).address(Family::V4), 30080);
-//! let answer = Probe::tcp(port_of(1)).from(lab.client().netns())?.answer()?;
+//! let answer = Probe::tcp(port_of(1)).answer(lab.client().netns())?;
 //! assert_eq!(answer.client.ip(), lab.client().address(Family::V4));
 //! assert_eq!(Probe::tcp(port_of(3)).from(lab.client().netns())?, Outcome::Silent);
 //! # Ok(())
@@ -44,6 +44,7 @@ pub mod netns;
 pub mod nftables;
 pub mod object;
 pub mod offload;
+pub mod pace;
 pub mod packet;
 pub mod ping;
 pub mod pinned;

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use kube::{Client, Config, config::AuthInfo};
 
 use crate::netns::Namespace;
+use crate::pace::scaled;
 
 const ADMIN_TOKEN: &str = "admin-token";
 const PROXY_TOKEN: &str = "proxy-token";
@@ -31,7 +32,7 @@ impl RealApiServer {
     ///
     /// # Errors
     ///
-    /// If they do not come up within a minute; their logs are in the message.
+    /// If they do not come up within a minute of a fast machine; their logs are in the message.
     pub async fn start() -> Result<Option<Self>> {
         Self::start_at(None, Ipv4Addr::LOCALHOST.into()).await
     }
@@ -158,7 +159,7 @@ impl RealApiServer {
     }
 
     async fn wait_until_ready(&mut self) -> Result<()> {
-        let give_up = Instant::now() + Duration::from_secs(60);
+        let give_up = Instant::now() + scaled(Duration::from_secs(60));
         loop {
             if self.is_ready().await {
                 return Ok(());

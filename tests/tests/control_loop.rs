@@ -14,6 +14,7 @@ use traffic_policy_agent::{
     model::{Index, NodeInput},
     source::{Manifests, ServiceEvent, Source},
 };
+use traffic_policy_tests::pace::scaled;
 
 const BATCH: Duration = Duration::from_millis(50);
 
@@ -96,7 +97,7 @@ async fn the_health_check_port_follows_the_manifests() {
         ("Local", "here", Some(200)),
     ] {
         write(folder.path(), policy, port, node);
-        let arrived = timeout(Duration::from_secs(10), async {
+        let arrived = timeout(scaled(Duration::from_secs(10)), async {
             while status(port).await != wanted {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

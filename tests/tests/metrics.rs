@@ -19,6 +19,7 @@ use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::exposition::{Exposition, Kind};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Policy, Service};
+use traffic_policy_tests::pace::scaled;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(10);
@@ -47,7 +48,7 @@ fn wait_scrape(agent: &Agent, what: &str, wanted: impl Fn(&Exposition) -> bool) 
         if wanted(&scrape) {
             return scrape;
         }
-        assert!(start.elapsed() < SOON, "{what}:\n{}", agent.ask_metrics("/metrics").unwrap().body);
+        assert!(start.elapsed() < scaled(SOON), "{what}:\n{}", agent.ask_metrics("/metrics").unwrap().body);
         sleep(Duration::from_millis(50));
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use super::{Lab, Node, plan};
 use crate::netlink::Mac;
 use crate::netns::Namespace;
+use crate::pace::scaled;
 
 impl Lab {
     /// Sends packets for a virtual address to a node, as a load balancer's announcement would. The client's own device on
@@ -69,7 +70,7 @@ impl Lab {
         let start = Instant::now();
         for (_, namespace) in namespaces {
             while let Some(device) = namespace.netlink(async |net| net.unsettled().await)? {
-                let late = start.elapsed() > Duration::from_secs(5);
+                let late = start.elapsed() > scaled(Duration::from_secs(5));
                 ensure!(!late, "{device} of {} does not come up", namespace.name());
                 sleep(Duration::from_millis(2));
             }

@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 
 use super::{Lab, folder};
 use crate::netns::{Namespace, is_running};
+use crate::pace::scaled;
 
 const PREFIX: &str = "tp-lab-";
 const DRAWING: &str = "drawing.txt";
@@ -94,7 +95,7 @@ fn end(pid: u32) -> Result<()> {
     kill(Pid::from_raw(pid.try_into()?), Signal::SIGKILL).ok();
     let start = Instant::now();
     while is_running(pid) {
-        ensure!(start.elapsed() < Duration::from_secs(5), "process {pid} does not end");
+        ensure!(start.elapsed() < scaled(Duration::from_secs(5)), "process {pid} does not end");
         sleep(Duration::from_millis(5));
     }
     Ok(())

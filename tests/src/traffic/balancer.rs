@@ -9,6 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::http;
 use crate::netns::{Namespace, Running, Stop};
+use crate::pace::scaled;
 
 /// A node as a load balancer sees it.
 #[derive(Clone, Debug)]
@@ -106,9 +107,9 @@ impl Balancer {
         pairs.filter(|(_, healthy)| **healthy).map(|(target, _)| target.node.clone()).collect()
     }
 
-    /// Waits until exactly these nodes are in; false after the time limit.
+    /// Waits until exactly these nodes are in; false after the time limit, which is that of a fast machine.
     pub fn wait_for(&self, nodes: &[&str], limit: Duration) -> bool {
-        let start = Instant::now();
+        let (start, limit) = (Instant::now(), scaled(limit));
         while self.healthy() != nodes {
             if start.elapsed() > limit {
                 return false;

@@ -15,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use super::answer::Answer;
 use super::ledger::{Label, Ledger, count};
 use crate::netns::{Namespace, Running, Stop};
+use crate::pace::scaled;
 
 /// How long an answer may take at the end before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -111,7 +112,7 @@ async fn meter(sockets: Vec<Socket>, per_second: u32, ledger: &Ledger, stop: Sto
         receivers.spawn(receive(socket, meter, seen.clone()));
     }
     let sent = send(&sockets, meter, per_second, &seen, &stop).await;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + scaled(PATIENCE);
     let missing = || lock(&seen).back.iter().filter(|count| **count > 0).count() < sent;
     while missing() && Instant::now() < deadline {
         sleep(Duration::from_millis(10)).await;

@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::answer::Answer;
 use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
+use crate::pace::scaled;
 
 /// How long an answer may take before the connection counts as broken.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -98,8 +99,9 @@ impl fmt::Display for Report {
 }
 
 async fn open(target: SocketAddr) -> Result<BufReader<TcpStream>> {
-    let stream =
-        timeout(PATIENCE, TcpStream::connect(target)).await.with_context(|| format!("opening {target}"))?;
+    let stream = timeout(scaled(PATIENCE), TcpStream::connect(target))
+        .await
+        .with_context(|| format!("opening {target}"))?;
     let stream = stream.with_context(|| format!("opening {target}"))?;
     stream.set_nodelay(true)?;
     Ok(BufReader::new(stream))
@@ -110,7 +112,7 @@ async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Durat
     let start = Instant::now();
     while !stop.is_requested() {
         let asked = Instant::now();
-        match timeout(PATIENCE, ask(&mut stream, report.requests)).await {
+        match timeout(scaled(PATIENCE), ask(&mut stream, report.requests)).await {
             Ok(Ok(answer)) => report.retransmitted_by_server = answer.retransmitted.into(),
             Ok(Err(error)) => report.broken.push(format!("{target} after {:?}: {error:#}", start.elapsed())),
             Err(_) => report.broken.push(format!("{target} after {:?}: no answer", start.elapsed())),

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::netns::Namespace;
+use crate::pace::scaled;
 
 #[derive(Clone, Debug)]
 pub struct Response {
@@ -34,7 +35,7 @@ pub async fn get(server: SocketAddr, path: &str, limit: Duration) -> Result<Resp
 
 /// As [`get`], from a namespace.
 pub fn get_from(namespace: &Namespace, server: SocketAddr, path: &str) -> Result<Response> {
-    namespace.block_on(async || get(server, path, Duration::from_secs(3)).await)
+    namespace.block_on(async || get(server, path, scaled(Duration::from_secs(3))).await)
 }
 
 fn parse(response: &str) -> Result<Response> {

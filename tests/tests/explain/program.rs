@@ -16,6 +16,7 @@ use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::explain::{self, Answer, Flow};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 const PORT: u16 = 30_080;
@@ -83,6 +84,7 @@ impl World {
         assert_eq!(answer.endpoint.map(|endpoint| endpoint.ip()), endpoint, "{:?}: {steps:?}", self.family);
         // Over IPv6 a client may notice a refusal at its second SYN only.
         let patience = Duration::from_secs(if outcome.starts_with("rejected") { 3 } else { 1 });
+        let patience = if pod.is_some() { scaled(patience) } else { patience };
         let probe = Protocol::Tcp.probe(self.node_port()).limit(patience);
         let met = probe.from(self.cluster.lab.client().netns()).unwrap();
         let fits = match (&met, pod) {

@@ -19,6 +19,7 @@ use traffic_policy_tests::lab::{Family, Lab, plan};
 use traffic_policy_tests::netlink;
 use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::packet::{Packet, difference, flag};
 
 const FLOWS: u32 = 300;
@@ -234,7 +235,7 @@ fn send(wire: &Wire, counters: &Counters, frame: &[u8], flow: &Flow, answer: &An
         if after[&wanted] > before[&wanted] || after[&otherwise] > before[&otherwise] {
             break after;
         }
-        let late = start.elapsed() > Duration::from_secs(3);
+        let late = start.elapsed() > scaled(Duration::from_secs(3));
         let moved = || after.iter().filter(|(place, count)| before[*place] != **count).collect::<Vec<_>>();
         assert!(!late, "{flow:?}: {wanted:?} does not move, but {:?}: {answer:?}", moved());
     };

@@ -10,6 +10,7 @@ use traffic_policy_tests::attached::Attached;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::xdp::Always;
 
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
@@ -91,7 +92,10 @@ fn cleanup_releases_what_another_layout_left() {
     let managed = || netns.netlink(async |net| net.managed_neighbours().await).unwrap();
     let start = Instant::now();
     while managed() == 0 {
-        assert!(start.elapsed() < Duration::from_secs(10), "the endpoint's next hop is never kept resolved");
+        assert!(
+            start.elapsed() < scaled(Duration::from_secs(10)),
+            "the endpoint's next hop is never kept resolved"
+        );
         sleep(Duration::from_millis(50));
     }
     agent.stop().unwrap();

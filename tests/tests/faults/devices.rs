@@ -7,6 +7,7 @@ use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
 use traffic_policy_tests::netlink::VethEnd;
 use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 const PORT: u16 = 30080;
@@ -80,7 +81,7 @@ fn a_device_returns_unfit() {
     fit();
     let start = Instant::now();
     while !node.attached("up1").unwrap().xdp {
-        assert!(start.elapsed() < SOON, "not attached again\n{}", agent.log());
+        assert!(start.elapsed() < scaled(SOON), "not attached again\n{}", agent.log());
     }
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
 }

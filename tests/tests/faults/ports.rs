@@ -7,6 +7,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Policy, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::http;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -39,7 +40,7 @@ fn a_taken_health_check_port_is_tried_again() {
     drop(taken);
     let start = Instant::now();
     while status(1) != Some(200) {
-        assert!(start.elapsed() < SOON, "not opened although free\n{}", agents[0].log());
+        assert!(start.elapsed() < scaled(SOON), "not opened although free\n{}", agents[0].log());
     }
     // Said once, not at each attempt.
     let log = agents[0].log();

@@ -5,15 +5,19 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use traffic_policy_tests::lab::{Family, Lab, Node};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::{Outcome, Probe, http};
 
 pub const POD_PORT: u16 = 8080;
 
 /// One question to a node port.
 pub fn ask(lab: &Lab, node: &Node, family: Family, udp: bool, port: u16) -> Outcome {
+    probe(node, family, udp, port).from(lab.client().netns()).unwrap()
+}
+
+fn probe(node: &Node, family: Family, udp: bool, port: u16) -> Probe {
     let to = SocketAddr::new(node.address(family), port);
-    let probe = if udp { Probe::udp(to) } else { Probe::tcp(to) };
-    probe.from(lab.client().netns()).unwrap()
+    if udp { Probe::udp(to) } else { Probe::tcp(to) }
 }
 
 /// TCP and UDP of both families.
@@ -29,7 +33,7 @@ pub fn each(mut check: impl FnMut(Family, bool)) {
 pub fn check_cluster(lab: &Lab, port: u16, pods: &[&str]) {
     each(|family, udp| {
         for node in lab.nodes() {
-            let asked = |_| ask(lab, node, family, udp, port).answer().unwrap().pod;
+            let asked = |_| probe(node, family, udp, port).answer(lab.client().netns()).unwrap().pod;
             let mut answered: Vec<String> = (0..30).map(asked).collect();
             answered.sort();
             answered.dedup();
@@ -42,12 +46,11 @@ pub fn check_cluster(lab: &Lab, port: u16, pods: &[&str]) {
 pub fn check_local(lab: &Lab, port: u16) {
     each(|family, udp| {
         for node in lab.nodes() {
-            let outcome = ask(lab, node, family, udp, port);
-            let what = format!("{family:?} udp={udp} {}: {outcome:?}", node.name);
+            let what = format!("{family:?} udp={udp} {}", node.name);
             if node.pods.is_empty() {
-                assert_eq!(outcome, Outcome::Silent, "{what}");
+                assert_eq!(ask(lab, node, family, udp, port), Outcome::Silent, "{what}");
             } else {
-                let answer = outcome.answer().unwrap();
+                let answer = probe(node, family, udp, port).answer(lab.client().netns()).unwrap();
                 assert_eq!(answer.node, node.name, "{what}");
                 assert_eq!(answer.client.ip(), lab.client().address(family), "{what}");
             }
@@ -71,7 +74,7 @@ pub fn check_health(lab: &Lab, port: u16) {
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(20), "waited for {what} in vain");
+        assert!(start.elapsed() < scaled(Duration::from_secs(20)), "waited for {what} in vain");
         sleep(Duration::from_millis(50));
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use traffic_policy_agent::{model::ServiceName, source::ServiceEvent};
 use traffic_policy_tests::api_server::{ApiServer, Kind};
+use traffic_policy_tests::pace::scaled;
 
 use crate::stand::{Agent, PATIENCE, node, service, slice, until};
 
@@ -17,7 +18,7 @@ async fn nothing_is_whole_before_all_lists_have_come() {
         server.hold_lists(held);
         let mut agent = Agent::with_kubeconfig(&server).await;
         for _ in 0..3 {
-            timeout(PATIENCE, agent.source.next()).await.unwrap().unwrap().apply(&mut agent.index);
+            timeout(scaled(PATIENCE), agent.source.next()).await.unwrap().unwrap().apply(&mut agent.index);
         }
         agent.expect_silence(Duration::from_millis(300)).await;
         assert!(!agent.index.is_synced(), "{held:?} have not been listed");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use traffic_policy_tests::api_server::{ApiServer, Kind};
+use traffic_policy_tests::pace::scaled;
 
 use crate::stand::{Agent, PATIENCE, service, slice};
 
@@ -29,7 +30,7 @@ async fn service_cidrs_are_followed() {
                 agent.source.next().await.expect("the source goes on").apply(&mut agent.index);
             }
         };
-        assert!(timeout(PATIENCE, waiting).await.is_ok(), "{wanted:?}: {:?}", agent.index.desired());
+        assert!(timeout(scaled(PATIENCE), waiting).await.is_ok(), "{wanted:?}: {:?}", agent.index.desired());
     };
     expect(&mut agent, &["10.96.0.0/16", "fd00:10:96::/112"]).await;
     server.apply(&service_cidr("more", "10.97.0.0/16")).unwrap();

@@ -9,6 +9,7 @@ use traffic_policy_agent::{
     source::{Access, Kubernetes, Source, Status},
 };
 use traffic_policy_tests::api_server::ApiServer;
+use traffic_policy_tests::pace::scaled;
 
 /// Longer than the source's longest pause between two tries that a test waits for.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -97,7 +98,7 @@ impl Agent {
                 self.source.next().await.expect("the source goes on").apply(&mut self.index);
             }
         };
-        let arrived = timeout(PATIENCE, waiting).await;
+        let arrived = timeout(scaled(PATIENCE), waiting).await;
         assert!(
             arrived.is_ok(),
             "expected {wanted:?}, seen {seen:?}, status {:?}",
@@ -116,7 +117,7 @@ impl Agent {
     pub async fn status(&self, condition: impl FnMut(&Status) -> bool) -> Status {
         let mut status = self.source.status();
         let now = status.get();
-        timeout(PATIENCE, status.wait_for(condition))
+        timeout(scaled(PATIENCE), status.wait_for(condition))
             .await
             .unwrap_or_else(|_| panic!("status {now:?}"))
             .unwrap()
@@ -129,5 +130,5 @@ pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("waited for {what} in vain"));
+    timeout(scaled(PATIENCE), waiting).await.unwrap_or_else(|_| panic!("waited for {what} in vain"));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use traffic_policy_tests::capture::Capture;
 use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
 use traffic_policy_tests::netns::Namespace;
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::connections::ask_from;
 use traffic_policy_tests::traffic::server::Identity;
 use traffic_policy_tests::traffic::{Faults, Ledger, Outcome, Probe, Server};
@@ -34,7 +35,8 @@ fn client_reaches_nodes_but_not_pods() {
         let _on_node = Server::start_in(node.netns(), PORT, on_node, Faults::default(), &ledger).unwrap();
         let _in_pod = Server::start(node.pod(1), PORT, &ledger).unwrap();
         for family in Family::BOTH {
-            let answer = ask_from(lab.client().netns(), SocketAddr::new(node.address(family), PORT), SOON);
+            let answer =
+                ask_from(lab.client().netns(), SocketAddr::new(node.address(family), PORT), scaled(SOON));
             let answer = answer.unwrap_or_else(|error| panic!("{variant}: {error:#}"));
             assert_eq!(
                 (answer.pod.as_str(), answer.client.ip()),
@@ -62,7 +64,7 @@ fn pods_reach_each_other_across_nodes() {
         let from = lab.node(1).pod(1);
         for to in lab.pods() {
             for family in Family::BOTH {
-                let answer = ask_from(from.netns(), SocketAddr::new(to.address(family), PORT), SOON);
+                let answer = ask_from(from.netns(), SocketAddr::new(to.address(family), PORT), scaled(SOON));
                 let answer = answer.unwrap_or_else(|error| panic!("{variant}: {error:#}"));
                 assert_eq!((answer.pod, answer.node), (to.name.clone(), to.node.clone()), "{variant}");
                 assert_eq!(answer.client.ip(), from.address(family), "{variant}: translated on the way");
@@ -76,7 +78,7 @@ fn pods_reach_each_other_across_nodes() {
 fn overlay_packets_are_encapsulated() {
     let lab = Lab::builder().nodes(2).overlay().build().unwrap();
     let capture = Capture::start(lab.router(), "node-1").unwrap();
-    lab.node(1).pod(1).netns().ping(lab.node(2).pod(1).address(Family::V6), SOON).unwrap();
+    lab.node(1).pod(1).netns().ping(lab.node(2).pod(1).address(Family::V6), scaled(SOON)).unwrap();
     let frames = capture.finish_valid().unwrap();
     // Outer IPv4 and UDP, to VXLAN's port.
     let is_vxlan =
@@ -90,7 +92,7 @@ fn replies_take_the_other_uplink() {
     let first = Capture::start(lab.router(), "node-1").unwrap();
     let second = Capture::start(lab.second_router().unwrap(), "node-1").unwrap();
     for family in Family::BOTH {
-        lab.client().netns().ping(lab.node(1).address(family), SOON).unwrap();
+        lab.client().netns().ping(lab.node(1).address(family), scaled(SOON)).unwrap();
     }
     let echo = |frame: &[u8], v4: u8, v6: u8| match frame[12..14] {
         [0x08, 0] => frame[23] == 1 && frame[34] == v4,
@@ -111,8 +113,8 @@ fn two_labs_at_once_do_not_meet() {
     let _server = Server::start(one.node(1).pod(1), PORT, &ledger).unwrap();
     let address = SocketAddr::new(one.node(1).pod(1).address(Family::V4), PORT);
     assert_eq!(address.ip(), two.node(1).pod(1).address(Family::V4));
-    ask_from(one.node(1).netns(), address, SOON).unwrap();
-    let refused = ask_from(two.node(1).netns(), address, SOON).unwrap_err();
+    ask_from(one.node(1).netns(), address, scaled(SOON)).unwrap();
+    let refused = ask_from(two.node(1).netns(), address, scaled(SOON)).unwrap_err();
     assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
 }
 
@@ -130,7 +132,7 @@ fn a_vip_follows_its_route() {
             for node in lab.nodes() {
                 lab.route_vip(vip, node).unwrap();
                 let capture = Capture::start(lab.router(), &node.name).unwrap();
-                reach(SOON).unwrap();
+                reach(scaled(SOON)).unwrap();
                 assert!(!capture.finish().unwrap().is_empty(), "{vip} does not go to {}", node.name);
             }
             lab.unroute_vip(vip).unwrap();
@@ -147,7 +149,7 @@ fn a_gateway_with_another_mac_announces_it() {
     let known =
         |namespace: &Namespace, gateway| namespace.netlink(async |net| net.neighbour_mac(gateway).await);
     for gateway in gateways {
-        node.netns().ping(gateway, SOON).unwrap();
+        node.netns().ping(gateway, scaled(SOON)).unwrap();
     }
     let before = gateways.map(|gateway| known(node.netns(), gateway).unwrap().unwrap());
     let mac = lab.router_change_mac(true).unwrap();
@@ -155,7 +157,7 @@ fn a_gateway_with_another_mac_announces_it() {
     for (gateway, before) in gateways.into_iter().zip(before) {
         assert_ne!(before, mac);
         assert_eq!(known(node.netns(), gateway).unwrap(), Some(mac), "{gateway}");
-        node.netns().ping(lab.client().address(Family::V4), SOON).unwrap();
+        node.netns().ping(lab.client().address(Family::V4), scaled(SOON)).unwrap();
     }
     lab.flush_neighbours().unwrap();
     assert_eq!(known(node.netns(), gateways[0]).unwrap(), None);
@@ -166,7 +168,7 @@ fn an_uplink_can_vanish() {
     let lab = Lab::builder().nodes(2).build().unwrap();
     lab.remove_uplink(lab.node(1)).unwrap();
     assert!(lab.client().netns().ping(lab.node(1).address(Family::V4), NEVER).is_err());
-    lab.client().netns().ping(lab.node(2).address(Family::V4), SOON).unwrap();
+    lab.client().netns().ping(lab.node(2).address(Family::V4), scaled(SOON)).unwrap();
 }
 
 #[test]
@@ -177,8 +179,8 @@ fn an_uplink_can_return() {
         lab.remove_uplink(node).unwrap();
         lab.restore_uplink(node).unwrap();
         for family in Family::BOTH {
-            lab.client().netns().ping(node.address(family), SOON).unwrap();
-            pod.netns().ping(lab.node(2).pod(1).address(family), SOON).unwrap();
+            lab.client().netns().ping(node.address(family), scaled(SOON)).unwrap();
+            pod.netns().ping(lab.node(2).pod(1).address(family), scaled(SOON)).unwrap();
         }
     }
 }
@@ -194,7 +196,7 @@ fn answer_refusal_and_silence_differ() {
     let targets = Family::BOTH.map(|family| SocketAddr::new(node.address(family), PORT));
     let probes = || targets.iter().flat_map(|target| [Probe::tcp(*target), Probe::udp(*target)]);
     for probe in probes() {
-        let answer = probe.source_port(4321).from(from).unwrap().answer().unwrap();
+        let answer = probe.source_port(4321).answer(from).unwrap();
         assert_eq!((answer.node.as_str(), answer.client.port()), ("node-1", 4321));
     }
     drop(server);
@@ -207,5 +209,5 @@ fn answer_refusal_and_silence_differ() {
         assert_eq!(probe.from(from).unwrap(), Outcome::Silent);
     }
     lab.mend(node).unwrap();
-    from.ping(node.address(Family::V4), SOON).unwrap();
+    from.ping(node.address(Family::V4), scaled(SOON)).unwrap();
 }

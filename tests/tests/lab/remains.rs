@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use traffic_policy_tests::lab::{Lab, persistent};
 use traffic_policy_tests::netns::{Namespace, is_running};
+use traffic_policy_tests::pace::scaled;
 
 fn remains(id: &str) -> Vec<String> {
     let mut found = Namespace::names(&format!("{id}-"));
@@ -30,7 +31,7 @@ fn a_lab_comes_up_fast_and_goes_completely() {
     drop(lab);
     println!("up in {up:?}, down in {:?}", start.elapsed());
     assert_eq!(remains(&id), Vec::<String>::new());
-    assert!(up < Duration::from_millis(1500), "{up:?}");
+    assert!(up < scaled(Duration::from_millis(1500)), "{up:?}");
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn a_lab_of_people_stays_until_it_is_taken_down() {
     assert!(persistent::drawing(&name).unwrap().contains("pod-1-1"));
     persistent::namespace(&name, "pod-1-1")
         .unwrap()
-        .ping("10.244.1.1".parse().unwrap(), Duration::from_secs(1))
+        .ping("10.244.1.1".parse().unwrap(), scaled(Duration::from_secs(1)))
         .unwrap();
     persistent::down(&name).unwrap();
     assert_eq!(remains(&id), Vec::<String>::new());

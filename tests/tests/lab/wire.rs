@@ -9,6 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use traffic_policy_tests::capture::{Capture, Frame};
 use traffic_policy_tests::checksum::Checksum;
 use traffic_policy_tests::lab::{Family, Lab};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::server::Identity;
 use traffic_policy_tests::traffic::transfer::transfer;
 use traffic_policy_tests::traffic::{Faults, Ledger, Server};
@@ -94,5 +95,5 @@ fn frames_sent_by_xdp_arrive() {
     let (sent, back): (Vec<_>, Vec<_>) = frames.iter().filter(arp).partition(|frame| frame.outgoing);
     assert_eq!((sent.len(), back.len()), (1, 1));
     node.netns().detach_xdp("eth0").unwrap();
-    node.netns().ping("172.18.0.1".parse().unwrap(), Duration::from_secs(3)).unwrap();
+    node.netns().ping("172.18.0.1".parse().unwrap(), scaled(Duration::from_secs(3))).unwrap();
 }

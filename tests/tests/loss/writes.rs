@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::lab::Family;
 use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::pinned::{self, Entries};
 use traffic_policy_tests::traffic::Probe;
 
@@ -59,7 +60,7 @@ fn writes(agent: &Agent) -> Vec<usize> {
 fn next_write(agent: &Agent, before: usize) -> usize {
     let start = Instant::now();
     while writes(agent).len() <= before {
-        assert!(start.elapsed() < PATIENCE, "nothing was written: {}", agent.log());
+        assert!(start.elapsed() < scaled(PATIENCE), "nothing was written: {}", agent.log());
         sleep(Duration::from_millis(20));
     }
     sleep(Duration::from_millis(700));
@@ -86,7 +87,7 @@ fn a_restart_writes_nothing(attach: &str) -> (Cluster, Vec<Content>) {
     for family in Family::BOTH {
         for _ in 0..10 {
             let probe = Probe::tcp(cluster.port_of(1, family));
-            probe.from(cluster.lab.client().netns()).unwrap().answer().unwrap();
+            probe.answer(cluster.lab.client().netns()).unwrap();
         }
     }
     let before: Vec<_> = cluster.agents.iter().map(content).collect();

@@ -7,6 +7,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 /// One port of a Service, by the protocol and family that are used here.
@@ -74,7 +75,7 @@ fn agree_with_what_was_sent() {
         assert_eq!(flows, ASKED, "{attach}");
         let start = Instant::now();
         while port(agent, "near")["flows"] != 0 || port(agent, "web")["flows"] != 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "{attach}: flows stay");
+            assert!(start.elapsed() < scaled(Duration::from_secs(60)), "{attach}: flows stay");
             std::thread::sleep(Duration::from_millis(200));
         }
         let (_, after) = expect("after the sweep");

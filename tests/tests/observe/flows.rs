@@ -13,6 +13,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::HeldConnections;
 
 fn list(agent: &Agent, filters: &[&str]) -> Vec<Value> {
@@ -87,7 +88,11 @@ fn held_connections_by_every_filter() {
     let over = Instant::now();
     let ended = |flow: &Value| flow["state"] != "confirmed";
     while !list(&agent, &[]).iter().all(ended) {
-        assert!(over.elapsed() < Duration::from_secs(10), "{:?}", list(&agent, &["--state", "confirmed"]));
+        assert!(
+            over.elapsed() < scaled(Duration::from_secs(10)),
+            "{:?}",
+            list(&agent, &["--state", "confirmed"])
+        );
     }
     let idle = || {
         let flows = list(&agent, &[]);
@@ -95,7 +100,7 @@ fn held_connections_by_every_filter() {
     };
     let (start, first) = (Instant::now(), idle());
     while idle() < first + 1.0 {
-        assert!(start.elapsed() < Duration::from_secs(10), "the clock stands");
+        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "the clock stands");
     }
     let passed = start.elapsed().as_secs_f64();
     assert!(passed > 0.8, "{passed} s made a second of idle time");
@@ -114,7 +119,7 @@ fn an_endpoint_that_left_is_gone() {
     cluster.manifests.endpoints(&service, &backends[..1]).unwrap();
     let start = Instant::now();
     while list(&agents[0], &["--state", "gone"]).len() != 1 {
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", list(&agents[0], &[]));
+        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{:?}", list(&agents[0], &[]));
     }
     assert!(held.finish().is_clean());
     cluster.answer(Protocol::Tcp, to).unwrap();
@@ -200,7 +205,7 @@ fn a_full_table_is_listed_at_once() {
         start.elapsed()
     );
     // A debug build is several times slower than a release build, and the machine may be busy.
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(start.elapsed() < scaled(Duration::from_secs(15)), "{:?}", start.elapsed());
     let status = agent.json(&["status"]).unwrap();
     assert_eq!(status["flows"]["entries"][0], 2 * FLOWS);
 }

@@ -13,6 +13,7 @@ use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::netns::Process;
 use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::pinned;
 use traffic_policy_tests::traffic::Outcome;
 
@@ -51,7 +52,7 @@ impl Monitor {
         let start = Instant::now();
         while self.process.try_wait().unwrap().is_none() {
             happen();
-            assert!(start.elapsed() < SOON, "monitor goes on: {:?}", self.lines());
+            assert!(start.elapsed() < scaled(SOON), "monitor goes on: {:?}", self.lines());
         }
         self.lines()
     }
@@ -61,7 +62,7 @@ impl Monitor {
         let start = Instant::now();
         while self.lines().is_empty() {
             happen();
-            assert!(start.elapsed() < SOON, "monitor says nothing");
+            assert!(start.elapsed() < scaled(SOON), "monitor says nothing");
         }
     }
 }
@@ -172,7 +173,10 @@ fn one_at_a_time_and_a_killed_one_costs_nothing() {
     // Its word ends within 2 s; the agent's next sweep takes it away altogether.
     let start = Instant::now();
     while monitor_until(agent.pin_dir()) != 0 {
-        assert!(start.elapsed() < Duration::from_secs(10), "the packet path still looks at the clock");
+        assert!(
+            start.elapsed() < scaled(Duration::from_secs(10)),
+            "the packet path still looks at the clock"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(cluster.ask(Protocol::Udp, to).unwrap(), Outcome::Silent);

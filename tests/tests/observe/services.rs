@@ -7,6 +7,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, TARGET};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Policy, Port, Service};
+use traffic_policy_tests::pace::scaled;
 
 fn tcp4(agent: &Agent, name: &str) -> Value {
     let ports = agent.json(&["services", name]).unwrap();
@@ -27,7 +28,7 @@ fn wait_for_phase(agent: &Agent, name: &str, phase: &str) -> Value {
         if frontend(&port, "NodePort")["phase"] == phase {
             return port;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "not {phase}: {port}");
+        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "not {phase}: {port}");
     }
 }
 

@@ -10,6 +10,7 @@ use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 const PORT: u16 = 30_080;
@@ -30,7 +31,7 @@ fn sticky(name: &str, port: u16, seconds: u32) -> Service {
 }
 
 fn pod(from: &Namespace, protocol: Protocol, to: SocketAddr) -> String {
-    let outcome = protocol.probe(to).limit(Duration::from_secs(3)).from(from).unwrap();
+    let outcome = protocol.probe(to).limit(scaled(Duration::from_secs(3))).from(from).unwrap();
     outcome.answer().unwrap_or_else(|error| panic!("{protocol:?} {to}: {error:#}")).pod
 }
 

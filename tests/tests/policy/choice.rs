@@ -9,6 +9,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy, Service, node};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 const CLUSTER: u16 = 30_080;
@@ -57,7 +58,7 @@ fn expect(cluster: &Cluster, what: &str, wanted: &[&[&str]]) {
                 // Where the change only adds pods, nothing but their answers tells that it has been taken in.
                 let start = Instant::now();
                 while let Err(error) = cluster.ask_until_all(protocol, to, pods) {
-                    assert!(start.elapsed() < SOON, "{what}: node-{number} {error:#}");
+                    assert!(start.elapsed() < scaled(SOON), "{what}: node-{number} {error:#}");
                 }
             }
         }

@@ -10,6 +10,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Policy, Port, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Answer;
 
 const SOURCE: u16 = 4321;
@@ -25,8 +26,8 @@ impl Open {
             socket.set_reuse_address(true).unwrap();
             let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
             socket.bind(&SocketAddr::new(any, SOURCE).into()).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
-            socket.connect_timeout(&to.into(), Duration::from_secs(3)).unwrap();
+            socket.set_read_timeout(Some(scaled(Duration::from_secs(3)))).unwrap();
+            socket.connect_timeout(&to.into(), scaled(Duration::from_secs(3))).unwrap();
             Self(socket)
         })
     }

@@ -7,6 +7,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Policy, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::{Outcome, http};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -25,7 +26,7 @@ fn switch(cluster: &Cluster, service: &Service, number: u16) {
         let to = cluster.at(2, Family::V4, 32000 + number);
         match http::get_from(cluster.lab.client().netns(), to, "/") {
             Ok(response) => return assert_eq!(response.status, 503),
-            Err(error) => assert!(start.elapsed() < SOON, "{error:#}"),
+            Err(error) => assert!(start.elapsed() < scaled(SOON), "{error:#}"),
         }
     }
 }

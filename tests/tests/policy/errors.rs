@@ -7,6 +7,7 @@ use traffic_policy_tests::capture::Capture;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 use crate::icmp::error_about;
@@ -43,7 +44,7 @@ fn dead_port(attach: &str, wire_offloads: bool) {
         for port in [DEAD_REMOTE, DEAD_LOCAL] {
             let to = cluster.at(1, family, port);
             let capture = Capture::start(cluster.lab.client().netns(), "eth0").unwrap();
-            let outcome = Protocol::Udp.probe(to).limit(Duration::from_secs(3));
+            let outcome = Protocol::Udp.probe(to).limit(scaled(Duration::from_secs(3)));
             let outcome = outcome.from(cluster.lab.client().netns()).unwrap();
             assert!(matches!(outcome, Outcome::Refused(_)), "{attach} {to}: {outcome:?}");
             let frames = capture.finish_valid().unwrap();
@@ -70,7 +71,10 @@ fn traced(attach: &str, wire_offloads: bool) {
                 datagram(client, to, ttl);
                 let start = Instant::now();
                 while told(&agents) == before {
-                    assert!(start.elapsed().as_secs() < 5, "{attach} {to}: nothing at hop {ttl}");
+                    assert!(
+                        start.elapsed() < scaled(Duration::from_secs(5)),
+                        "{attach} {to}: nothing at hop {ttl}"
+                    );
                 }
                 let frames = capture.finish_valid().unwrap();
                 let errors: Vec<_> = frames.iter().filter_map(|frame| error_about(frame, to)).collect();

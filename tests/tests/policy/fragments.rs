@@ -9,6 +9,7 @@ use traffic_policy_tests::cluster::Cluster;
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Answer;
 
 const REMOTE: u16 = 30080;
@@ -22,7 +23,7 @@ fn echo(namespace: &Namespace, to: SocketAddr, length: usize) -> Answer {
         let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind(SocketAddr::new(any, 0)).unwrap();
         socket.connect(to).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+        socket.set_read_timeout(Some(scaled(Duration::from_secs(3)))).unwrap();
         let mut buffer = vec![0; 65_536];
         // A datagram may be lost while neighbours are looked for: only one is kept for each of its fragments.
         for attempt in 1.. {

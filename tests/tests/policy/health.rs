@@ -9,6 +9,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::http::{self, Response};
 
 const PORT: u16 = 30080;
@@ -31,7 +32,7 @@ fn wait_health(cluster: &Cluster, number: usize, wanted: Option<u16>) -> Option<
         if response.as_ref().map(|response| response.status) == wanted {
             return response;
         }
-        assert!(start.elapsed() < SOON, "node-{number}: not {wanted:?} but {response:?}");
+        assert!(start.elapsed() < scaled(SOON), "node-{number}: not {wanted:?} but {response:?}");
         sleep(Duration::from_millis(20));
     }
 }
@@ -116,7 +117,7 @@ fn never_says_200_before_the_maps_are_written() {
         if said == Some(200) && healthz == 200 {
             break;
         }
-        assert!(start.elapsed() < SOON, "{said:?} {healthz}");
+        assert!(start.elapsed() < scaled(SOON), "{said:?} {healthz}");
     }
 }
 
@@ -130,7 +131,7 @@ fn healthz_hears_of_the_node() {
     cluster.manifests.write_text("nodes", &nodes.replace("spec:\n", taint)).unwrap();
     let start = Instant::now();
     while agent.healthz().unwrap().status == 200 {
-        assert!(start.elapsed() < SOON, "the taint was not noticed");
+        assert!(start.elapsed() < scaled(SOON), "the taint was not noticed");
         sleep(Duration::from_millis(20));
     }
     let healthz = agent.healthz().unwrap();

@@ -6,6 +6,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::{HeldConnections, Outcome};
 
 const PORT: u16 = 30080;
@@ -81,7 +82,7 @@ fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
     for to in targets {
         let start = Instant::now();
         while !answered(&old_flow(to)) {
-            assert!(start.elapsed() < limit, "{what}: an old flow to {to} is lost");
+            assert!(start.elapsed() < scaled(limit), "{what}: an old flow to {to} is lost");
         }
         for protocol in Protocol::BOTH {
             let recovered = cluster.wait_for(protocol, to, limit, answered);

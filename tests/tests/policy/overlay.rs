@@ -4,6 +4,7 @@ use traffic_policy_tests::agent::{Agent, AgentBuilder};
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 use traffic_policy_tests::traffic::transfer::transfer;
 
@@ -88,7 +89,7 @@ fn neighbours_written_by_hand_stay() {
     std::thread::sleep(std::time::Duration::from_secs(9));
     for family in Family::BOTH {
         let (near, far) = (lab.node(1).pod(1), lab.node(2).pod(1));
-        near.netns().ping(far.address(family), std::time::Duration::from_secs(2)).unwrap();
+        near.netns().ping(far.address(family), scaled(std::time::Duration::from_secs(2))).unwrap();
         cluster.answer(Protocol::Tcp, cluster.at(1, family, REMOTE)).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use traffic_policy_tests::capture::{Capture, Frame};
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::Outcome;
 
 use crate::icmp::{error_about, is_to};
@@ -37,7 +38,7 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
             for port in [NOWHERE_CLUSTER, NOWHERE_LOCAL, UNREADY] {
                 let to = cluster.at(1, family, port);
                 let capture = Capture::start(cluster.lab.client().netns(), "eth0").unwrap();
-                let probe = protocol.probe(to).limit(Duration::from_secs(3));
+                let probe = protocol.probe(to).limit(scaled(Duration::from_secs(3)));
                 let outcome = probe.from(cluster.lab.client().netns()).unwrap();
                 // The client's kernel only notes an ICMPv6 error that arrives before connect() has let go of the socket,
                 // as it does where no wire takes time: it gives up at the second SYN.

@@ -10,6 +10,7 @@ use traffic_policy_tests::cluster::Cluster;
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::netns::Namespace;
 use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::transfer::transfer;
 
 use crate::icmp::error_about;
@@ -52,7 +53,10 @@ fn time_exceeded(attach: &str) {
             ["xdp", "ingress"].iter().map(|hook| agents[0].packets(hook, "rejected-ttl").unwrap()).sum()
         };
         while rejected() < least {
-            assert!(start.elapsed().as_secs() < 5, "{attach} {family:?}: not counted");
+            assert!(
+                start.elapsed() < scaled(std::time::Duration::from_secs(5)),
+                "{attach} {family:?}: not counted"
+            );
         }
         let frames = capture.finish_valid().unwrap();
         let errors: Vec<_> = frames.iter().filter_map(|frame| error_about(frame, to)).collect();

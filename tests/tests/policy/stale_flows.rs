@@ -9,6 +9,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Policy, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::{HeldConnections, Outcome, Probe};
 
 const PORT: u16 = 30_080;
@@ -41,7 +42,7 @@ fn until(cluster: &Cluster, what: &str, to: SocketAddr, wanted: impl Fn(&Outcome
         if wanted(&outcome) {
             return outcome;
         }
-        assert!(start.elapsed() < SOON, "{what}, {to}: {outcome:?}");
+        assert!(start.elapsed() < scaled(SOON), "{what}, {to}: {outcome:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

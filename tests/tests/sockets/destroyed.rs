@@ -14,6 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use traffic_policy_agent::node::sockets::{Destroyed, destroy_udp, supported};
 use traffic_policy_tests::cgroup::Cgroup;
 use traffic_policy_tests::netns::{Namespace, Owned, Process};
+use traffic_policy_tests::pace::scaled;
 
 const GONE: &str = "192.0.2.53:53";
 const GONE6: &str = "[2001:db8::53]:53";
@@ -46,7 +47,7 @@ fn connect(namespace: &Namespace, to: &str) -> Socket {
     namespace.run(|| {
         let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP)).unwrap();
         socket.connect(&to.into()).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_read_timeout(Some(scaled(Duration::from_secs(20)))).unwrap();
         socket
     })
 }

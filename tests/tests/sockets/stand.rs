@@ -10,6 +10,7 @@ use traffic_policy_tests::cgroup::Cgroup;
 use traffic_policy_tests::cluster::{Cluster, TARGET};
 use traffic_policy_tests::lab::{Family, Lab};
 use traffic_policy_tests::object::{Backend, Port, Service};
+use traffic_policy_tests::pace::scaled;
 
 use crate::caller::{Caller, Kind};
 
@@ -114,12 +115,12 @@ pub fn until<T>(what: &str, mut work: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = work() {
             return found;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{what}");
         sleep(Duration::from_millis(20));
     }
 }
 
-/// The number of an error that must have come at once.
+/// The number of an error that must have come at once: not after something was sent again, which takes a second.
 pub fn error_at_once<T: std::fmt::Debug>(call: impl FnOnce() -> io::Result<T>) -> i32 {
     let start = Instant::now();
     let error = call().unwrap_err();

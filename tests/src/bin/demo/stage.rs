@@ -8,6 +8,7 @@ use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::cgroup::Cgroup;
 use traffic_policy_tests::lab::{Family, Lab, Node};
 use traffic_policy_tests::object::{Backend, Manifests, Policy, Port, Service};
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::traffic::balancer::Timing;
 use traffic_policy_tests::traffic::{Balancer, Ledger, NewConnections, Server, Target, http};
 
@@ -109,7 +110,7 @@ impl Stage {
             let start = Instant::now();
             while self.health(node, Policy::Local).ok().map(|(status, _)| status) != wanted {
                 ensure!(
-                    start.elapsed() < Duration::from_secs(10),
+                    start.elapsed() < scaled(Duration::from_secs(10)),
                     "{} does not follow the Service",
                     node.name
                 );

@@ -1,0 +1,130 @@
+//! How much slower this machine is than the one that the limits of tests were chosen on.
+//!
+//! A limit of a wait for something that must happen is [`scaled`], so that a slow, busy or emulated machine is given its
+//! time; a fast one waits no longer, since the wait ends when it happens. Not scaled are times that a test is about: what
+//! users are promised, and how long silence is listened to.
+
+use std::env;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::libc;
+
+/// Overrides what is measured: how many times slower, 1 or more.
+const VARIABLE: &str = "TRAFFIC_POLICY_TEST_PACE";
+/// Beyond this a machine is not slow but stuck.
+const SLOWEST: f64 = 50.0;
+/// Time in which a machine that runs the suites well verifies and translates a program of [`BRANCHES`].
+const REFERENCE: Duration = Duration::from_millis(40);
+/// Each may go either way, so that the verifier keeps and compares states, as it does most of its time.
+const BRANCHES: usize = 3000;
+
+/// A limit that a test chose for a fast machine, as it is on this one.
+pub fn scaled(limit: Duration) -> Duration {
+    limit.mul_f64(pace())
+}
+
+/// From 1, a fast machine, to 50; measured once in each process.
+///
+/// # Panics
+/// If the variable holds anything but a number of at least 1.
+pub fn pace() -> f64 {
+    static PACE: OnceLock<f64> = OnceLock::new();
+    *PACE.get_or_init(|| match env::var(VARIABLE) {
+        Ok(text) => parse(&text).unwrap_or_else(|error| panic!("{error:#}")),
+        // Without privileges no agent starts either, and nothing is worth waiting for.
+        Err(_) => measure().map_or(1.0, of),
+    })
+}
+
+fn parse(text: &str) -> Result<f64> {
+    let pace: f64 = text.trim().parse().with_context(|| format!("{VARIABLE}={text} is no number"))?;
+    ensure!(pace >= 1.0 && pace.is_finite(), "{VARIABLE}={text}: a number of at least 1 is needed");
+    Ok(pace)
+}
+
+fn of(took: Duration) -> f64 {
+    (took.as_secs_f64() / REFERENCE.as_secs_f64()).clamp(1.0, SLOWEST)
+}
+
+/// Times the kernel at what an agent's start is made of, whatever this program's own build: verifying and translating.
+fn measure() -> Result<Duration> {
+    // r0 = bpf_get_prandom_u32(); r7 = 0
+    let mut code = vec![[0x85, 0, 0, 0, 7, 0, 0, 0], [0xb7, 7, 0, 0, 0, 0, 0, 0]];
+    // r6 = r0; r6 &= 1; if r6 != 0 { r7 += 1 }
+    let branch = [
+        [0xbf, 0x06, 0, 0, 0, 0, 0, 0],
+        [0x57, 6, 0, 0, 1, 0, 0, 0],
+        [0x15, 6, 1, 0, 0, 0, 0, 0],
+        [0x07, 7, 0, 0, 1, 0, 0, 0],
+    ];
+    code.extend([branch; BRANCHES].concat());
+    // r0 = 0; exit
+    code.extend([[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]]);
+    let start = Instant::now();
+    load(&code)?;
+    Ok(start.elapsed())
+}
+
+/// The arguments of BPF_PROG_LOAD, as far as they are not zero.
+#[repr(C)]
+#[derive(Default)]
+struct Load {
+    program_type: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    rest: [u64; 13],
+}
+
+fn load(code: &[[u8; 8]]) -> Result<()> {
+    const PROG_LOAD: libc::c_long = 5;
+    const SOCKET_FILTER: u32 = 1;
+    let attributes = Load {
+        program_type: SOCKET_FILTER,
+        instructions: u32::try_from(code.len())?,
+        code: code.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        ..Load::default()
+    };
+    // SAFETY: the attributes are as long as said, and the code and license they point to outlive the call.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const attributes, size_of::<Load>()) };
+    ensure!(fd >= 0, io::Error::last_os_error());
+    // SAFETY: the call has returned a new descriptor, which nothing else owns.
+    drop(unsafe { OwnedFd::from_raw_fd(fd.try_into()?) });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_machine_has_more_time_and_a_fast_one_no_less() {
+        assert!((of(REFERENCE / 4) - 1.0).abs() < 1e-9);
+        assert!((of(REFERENCE * 20) - 20.0).abs() < 1e-9);
+        assert!((of(REFERENCE * 1000) - SLOWEST).abs() < 1e-9);
+        let limit = Duration::from_secs(20);
+        assert!(scaled(limit) >= limit);
+    }
+
+    #[test]
+    fn only_numbers_of_at_least_one_are_taken() {
+        assert!((parse(" 20\n").unwrap() - 20.0).abs() < 1e-9);
+        for wrong in ["", "fast", "0.5", "-1", "NaN", "inf"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    /// Prints what it is on this machine: `cargo test -p traffic-policy-tests --lib pace -- --nocapture`.
+    #[test]
+    fn the_kernel_can_be_timed() {
+        match measure() {
+            Ok(took) => println!("{BRANCHES} branches in {took:?}: pace {:.2}", of(took)),
+            Err(error) => println!("SKIPPED the_kernel_can_be_timed: {error:#}"),
+        }
+    }
+}
