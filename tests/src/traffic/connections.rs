@@ -1,4 +1,5 @@
-//! A meter of new connections: how many fail, and how many are slow because a packet had to be sent again.
+//! A meter of new connections: how many fail, and how many lost a packet, so that it had to be sent again. How long
+//! they take is told, but says nothing: a busy machine is slow, too.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +14,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::answer::Answer;
+use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
-
-/// A SYN is first sent again after a second, a small segment after 200 ms at the earliest: what is slower than this
-/// lost something.
-pub const SLOW: Duration = Duration::from_millis(200);
+use crate::pace::scaled;
 
 /// How long one request may take altogether.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,8 +30,8 @@ pub struct NewConnections(Running<Report>);
 pub struct Report {
     pub ok: u64,
     pub failed: u64,
-    /// Of those that succeeded, how many took longer than [`SLOW`].
-    pub slow: u64,
+    /// Of those that succeeded, how many sent a segment again, a SYN first of all, as the kernel counts them at each end.
+    pub resent: u64,
     pub slowest: Duration,
     /// Times at which no target could be chosen; they count as failed.
     pub without_target: u64,
@@ -83,16 +82,16 @@ impl NewConnections {
 }
 
 impl Report {
-    /// None failed, none was slow.
+    /// None failed, none lost a packet.
     pub fn is_clean(&self) -> bool {
-        self.ok > 0 && self.failed == 0 && self.slow == 0
+        self.ok > 0 && self.failed == 0 && self.resent == 0
     }
 
     fn add(&mut self, outcome: Outcome) {
         match outcome.result {
-            Ok(answer) => {
+            Ok((answer, resent)) => {
                 self.ok += 1;
-                self.slow += u64::from(outcome.took > SLOW);
+                self.resent += u64::from(resent + answer.retransmitted > 0);
                 self.slowest = self.slowest.max(outcome.took);
                 *self.by_pod.entry(answer.pod).or_default() += 1;
             }
@@ -109,10 +108,10 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ok, failed, slow, slowest, by_pod, .. } = self;
+        let Self { ok, failed, resent, slowest, by_pod, .. } = self;
         write!(
             f,
-            "{ok} connections ok, {failed} failed, {slow} slower than {SLOW:?}, slowest {slowest:?}, "
+            "{ok} connections ok, {failed} failed, {resent} sent a segment again, slowest {slowest:?}, "
         )?;
         write!(f, "answered by {by_pod:?}")?;
         let mut failures = self.failures.iter().take(3);
@@ -124,7 +123,8 @@ struct Outcome {
     target: SocketAddr,
     at: Duration,
     took: Duration,
-    result: Result<Answer>,
+    /// The answer, and how many segments the client's end sent again.
+    result: Result<(Answer, u32)>,
 }
 
 async fn meter(
@@ -163,17 +163,22 @@ async fn meter(
 async fn request(target: SocketAddr, meter_start: Arc<Instant>) -> Outcome {
     let at = meter_start.elapsed();
     let start = Instant::now();
-    let result = timeout(PATIENCE, ask(target)).await.context("no answer").and_then(|result| result);
+    let result =
+        timeout(scaled(PATIENCE), exchange(target)).await.context("no answer").and_then(|result| result);
     Outcome { target, at, took: start.elapsed(), result }
 }
 
 /// One question on a connection of its own.
 pub async fn ask(target: SocketAddr) -> Result<Answer> {
+    exchange(target).await.map(|(answer, _)| answer)
+}
+
+async fn exchange(target: SocketAddr) -> Result<(Answer, u32)> {
     let mut stream = BufReader::new(TcpStream::connect(target).await?);
     stream.write_all(b"hello\n").await?;
     let mut line = String::new();
     ensure!(stream.read_line(&mut line).await? > 0, "closed without an answer");
-    Answer::parse(&line)
+    Ok((Answer::parse(&line)?, retransmissions::of(stream.get_ref())?))
 }
 
 /// As [`ask`], from a namespace and with a limit.

@@ -3,11 +3,13 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::time::sleep;
 
 use super::answer::Answer;
 use super::ledger::{Label, Ledger};
@@ -21,7 +23,7 @@ pub struct Server {
     _running: Running<()>,
 }
 
-/// Deliberate mistakes, each at every n-th time, so that the meters can be shown to notice.
+/// Deliberate mistakes, most at every n-th time, so that the meters can be shown to notice.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// A datagram is ignored, as if it had never arrived.
@@ -32,6 +34,8 @@ pub struct Faults {
     pub repeat_reply: Option<u64>,
     /// A connection is closed without an answer.
     pub cut_connection: Option<u64>,
+    /// Each answer over TCP comes so much later, as from a busy machine.
+    pub late: Duration,
 }
 
 /// Who answers.
@@ -154,6 +158,7 @@ impl Service {
                 return transfer::serve(stream, length.parse()?).await;
             }
             let answer = self.answer(client, said, retransmitted) + "\n";
+            sleep(self.faults.late).await;
             stream.write_all(answer.as_bytes()).await?;
             line.clear();
         }

@@ -25,7 +25,7 @@ fn with_policy_local_nobody_notices() {
     let balanced = Balanced::start("xdp", &[], &policy_local(), HEALTH_PORT);
     balanced.wait_for(&["node-1"]);
     let (report, figures) = preempt(&balanced, "node-3 preempted, policy Local", 800);
-    assert_eq!((report.ok, report.failed, report.slow), (800, 0, 0), "{figures}");
+    assert_eq!((report.ok, report.failed, report.resent), (800, 0, 0), "{figures}");
 }
 
 /// Every node takes part, so what goes through this one is lost until the load balancer has noticed.

@@ -94,7 +94,7 @@ fn to_local(attach: &str, flags: &[&str]) -> Balanced {
     balanced.wait_for(&ALL);
     let report = balanced.switch(&policy_local(), HEALTH_PORT, 10_000);
     let figures = balanced.figures(&format!("{attach} {flags:?} Cluster → Local"), &report);
-    assert_eq!((report.ok, report.failed, report.slow), (10_000, 0, 0), "{figures}");
+    assert_eq!((report.ok, report.failed, report.resent), (10_000, 0, 0), "{figures}");
     assert_eq!(balanced.balancer.healthy(), ["node-1"], "{figures}");
     assert!(report.by_target.values().all(|requests| *requests > 1000), "{figures}");
     balanced
@@ -104,7 +104,7 @@ fn to_local(attach: &str, flags: &[&str]) -> Balanced {
 fn to_cluster(balanced: &Balanced, attach: &str) {
     let report = balanced.switch(&policy_cluster(), HEALTHZ, 10_000);
     let figures = balanced.figures(&format!("{attach} Local → Cluster"), &report);
-    assert_eq!((report.ok, report.failed, report.slow), (10_000, 0, 0), "{figures}");
+    assert_eq!((report.ok, report.failed, report.resent), (10_000, 0, 0), "{figures}");
     assert_eq!(balanced.balancer.healthy(), ALL, "{figures}");
     assert!(report.by_target.values().all(|requests| *requests > 1000), "{figures}");
 }
