@@ -22,6 +22,7 @@ use traffic_policy_agent::{
     model::{Index, NodeInput, Policy, ServiceName},
     source::{Access, Kubernetes, ServiceEvent, Source},
 };
+use traffic_policy_tests::pace::scaled;
 use traffic_policy_tests::real_api_server::RealApiServer;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,7 +52,7 @@ async fn until(
             source.next().await.unwrap().apply(index);
         }
     };
-    let arrived = timeout(PATIENCE, waiting).await;
+    let arrived = timeout(scaled(PATIENCE), waiting).await;
     assert!(arrived.is_ok(), "waited for {what}: {:?} {:?}", index.desired(), source.status().get());
 }
 
@@ -119,15 +120,18 @@ async fn a_real_api_server_is_followed() {
         message: "node here failed".to_owned(),
     });
     let events: Api<Event> = Api::namespaced(admin, "default");
-    let posted = timeout(PATIENCE, async {
+    let is_ours = |event: &Event| event.reporting_controller.as_deref() == Some("traffic-policy");
+    let posted = timeout(scaled(PATIENCE), async {
         loop {
             let list = events.list(&ListParams::default()).await.unwrap();
-            if let Some(event) = list.items.into_iter().next() {
+            // The API server writes Events of its own, of the addresses that it gives to Services.
+            if let Some(event) = list.items.into_iter().find(is_ours) {
                 return event;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
-    let event = posted.await.unwrap();
+    let event = posted.await.unwrap_or_else(|_| panic!("no Event of this agent"));
     assert_eq!(event.reason.as_deref(), Some("FailedToStartServiceHealthcheck"));
+    assert_eq!(event.regarding.and_then(|service| service.name).as_deref(), Some("web"));
 }
