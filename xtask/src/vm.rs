@@ -1,0 +1,181 @@
+//! `cargo xtask vm`: machines with Debian's kernels, emulated where there is no KVM, to test on, to try things in, and as nodes.
+
+mod arch;
+mod archive;
+mod ask;
+mod cpio;
+mod job;
+mod kernel;
+mod lab;
+mod ladder;
+mod machine;
+mod root;
+mod series;
+mod shell;
+mod wires;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, Subcommand};
+
+pub(crate) use self::ladder::Smoke;
+use self::{
+    arch::Arch,
+    archive::Archive,
+    kernel::Kernel,
+    root::{Content, Root},
+    series::Wanted,
+};
+use crate::{build, cargo, setup, target};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run test suites on a ladder of kernels
+    Test(ladder::Options),
+    /// Open a machine to try things by hand
+    Shell(shell::Options),
+    /// Three machines as nodes, wired by their network cards, and a client outside
+    Lab(lab::Options),
+    #[command(hide = true)]
+    Ask { url: String },
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if !matches!(options.verb, Verb::Ask { .. }) {
+        setup::ensure()?;
+    }
+    match &options.verb {
+        Verb::Ask { url } => ask::run(url),
+        Verb::Test(options) => ladder::run(options),
+        Verb::Shell(options) => shell::run(options),
+        Verb::Lab(options) => lab::run(options),
+    }
+}
+
+/// `--kernel` and `--arch`, which all have.
+#[derive(Args)]
+struct Choice {
+    /// Kernels of Debian's archive, separated by commas: 6.1, 7.x (the newest 7), oldest, newest, or all
+    #[arg(long = "kernel", value_name = "K", value_delimiter = ',')]
+    kernels: Vec<Wanted>,
+    /// Architecture of the machine; another than this one's is emulated, and what runs there is cross-built
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<Arch>,
+}
+
+impl Choice {
+    fn arch(&self) -> Result<Arch> {
+        let arch = self.arch.or_else(Arch::of_host);
+        arch.context("this machine's architecture has no emulated twin: name one with --arch")
+    }
+
+    /// The kernels that are wanted, or those of `otherwise`.
+    fn workshop(&self, otherwise: &[Wanted]) -> Result<Workshop> {
+        let wanted = if self.kernels.is_empty() { otherwise } else { &self.kernels };
+        Workshop::open(self.arch()?, wanted)
+    }
+}
+
+/// What machines are made of: kernels from the archive, and a root disk.
+struct Workshop {
+    arch: Arch,
+    folder: PathBuf,
+    archive: Archive,
+    kernels: Vec<Kernel>,
+}
+
+impl Workshop {
+    /// Sees to the programs that are needed, and fetches the kernels.
+    ///
+    /// # Errors
+    /// What is missing, or cannot be fetched.
+    fn open(arch: Arch, wanted: &[Wanted]) -> Result<Self> {
+        let programs = [
+            (arch.qemu(), arch.qemu_package()),
+            ("mke2fs", "e2fsprogs"),
+            ("depmod", "kmod"),
+            ("cpio", "cpio"),
+            ("xz", "xz-utils"),
+            ("strip", "binutils"),
+            ("ip", "iproute2"),
+        ];
+        let missing = setup::programs::prepare(&programs, "no machine can be emulated");
+        if !missing.is_empty() {
+            bail!("no machine can be emulated without {}", missing.join(", "));
+        }
+        for program in ["apt-get", "dpkg-deb"] {
+            cargo::find(program).with_context(|| {
+                format!("kernels come as Debian's packages, and there is no {program} on this machine")
+            })?;
+        }
+        let folder = build::target_folder()?.join("vm");
+        let archive = Archive::open(&folder, arch)?;
+        let releases = series::releases(&archive.names("linux-image-")?, arch);
+        let chosen = series::choose(wanted, &releases).map_err(|error| anyhow!(error))?;
+        let fetch = |release| Kernel::fetch(&folder, &archive, arch, release);
+        let kernels = chosen.iter().map(fetch).collect::<Result<_>>()?;
+        Ok(Self { arch, folder, archive, kernels })
+    }
+
+    /// The root disk with everything that was built for the machines' architecture.
+    ///
+    /// # Errors
+    /// The build failed; a file cannot be copied.
+    fn root(&self) -> Result<(Root, Built)> {
+        let built = Built::all(self.arch)?;
+        println!("vm: making the root disk …");
+        let mut programs: Vec<PathBuf> = built.suites.iter().map(|(_, path)| path.clone()).collect();
+        programs.extend([built.agent.clone(), built.demo.clone(), built.caller.clone(), built.lab.clone()]);
+        let data = vec![cargo::root().join("tests/testdata")];
+        let root = Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data })?;
+        Ok((root, built))
+    }
+}
+
+/// Programs of this workspace for one architecture.
+struct Built {
+    arch: Arch,
+    agent: PathBuf,
+    demo: PathBuf,
+    lab: PathBuf,
+    /// Started by tests of sockets.
+    caller: PathBuf,
+    /// Test programs by their names.
+    suites: Vec<(String, PathBuf)>,
+}
+
+impl Built {
+    fn all(arch: Arch) -> Result<Self> {
+        let target = if Arch::of_host() == Some(arch) { None } else { Some(target::named(arch.target())?) };
+        setup::ensure_for(target)?;
+        println!("vm: building the agent and the tests …");
+        let suites = build::test_programs(target)?;
+        let folder = build::folder(target, false)?;
+        let program = |name: &str| folder.join(name);
+        Ok(Self {
+            arch,
+            agent: program("traffic-policy-agent"),
+            demo: program("demo"),
+            lab: program("lab"),
+            caller: program("caller"),
+            suites,
+        })
+    }
+
+    /// The folder that tests are started in, as cargo does.
+    fn working_folder() -> &'static Path {
+        static FOLDER: std::sync::LazyLock<PathBuf> =
+            std::sync::LazyLock::new(|| cargo::root().join("tests"));
+        &FOLDER
+    }
+}

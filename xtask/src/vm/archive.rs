@@ -1,0 +1,205 @@
+//! Debian's archive, asked by apt with a state of its own: the machine's sources and lists stay as they are.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::arch::Arch;
+use crate::cargo;
+
+/// Names the archive on machines whose own apt has other sources.
+pub(super) const VARIABLE: &str = "TRAFFIC_POLICY_DEBIAN_ARCHIVE";
+
+/// The first has Linux 6.1, the last the newest.
+const SUITES: [&str; 4] = ["bookworm", "trixie", "trixie-backports", "sid"];
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Lists older than this are refreshed: packages leave the archive some time after newer ones come.
+const FRESH: Duration = Duration::from_secs(3 * 24 * 3600);
+
+/// apt's lists of Debian's packages for one architecture.
+pub(super) struct Archive {
+    folder: PathBuf,
+    arch: Arch,
+}
+
+impl Archive {
+    /// Reads the lists, refreshed where they are old. Old ones do where the archive cannot be reached.
+    ///
+    /// # Errors
+    /// No archive is known, or it cannot be reached and there are no lists.
+    pub(super) fn open(folder: &Path, arch: Arch) -> Result<Self> {
+        let archive = Self { folder: folder.join(format!("apt-{arch}")), arch };
+        let lists = archive.folder.join("lists");
+        let age = fs::metadata(archive.stamp()).and_then(|found| found.modified()).ok();
+        let age = age.and_then(|time| SystemTime::now().duration_since(time).ok());
+        if age.is_none_or(|age| age > FRESH) {
+            match archive.refresh(&lists) {
+                Err(error) if age.is_some() => println!("vm: using older lists of packages: {error:#}"),
+                done => done?,
+            }
+        }
+        Ok(archive)
+    }
+
+    fn stamp(&self) -> PathBuf {
+        self.folder.join("refreshed")
+    }
+
+    fn refresh(&self, lists: &Path) -> Result<()> {
+        println!("vm: reading the lists of Debian's packages for {} (about 20 s) …", self.arch);
+        for folder in [lists.join("partial"), self.folder.join("cache/archives/partial")] {
+            fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        }
+        let site = site()?;
+        let arch = self.arch.debian();
+        let lines =
+            SUITES.map(|suite| format!("deb [arch={arch} signed-by={KEYRING}] {site} {suite} main\n"));
+        fs::write(self.folder.join("sources.list"), lines.concat())?;
+        run(self.apt("apt-get").arg("update"))?;
+        fs::write(self.stamp(), "")?;
+        Ok(())
+    }
+
+    /// A program of apt with this state.
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let folder = self.folder.display();
+        let arch = self.arch.debian();
+        for option in [
+            format!("Dir::Etc::SourceList={folder}/sources.list"),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            "Dir::Etc::Preferences=/dev/null".to_owned(),
+            "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
+            format!("Dir::State::Lists={folder}/lists"),
+            "Dir::State::Status=/dev/null".to_owned(),
+            format!("Dir::Cache={folder}/cache"),
+            format!("APT::Architecture={arch}"),
+            format!("APT::Architectures::={arch}"),
+            "APT::Install-Recommends=false".to_owned(),
+            "APT::Sandbox::User=root".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
+            "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false".to_owned(),
+        ] {
+            command.args(["-o", &option]);
+        }
+        command.args(["-q"]);
+        command
+    }
+
+    /// Names of all packages that begin like this.
+    pub(super) fn names(&self, beginning: &str) -> Result<Vec<String>> {
+        let output = self.apt("apt-cache").args(["pkgnames", beginning]).output();
+        let output = output.context("apt-cache cannot be started")?;
+        Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+    }
+
+    /// Names of packages that one depends on.
+    pub(super) fn depends(&self, package: &str) -> Result<Vec<String>> {
+        let output = self.apt("apt-cache").args(["depends", "--important", package]).output();
+        let output = output.context("apt-cache cannot be started")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
+    }
+
+    /// Unpacks packages into a folder, without what they do when they are installed.
+    ///
+    /// # Errors
+    /// A package cannot be fetched.
+    pub(super) fn unpack(&self, packages: &[String], to: &Path) -> Result<()> {
+        let cache = self.folder.join("packages");
+        fs::create_dir_all(&cache)?;
+        let download =
+            |archive: &Self| run(archive.apt("apt-get").arg("download").args(packages).current_dir(&cache));
+        if download(self).is_err() {
+            // A newer one has taken its place since the lists were read.
+            self.refresh(&self.folder.join("lists"))?;
+            download(self)?;
+        }
+        let result = self.unpack_downloaded(&cache, to);
+        fs::remove_dir_all(&cache)?;
+        result
+    }
+
+    fn unpack_downloaded(&self, cache: &Path, to: &Path) -> Result<()> {
+        fs::create_dir_all(to)?;
+        for entry in fs::read_dir(cache)? {
+            run(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(to))?;
+        }
+        Ok(())
+    }
+
+    /// Unpacks packages and all that they depend on.
+    ///
+    /// # Errors
+    /// A package cannot be fetched.
+    pub(super) fn unpack_closure(&self, packages: &[&str], to: &Path) -> Result<()> {
+        let archives = self.folder.join("cache/archives");
+        run(self.apt("apt-get").args(["install", "--yes", "--download-only"]).args(packages))?;
+        fs::create_dir_all(to)?;
+        for entry in fs::read_dir(&archives)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "deb") {
+                run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(to))?;
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where Debian's archive is, as this machine's own apt or the environment says.
+fn site() -> Result<String> {
+    if let Ok(site) = env::var(VARIABLE) {
+        return Ok(site);
+    }
+    ensure!(
+        Path::new(KEYRING).exists(),
+        "the keys of Debian's archive are missing: install debian-archive-keyring"
+    );
+    let format = "$(ORIGIN) $(CODENAME) $(SITE)";
+    let known = cargo::output(Command::new("apt-get").args(["indextargets", "--format", format]));
+    let known = known.unwrap_or_default();
+    match debian_site(&known) {
+        Some(site) => Ok(site),
+        None => bail!(
+            "this machine's apt knows no Debian archive, which has the kernels: set {VARIABLE} to the address of one (as in a line of sources.list)"
+        ),
+    }
+}
+
+/// Of `Origin codename site` lines, a site that has releases and not only their security updates.
+fn debian_site(lines: &str) -> Option<String> {
+    let of_debian = lines.lines().filter_map(|line| line.strip_prefix("Debian "));
+    let mut sites = of_debian.filter_map(|line| line.split_once(' '));
+    sites.find(|(codename, _)| !codename.ends_with("-security")).map(|(_, site)| site.trim().to_owned())
+}
+
+/// Runs a program in silence; what it said is told if it fails.
+pub(super) fn run(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("{name} cannot be started"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+    bail!("{name}: {}: {}", output.status, lines[lines.len().saturating_sub(5)..].join("\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_site_with_releases() {
+        let lines = "Debian bookworm-security http://a/debian-security\nUbuntu noble http://b/ubuntu\nDebian bookworm http://c/debian\n";
+        assert_eq!(debian_site(lines).as_deref(), Some("http://c/debian"));
+        assert_eq!(debian_site("Ubuntu noble http://b/ubuntu\n"), None);
+    }
+}

@@ -1,0 +1,88 @@
+//! Jobs: shell scripts that a machine's first process runs, and the marks by which the host follows them on the console.
+
+use std::path::Path;
+
+use super::{Built, machine, wires};
+
+/// Begins the line before a program's output.
+const BEGIN: &str = "@@ begin ";
+/// Begins the line after it, with the exit code.
+const END: &str = "@@ end ";
+
+/// How much longer than on a machine of its own tests wait in an emulated one. They measure it themselves otherwise, but by
+/// the verifier alone, and translated code of user space is slower still.
+const EMULATED_PACE: u32 = 20;
+
+/// A program to be run in a machine.
+#[derive(Clone, Debug)]
+pub(super) struct Run<'a> {
+    pub(super) name: String,
+    pub(super) program: &'a Path,
+    pub(super) arguments: Vec<String>,
+}
+
+/// What a line of the console says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Mark<'a> {
+    Begin(&'a str),
+    End(i32),
+    Output(&'a str),
+}
+
+pub(super) fn mark(line: &str) -> Mark<'_> {
+    if let Some(name) = line.strip_prefix(BEGIN) {
+        return Mark::Begin(name);
+    }
+    match line.strip_prefix(END).and_then(|code| code.parse().ok()) {
+        Some(code) => Mark::End(code),
+        None => Mark::Output(line),
+    }
+}
+
+/// Runs programs one after the other.
+pub(super) fn script(built: &Built, runs: &[Run<'_>]) -> String {
+    let mut text = environment(built);
+    for Run { name, program, arguments } in runs {
+        let words: Vec<_> = arguments.iter().map(|word| quoted(word)).collect();
+        let program = quoted(&program.display().to_string());
+        text += &format!("echo '{BEGIN}{name}'\n{program} {}\necho \"{END}$?\"\n", words.join(" "));
+    }
+    text + &format!("sync\necho '{}'\n", machine::DONE)
+}
+
+/// As tests have it on the host.
+pub(super) fn environment(built: &Built) -> String {
+    let folder = quoted(&Built::working_folder().display().to_string());
+    let agent = quoted(&built.agent.display().to_string());
+    let wires = quoted(&wires::description());
+    let mut text = format!(
+        "cd {folder}\nexport TRAFFIC_POLICY_AGENT={agent} TRAFFIC_POLICY_WIRES={wires} RUST_BACKTRACE=1\n"
+    );
+    if !built.arch.has_kvm() {
+        text += &format!("export TRAFFIC_POLICY_TEST_PACE={EMULATED_PACE}\n");
+    }
+    text
+}
+
+/// For a shell.
+pub(super) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_told_from_output() {
+        assert_eq!(mark("@@ begin packets"), Mark::Begin("packets"));
+        assert_eq!(mark("@@ end 101"), Mark::End(101));
+        assert_eq!(mark("test a ... ok"), Mark::Output("test a ... ok"));
+        assert_eq!(mark("@@ end well"), Mark::Output("@@ end well"));
+    }
+
+    #[test]
+    fn words_are_quoted() {
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+    }
+}

@@ -1,0 +1,286 @@
+//! `cargo xtask vm lab`: three machines as nodes, their agents on virtio cards by XDP in the driver, a router, a client.
+//!
+//! ```text
+//!   client 192.0.2.10 ── router 172.18.0.1 ──┬── node-1 172.18.0.11  pod-1-1
+//!     (a namespace)        (a namespace)     ├── node-2 172.18.0.12  pod-2-1, pod-2-2
+//!                                            └── node-3 172.18.0.13  no pod
+//! ```
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Command, ExitCode, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use super::{
+    Built, Choice, Workshop, ask, job,
+    machine::Machine,
+    root::Root,
+    series::Wanted,
+    wires::{Card, Namespace, Offloads, Wires, ip},
+};
+use crate::cargo;
+
+/// Pods of each node.
+const PODS: [u8; 3] = [1, 2, 0];
+/// Pairs of queues of a node's card: two processors want two more for what XDP sends.
+const QUEUES: u32 = 4;
+/// An emulated node is ready after about a minute.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+#[derive(Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    choice: Choice,
+    /// How the agents take packets
+    #[arg(long, default_value = "xdp", value_parser = ["auto", "xdp", "xdp-generic", "tc"])]
+    attach: String,
+    /// A command to run as the client once all nodes are ready, after which the lab ends; without it, it stays until Enter
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+pub(super) fn run(options: &Options) -> Result<ExitCode> {
+    let workshop = options.choice.workshop(&[Wanted::Newest])?;
+    let (root, built) = workshop.root()?;
+    let lab = Lab::up(&workshop, &root, &built, &options.attach)?;
+    lab.wait_ready()?;
+    let asked = lab.show()?;
+    if !options.command.is_empty() {
+        let mut command = lab.client_command(&options.command)?;
+        let status = cargo::status(&mut command)?;
+        ensure!(asked, "the nodes did not answer as the policies say");
+        return Ok(status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .map_or(ExitCode::FAILURE, ExitCode::from));
+    }
+    lab.explain();
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("reading standard input failed")?;
+    ensure!(asked, "the nodes did not answer as the policies say");
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Lab {
+    // Before the namespaces that they are in.
+    nodes: Vec<Node>,
+    client: Namespace,
+    wires: Wires,
+    folder: PathBuf,
+    started: Instant,
+}
+
+/// A machine, ended with this value.
+struct Node {
+    qemu: Child,
+    console: PathBuf,
+}
+
+impl Lab {
+    fn up(workshop: &Workshop, root: &Root, built: &Built, attach: &str) -> Result<Self> {
+        let started = Instant::now();
+        let id = format!("tp-vmlab-{}", std::process::id());
+        let kernel = workshop.kernels.first().context("no kernel was named")?;
+        let cards: Vec<Card> = (1..=PODS.len()).map(card).collect();
+        let wires = Wires::make(&id, cards)?;
+        let client = client(&wires, &format!("{id}-client"))?;
+        let folder = workshop.folder.join(format!("runs/lab-{}", std::process::id()));
+        let mut lab = Self { nodes: Vec::new(), client, wires, folder, started };
+        for number in 1..=PODS.len() {
+            println!("vm: node-{number} boots Linux {} …", kernel.release);
+            let folder = lab.folder.join(format!("node-{number}"));
+            let machine = Machine {
+                arch: workshop.arch,
+                kernel,
+                root,
+                job: node_job(built, number, attach),
+                devices: Wires::arguments(lab.wires.cards().get(number - 1)),
+                netns: Some(lab.wires.netns.0.clone()),
+                folder: folder.clone(),
+            };
+            lab.nodes.push(Node::start(&machine)?);
+        }
+        Ok(lab)
+    }
+
+    /// Waits until every node's agent says that its maps are in sync.
+    fn wait_ready(&self) -> Result<()> {
+        for (number, node) in (1..).zip(&self.nodes) {
+            let url = format!("{}:10256/healthz", address(number));
+            loop {
+                if self.get(&url).is_ok_and(|answer| answer.status == 200) {
+                    println!("vm: node-{number} is ready ({:.0} s)", self.started.elapsed().as_secs_f32());
+                    break;
+                }
+                let late = self.started.elapsed() > PATIENCE;
+                ensure!(!late, "node-{number} is not ready; its console ends with:\n{}", node.last_said());
+                sleep(Duration::from_millis(500));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks every node under both policies, and prints who answers. Whether that is as it must be.
+    fn show(&self) -> Result<bool> {
+        println!("\n  NODE    POLICY   ANSWERED BY                     HEALTH PORT");
+        let mut right = true;
+        for number in 1..=self.nodes.len() {
+            for (policy, port) in [("Cluster", 30080), ("Local", 30081)] {
+                let pods = self.answers(number, port);
+                let expected: Vec<String> = (1..=PODS.len())
+                    .filter(|node| policy == "Cluster" || *node == number)
+                    .flat_map(|node| (1..=PODS[node - 1]).map(move |pod| format!("pod-{node}-{pod}")))
+                    .collect();
+                right &= pods == expected;
+                let health = if policy == "Local" {
+                    let status = self.get(&format!("{}:32081/", address(number)))?.status;
+                    right &= status == if PODS[number - 1] > 0 { 200 } else { 503 };
+                    status.to_string()
+                } else {
+                    String::new()
+                };
+                let said = if pods.is_empty() { "nobody: silence".to_owned() } else { pods.join(", ") };
+                println!("  node-{number}  {policy:<7}  {said:<30}  {health}");
+            }
+        }
+        Ok(right)
+    }
+
+    /// Names of the pods that answer, in order.
+    fn answers(&self, number: usize, port: u16) -> Vec<String> {
+        let mut pods = std::collections::BTreeSet::new();
+        // With three endpoints one is left out once in 10^5 runs.
+        for _ in 0..32 {
+            let Ok(answer) = self.get(&format!("{}:{port}/", address(number))) else { break };
+            let name = answer.body.split("\"pod\":\"").nth(1).and_then(|rest| rest.split('"').next());
+            pods.extend(name.map(str::to_owned));
+        }
+        pods.into_iter().collect()
+    }
+
+    /// HTTP as the client.
+    fn get(&self, url: &str) -> Result<ask::Answer> {
+        let own = std::env::current_exe().context("this program's own path is unknown")?;
+        let own = own.display().to_string();
+        let mut command = self.client_command(&[own, "vm".into(), "ask".into(), url.into()])?;
+        let output = command.output().context("nsenter cannot be started")?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        ask::Answer::parse(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    fn client_command(&self, words: &[String]) -> Result<Command> {
+        let mut command = cargo::privileged("nsenter").context("neither root nor sudo")?;
+        command.arg(format!("--net=/run/netns/{}", self.client.0)).args(words);
+        Ok(command)
+    }
+
+    fn explain(&self) {
+        let client = &self.client.0;
+        println!("\nThe client is the network namespace {client}, the router {}.", self.wires.netns.0);
+        println!("  nsenter --net=/run/netns/{client} curl -s http://{}:30080/", address(1));
+        println!("Consoles of the nodes are in {}. Enter ends the lab.", self.folder.display());
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.nodes.clear();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Node {
+    fn start(machine: &Machine<'_>) -> Result<Self> {
+        let mut command = machine.command()?;
+        let console = machine.folder.join("console.log");
+        command.args(["-serial", &format!("file:{}", console.display())]);
+        let errors = File::create(machine.folder.join("qemu.log"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+        let qemu = command.spawn().context("qemu cannot be started")?;
+        Ok(Self { qemu, console })
+    }
+}
+
+impl Node {
+    /// The last lines of the console: the agent's log is there.
+    fn last_said(&self) -> String {
+        let said = std::fs::read(&self.console).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<_> = said.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn address(number: usize) -> String {
+    format!("172.18.0.1{number}")
+}
+
+fn card(number: usize) -> Card {
+    Card {
+        tap: format!("node-{number}"),
+        bridge: "lan".to_owned(),
+        mac: format!("52:54:00:00:01:{number:02}"),
+        queues: QUEUES,
+        mtu: 1500,
+        offloads: Offloads::On,
+    }
+}
+
+/// The router's addresses, and a client behind it.
+fn client(wires: &Wires, name: &str) -> Result<Namespace> {
+    let client = Namespace::make(name)?;
+    for words in [
+        "address add 172.18.0.1/24 dev lan",
+        "address add fd00:172:18::1/64 dev lan nodad",
+        "link add client type veth peer name eth0",
+        "address add 192.0.2.1/24 dev client",
+        "address add fd00:c::1/64 dev client nodad",
+        "link set client up",
+    ] {
+        wires.inside(&words.split(' ').collect::<Vec<_>>())?;
+    }
+    wires.inside(&["link", "set", "eth0", "netns", name])?;
+    for words in [
+        "link set lo up",
+        "link set eth0 up",
+        "address add 192.0.2.10/24 dev eth0",
+        "address add fd00:c::10/64 dev eth0 nodad",
+        "route add default via 192.0.2.1",
+        "-6 route add default via fd00:c::1",
+    ] {
+        let mut arguments = vec!["-netns", name];
+        arguments.extend(words.split(' '));
+        ip(&arguments)?;
+    }
+    let mut command = cargo::privileged("nsenter").context("neither root nor sudo")?;
+    command.arg(format!("--net=/run/netns/{}", wires.netns.0));
+    let sysctls = ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"];
+    super::archive::run(command.args(["sysctl", "-qw"]).args(sysctls))?;
+    Ok(client)
+}
+
+fn node_job(built: &Built, number: usize, attach: &str) -> String {
+    let pods = PODS.map(|pods| pods.to_string()).join(" ");
+    let lab = job::quoted(&built.lab.display().to_string());
+    format!(
+        "{}NUMBER={number} NODES={} PODS='{pods}' ATTACH={attach} LAB_PROGRAM={lab}\n{}\ntail -f /run/agent.log\n",
+        job::environment(built),
+        PODS.len(),
+        include_str!("guest/node.sh")
+    )
+}

@@ -1,0 +1,210 @@
+//! One emulated machine: qemu with a kernel, a root disk and a job, from power-on to power-off.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{arch::Arch, kernel::Kernel, root::Root};
+use crate::cargo;
+
+/// Mebibytes of memory: the largest suite and its page cache.
+const MEMORY: u32 = 4096;
+/// Processors: forwarding between two of them is what one would not show.
+const PROCESSORS: u32 = 2;
+
+/// A machine to be started.
+pub(super) struct Machine<'a> {
+    pub(super) arch: Arch,
+    pub(super) kernel: &'a Kernel,
+    pub(super) root: &'a Root,
+    /// Sourced by the first process; the machine ends after it.
+    pub(super) job: String,
+    /// Further arguments of qemu: network devices.
+    pub(super) devices: Vec<String>,
+    /// Name of the network namespace that qemu runs in; its taps are there.
+    pub(super) netns: Option<String>,
+    /// Where files of this machine are written.
+    pub(super) folder: PathBuf,
+}
+
+impl Machine<'_> {
+    /// Writes the initial RAM disk with the job in it, and gives the command that starts the machine.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub(super) fn command(&self) -> Result<Command> {
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("{} cannot be made", self.folder.display()))?;
+        let initrd = self.initrd()?;
+        let qemu = self.arch.qemu();
+        let mut command = match &self.netns {
+            None => Command::new("setpriv"),
+            Some(_) => cargo::privileged("setpriv").context("neither root nor sudo")?,
+        };
+        // It ends with this program, also if that is killed.
+        command.args(["--pdeathsig", "KILL"]);
+        if let Some(name) = &self.netns {
+            command.args(["nsenter", &format!("--net=/run/netns/{name}")]);
+        }
+        command.arg(qemu);
+        command.args(self.arch.machine());
+        command.args(["-smp", &PROCESSORS.to_string(), "-m", &MEMORY.to_string()]);
+        command.args(["-accel", if self.arch.has_kvm() { "kvm" } else { "tcg" }]);
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(&initrd);
+        // Only what ends the machine is printed by the kernel; `dmesg` has the rest.
+        let console = self.arch.console();
+        command.args(["-append", &format!("console={console} quiet loglevel=2 panic=-1 net.ifnames=0")]);
+        for (number, disk) in [&self.root.image, &self.kernel.modules_image].into_iter().enumerate() {
+            // Writes go to a file of qemu's own that nobody sees.
+            let file = disk.display();
+            command.args(["-drive", &format!("file={file},format=raw,if=none,id=disk{number},snapshot=on")]);
+            command.args(["-device", &format!("virtio-blk-pci,drive=disk{number}")]);
+        }
+        command.args(["-device", "virtio-rng-pci"]);
+        command.args(&self.devices);
+        Ok(command)
+    }
+
+    fn initrd(&self) -> Result<PathBuf> {
+        let path = self.folder.join("initrd");
+        let job = self.folder.join("job");
+        fs::write(&job, &self.job).with_context(|| format!("{} cannot be written", job.display()))?;
+        // The kernel unpacks archives that follow each other: initramfs/buffer-format in its documentation.
+        let mut archive = fs::read(&self.kernel.initrd)
+            .with_context(|| format!("{} cannot be read", self.kernel.initrd.display()))?;
+        archive.extend(super::cpio::archive(&self.folder, &["job"])?);
+        fs::write(&path, archive).with_context(|| format!("{} cannot be written", path.display()))?;
+        Ok(path)
+    }
+
+    /// Runs the job, and hands on each line of the console, which is also kept in a file. A machine that says nothing is
+    /// started again: emulated processors hang once in a while before the kernel has a console.
+    ///
+    /// # Errors
+    /// qemu cannot be started; the machine never says a word, or ends before its job does, with the last lines of the console.
+    pub(super) fn run(&self, mut line: impl FnMut(&str)) -> Result<()> {
+        for _ in 1..BOOTS {
+            if self.run_once(&mut line)? == Ended::Silent {
+                println!("vm: no word for {} s: booting once more …", BOOT.as_secs());
+            } else {
+                return Ok(());
+            }
+        }
+        match self.run_once(&mut line)? {
+            Ended::Done => Ok(()),
+            Ended::Silent => bail!("the machine said nothing in {BOOTS} boots of {} s", BOOT.as_secs()),
+        }
+    }
+
+    fn run_once(&self, line: &mut dyn FnMut(&str)) -> Result<Ended> {
+        let mut command = self.command()?;
+        command.args(["-serial", "stdio"]);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{} cannot be started", self.arch.qemu()))?;
+        let log = self.folder.join("console.log");
+        let followed = follow(&mut child, &log, line);
+        if !matches!(&followed, Ok(Console { ended: true, .. })) {
+            // It may have ended meanwhile.
+            let _ = child.kill();
+        }
+        let status = child.wait().context("waiting for qemu failed")?;
+        let console = followed?;
+        if console.done {
+            return Ok(Ended::Done);
+        }
+        if console.last.is_empty() && !console.ended {
+            return Ok(Ended::Silent);
+        }
+        let mut said = String::new();
+        if let Some(mut errors) = child.stderr.take() {
+            // What it holds is only for the message.
+            let _ = std::io::Read::read_to_string(&mut errors, &mut said);
+        }
+        bail!(
+            "the machine ended ({status}) or fell silent before its job was done; the last it said (all in {}):\n{}\n{said}",
+            log.display(),
+            console.last.join("\n")
+        )
+    }
+}
+
+/// How often a machine is booted that says nothing.
+const BOOTS: u32 = 3;
+/// Until the first process speaks. An idle machine of two processors takes 6 s to emulate it.
+const BOOT: Duration = Duration::from_secs(90);
+/// Between two lines of a job. The longest test that says nothing takes some minutes.
+const SILENCE: Duration = Duration::from_secs(1200);
+/// Lines of the console in a message.
+const LAST: usize = 30;
+
+#[derive(PartialEq, Eq)]
+enum Ended {
+    Done,
+    Silent,
+}
+
+/// Hands on lines until the console is closed, or nothing comes for too long.
+fn follow(child: &mut Child, log: &Path, line: &mut dyn FnMut(&str)) -> Result<Console> {
+    let mut console = Console { last: Vec::new(), done: false, ended: false };
+    let mut log = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
+    let mut reader = BufReader::new(child.stdout.take().context("qemu has no output")?);
+    let (send, lines) = mpsc::channel();
+    // Ends with the console.
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
+            if send.send(std::mem::take(&mut bytes)).is_err() {
+                break;
+            }
+        }
+    });
+    loop {
+        let limit = if console.last.is_empty() { BOOT } else { SILENCE };
+        let bytes = match lines.recv_timeout(limit) {
+            Ok(bytes) => bytes,
+            Err(RecvTimeoutError::Timeout) => return Ok(console),
+            Err(RecvTimeoutError::Disconnected) => {
+                console.ended = true;
+                return Ok(console);
+            }
+        };
+        log.write_all(&bytes).context("writing the console's log failed")?;
+        let text = String::from_utf8_lossy(&bytes);
+        let text = text.trim_end_matches(['\r', '\n']);
+        match text {
+            DONE => console.done = true,
+            BOOTED => {}
+            _ => line(text),
+        }
+        console.last.push(text.to_owned());
+        if console.last.len() > LAST {
+            console.last.remove(0);
+        }
+    }
+}
+
+/// What the first process says first.
+const BOOTED: &str = "@@ booted";
+/// A job's own last line.
+pub(super) const DONE: &str = "@@ the job is done";
+
+struct Console {
+    last: Vec<String>,
+    /// The job was done.
+    done: bool,
+    /// qemu has closed it.
+    ended: bool,
+}

@@ -1,0 +1,212 @@
+//! The root disk of emulated machines: programs of the running system with their libraries (or Debian's packages, for another
+//! architecture), the agent, the test programs and their data, each at the path that it has on the host.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{arch::Arch, archive::Archive, kernel};
+use crate::cargo;
+
+/// Programs of which tests and people need the real ones; all others are busybox's.
+const PROGRAMS: [&str; 13] = [
+    "bash", "bridge", "ethtool", "ip", "modprobe", "mount", "nft", "nsenter", "openssl", "setsid", "tc",
+    "umount", "unshare",
+];
+/// Those without which no job runs; others are left out where the host has none.
+const ESSENTIAL: [&str; 4] = ["bash", "ip", "modprobe", "mount"];
+/// The same from Debian's packages.
+const PACKAGES: [&str; 10] = [
+    "bash",
+    "dash",
+    "ethtool",
+    "iproute2",
+    "kmod",
+    "libgcc-s1",
+    "mount",
+    "nftables",
+    "openssl",
+    "util-linux",
+];
+/// Free mebibytes on the disk.
+const FREE: u64 = 256;
+
+/// A root disk.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    pub(super) image: PathBuf,
+}
+
+/// What is put on it beside the system.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Content {
+    /// Programs that were built, by their paths.
+    pub(super) programs: Vec<PathBuf>,
+    /// Folders with data, by their paths.
+    pub(super) data: Vec<PathBuf>,
+}
+
+impl Root {
+    /// Makes the disk. Only the system's part is kept from one time to the next.
+    ///
+    /// # Errors
+    /// A program that is needed is missing; the disk is full.
+    pub(super) fn make(folder: &Path, archive: &Archive, arch: Arch, content: &Content) -> Result<Self> {
+        let base = folder.join(format!("root-{arch}"));
+        let system = if Arch::of_host() == Some(arch) {
+            match fs::remove_dir_all(&base) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+            running_system(&base, &content.programs)
+        } else {
+            debian(&base, archive)
+        };
+        system.context("the root disk's system cannot be put together")?;
+        for program in &content.programs {
+            let to = inside(&base, program);
+            copy_stripped(program, &to, arch)
+                .with_context(|| format!("{} cannot be copied", program.display()))?;
+        }
+        for data in &content.data {
+            copy_folder(data, &inside(&base, data))
+                .with_context(|| format!("{} cannot be copied", data.display()))?;
+        }
+        let image = folder.join(format!("root-{arch}.ext4"));
+        kernel::image(&base, &image, FREE)?;
+        Ok(Self { image })
+    }
+}
+
+fn inside(base: &Path, path: &Path) -> PathBuf {
+    base.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// Folders that everything else goes into, and the first process.
+fn skeleton(base: &Path) -> Result<()> {
+    for name in ["dev", "etc", "lib/modules", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "var"] {
+        fs::create_dir_all(base.join(name))?;
+    }
+    fs::write(
+        base.join("etc/passwd"),
+        "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n",
+    )?;
+    fs::write(base.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
+    fs::write(base.join("etc/hosts"), "127.0.0.1 localhost\n::1 localhost\n")?;
+    script(&base.join("sbin/first"), include_str!("guest/first.sh"))
+}
+
+pub(super) fn script(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text)?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
+}
+
+/// Programs of the machine that this runs on, and the libraries of those and of what was built.
+fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
+    skeleton(base)?;
+    let mut libraries: BTreeSet<PathBuf> = built.iter().flat_map(|path| loaded_libraries(path)).collect();
+    for name in PROGRAMS {
+        let folders = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(name));
+        let found = cargo::find(name).or_else(|| folders.into_iter().find(|path| path.exists()));
+        let Some(path) = found else {
+            if ESSENTIAL.contains(&name) {
+                bail!("there is no program {name} on this machine");
+            }
+            continue;
+        };
+        let real = fs::canonicalize(&path)?;
+        libraries.extend(loaded_libraries(&real));
+        copy(&real, &base.join("usr/bin").join(name))?;
+    }
+    symlink("usr/bin", base.join("bin"))?;
+    symlink("bin", base.join("usr/sbin"))?;
+    // Where the kernel looks for it.
+    symlink("../usr/bin/modprobe", base.join("sbin/modprobe"))?;
+    for library in libraries {
+        copy(&library, &inside(base, &library))?;
+    }
+    for name in ["etc/ssl/openssl.cnf", "etc/iproute2", "usr/share/iproute2"] {
+        let from = Path::new("/").join(name);
+        if from.is_dir() {
+            copy_folder(&from, &base.join(name))?;
+        } else if from.exists() {
+            copy(&from, &base.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Paths of the shared libraries of a program, as the dynamic linker finds them.
+fn loaded_libraries(program: &Path) -> Vec<PathBuf> {
+    let listed = cargo::output(Command::new("ldd").arg(program)).unwrap_or_default();
+    listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
+}
+
+/// Debian's packages, unpacked.
+fn debian(base: &Path, archive: &Archive) -> Result<()> {
+    if base.join("sbin/first").exists() {
+        return skeleton(base);
+    }
+    println!("vm: fetching a root file system (some 60 MB) …");
+    fs::create_dir_all(base.join("usr"))?;
+    for name in ["bin", "sbin", "lib"] {
+        fs::create_dir_all(base.join("usr").join(name))?;
+        if !base.join(name).exists() {
+            symlink(format!("usr/{name}"), base.join(name))?;
+        }
+    }
+    archive.unpack_closure(&PACKAGES, base)?;
+    if !base.join("usr/bin/sh").exists() {
+        symlink("dash", base.join("usr/bin/sh"))?;
+    }
+    skeleton(base)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::copy(from, to).with_context(|| format!("{} cannot be copied", from.display()))?;
+    Ok(())
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            copy(&entry.path(), &to)?;
+        }
+    }
+    Ok(())
+}
+
+/// Without debug information, of which a test program is nine tenths.
+fn copy_stripped(from: &Path, to: &Path, arch: Arch) -> Result<()> {
+    let newer = |a: &Path, b: &Path| {
+        Some(fs::metadata(a).ok()?.modified().ok()? > fs::metadata(b).ok()?.modified().ok()?)
+    };
+    if newer(to, from) == Some(true) {
+        return Ok(());
+    }
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let own = Arch::of_host() == Some(arch);
+    let prefix = if own { String::new() } else { format!("{arch}-linux-gnu-") };
+    let strip = Command::new(format!("{prefix}strip")).arg("-o").arg(to).arg(from).status();
+    match strip {
+        Ok(status) if status.success() => Ok(()),
+        // Large, but as good.
+        _ => copy(from, to),
+    }
+}
