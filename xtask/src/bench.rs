@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             build::optimised_agent()?;
         }
         if wants(WIRE_GROUPS) {
-            setup::rules::prepare();
+            setup::programs::prepare(&setup::programs::RULES, "kube-proxy's rules are not all measured");
         }
         cargo::privileged(&built)
     };

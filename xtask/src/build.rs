@@ -31,7 +31,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let target = options.target;
     setup::ensure_for(target)?;
     if options.tests {
-        for_target(target)?;
+        test_programs(target)?;
         println!("{}", folder(target, false)?.display());
         return Ok(ExitCode::SUCCESS);
     }
@@ -50,26 +50,43 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the whole workspace and all test programs for a target, which [`setup::ensure_for`] has seen to, into
-/// [`folder`]; for this machine without one. Not optimised, as `cargo test` does.
-pub(crate) fn for_target(target: Option<&Target>) -> Result<()> {
-    let mut tests = cargo::cargo();
+/// Builds the whole workspace and its integration tests for a target, which [`setup::ensure_for`] has seen to, into
+/// [`folder`]; for this machine without one. Not optimised, as `cargo test` does. The test programs by their names.
+///
+/// # Errors
+/// The build failed, with what the compiler said.
+pub(crate) fn test_programs(target: Option<&Target>) -> Result<Vec<(String, PathBuf)>> {
+    let name = target.map_or("this machine", |target| target.triple);
+    let (mut programs, mut tests) = (workspace(), cargo::cargo());
     tests.args(["test", "--workspace", "--no-run"]);
-    for mut command in [workspace(), tests] {
+    for command in [&mut programs, &mut tests] {
         if let Some(target) = target {
-            target.choose(&mut command);
-        }
-        if !cargo::status(command.arg("--quiet"))?.success() {
-            bail!("the build for {} failed", target.map_or("this machine", |target| target.triple));
+            target.choose(command);
         }
     }
-    Ok(())
+    if !cargo::status(programs.arg("--quiet"))?.success() {
+        bail!("the build for {name} failed");
+    }
+    let output = tests.output().context("cargo cannot be started")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("the build of the tests for {name} failed:\n{said}");
+    }
+    Ok(executables(&said).map(|(name, path)| (name.to_owned(), cargo::root().join(path))).collect())
+}
+
+/// Integration tests in what `cargo test --no-run` says: `Executable tests/policy/main.rs (target/debug/deps/policy-0123)`.
+fn executables(said: &str) -> impl Iterator<Item = (&str, &str)> {
+    said.lines().filter_map(|line| {
+        let (source, path) = line.trim().strip_prefix("Executable ")?.split_once(" (")?;
+        let name = source.strip_prefix("tests/")?.trim_end_matches("/main.rs").trim_end_matches(".rs");
+        Some((name, path.strip_suffix(')')?))
+    })
 }
 
 /// Where cargo leaves what it builds for a target; test programs are in `deps` below it.
 pub(crate) fn folder(target: Option<&Target>, release: bool) -> Result<PathBuf> {
-    let own = env::current_exe().context("this program's own path is unknown")?;
-    let mut folder = own.ancestors().nth(2).context("this program is not in a target folder")?.to_owned();
+    let mut folder = target_folder()?;
     if let Some(target) = target.filter(|target| !target.is_host()) {
         folder.push(target.triple);
     }
@@ -110,4 +127,25 @@ pub(crate) fn workspace() -> Command {
 /// Where cargo leaves a program of this machine.
 pub(crate) fn program(name: &str, release: bool) -> Result<PathBuf> {
     Ok(folder(None, release)?.join(name))
+}
+
+/// Cargo's target folder, which this program lies in.
+pub(crate) fn target_folder() -> Result<PathBuf> {
+    let own = env::current_exe().context("this program's own path is unknown")?;
+    Ok(own.ancestors().nth(2).context("this program is not in a target folder")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integration_tests_by_name() {
+        let said = "   Compiling a v0.1.0\n  Executable unittests src/lib.rs (target/debug/deps/a-1)\n  Executable tests/policy/main.rs (target/debug/deps/policy-2)\n  Executable tests/budgets.rs (target/debug/deps/budgets-3)\n";
+        let found: Vec<_> = executables(said).collect();
+        assert_eq!(
+            found,
+            [("policy", "target/debug/deps/policy-2"), ("budgets", "target/debug/deps/budgets-3")]
+        );
+    }
 }

@@ -5,8 +5,10 @@ mod build;
 mod cargo;
 mod lab;
 mod setup;
+mod tally;
 mod target;
 mod test;
+mod vm;
 
 #[path = "../../traffic-policy-agent/build/toolchain.rs"]
 #[expect(dead_code, reason = "the build script needs more of it")]
@@ -40,6 +42,8 @@ enum Command {
     /// Three nodes, both policies, a load balancer: what traffic-policy does, shown on real packets
     #[command(disable_help_flag = true)]
     Demo(lab::Options),
+    /// Machines with other kernels: test on them, open one, or three as nodes
+    Vm(vm::Options),
     #[command(hide = true)]
     RunTest(test::Program),
 }
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Lab(options) => lab::run("lab", &options),
         Command::Demo(options) => lab::run("demo", &options),
+        Command::Vm(options) => vm::run(&options),
         Command::RunTest(program) => test::run_test(&program),
     };
     match done {

@@ -3,7 +3,7 @@
 mod apt;
 mod facts;
 mod plan;
-pub(crate) mod rules;
+pub(crate) mod programs;
 mod step;
 
 use std::{

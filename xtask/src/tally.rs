@@ -10,19 +10,21 @@ use std::{
 use anyhow::{Context, Result};
 
 /// Sums over all test programs.
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    pub(super) passed: u64,
-    pub(super) failed: u64,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
     /// Tests that found their means missing and said so (`SKIPPED name: why`). Tests that are marked `ignore` are not
     /// counted: here those are parts of other tests, which start them.
-    pub(super) skipped: u64,
-    pub(super) failures: Vec<String>,
+    pub(crate) skipped: u64,
+    pub(crate) failures: Vec<String>,
+    /// A test program has said its result.
+    concluded: bool,
 }
 
 impl Tally {
     /// Runs a command, shows what it says, and counts; whether it succeeded.
-    pub(super) fn run(&mut self, command: &mut Command) -> Result<bool> {
+    pub(crate) fn run(&mut self, command: &mut Command) -> Result<bool> {
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -62,12 +64,37 @@ impl Tally {
         self.passed = self.passed.saturating_sub(number);
     }
 
-    fn note(&mut self, line: &str) {
+    /// Adds what another counted.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.failures.extend(other.failures);
+    }
+
+    /// Tests that were run or skipped.
+    pub(crate) fn counted(&self) -> u64 {
+        self.passed + self.failed + self.skipped
+    }
+
+    /// A program has ended. One that failed without saying so, or said nothing, counts as one test.
+    pub(crate) fn close(&mut self, program: &str, code: i32) {
+        if code != 0 && self.failed == 0 {
+            self.failed += 1;
+            self.failures.push(format!("{program} ended with exit code {code}"));
+        } else if code == 0 && !self.concluded {
+            self.passed += 1;
+        }
+    }
+
+    /// Counts what a line of a test program says.
+    pub(crate) fn note(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
             let number = |what: &str| -> u64 {
                 let found = result.split(['.', ';']).find_map(|part| part.trim().strip_suffix(what));
                 found.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
             };
+            self.concluded = true;
             self.passed += number("passed");
             self.failed += number("failed");
         } else if line.starts_with("SKIPPED ") {

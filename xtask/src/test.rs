@@ -1,7 +1,5 @@
 //! `cargo xtask test`: everything that can fail, one stage after the other, also after a failure.
 
-mod tally;
-
 use std::{
     env,
     ffi::OsString,
@@ -13,8 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use self::tally::Tally;
-use crate::{build, cargo, setup};
+use crate::{build, cargo, setup, tally::Tally, vm};
 
 /// The package whose tests need root.
 const PRIVILEGED: &str = "traffic-policy-tests";
@@ -53,6 +50,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
     stages.one("documentation tests", |tally| tests(tally, &["--doc"], &[]));
     stages.one("packet, model and namespace tests", |tally| tests(tally, &["--test", "*"], &[]));
+    stages.one("Linux 6.1 and the newest, emulated", other_kernels);
     Ok(())
 }
 
@@ -80,7 +78,20 @@ fn succeeds(command: &mut Command) -> Result<bool> {
 
 /// The agent, which tests start as a user would, and all test programs.
 fn build_all(_: &mut Tally) -> Result<bool> {
-    build::for_target(None).map(|()| true)
+    build::test_programs(None).map(|_| true)
+}
+
+/// The oldest and the newest kernel, where machines can be emulated.
+fn other_kernels(tally: &mut Tally) -> Result<bool> {
+    let kernels = match vm::Smoke::prepare() {
+        Ok(kernels) => kernels,
+        Err(error) => {
+            println!("SKIPPED other kernels: {error:#}");
+            tally.skipped += 1;
+            return Ok(true);
+        }
+    };
+    kernels.run(tally)
 }
 
 /// Runs tests of the whole workspace, always: see [`build::workspace`].

@@ -1,30 +1,39 @@
-//! What writes rules of nftables and iptables: wanted by the bench alone, which says of each row that it cannot measure why.
+//! Programs that only some commands need, installed when one of those is first used.
+
+use std::path::Path;
 
 use super::{plan::Step, step};
 use crate::cargo;
 
-/// Programs, and the packages of Debian and Ubuntu that bring them.
-const PROGRAMS: [(&str, &str); 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+/// A program, and the package of Debian and Ubuntu that brings it.
+pub(crate) type Program<'a> = (&'a str, &'a str);
 
-/// Installs what is missing, where there is apt and the right to use it.
-pub(crate) fn prepare() {
-    // Not everyone has it in PATH.
-    let there =
-        |name: &str| cargo::find(name).is_some() || std::path::Path::new("/usr/sbin").join(name).exists();
-    let missing = PROGRAMS.iter().filter(|(name, _)| !there(name));
-    let packages: Vec<String> = missing.map(|(_, package)| (*package).to_owned()).collect();
-    if packages.is_empty() {
-        return;
+/// The programs that write rules of nftables and iptables, which the bench compares with.
+pub(crate) const RULES: [Program<'static>; 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+
+/// Installs what is missing, where there is apt and the right to use it; the names of what is missing after it.
+/// `without` says what cannot be done then.
+pub(crate) fn prepare<'a>(programs: &[Program<'a>], without: &str) -> Vec<&'a str> {
+    let missing: Vec<_> = programs.iter().filter(|(name, _)| !is_there(name)).collect();
+    if missing.is_empty() {
+        return Vec::new();
     }
-    let names = packages.join(" ");
+    let packages: Vec<String> = missing.iter().map(|(_, package)| (*package).to_owned()).collect();
     if cargo::find("apt-get").is_none() || !(cargo::is_root() || cargo::find("sudo").is_some()) {
-        println!("setup: not installed: {names}; without them kube-proxy's rules are not measured");
-        return;
-    }
-    for step in [Step::AptUpdate, Step::AptInstall(packages)] {
-        println!("setup: {step} …");
-        if let Err(error) = step::carry_out(&step) {
-            println!("setup: that failed, so kube-proxy's rules are not all measured: {error:#}");
+        println!("setup: not installed: {}; {without}", packages.join(" "));
+    } else {
+        for step in [Step::AptUpdate, Step::AptInstall(packages)] {
+            println!("setup: {step} …");
+            if let Err(error) = step::carry_out(&step) {
+                println!("setup: that failed, so {without}: {error:#}");
+            }
         }
     }
+    missing.into_iter().map(|(name, _)| *name).filter(|name| !is_there(name)).collect()
+}
+
+/// Not everyone has the folders of administrators' programs in PATH.
+fn is_there(name: &str) -> bool {
+    cargo::find(name).is_some()
+        || ["/usr/sbin", "/sbin"].iter().any(|folder| Path::new(folder).join(name).exists())
 }
