@@ -105,6 +105,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         synced_once: false,
         unnoted: None,
         warned_of: BTreeSet::new(),
+        left_out: BTreeSet::new(),
         look_again: false,
         rewrite: false,
         primary: Vec::new(),
@@ -160,6 +161,8 @@ struct Control {
     unnoted: Option<Instant>,
     /// Devices that could not be attached to, as has been logged.
     warned_of: BTreeSet<u32>,
+    /// Devices without Ethernet header that were told of, by name.
+    left_out: BTreeSet<String>,
     /// Devices could not be looked at, or one of them not be attached to.
     look_again: bool,
     /// The node's addresses changed, and the maps do not say so yet.

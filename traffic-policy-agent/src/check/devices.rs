@@ -25,6 +25,8 @@ pub(super) struct Facts {
     attach: Mode,
     /// Named devices that do not exist.
     missing: Vec<String>,
+    /// Those that lead out, and that `run` cannot attach to.
+    left_out: Vec<node::WithoutEthernet>,
     /// Bytes.
     page: usize,
     /// That there may be: drivers count those that are not plugged in yet, too.
@@ -61,6 +63,7 @@ impl Facts {
     pub(super) async fn look(settings: &Settings, node_addresses: &[IpAddr]) -> Result<Self> {
         let (network, links, addresses, routes) = network().await?;
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
+        let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
         let own = probe::pinned_programs(&settings.pins);
         let mut devices = Vec::new();
         for link in wanted {
@@ -92,6 +95,7 @@ impl Facts {
             names,
             attach: settings.attach,
             missing,
+            left_out,
             page: probe::page_size(),
             cpus: probe::possible_cpus(),
         })
@@ -189,6 +193,13 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
             Finding::error("device", found, "correct --device")
         })
         .collect();
+    findings.extend(facts.left_out.iter().map(|device| {
+        let found = format!(
+            "{}: what comes by it from outside or from other nodes' pods is not served",
+            device.found()
+        );
+        Finding::warning("device", found, device.cure())
+    }));
     if facts.devices.is_empty() && facts.missing.is_empty() {
         findings.push(Finding::error(
             "device",
@@ -230,9 +241,8 @@ fn way(device: &Device, attach: Mode) -> Vec<Finding> {
     const PROBE: &str = "device";
     let (name, described) = (&device.link.name, device.described());
     let mut findings = Vec::new();
-    if !device.link.ethernet {
-        let found = format!("{described} carries no Ethernet frames");
-        findings.push(Finding::error(PROBE, found, "name Ethernet-like devices with --device"));
+    if let Err(refusal) = node::WithoutEthernet::refuse(&device.link) {
+        findings.push(Finding::error(PROBE, refusal.found(), refusal.cure()));
         return findings;
     }
     if !device.link.up {

@@ -96,12 +96,20 @@ impl Control {
             tracing::warn!(device = name, "detached: the device is gone");
             changed = true;
         }
+        for refusal in node::left_out(&self.settings.devices, &links, &self.addresses, &routes, &self.primary)
+        {
+            if self.left_out.insert(refusal.name.clone()) {
+                tracing::warn!("{refusal}; what comes by it is not served");
+            }
+        }
         for link in wanted {
             let interface = self.interface(link);
             if self.dataplane.attached().any(|(attached, _)| *attached == interface) {
                 continue;
             }
-            match self.dataplane.attach(&interface) {
+            // A device that came back may be of another type than the one that was named.
+            let fit = node::WithoutEthernet::refuse(link).map_err(anyhow::Error::from);
+            match fit.and_then(|()| self.dataplane.attach(&interface)) {
                 Ok(attached) => {
                     self.missing.remove(&link.name);
                     self.warned_of.remove(&link.index);

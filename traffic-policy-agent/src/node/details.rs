@@ -3,11 +3,11 @@
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use netlink_packet_route::{
-    link::{InfoKind, LinkAttribute, LinkInfo, LinkXdp},
+    link::{LinkAttribute, LinkXdp},
     tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption},
 };
 
-use super::Network;
+use super::{Network, headers::kind};
 
 /// Kind and programs of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,14 +71,6 @@ impl Network {
             details.filters.extend(filters.map(|message| filter(message, ingress)));
         }
         Ok(details)
-    }
-}
-
-fn kind(info: &LinkInfo) -> Option<String> {
-    match info {
-        LinkInfo::Kind(InfoKind::Other(name)) => Some(name.clone()).filter(|name| !name.is_empty()),
-        LinkInfo::Kind(kind) => Some(kind.to_string()),
-        _ => None,
     }
 }
 

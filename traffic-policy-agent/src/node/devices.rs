@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Result, bail};
 
-use super::{Address, Link, Route};
+use super::{Address, Header, Link, Route, WithoutEthernet};
 
 /// The devices to attach to: the named ones, or else those of default routes, of the Node's addresses and of routes with
 /// a gateway (other nodes' pods). Never lo, nor a pod's device. Named devices that do not exist are in the second list.
@@ -21,32 +21,52 @@ pub fn wanted<'a>(
             named.iter().filter(|name| !links.iter().any(|link| link.name == **name)).cloned().collect();
         return (found, missing);
     }
+    let found = leading_out(links, addresses, routes, node_addresses)
+        .filter(|link| link.header == Header::Ethernet)
+        .collect();
+    (found, Vec::new())
+}
+
+/// Devices that lead to the outside or to other nodes' pods, and cannot be attached to; none if the devices are named.
+pub fn left_out(
+    named: &[String],
+    links: &[Link],
+    addresses: &[Address],
+    routes: &[Route],
+    node_addresses: &[IpAddr],
+) -> Vec<WithoutEthernet> {
+    if !named.is_empty() {
+        return Vec::new();
+    }
+    let leading = leading_out(links, addresses, routes, node_addresses);
+    leading.filter_map(|link| WithoutEthernet::refuse(link).err()).collect()
+}
+
+fn leading_out<'a>(
+    links: &'a [Link],
+    addresses: &[Address],
+    routes: &[Route],
+    node_addresses: &[IpAddr],
+) -> impl Iterator<Item = &'a Link> {
     let by_route = routes.iter().filter(|route| route.default || route.gateway).map(|route| route.link);
     let by_address = addresses
         .iter()
         .filter(|address| node_addresses.contains(&address.address))
         .map(|address| address.link);
     let indices: BTreeSet<u32> = by_route.chain(by_address).collect();
-    let found = links
-        .iter()
-        .filter(|link| indices.contains(&link.index) && !link.loopback && link.ethernet)
-        .collect();
-    (found, Vec::new())
+    links.iter().filter(move |link| indices.contains(&link.index) && !link.loopback)
 }
 
 /// Refuses names that are certainly wrong, at start.
 ///
 /// # Errors
-/// Names the devices that do not exist, and those that do; or one that carries no Ethernet frames.
+/// Names the devices that do not exist, and those that do; or one without Ethernet header.
 pub fn check(named: &[String], links: &[Link]) -> Result<()> {
     let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
     for name in named {
         match links.iter().find(|link| link.name == *name) {
             None => bail!("there is no device {name} (there are: {}): correct --device", names.join(", ")),
-            Some(link) if !link.ethernet => {
-                bail!("{name} carries no Ethernet frames: --device takes Ethernet-like devices");
-            }
-            Some(_) => {}
+            Some(link) => WithoutEthernet::refuse(link)?,
         }
     }
     Ok(())
@@ -65,7 +85,11 @@ mod tests {
             up: true,
             running: true,
             loopback: name == "lo",
-            ethernet: name != "lo",
+            header: match name {
+                "lo" => Header::Other("loopback".into()),
+                "tunl0" => Header::Other("ipip".into()),
+                _ => Header::Ethernet,
+            },
             wire: false,
         }
     }
@@ -92,6 +116,21 @@ mod tests {
         assert_eq!(found[0].name, "eth1");
         assert_eq!(missing, ["eth9"]);
         assert!(check(&named, &links).unwrap_err().to_string().contains("there is no device eth9"));
-        assert!(check(&["lo".into()], &links).is_err());
+        let refused = check(&["lo".into()], &links).unwrap_err().to_string();
+        assert!(refused.starts_with("device lo has no Ethernet header (type loopback)"), "{refused}");
+    }
+
+    #[test]
+    fn tunnels_without_ethernet_header_are_left_out_and_told_of() {
+        let links = [link(1, "lo"), link(2, "eth0"), link(3, "tunl0")];
+        let routes = [
+            Route { link: 2, default: true, gateway: true },
+            Route { link: 3, default: false, gateway: true },
+        ];
+        let (found, missing) = wanted(&[], &links, &[], &routes, &[]);
+        assert_eq!((found.as_slice(), missing.len()), (&[&links[1]][..], 0));
+        let [tunnel] = left_out(&[], &links, &[], &routes, &[]).try_into().unwrap();
+        assert_eq!((tunnel.name.as_str(), tunnel.kind.as_str()), ("tunl0", "ipip"));
+        assert_eq!(left_out(&["eth0".into()], &links, &[], &routes, &[]), []);
     }
 }

@@ -5,6 +5,7 @@ mod details;
 mod devices;
 mod events;
 mod fingerprint;
+mod headers;
 mod neighbours;
 pub mod netlink;
 pub mod sockets;
@@ -18,15 +19,16 @@ use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use netlink_packet_route::{
     address::{AddressAttribute, AddressScope},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    link::{LinkAttribute, LinkFlags, LinkMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
 
 pub use self::{
     details::{Details, Filter},
-    devices::{check, wanted},
+    devices::{check, left_out, wanted},
     events::{Event, Events, Neighbour},
+    headers::{Header, WithoutEthernet},
     neighbours::{Keeper, release},
 };
 
@@ -42,8 +44,7 @@ pub struct Link {
     /// Has a carrier, too.
     pub running: bool,
     pub loopback: bool,
-    /// Frames on it begin with an Ethernet header.
-    pub ethernet: bool,
+    pub header: Header,
     /// It stands for a real wire: no kind (veth, vxlan, bridge …), so a driver of hardware.
     pub wire: bool,
 }
@@ -176,7 +177,7 @@ fn link(message: &LinkMessage) -> Link {
         up: message.header.flags.contains(LinkFlags::Up),
         running: message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
         loopback: message.header.flags.contains(LinkFlags::Loopback),
-        ethernet: message.header.link_layer_type == LinkLayerType::Ether,
+        header: Header::of(message),
         wire: true,
     };
     for attribute in &message.attributes {
@@ -185,9 +186,7 @@ fn link(message: &LinkMessage) -> Link {
             LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().unwrap_or_default(),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::LinkInfo(infos) => {
-                link.wire = !infos
-                    .iter()
-                    .any(|info| matches!(info, LinkInfo::Kind(kind) if !matches!(kind, InfoKind::Other(name) if name.is_empty())));
+                link.wire = !infos.iter().any(|info| headers::kind(info).is_some());
             }
             _ => {}
         }

@@ -11,7 +11,7 @@ fn device(name: &str) -> Device {
             up: true,
             running: true,
             loopback: false,
-            ethernet: true,
+            header: node::Header::Ethernet,
             wire: true,
         },
         addresses: Vec::new(),
@@ -30,7 +30,15 @@ fn device(name: &str) -> Device {
 
 fn facts(devices: Vec<Device>) -> Facts {
     let names = vec!["lo".into(), "eth0".into()];
-    Facts { devices, names, attach: Mode::Auto, missing: Vec::new(), page: 4096, cpus: 4 }
+    Facts {
+        devices,
+        names,
+        attach: Mode::Auto,
+        missing: Vec::new(),
+        left_out: Vec::new(),
+        page: 4096,
+        cpus: 4,
+    }
 }
 
 /// The one finding that asks for something.
