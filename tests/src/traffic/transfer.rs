@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use socket2::SockRef;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -11,6 +12,8 @@ use super::retransmissions;
 use crate::netns::Namespace;
 
 const CHUNK: usize = 64 * 1024;
+/// Sent and not acknowledged for so long: the way is lost.
+const STUCK: Duration = Duration::from_secs(60);
 const TO_SERVER: u64 = 0x9e37_79b9_7f4a_7c15;
 const TO_CLIENT: u64 = 0xd1b5_4a32_d192_ed03;
 
@@ -35,6 +38,7 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
     ensure!(bytes.is_multiple_of(8), "{bytes} is not a multiple of 8");
     let start = Instant::now();
     let mut stream = TcpStream::connect(server).await?;
+    SockRef::from(&stream).set_tcp_user_timeout(Some(STUCK))?;
     stream.write_all(format!("transfer {bytes}\n").as_bytes()).await?;
     let (reader, writer) = stream.split();
     let mut reader = BufReader::new(reader);
@@ -50,6 +54,7 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
 
 /// The server's part: answers with the hash of what came.
 pub(super) async fn serve(mut stream: BufReader<TcpStream>, bytes: u64) -> Result<()> {
+    SockRef::from(stream.get_ref()).set_tcp_user_timeout(Some(STUCK))?;
     let (reader, writer) = tokio::io::split(&mut stream);
     let mut reader = reader;
     let (received, ()) = tokio::try_join!(receive(&mut reader, bytes), send(writer, TO_CLIENT, bytes))?;

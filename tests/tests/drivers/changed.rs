@@ -1,0 +1,103 @@
+//! Settings of a card that change while programs are on it: traffic goes on, or the agent says what happened.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_tests::agent::Agent;
+use traffic_policy_tests::netns::Namespace;
+use traffic_policy_tests::pace::scaled;
+
+use crate::stand::{START, Stand};
+use crate::wires::{Wire, ip, run};
+
+const BYTES: u64 = 200_000;
+
+fn goes_on(stand: &Stand, agent: &Agent, what: &str) {
+    let served = stand.requests().and_then(|()| stand.transfers(BYTES));
+    served.unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.log()));
+}
+
+fn has_xdp(stand: &Stand) -> bool {
+    stand.node.netlink(async |net| net.has_xdp("eth0").await).unwrap()
+}
+
+/// Of the node's card alone.
+fn set_mtu(stand: &Stand, mtu: u32) {
+    ip(Some(&stand.node), &["link", "set", "eth0", "mtu", &mtu.to_string()]).unwrap();
+}
+
+/// Of all devices between the client and the pod: nobody on a wire may send what another cannot receive.
+fn set_all_mtus(stand: &Stand, mtu: u32) {
+    let devices: [(&Namespace, &str); 6] = [
+        (&stand.node, "eth0"),
+        (&stand.near, "eth0"),
+        (&stand.near, "client0"),
+        (&stand.client, "eth0"),
+        (&stand.node, "pod0"),
+        (&stand.pod, "eth0"),
+    ];
+    for (namespace, device) in devices {
+        ip(Some(namespace), &["link", "set", device, "mtu", &mtu.to_string()]).unwrap();
+    }
+}
+
+/// A smaller MTU, and as many queues as the driver lets one have.
+#[test]
+fn mtu_and_queues() {
+    let test = "changed::mtu_and_queues";
+    let Some([first, second]) = Wire::find(test, [0, 1]) else { return };
+    let stand = Stand::build(first, second).unwrap();
+    for attach in ["xdp", "tc"] {
+        let agent = stand.agent(attach).unwrap().start().unwrap();
+        agent.wait_ready(START).unwrap();
+        for mtu in [1400, 1500] {
+            set_mtu(&stand, mtu);
+            goes_on(&stand, &agent, &format!("{attach}, MTU {mtu}"));
+        }
+        for queues in ["1", "2"] {
+            let change = ["-L", "eth0", "combined", queues];
+            match run(Some(&stand.node), "ethtool", &change) {
+                Ok(_) => println!("{attach}: {queues} queues"),
+                // The driver keeps its queues while XDP uses them.
+                Err(error) => {
+                    println!("{attach}: {error:#}");
+                    assert_eq!(attach, "xdp", "{error:#}");
+                }
+            }
+            goes_on(&stand, &agent, &format!("{attach}, {queues} queues"));
+        }
+    }
+}
+
+/// Frames become longer than XDP takes, and short again: the agent says so, TC takes over meanwhile.
+fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
+    let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
+    let stand = Stand::build(first, second).unwrap();
+    set_all_mtus(&stand, 1500);
+    let agent = stand.agent(attach).unwrap().start().unwrap();
+    agent.wait_ready(START).unwrap();
+    goes_on(&stand, &agent, "MTU 1500");
+    assert!(has_xdp(&stand), "{}", agent.log());
+    set_all_mtus(&stand, 9000);
+    println!("{}", agent.wait_said(words, START).unwrap());
+    goes_on(&stand, &agent, "MTU 9000");
+    set_all_mtus(&stand, 1500);
+    let start = Instant::now();
+    while !has_xdp(&stand) {
+        assert!(start.elapsed() < scaled(START), "XDP does not come back\n{}", agent.log());
+        sleep(Duration::from_millis(50));
+    }
+    goes_on(&stand, &agent, "MTU 1500 again");
+}
+
+#[test]
+fn mtu_beyond_a_page_auto() {
+    let words = ["XDP is not possible here, TC takes all packets", "eth0", "MTU"];
+    beyond_a_page("changed::mtu_beyond_a_page_auto", "auto", &words);
+}
+
+#[test]
+fn mtu_beyond_a_page_xdp() {
+    let words = ["not attached, trying again", "eth0", "MTU"];
+    beyond_a_page("changed::mtu_beyond_a_page_xdp", "xdp", &words);
+}

@@ -1,0 +1,57 @@
+//! What `check` says on the node.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::stand::Stand;
+
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    findings: Vec<Value>,
+}
+
+impl Stand {
+    /// `check` for these devices.
+    pub fn check(&self, attach: &str, devices: &[&str]) -> Result<Said> {
+        let mut command = Command::new(self.program()?);
+        command.args([
+            "check",
+            "--output",
+            "json",
+            "--cgroup",
+            "none",
+            "--attach",
+            attach,
+            "--node-name",
+            "node-1",
+        ]);
+        command.arg("--manifests").arg(self.folder()?.manifests());
+        command.arg("--pin-dir").arg(self.folder()?.bpffs().join("check"));
+        devices.iter().for_each(|device| {
+            command.args(["--device", device]);
+        });
+        let output = self.node.output(command)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let findings = serde_json::from_slice(&output.stdout).with_context(|| said.into_owned())?;
+        Ok(Said { code: output.status.code(), findings })
+    }
+}
+
+impl Said {
+    /// The finding with all these words in what was found and in its cure.
+    #[track_caller]
+    pub fn has(&self, severity: &str, found: &[&str], cure: &str) {
+        let is_it = |finding: &&Value| {
+            let said = |field: &str| finding[field].as_str().unwrap_or_default();
+            finding["severity"] == severity
+                && found.iter().all(|word| said("found").contains(word))
+                && said("cure").contains(cure)
+        };
+        let it = self.findings.iter().find(is_it);
+        let it = it.unwrap_or_else(|| panic!("no {severity} {found:?} → {cure:?} in {self:#?}"));
+        println!("check: {severity}: {} → {}", it["found"], it["cure"]);
+    }
+}

@@ -1,0 +1,43 @@
+//! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the cure, and
+//! `--attach auto` serves by TC.
+
+use crate::flows::{nothing_failed, served};
+use crate::stand::{START, Stand};
+use crate::wires::Wire;
+
+const BYTES: u64 = 1_000_000;
+
+/// `cause`: words of the sentence.
+fn refused(test: &str, number: u8, cause: &[&str]) {
+    let Some([first, second]) = Wire::find(test, [number, 0]) else { return };
+    let stand = Stand::build(first, second).unwrap();
+    let words = [&["eth0"], cause].concat();
+    let said = stand.check("xdp", &["eth0"]).unwrap();
+    said.has("error", &words, "--attach tc");
+    assert_eq!(said.code, Some(1), "{said:#?}");
+
+    let mut agent = stand.agent("xdp").unwrap().start().unwrap();
+    assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
+    let words = [&words[..], &["--attach tc"]].concat();
+    let log = agent.log();
+    let line = log.lines().find(|line| words.iter().all(|word| line.contains(word)));
+    println!("run: {}", line.unwrap_or_else(|| panic!("no line with {words:?} in\n{log}")));
+
+    let agent = stand.agent("auto").unwrap().start().unwrap();
+    agent.wait_ready(START).unwrap();
+    stand.requests().unwrap();
+    stand.transfers(BYTES).unwrap();
+    nothing_failed(&agent).unwrap();
+    assert!(served(&agent, "ingress").unwrap() > 500);
+    stand.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
+}
+
+#[test]
+fn long_frames() {
+    refused("refused::long_frames", 3, &["MTU"]);
+}
+
+#[test]
+fn fixed_guest_offloads() {
+    refused("refused::fixed_guest_offloads", 5, &["guest offloads"]);
+}

@@ -1,0 +1,300 @@
+//! One node on two wires, and the world around it.
+//!
+//! ```text
+//!                              ┌ eth0 ── first wire ─── near (an endpoint) ── client
+//!   pod (an endpoint) ── node ─┤
+//!                              └ eth1 ── second wire ── far (an endpoint)
+//! ```
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use traffic_policy_tests::agent::{self, Agent, AgentBuilder};
+use traffic_policy_tests::cluster::{Cluster, TARGET};
+use traffic_policy_tests::lab::{Addresses, Family, Folder, remove_leftovers};
+use traffic_policy_tests::netlink::VethEnd;
+use traffic_policy_tests::netns::{Namespace, Owned};
+use traffic_policy_tests::object::{Backend, Manifests, Policy};
+use traffic_policy_tests::traffic::server::Identity;
+use traffic_policy_tests::traffic::{Faults, Ledger, Server};
+
+use crate::wires::{End, Wire, ip};
+
+/// Until an agent is ready, or has refused, on a fast machine.
+pub const START: Duration = Duration::from_secs(20);
+
+/// The cards are there once only.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Where the endpoint of a Service is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    ThisNode,
+    /// Behind the card that requests come by.
+    SameCard,
+    OtherCard,
+}
+
+impl Place {
+    pub const ALL: [Self; 3] = [Self::ThisNode, Self::SameCard, Self::OtherCard];
+
+    pub fn pod(self) -> &'static str {
+        match self {
+            Self::ThisNode => "pod",
+            Self::SameCard => "near",
+            Self::OtherCard => "far",
+        }
+    }
+
+    fn addresses(self) -> Addresses {
+        match self {
+            Self::ThisNode => POD,
+            Self::SameCard => NEAR,
+            Self::OtherCard => FAR,
+        }
+    }
+
+    fn node_port(self) -> u16 {
+        30080 + self as u16
+    }
+}
+
+const NODE: Addresses = Addresses::new([172, 18, 0, 1], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 1]);
+const NEAR: Addresses = Addresses::new([172, 18, 0, 10], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 0x10]);
+const NODE_FAR: Addresses = Addresses::new([172, 19, 0, 1], [0xfd00, 0x172, 0x19, 0, 0, 0, 0, 1]);
+const FAR: Addresses = Addresses::new([172, 19, 0, 10], [0xfd00, 0x172, 0x19, 0, 0, 0, 0, 0x10]);
+const NODE_POD: Addresses = Addresses::new([10, 244, 1, 1], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, 1]);
+const POD: Addresses = Addresses::new([10, 244, 1, 2], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, 2]);
+const NEAR_CLIENT: Addresses = Addresses::new([192, 0, 2, 1], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 1]);
+const CLIENT: Addresses = Addresses::new([192, 0, 2, 10], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 0x10]);
+
+/// What lies between the node and the world.
+#[derive(Clone, Copy, Debug)]
+pub enum Link {
+    /// The first card itself.
+    Card,
+    /// VLAN 5 on the first card: eth0.5 at both ends.
+    Vlan,
+    /// A bond of the first two wires' cards: bond0 on the node, a bridge outside.
+    Bond(Wire),
+}
+
+/// Namespaces, cards and servers. Dropping it gives the cards back.
+pub struct Stand {
+    // Dropped in this order.
+    _servers: Vec<Server>,
+    manifests: Manifests,
+    folder: Option<Folder>,
+    pub node: Owned,
+    pub near: Owned,
+    far: Owned,
+    pub pod: Owned,
+    pub client: Owned,
+    cards: Vec<(Wire, End, Namespace, String)>,
+    /// The node's device towards the client.
+    pub uplink: &'static str,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Stand {
+    /// Cards on `first` and `second`.
+    pub fn build(first: Wire, second: Wire) -> Result<Self> {
+        Self::build_with(first, second, Link::Card)
+    }
+
+    pub fn build_with(first: Wire, second: Wire, link: Link) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        // A test that failed before this one has put everything back, too.
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        remove_leftovers()?;
+        let id = format!("tp-{}-drivers-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let create = |role: &str| Namespace::create(&format!("{id}-{role}"));
+        let folder = Folder::create(&id)?;
+        let manifests = Manifests::at(&folder.manifests())?;
+        let mut stand = Self {
+            _servers: Vec::new(),
+            manifests,
+            folder: Some(folder),
+            node: create("node")?,
+            near: create("near")?,
+            far: create("far")?,
+            pod: create("pod")?,
+            client: create("client")?,
+            cards: Vec::new(),
+            uplink: "eth0",
+            _turn: turn,
+        };
+        stand.plug(first, second, link)?;
+        stand.configure(first.mtu)?;
+        stand.serve()?;
+        Ok(stand)
+    }
+
+    fn plug(&mut self, first: Wire, second: Wire, link: Link) -> Result<()> {
+        let (node, near, far) = (self.node.clone(), self.near.clone(), self.far.clone());
+        let mut plug = |wire: Wire, end, namespace: &Namespace, name: &str| {
+            wire.plug(end, namespace, name)?;
+            self.cards.push((wire, end, namespace.clone(), name.to_owned()));
+            Ok::<_, anyhow::Error>(())
+        };
+        plug(first, End::Node, &node, "eth0")?;
+        plug(first, End::Outside, &near, "eth0")?;
+        plug(second, End::Node, &node, "eth1")?;
+        plug(second, End::Outside, &far, "eth0")?;
+        match link {
+            Link::Card => {}
+            Link::Vlan => {
+                for namespace in [&node, &near] {
+                    let vlan = ["link", "add", "link", "eth0", "name", "eth0.5", "type", "vlan", "id", "5"];
+                    ip(Some(namespace), &vlan)?;
+                    ip(Some(namespace), &["link", "set", "eth0.5", "up"])?;
+                }
+                self.uplink = "eth0.5";
+            }
+            Link::Bond(third) => {
+                plug(third, End::Node, &node, "eth2")?;
+                plug(third, End::Outside, &near, "eth2")?;
+                let bond = ["link", "add", "bond0", "type", "bond", "mode", "active-backup", "miimon", "100"];
+                ip(Some(&node), &bond)?;
+                ip(Some(&near), &["link", "add", "bond0", "type", "bridge", "mcast_snooping", "0"])?;
+                for card in ["eth0", "eth2"] {
+                    ip(Some(&node), &["link", "set", card, "down"])?;
+                    ip(Some(&node), &["link", "set", card, "master", "bond0"])?;
+                    ip(Some(&near), &["link", "set", card, "master", "bond0"])?;
+                }
+                for namespace in [&node, &near] {
+                    ip(Some(namespace), &["link", "set", "bond0", "up"])?;
+                }
+                self.uplink = "bond0";
+            }
+        }
+        Ok(())
+    }
+
+    /// Addresses and routes.
+    fn configure(&self, mtu: u32) -> Result<()> {
+        let mtu = Some(mtu);
+        let forwarding = [("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")];
+        for namespace in [&self.node, &self.near] {
+            namespace.sysctls(&forwarding)?;
+        }
+        let end = |name| VethEnd { name, mac: None, mtu };
+        self.node.netlink(async |net| net.veth(&end("pod0"), None, &end("eth0"), &self.pod).await)?;
+        self.near.netlink(async |net| net.veth(&end("client0"), None, &end("eth0"), &self.client).await)?;
+        let addresses: [(&Namespace, &str, Addresses); 8] = [
+            (&self.node, self.uplink, NODE),
+            (&self.near, self.uplink, NEAR),
+            (&self.node, "eth1", NODE_FAR),
+            (&self.far, "eth0", FAR),
+            (&self.node, "pod0", NODE_POD),
+            (&self.pod, "eth0", POD),
+            (&self.near, "client0", NEAR_CLIENT),
+            (&self.client, "eth0", CLIENT),
+        ];
+        for (namespace, device, addresses) in addresses {
+            namespace.netlink(async |net| {
+                net.up("lo").await?;
+                for family in Family::BOTH {
+                    net.address(device, addresses.of(family), family.prefix()).await?;
+                }
+                Ok(())
+            })?;
+        }
+        let default = Addresses::new([0; 4], [0; 8]);
+        let gateways =
+            [(&self.node, NEAR), (&self.far, NODE_FAR), (&self.pod, NODE_POD), (&self.client, NEAR_CLIENT)];
+        for (namespace, gateway) in gateways {
+            namespace.netlink(async |net| {
+                for family in Family::BOTH {
+                    net.route(default.of(family), 0, gateway.of(family)).await?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        let ledger = Ledger::default();
+        for (place, namespace) in Place::ALL.into_iter().zip([&self.pod, &self.near, &self.far]) {
+            let node = format!("node-{}", 1 + place as u8);
+            let identity = Identity { pod: place.pod().to_owned(), node: node.clone() };
+            self._servers.push(Server::start_in(namespace, TARGET, identity, Faults::default(), &ledger)?);
+            let service = Cluster::node_port(place.pod(), Policy::Cluster, place.node_port());
+            self.manifests.apply(&service, &[Backend::at(&place.addresses()).on_node(&node)])?;
+        }
+        let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": NODE.of(family)}));
+        let networks = Family::BOTH.map(|family| format!("{}/{}", POD.network().of(family), family.prefix()));
+        let node = json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "node-1"},
+            "spec": {"podCIDR": networks[0], "podCIDRs": networks},
+            "status": {"addresses": addresses},
+        });
+        self.manifests.write("nodes", &[node])
+    }
+
+    /// An agent on the node's two devices.
+    pub fn agent(&self, attach: &str) -> Result<AgentBuilder> {
+        let folder = self.folder()?;
+        let agent = Agent::in_folder(folder, "node-1", &self.node);
+        Ok(agent.attach(attach).devices(&[self.uplink, "eth1"]).program(&self.program()?))
+    }
+
+    /// The agent as it sees its node: with the sysfs of the node's network namespace.
+    pub fn program(&self) -> Result<PathBuf> {
+        let path = self.folder()?.logs().join("agent");
+        let agent = agent::program()?;
+        let script =
+            format!("#!/bin/bash\nexec ip netns exec {} {} \"$@\"\n", self.node.name(), agent.display());
+        fs::write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    }
+
+    pub fn folder(&self) -> Result<&Folder> {
+        self.folder.as_ref().context("the stand is being taken down")
+    }
+
+    /// Where the Service is reached whose endpoint is at this place.
+    pub fn at(&self, place: Place, family: Family) -> SocketAddr {
+        SocketAddr::new(NODE.of(family), place.node_port())
+    }
+
+    /// The client's address as the endpoint must see it: its own on this node, else the one of the device that leads to the
+    /// endpoint, so that the reply comes back by it.
+    pub fn seen(&self, place: Place, family: Family) -> IpAddr {
+        match place {
+            Place::ThisNode => CLIENT.of(family),
+            Place::SameCard => NODE.of(family),
+            Place::OtherCard => NODE_FAR.of(family),
+        }
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        // What an agent has pinned goes first, and so is off the cards.
+        self.folder = None;
+        for device in ["bond0", "eth0.5"] {
+            for namespace in [&self.node, &self.near] {
+                // There in two tests only.
+                ip(Some(namespace), &["link", "delete", device]).ok();
+            }
+        }
+        for (wire, end, namespace, name) in &self.cards {
+            if let Err(error) = wire.unplug(*end, namespace, name) {
+                eprintln!("{error:#}");
+            }
+        }
+    }
+}
