@@ -1,4 +1,4 @@
-//! How much slower this machine is than the one that the limits of tests were chosen on.
+//! Pace of this machine: the factor by which it is slower than the one that the limits of tests were chosen on.
 //!
 //! A limit of a wait for something that must happen is [`scaled`], so that a slow, busy or emulated machine is given its
 //! time; a fast one waits no longer, since the wait ends when it happens. Not scaled are times that a test is about: what

@@ -1,4 +1,4 @@
-//! What the compiled object itself says: which function calls which, and how much of the stack each uses.
+//! Calls and stack frames of the compiled object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the running kernel says of the loaded programs and maps.
+//! Figures of the loaded programs and maps, as the running kernel reports them.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
