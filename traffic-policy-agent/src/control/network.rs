@@ -104,7 +104,7 @@ impl Control {
         }
         for link in wanted {
             let interface = self.interface(link);
-            if self.dataplane.attached().any(|(attached, _)| *attached == interface) {
+            if self.dataplane.is_settled(&interface) {
                 continue;
             }
             // A device that came back may be of another type than the one that was named.

@@ -118,8 +118,7 @@ impl Links {
         };
         if attached == Attached::Tc {
             // An earlier agent may have run with another mode.
-            remove_link(&self.path(Hook::Xdp))?;
-            remove_link(&self.path(Hook::XdpGeneric))?;
+            self.detach_xdp()?;
         }
         Ok(attached)
     }
@@ -199,6 +198,15 @@ impl Links {
         let link: FdLink = program.take_link(id)?.try_into().context("TC was attached without a link")?;
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
         Ok(())
+    }
+
+    /// Detaches XDP of both kinds, and leaves the packets to TC.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn detach_xdp(&self) -> Result<()> {
+        remove_link(&self.path(Hook::Xdp))?;
+        remove_link(&self.path(Hook::XdpGeneric))
     }
 
     /// Detaches everything from this device.

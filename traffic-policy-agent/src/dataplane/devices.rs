@@ -6,15 +6,15 @@ use anyhow::{Context as _, Result};
 use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
 use super::{
-    Attached, Changed, Dataplane, Interface, attach, clsact, pinned::Reader, pins, pins::Pins,
-    tables::SetAddresses,
+    Attached, Changed, Dataplane, Interface, Mode, attach, clsact, drivers, pinned::Reader, pins, pins::Pins,
+    probe, tables::SetAddresses,
 };
 
 impl Dataplane {
     /// Attaches the programs to a device.
     ///
     /// # Errors
-    /// See [`Mode`]; the device keeps what it had.
+    /// See [`Mode`]. A device that was attached to before is served by TC from then on.
     pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         let links = self.links(interface);
         if self.tables.devices.get(&interface.ifindex, 0).is_err() {
@@ -23,15 +23,43 @@ impl Dataplane {
         }
         // Announced before the first packet can come, so that nobody takes it for a pod's device.
         self.describe(interface, None)?;
+        if self.outgrew_xdp(interface) {
+            // To set the same program again is nothing to the kernel: it would not ask the driver. virtio_net for one goes on
+            // without a word, and drops what is longer than a page.
+            links.detach_xdp()?;
+        }
         let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel);
-        if attached.is_err() && !self.attached.contains_key(&interface.ifindex) {
-            // Its packets do not come by us, so nobody may count on it.
-            let _ = self.tables.devices.remove(&interface.ifindex);
+        if attached.is_err() {
+            self.without_xdp(interface)?;
         }
         let attached = attached?;
         self.describe(interface, Some(attached == Attached::XdpDriver))?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
         Ok(attached)
+    }
+
+    /// Whether the MTU of a device with XDP in the driver has grown to where a frame may not fit into a page any more.
+    fn outgrew_xdp(&self, interface: &Interface) -> bool {
+        self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
+            *attached == Attached::XdpDriver
+                && interface.mtu > held.mtu
+                && interface.mtu > drivers::page_mtu(probe::page_size())
+        })
+    }
+
+    /// After an attempt that failed: nobody may send frames by XDP to a device that may have lost its program.
+    fn without_xdp(&mut self, interface: &Interface) -> Result<()> {
+        let Some((_, attached)) = self.attached.get_mut(&interface.ifindex) else {
+            // Its packets do not come by us, so nobody may count on it.
+            let _ = self.tables.devices.remove(&interface.ifindex);
+            return Ok(());
+        };
+        if *attached == Attached::Tc {
+            return Ok(());
+        }
+        *attached = Attached::Tc;
+        self.describe(interface, Some(false))?;
+        self.raise(Changed::Routes)
     }
 
     /// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
@@ -91,6 +119,15 @@ impl Dataplane {
             }
         }
         Ok(())
+    }
+
+    /// Whether a device is attached to as it is now, and in the way that was asked for.
+    pub fn is_settled(&self, interface: &Interface) -> bool {
+        self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
+            let lost_xdp =
+                *attached == Attached::Tc && matches!(self.config.mode, Mode::Xdp | Mode::XdpGeneric);
+            held == interface && !lost_xdp
+        })
     }
 
     /// Devices with the way each is attached.
