@@ -60,7 +60,10 @@ fn an_unknown_device() {
         &["there is no device eth7", "lo, ", "eth0", "cni0"],
     );
     is_untouched(&cluster, &pins);
-    refused(builder(&cluster).devices(&["lo"]), &["lo carries no Ethernet frames", "--device"]);
+    refused(
+        builder(&cluster).devices(&["lo"]),
+        &["device lo has no Ethernet header (type loopback)", "leave it out"],
+    );
     is_untouched(&cluster, &pins);
 }
 
