@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use memchr::memmem;
 use object::{Object, ObjectSection, ObjectSymbol};
 use traffic_policy_agent::dataplane::object_bytes;
 use traffic_policy_tests::agent::{self, Agent};
@@ -16,16 +17,12 @@ use crate::said::{Said, one_node};
 
 /// A copy of the agent in whose packet path these programs begin by reading a register that nobody has written.
 fn damaged(folder: &Path, programs: &[&str]) -> PathBuf {
-    // Aligned so by `aya::include_bytes_aligned`.
-    const ALIGNED: usize = 32;
     // r0 = r9
     const UNREADABLE: [u8; 8] = [0xbf, 0x90, 0, 0, 0, 0, 0, 0];
     let object = object_bytes();
     let file = object::File::parse(object).unwrap();
     let mut agent = fs::read(agent::program().unwrap()).unwrap();
-    let mut places = (0..agent.len() - object.len()).step_by(ALIGNED);
-    let place =
-        places.find(|place| agent[*place..].starts_with(object)).expect("this agent has another packet path");
+    let place = memmem::find(&agent, object).expect("this agent has another packet path");
     for program in programs {
         let symbol = file.symbols().find(|symbol| symbol.name() == Ok(program)).unwrap();
         let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
