@@ -11,8 +11,8 @@ use traffic_policy_tests::object::Policy;
 use traffic_policy_tests::pace::scaled;
 
 const FLOWS: u16 = 10_000;
-/// In a debug build, on a machine that does other things.
-const LIMIT: Duration = Duration::from_secs(15);
+/// Far above what a debug build takes on a busy machine, far below what work in the square of the flows would.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn flows(cluster: &Cluster) -> Vec<Flow> {
     let flow = |number: u16| {
