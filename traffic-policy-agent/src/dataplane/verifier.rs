@@ -47,7 +47,9 @@ pub struct Refusal {
 impl Refusal {
     /// What to do about it.
     pub const CURE: &str = concat!(
-        "boot another kernel, and report this with that log at ",
+        "boot a kernel of the table in ",
+        env!("CARGO_PKG_REPOSITORY"),
+        "/blob/main/docs/compatibility.md, and report this with that log at ",
         env!("CARGO_PKG_REPOSITORY"),
         "/issues"
     );
