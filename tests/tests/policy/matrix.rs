@@ -1,15 +1,19 @@
 //! Both policies, both families, both protocols, for each way to attach, with endpoints on none, one and two nodes.
 
+use std::time::Duration;
+
 use traffic_policy_tests::agent::Agent;
 use traffic_policy_tests::capture::Capture;
 use traffic_policy_tests::checksum::Checksum;
 use traffic_policy_tests::cluster::{Cluster, Protocol};
 use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
+use traffic_policy_tests::object::{Backend, Policy};
 use traffic_policy_tests::traffic::Outcome;
 
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;
+/// [`one_agent`]: Local, with endpoints on another node only.
+const ELSEWHERE: u16 = 30082;
 const PODS: [&str; 3] = ["pod-1-1", "pod-2-1", "pod-2-2"];
 
 fn matrix(attach: &str, wire_offloads: bool) {
@@ -38,6 +42,35 @@ fn matrix(attach: &str, wire_offloads: bool) {
     for agent in &agents {
         the_intended_hook_works(agent, attach);
     }
+}
+
+/// As [`matrix`], but of one node, which others only route for: a third of the programs to load, for an emulated machine.
+fn one_agent(attach: &str, wire_offloads: bool) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 2]).wire_offloads(wire_offloads)).unwrap();
+    let (here, elsewhere): (Vec<_>, Vec<_>) = cluster.lab.pods().partition(|pod| pod.name == PODS[0]);
+    assert_eq!((here.len(), elsewhere.len()), (1, 2));
+    let elsewhere: Vec<_> = elsewhere.into_iter().map(Backend::of).collect();
+    for (name, policy, port, backends) in [
+        ("cluster", Policy::Cluster, CLUSTER, &cluster.backends()),
+        ("local", Policy::Local, LOCAL, &cluster.backends()),
+        ("elsewhere", Policy::Local, ELSEWHERE, &elsewhere),
+    ] {
+        cluster.manifests.apply(&Cluster::node_port(name, policy, port), backends).unwrap();
+    }
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach(attach).start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    let capture = Capture::start(cluster.lab.client().netns(), "eth0").unwrap();
+    for family in Family::BOTH {
+        for protocol in Protocol::BOTH {
+            let what = format!("{attach} {family:?} {protocol:?}");
+            every_pod_answers(&cluster, family, 1, protocol, &what);
+            only_local_pods_answer(&cluster, family, 1, protocol, &what);
+            let to = cluster.at(1, family, ELSEWHERE);
+            assert_eq!(cluster.ask(protocol, to).unwrap(), Outcome::Silent, "{what} Local, elsewhere");
+        }
+    }
+    capture.finish_valid().unwrap();
+    the_intended_hook_works(&agent, attach);
 }
 
 fn every_pod_answers(cluster: &Cluster, family: Family, number: usize, protocol: Protocol, what: &str) {
@@ -77,6 +110,16 @@ fn the_intended_hook_works(agent: &Agent, attach: &str) {
             assert_eq!(theirs, 0, "{attach} {outcome}");
         }
     }
+}
+
+#[test]
+fn one_agent_tc() {
+    one_agent("tc", true);
+}
+
+#[test]
+fn one_agent_xdp() {
+    one_agent("xdp", false);
 }
 
 #[test]

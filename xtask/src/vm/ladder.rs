@@ -76,7 +76,7 @@ impl Smoke {
     pub(crate) fn run(&self, tally: &mut Tally) -> Result<bool> {
         let (root, built) = self.0.root()?;
         let mut runs = suites(&built, &["budgets"], Some("far_from_what_the_verifier_walks_at_most"));
-        runs.extend(suites(&built, &["policy"], Some("matrix::tc_with_offloads")));
+        runs.extend(suites(&built, &["policy"], Some("matrix::one_agent_tc")));
         let ladder = Ladder::climb(&self.0, &root, &built, &runs);
         println!("\n{}", ladder.table());
         tally.add(ladder.sum());
