@@ -88,7 +88,8 @@ fn everything_at_once_is_in_good_style() {
             .flat_map(|hook| Outcome::ALL.iter().map(move |outcome| (*hook, *outcome, 1)))
             .collect())
     });
-    let counts = [(false, Outcome::Forwarded), (true, Outcome::Forwarded), (true, Outcome::DroppedNoPort)];
+    let counts =
+        [(false, Outcome::Forwarded), (true, Outcome::Forwarded), (true, Outcome::DroppedNoSnatPort)];
     let counts =
         counts.map(|(ipv6, outcome)| ServiceCount { key: key("web", ipv6), outcome, packets: 3, bytes: 300 });
     metrics.count_services(move || Ok(counts.to_vec()));
@@ -99,7 +100,7 @@ fn everything_at_once_is_in_good_style() {
     let labels = [("namespace", "a\\b"), ("service", "web"), ("port", "say \"http\"\n"), ("protocol", "TCP")];
     assert_eq!(scrape.samples("traffic_policy_service_packets_total", &labels).len(), 3);
     assert_eq!(scrape.samples("traffic_policy_service_bytes_total", &labels).len(), 3);
-    let refused = [("outcome", "dropped-no-port"), ("ip_family", "IPv6")];
+    let refused = [("outcome", "dropped-no-snat-port"), ("ip_family", "IPv6")];
     assert_eq!(count(&scrape, "traffic_policy_service_packets_total", &refused), 3);
     assert_eq!(count(&scrape, SYNCS, &V6), 3);
     let name = "kubeproxy_sync_proxy_rules_duration_seconds_bucket";

@@ -61,16 +61,16 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
         Outcome::RepliedLocal => "a reply of an endpoint on this node, sent from the address that the client had asked".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
-        Outcome::ForwardedError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side".to_owned(),
-        Outcome::RepliedError => "an ICMP error about a packet that this node sent on, translated for the client".to_owned(),
-        Outcome::DeliveredError => "an ICMP error about a reply of an endpoint on this node, translated for the endpoint".to_owned(),
-        Outcome::RepliedLocalError => "an ICMP error of an endpoint on this node, or about a packet to it, translated for the client".to_owned(),
+        Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side".to_owned(),
+        Outcome::RepliedIcmpError => "an ICMP error about a packet that this node sent on, translated for the client".to_owned(),
+        Outcome::DeliveredIcmpError => "an ICMP error about a reply of an endpoint on this node, translated for the endpoint".to_owned(),
+        Outcome::RepliedLocalIcmpError => "an ICMP error of an endpoint on this node, or about a packet to it, translated for the client".to_owned(),
         Outcome::RejectedNoEndpoint => {
             let told = if context.socket { "the call failed at once" } else { "the client was told `port unreachable`" };
             format!("{service} has no endpoint that takes connections on any node; {told} and need not wait")
         }
-        Outcome::RejectedTtl => "its time to live ended at this node, as at any router; `time exceeded` was sent".to_owned(),
-        Outcome::RejectedTooLong => "it is longer than the way to the endpoint or client allows and may not be fragmented; the sender was told the size that fits".to_owned(),
+        Outcome::RejectedTtlExceeded => "its time to live ended at this node, as at any router; `time exceeded` was sent".to_owned(),
+        Outcome::RejectedMtuExceeded => "it is longer than the way to the endpoint or client allows and may not be fragmented; the sender was told the size that fits".to_owned(),
         Outcome::ResetNoFlow => "a segment of a connection that this node does not know; the client was sent RST so that it connects anew".to_owned(),
         Outcome::RejectedUnknownPort if context.socket => {
             "the address is a ClusterIP, but its Service has no such port; the call failed at once".to_owned()
@@ -84,29 +84,29 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
             "{service} has {}: Local and no endpoint on this node; it is dropped in silence so that a load balancer tries another node",
             context.policy()
         ),
-        Outcome::DroppedNoPort => "every source port that was tried towards the endpoint belongs to another flow".to_owned(),
+        Outcome::DroppedNoSnatPort => "every source port that was tried towards the endpoint belongs to another flow".to_owned(),
         Outcome::DroppedTableFull => "the flow table is full, and flows that stand are never evicted for new ones".to_owned(),
         Outcome::DroppedNoRoute => "this node has no route to the endpoint (or, of a reply, to the client)".to_owned(),
-        Outcome::DroppedForwardingOff => format!("the kernel does not forward packets that come by {}", context.device()),
-        Outcome::DroppedTooLong => "it is longer than the way out allows; it might be fragmented, which the packet path does not do".to_owned(),
+        Outcome::DroppedForwardingDisabled => format!("the kernel does not forward packets that come by {}", context.device()),
+        Outcome::DroppedMtuExceeded => "it is longer than the way out allows; it might be fragmented, which the packet path does not do".to_owned(),
         Outcome::DroppedRateLimited => "an ICMP error or RST was due, but this CPU has sent as many as it may this second".to_owned(),
-        Outcome::DroppedFailed => "the kernel refused to change the packet, or an answer to it could not be built".to_owned(),
+        Outcome::DroppedInternalError => "the kernel refused to change the packet, or an answer to it could not be built".to_owned(),
         Outcome::DroppedSourceRange => format!("{client} is in none of the loadBalancerSourceRanges of {service}"),
-        Outcome::DroppedTtl => "its time to live ended at this node, and of an error or a later fragment no sender may be told".to_owned(),
-        Outcome::DroppedUnallocated => "the address lies in the cluster's range of ClusterIPs, and no Service has it".to_owned(),
+        Outcome::DroppedTtlExceeded => "its time to live ended at this node, and of an error or a later fragment no sender may be told".to_owned(),
+        Outcome::DroppedUnallocatedClusterIp => "the address lies in the cluster's range of ClusterIPs, and no Service has it".to_owned(),
         Outcome::Passed => "neither its port nor its address belongs to a Service: the node's own traffic".to_owned(),
         Outcome::PassedNotIp => "it is neither IPv4 nor IPv6, or carries a VLAN tag and belongs to the VLAN's own device".to_owned(),
         Outcome::PassedMalformed => "it is shorter than its headers say, or a header is not valid: the stack judges it".to_owned(),
-        Outcome::PassedProtocol => "it is neither TCP nor UDP, which are what Services are served by here".to_owned(),
+        Outcome::PassedUnsupportedProtocol => "it is neither TCP nor UDP, which are what Services are served by here".to_owned(),
         Outcome::PassedFragment => "it is a later fragment whose first one, which has the ports, was not seen here before".to_owned(),
-        Outcome::PassedExtension => "it has IPv6 extension headers that end in nothing a Service is served by".to_owned(),
-        Outcome::PassedError => "an ICMP error about a packet of no flow: the node's own business".to_owned(),
+        Outcome::PassedUnsupportedHeader => "it has IPv6 extension headers that end in nothing a Service is served by".to_owned(),
+        Outcome::PassedIcmpNoFlow => "an ICMP error about a packet of no flow: the node's own business".to_owned(),
         Outcome::PassedNotService => "some Service uses this port, but not at this address: the node's own traffic".to_owned(),
         Outcome::PassedNoFlow => "a segment of a connection that is not known here, to an address of this node: the stack answers it, or goes on with a connection of an earlier proxy".to_owned(),
         Outcome::PassedToTc => "XDP could not finish it (next hop not resolved, device without XDP, or too long): TC takes it up".to_owned(),
         Outcome::PassedDelivered => "XDP has translated it already: it is on its way to an endpoint of this node".to_owned(),
-        Outcome::PassedStale => "it belongs to the other direction of a flow, or to one whose other half is gone".to_owned(),
-        Outcome::PassedUnfinished => "the program that should have gone on with it is not in place".to_owned(),
+        Outcome::PassedStaleFlow => "it belongs to the other direction of a flow, or to one whose other half is gone".to_owned(),
+        Outcome::PassedMissedTailCall => "the program that should have gone on with it is not in place".to_owned(),
         Outcome::PassedOtherHost => "the frame is for another machine's MAC address; a switch flooded it here".to_owned(),
     }
 }
@@ -121,12 +121,12 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::Delivered
         | Outcome::RepliedLocal
         | Outcome::Connected
-        | Outcome::ForwardedError
-        | Outcome::RepliedError
-        | Outcome::DeliveredError
-        | Outcome::RepliedLocalError
+        | Outcome::ForwardedIcmpError
+        | Outcome::RepliedIcmpError
+        | Outcome::DeliveredIcmpError
+        | Outcome::RepliedLocalIcmpError
         | Outcome::Passed
-        | Outcome::PassedError
+        | Outcome::PassedIcmpNoFlow
         | Outcome::PassedNotService
         | Outcome::PassedToTc
         | Outcome::PassedDelivered
@@ -134,8 +134,8 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         Outcome::RejectedNoEndpoint => format!(
             "see whether its pods are ready and its selector fits: kubectl -n {namespace} get endpointslices -l kubernetes.io/service-name={name}"
         ),
-        Outcome::RejectedTtl | Outcome::DroppedTtl => "none if it is a traceroute; otherwise look for a routing loop between the client and this node".to_owned(),
-        Outcome::RejectedTooLong => "none: path MTU discovery adapts, unless a firewall towards the client drops ICMP".to_owned(),
+        Outcome::RejectedTtlExceeded | Outcome::DroppedTtlExceeded => "none if it is a traceroute; otherwise look for a routing loop between the client and this node".to_owned(),
+        Outcome::RejectedMtuExceeded => "none: path MTU discovery adapts, unless a firewall towards the client drops ICMP".to_owned(),
         Outcome::ResetNoFlow => "none if it is rare; if connections break often, raise --idle-established, or see whether packets of one connection come by several nodes".to_owned(),
         Outcome::RejectedUnknownPort => format!("use a port that the Service has, or add it: kubectl -n {namespace} get service {name}"),
         Outcome::DroppedNoLocalEndpoint => match context.frontend {
@@ -145,10 +145,10 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
                 context.service()
             ),
         },
-        Outcome::DroppedNoPort => "widen --pool-ports, shorten the idle times of flows, or give the Service more endpoints".to_owned(),
+        Outcome::DroppedNoSnatPort => "widen --pool-ports, shorten the idle times of flows, or give the Service more endpoints".to_owned(),
         Outcome::DroppedTableFull => "raise --flow-entries (or --flow-entries-v6) after `cleanup`; `flows` shows who holds the table".to_owned(),
         Outcome::DroppedNoRoute => "see `ip route get` for the address on this node: routes to pods of other nodes come from the network plugin".to_owned(),
-        Outcome::DroppedForwardingOff => {
+        Outcome::DroppedForwardingDisabled => {
             let device = context.device.unwrap_or("DEVICE");
             if context.client.is_some_and(|client| client.is_ipv6()) {
                 format!("sysctl net.ipv6.conf.{device}.forwarding=1 (and net.ipv6.conf.all.forwarding=1)")
@@ -156,21 +156,21 @@ pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
                 format!("sysctl net.ipv4.conf.{device}.forwarding=1 (net.ipv4.ip_forward=1 sets all devices)")
             }
         }
-        Outcome::DroppedTooLong => "give the devices on the way one MTU, or let the client set DF (path MTU discovery)".to_owned(),
+        Outcome::DroppedMtuExceeded => "give the devices on the way one MTU, or let the client set DF (path MTU discovery)".to_owned(),
         Outcome::DroppedRateLimited => "look for what sends so many packets that must be refused: `monitor --drops` names the clients".to_owned(),
-        Outcome::DroppedFailed => "report it with the kernel's version and the device's driver: this should not happen".to_owned(),
+        Outcome::DroppedInternalError => "report it with the kernel's version and the device's driver: this should not happen".to_owned(),
         Outcome::DroppedSourceRange => format!(
             "add the client's range to spec.loadBalancerSourceRanges if it should be served: kubectl -n {namespace} edit service {name}"
         ),
-        Outcome::DroppedUnallocated => "the client uses the address of a Service that is gone, or DNS still gives it: look the name up again".to_owned(),
+        Outcome::DroppedUnallocatedClusterIp => "the client uses the address of a Service that is gone, or DNS still gives it: look the name up again".to_owned(),
         Outcome::PassedNotIp => "for VLANs, attach to the VLAN's own device too: --device".to_owned(),
         Outcome::PassedMalformed => "capture it at the sender if it should have been a request".to_owned(),
-        Outcome::PassedProtocol => "none; SCTP Services are not served here".to_owned(),
+        Outcome::PassedUnsupportedProtocol => "none; SCTP Services are not served here".to_owned(),
         Outcome::PassedFragment => "none if it is rare: fragments overtook each other; otherwise let the sender send datagrams that fit its MTU".to_owned(),
-        Outcome::PassedExtension => "none, unless it should have been TCP or UDP: then let the sender leave out its extension headers".to_owned(),
+        Outcome::PassedUnsupportedHeader => "none, unless it should have been TCP or UDP: then let the sender leave out its extension headers".to_owned(),
         Outcome::PassedNoFlow => "none: a client that gets RST connects anew".to_owned(),
-        Outcome::PassedStale => "none if it is rare: the flow ended while this packet was on its way".to_owned(),
-        Outcome::PassedUnfinished => "start the agent on this node: it puts all programs in place".to_owned(),
+        Outcome::PassedStaleFlow => "none if it is rare: the flow ended while this packet was on its way".to_owned(),
+        Outcome::PassedMissedTailCall => "start the agent on this node: it puts all programs in place".to_owned(),
     };
     Some(text)
 }
@@ -236,7 +236,7 @@ mod tests {
                 .ends_with("kubectl -n shop edit service web")
         );
         assert!(
-            cure(Outcome::DroppedForwardingOff, &node_port)
+            cure(Outcome::DroppedForwardingDisabled, &node_port)
                 .unwrap()
                 .contains("net.ipv4.conf.eth0.forwarding=1")
         );

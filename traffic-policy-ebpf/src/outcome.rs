@@ -54,20 +54,20 @@ outcomes! {
     /// A reply of an endpoint on this node, source rewritten on its way out.
     RepliedLocal = 3, "replied-local", Pass;
     /// An ICMP error about a packet of a reply, sent on to the endpoint on another node that sent it.
-    ForwardedError = 4, "forwarded-error", Send;
+    ForwardedIcmpError = 4, "forwarded-icmp-error", Send;
     /// An ICMP error about a request to an endpoint on another node, sent on to the client.
-    RepliedError = 5, "replied-error", Send;
+    RepliedIcmpError = 5, "replied-icmp-error", Send;
     /// An ICMP error about a packet of a reply, handed to the stack for the endpoint on this node that sent it.
-    DeliveredError = 6, "delivered-error", Pass;
+    DeliveredIcmpError = 6, "delivered-icmp-error", Pass;
     /// An ICMP error of this node or one of its endpoints about a request, rewritten on its way out.
-    RepliedLocalError = 7, "replied-local-error", Pass;
+    RepliedLocalIcmpError = 7, "replied-local-icmp-error", Pass;
 
     /// No endpoint anywhere: port unreachable was sent to the client.
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
     /// The packet's time to live ended here: time exceeded was sent.
-    RejectedTtl = 9, "rejected-ttl", Send;
+    RejectedTtlExceeded = 9, "rejected-ttl-exceeded", Send;
     /// Longer than the way out, and not to be fragmented: fragmentation needed (packet too big) was sent.
-    RejectedTooLong = 10, "rejected-too-long", Send;
+    RejectedMtuExceeded = 10, "rejected-mtu-exceeded", Send;
     /// A segment without a flow to an address that is not this node's: RST was sent.
     ResetNoFlow = 11, "reset-no-flow", Send;
 
@@ -77,27 +77,27 @@ outcomes! {
     /// Policy Local and no endpoint here.
     DroppedNoLocalEndpoint = 16, "dropped-no-local-endpoint", Drop;
     /// No free source port towards this endpoint.
-    DroppedNoPort = 17, "dropped-no-port", Drop;
+    DroppedNoSnatPort = 17, "dropped-no-snat-port", Drop;
     /// The flow table is full.
     DroppedTableFull = 18, "dropped-table-full", Drop;
     /// No route to the endpoint or client.
     DroppedNoRoute = 19, "dropped-no-route", Drop;
     /// `net.ipv4.ip_forward` (or its IPv6 twin) is off for the device.
-    DroppedForwardingOff = 20, "dropped-forwarding-off", Drop;
+    DroppedForwardingDisabled = 20, "dropped-forwarding-disabled", Drop;
     /// Longer than the way out, may be fragmented, which this program does not do.
-    DroppedTooLong = 21, "dropped-too-long", Drop;
+    DroppedMtuExceeded = 21, "dropped-mtu-exceeded", Drop;
     /// An answer of the program was due, but too many were sent this second.
     DroppedRateLimited = 22, "dropped-rate-limited", Drop;
     /// The kernel refused a change after the first write, or an answer could not be built.
-    DroppedFailed = 23, "dropped-failed", Drop;
+    DroppedInternalError = 23, "dropped-internal-error", Drop;
     /// The source is in none of the Service's `loadBalancerSourceRanges`.
     DroppedSourceRange = 24, "dropped-source-range", Drop;
     /// The time to live of a packet ended here of which no error may speak: an error itself, or a later fragment (RFC 1122
     /// section 3.2.2).
-    DroppedTtl = 28, "dropped-ttl", Drop;
+    DroppedTtlExceeded = 28, "dropped-ttl-exceeded", Drop;
 
     /// An address of the cluster's range of ClusterIPs that no Service has.
-    DroppedUnallocated = 25, "dropped-unallocated", Drop;
+    DroppedUnallocatedClusterIp = 25, "dropped-unallocated-cluster-ip", Drop;
 
     /// None of ours by the bit arrays.
     Passed = 32, "passed", Pass;
@@ -106,11 +106,11 @@ outcomes! {
     /// Shorter than its headers say, or not a valid header.
     PassedMalformed = 34, "passed-malformed", Pass;
     /// Neither TCP nor UDP.
-    PassedProtocol = 35, "passed-protocol", Pass;
+    PassedUnsupportedProtocol = 35, "passed-unsupported-protocol", Pass;
     /// A fragment without ports of which the first, with the ports, has not come or was none of ours.
     PassedFragment = 36, "passed-fragment", Pass;
     /// IPv6 extension headers before the transport header that cannot be skipped.
-    PassedExtension = 37, "passed-extension", Pass;
+    PassedUnsupportedHeader = 37, "passed-unsupported-header", Pass;
     /// A bit was set, but there is neither a flow nor a frontend.
     PassedNotService = 38, "passed-not-service", Pass;
     /// A segment without a flow to an address of this node: the stack's, or a connection of an earlier proxy.
@@ -120,13 +120,13 @@ outcomes! {
     /// XDP has delivered it already.
     PassedDelivered = 41, "passed-delivered", Pass;
     /// A flow of the other direction, or a half whose other half is gone.
-    PassedStale = 42, "passed-stale", Pass;
+    PassedStaleFlow = 42, "passed-stale-flow", Pass;
     /// The program that should have gone on is not in place.
-    PassedUnfinished = 43, "passed-unfinished", Pass;
+    PassedMissedTailCall = 43, "passed-missed-tail-call", Pass;
     /// A frame for another machine's MAC address, flooded by a switch: that machine's business.
     PassedOtherHost = 44, "passed-other-host", Pass;
     /// An ICMP error about a packet of no flow.
-    PassedError = 48, "passed-error", Pass;
+    PassedIcmpNoFlow = 48, "passed-icmp-no-flow", Pass;
 
     /// A socket of this node or its pods: its destination was exchanged for an endpoint before any packet was made.
     Connected = 56, "connected", Pass;

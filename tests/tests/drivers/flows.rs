@@ -58,7 +58,9 @@ pub fn served(agent: &Agent, hook: &str) -> Result<u64> {
 /// The packet path gave up on nothing.
 pub fn nothing_failed(agent: &Agent) -> Result<()> {
     for hook in ["xdp", "ingress", "egress"] {
-        for outcome in ["dropped-failed", "dropped-too-long", "passed-malformed", "passed-unfinished"] {
+        for outcome in
+            ["dropped-internal-error", "dropped-mtu-exceeded", "passed-malformed", "passed-missed-tail-call"]
+        {
             let packets = agent.packets(hook, outcome)?;
             ensure!(packets == 0, "{hook}: {packets} packets {outcome}");
         }

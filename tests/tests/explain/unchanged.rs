@@ -102,7 +102,7 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
         "delivered",
         "dropped-no-local-endpoint",
         "dropped-source-range",
-        "dropped-unallocated",
+        "dropped-unallocated-cluster-ip",
         "forwarded",
         "passed",
         "rejected-no-endpoint",
@@ -123,7 +123,8 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
 /// The lab's machines go on asking for each other's addresses, so the counters of packets that are none of ours move: they
 /// are set to zero, in the elements of all CPUs.
 fn quieten(counters: &mut [u8]) {
-    let noise = [Outcome::Passed, Outcome::PassedNotIp, Outcome::PassedProtocol, Outcome::PassedOtherHost];
+    let noise =
+        [Outcome::Passed, Outcome::PassedNotIp, Outcome::PassedUnsupportedProtocol, Outcome::PassedOtherHost];
     for of_cpu in counters.chunks_mut(size_of::<Counters>()) {
         for outcome in noise {
             of_cpu[outcome as usize * 8..][..8].fill(0);

@@ -362,7 +362,7 @@ fn agrees(attach: &str) {
         "delivered",
         "dropped-no-local-endpoint",
         "dropped-source-range",
-        "dropped-unallocated",
+        "dropped-unallocated-cluster-ip",
         "forwarded",
         "rejected-no-endpoint",
         "rejected-unknown-port",

@@ -83,7 +83,7 @@ fn ports_and_addresses_that_nobody_has() {
                 web().service_cidr(Spot::Vip),
                 [
                     Step::new(&unknown, "rejected-unknown-port", &port_unreachable(&unknown)),
-                    Step::dropped(&unallocated, "dropped-unallocated"),
+                    Step::dropped(&unallocated, "dropped-unallocated-cluster-ip"),
                     Step::new(
                         &terms.request(VIP),
                         "forwarded",
@@ -109,8 +109,8 @@ fn ports_and_addresses_that_nobody_has() {
                 "no Service at all",
                 Setup::default().service_cidr(Spot::Vip),
                 [
-                    Step::dropped(&unallocated, "dropped-unallocated"),
-                    Step::dropped(&unknown, "dropped-unallocated"),
+                    Step::dropped(&unallocated, "dropped-unallocated-cluster-ip"),
+                    Step::dropped(&unknown, "dropped-unallocated-cluster-ip"),
                 ],
             ),
         ];
@@ -124,7 +124,7 @@ fn ports_and_addresses_that_nobody_has() {
                     Step::passed(&with(&unknown, flag::ACK), "passed-no-flow"),
                     Step::passed(&with(&unknown, flag::RST), "passed-no-flow"),
                     Step::passed(&with(&unknown, flag::FIN | flag::ACK), "passed-no-flow"),
-                    Step::dropped(&with(&unallocated, flag::ACK), "dropped-unallocated"),
+                    Step::dropped(&with(&unallocated, flag::ACK), "dropped-unallocated-cluster-ip"),
                 ],
             ));
         }
@@ -159,7 +159,7 @@ fn behind_extension_headers() {
             cases.push(Case::new(
                 "TTL",
                 Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
-                [Step::new(&last, "rejected-ttl", &time_exceeded(&last))],
+                [Step::new(&last, "rejected-ttl-exceeded", &time_exceeded(&last))],
             ));
             if terms.tcp {
                 let segment = request.clone().with(|p| p.tcp_mut().flags = flag::ACK).numbers(1, 77);
@@ -205,16 +205,20 @@ fn time_to_live_ends() {
             Case::new(
                 "of the first packet",
                 Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])),
-                [Step::new(&request, "rejected-ttl", &time_exceeded(&request))],
+                [Step::new(&request, "rejected-ttl-exceeded", &time_exceeded(&request))],
             ),
             Case::new(
                 "of a later one",
                 Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR])),
                 [
                     Step::new(&alive, "forwarded", &forwarded),
-                    Step::new(&request, "rejected-ttl", &time_exceeded(&request)),
+                    Step::new(&request, "rejected-ttl-exceeded", &time_exceeded(&request)),
                     Step::new(&reply, "replied", &terms.replied(NODE)),
-                    Step::new(&reply.clone().ttl(1), "rejected-ttl", &time_exceeded(&reply.clone().ttl(1))),
+                    Step::new(
+                        &reply.clone().ttl(1),
+                        "rejected-ttl-exceeded",
+                        &time_exceeded(&reply.clone().ttl(1)),
+                    ),
                 ],
             ),
         ]
@@ -249,11 +253,15 @@ fn longer_than_the_way_out() {
             ));
             return cases;
         }
-        let told = || Step::new(&long, "rejected-too-long", &too_long(&long, 1400));
+        let told = || Step::new(&long, "rejected-mtu-exceeded", &too_long(&long, 1400));
         cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
         if terms.v4() {
             let may = long.clone().with(|p| p.dont_fragment = false);
-            cases.push(Case::new("may be fragmented", setup(), [Step::dropped(&may, "dropped-too-long")]));
+            cases.push(Case::new(
+                "may be fragmented",
+                setup(),
+                [Step::dropped(&may, "dropped-mtu-exceeded")],
+            ));
         }
         // Only the segments are sent, so only their length counts.
         let aggregate = request(3000);
@@ -263,7 +271,8 @@ fn longer_than_the_way_out() {
             setup(),
             [
                 Step::new(&aggregate, "forwarded", &forwarded(3000)).segments(largest),
-                Step::new(&aggregate, "rejected-too-long", &too_long(&aggregate, 1400)).segments(largest + 1),
+                Step::new(&aggregate, "rejected-mtu-exceeded", &too_long(&aggregate, 1400))
+                    .segments(largest + 1),
             ],
         ));
         cases
@@ -284,7 +293,7 @@ fn aggregates_with_a_jumbo_header() {
         let mut frame = aggregate.bytes();
         frame[18..20].fill(0);
         let largest = 1400 - 40 - 20;
-        for (segment, outcome) in [(largest, "forwarded"), (largest + 1, "rejected-too-long")] {
+        for (segment, outcome) in [(largest, "forwarded"), (largest + 1, "rejected-mtu-exceeded")] {
             let input = Input { segment, ..Input::new(terms.hook, frame.clone()) };
             harness.input(&input).expect(outcome);
         }

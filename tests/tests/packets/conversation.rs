@@ -75,7 +75,7 @@ fn established_packets_go_no_further_than_the_entry_program() {
                 let outcome = talk.answer(harness, ACK).outcome;
                 assert!(matches!(outcome, "replied" | "replied-local"), "reply {outcome}");
             }
-            talk.with_port(7).open(harness).expect("passed-unfinished");
+            talk.with_port(7).open(harness).expect("passed-missed-tail-call");
         });
     });
 }
@@ -174,7 +174,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             } else {
                 terms.hook
             };
-            harness.run(hook, &late).expect("passed-stale");
+            harness.run(hook, &late).expect("passed-stale-flow");
             talk.establish(harness);
             assert_eq!(states(talk.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
             let endpoint =
@@ -238,6 +238,6 @@ fn a_half_that_is_being_written_translates_nothing() {
         talk.answer(harness, ACK);
         let (request, _) = talk.halves(harness);
         harness.change(&request, |half| half.kind = 0);
-        talk.send(harness, ACK).expect("passed-stale");
+        talk.send(harness, ACK).expect("passed-stale-flow");
     });
 }

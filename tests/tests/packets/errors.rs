@@ -104,7 +104,7 @@ pub(crate) fn to_client(
     let Quoted { seen, known } = request(terms, to);
     let comes = error(terms, kind, from, &seen, quoted).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
     let goes = error(terms, kind, to.0, &known, quoted).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63);
-    Step::new(&comes, "replied-error", &goes)
+    Step::new(&comes, "replied-icmp-error", &goes)
 }
 
 /// Errors about replies, as they come and as the endpoint on another node gets them: from this node, whose packets it
@@ -121,7 +121,7 @@ pub(crate) fn to_endpoint(
     let goes = error(terms, kind, Spot::Node, &known, quoted)
         .macs(Device::Eth0.mac(), Spot::RouterNear.mac())
         .ttl(63);
-    Step::new(&comes, "forwarded-error", &goes)
+    Step::new(&comes, "forwarded-icmp-error", &goes)
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn by_another_device() {
             setup(NODE, FAR),
             [
                 Step::new(&terms.request(NODE), "forwarded", &forwarded),
-                Step::new(&comes, "replied-error", &goes).by(Device::Eth1),
+                Step::new(&comes, "replied-icmp-error", &goes).by(Device::Eth1),
             ],
         )]
     });
@@ -184,19 +184,19 @@ fn about_flows_to_endpoints_on_this_node() {
                 for from in [Spot::Local, Spot::Node, Spot::NodePod0] {
                     let leaves = error(terms, kind, from, &delivered, WHOLE);
                     let known = error(terms, kind, to.0, &long(terms.request(to)), WHOLE);
-                    steps.push(Step::new(&leaves, "replied-local-error", &known).leaving());
+                    steps.push(Step::new(&leaves, "replied-local-icmp-error", &known).leaving());
                 }
                 // Of a router on the way to the client, which the endpoint may know.
                 for from in [Spot::Router, Spot::Client] {
                     let comes = error(terms, kind, from, &answered, WHOLE);
                     let known = error(terms, kind, from, &answer, WHOLE);
-                    steps.push(Step::new(&comes, "delivered-error", &known));
+                    steps.push(Step::new(&comes, "delivered-icmp-error", &known));
                 }
                 // Seen by the wrong hook.
                 let leaves = error(terms, kind, Spot::Local, &delivered, WHOLE);
-                steps.push(Step::passed(&leaves, "passed-stale"));
+                steps.push(Step::passed(&leaves, "passed-stale-flow"));
                 let comes = error(terms, kind, Spot::Client, &answered, WHOLE);
-                steps.push(Step::passed(&comes, "passed-stale").leaving());
+                steps.push(Step::passed(&comes, "passed-stale-flow").leaving());
             }
             cases.push(Case::new("endpoint on this node", setup(to, LOCAL), steps));
         }
@@ -214,36 +214,39 @@ fn errors_that_pass() {
             steps.push(Step::passed(&packet, outcome));
             steps.push(Step::passed(&packet, outcome).leaving());
         };
-        pass(of(&seen.clone().source(terms.at((Spot::Node, 5556)))), "passed-error");
-        pass(of(&seen.clone().destination(terms.at((Spot::OtherNear, ENDPOINT_PORT)))), "passed-error");
+        pass(of(&seen.clone().source(terms.at((Spot::Node, 5556)))), "passed-icmp-no-flow");
+        pass(
+            of(&seen.clone().destination(terms.at((Spot::OtherNear, ENDPOINT_PORT)))),
+            "passed-icmp-no-flow",
+        );
         // Anybody can quote anything; only whom the packet came from is told.
-        pass(of(&seen).with(|p| p.destination = Spot::NodeEth1.of(terms.family)), "passed-error");
+        pass(of(&seen).with(|p| p.destination = Spot::NodeEth1.of(terms.family)), "passed-icmp-no-flow");
         let quote = seen.bytes()[14..].to_vec();
         let of_bytes = |change: fn(&mut Vec<u8>)| {
             let mut quote = quote.clone();
             change(&mut quote);
             of(&seen).payload(&quote)
         };
-        pass(of_bytes(|quote| quote[0] ^= 0x20), "passed-error");
+        pass(of_bytes(|quote| quote[0] ^= 0x20), "passed-icmp-no-flow");
         if terms.v4() {
-            pass(of_bytes(|quote| quote[0] = 0x44), "passed-error");
-            pass(of_bytes(|quote| quote[9] = 1), "passed-error");
-            pass(of_bytes(|quote| quote[7] = 1), "passed-error");
-            pass(of_bytes(|quote| quote[9] = 132), "passed-error");
+            pass(of_bytes(|quote| quote[0] = 0x44), "passed-icmp-no-flow");
+            pass(of_bytes(|quote| quote[9] = 1), "passed-icmp-no-flow");
+            pass(of_bytes(|quote| quote[7] = 1), "passed-icmp-no-flow");
+            pass(of_bytes(|quote| quote[9] = 132), "passed-icmp-no-flow");
         } else {
-            pass(of_bytes(|quote| quote[6] = 58), "passed-error");
-            pass(of_bytes(|quote| quote[6] = 50), "passed-error");
-            pass(of_bytes(|quote| quote[6] = 44), "passed-error");
+            pass(of_bytes(|quote| quote[6] = 58), "passed-icmp-no-flow");
+            pass(of_bytes(|quote| quote[6] = 50), "passed-icmp-no-flow");
+            pass(of_bytes(|quote| quote[6] = 44), "passed-icmp-no-flow");
         }
         let others: &[u8] =
             if terms.v4() { &[0, 4, 5, 8, 13, 17] } else { &[0, 5, 100, 128, 129, 133, 135, 137] };
         for number in others {
-            pass(error(terms, (*number, 0, [0; 4]), Spot::Near, &seen, WHOLE), "passed-protocol");
+            pass(error(terms, (*number, 0, [0; 4]), Spot::Near, &seen, WHOLE), "passed-unsupported-protocol");
         }
         // An error in fragments has its quote in pieces.
         pass(
             of(&seen).fragments(64).remove(0),
-            if terms.v4() { "passed-fragment" } else { "passed-protocol" },
+            if terms.v4() { "passed-fragment" } else { "passed-unsupported-protocol" },
         );
         vec![Case::new("not about a flow", setup(NODE, NEAR), steps)]
     });
@@ -256,8 +259,8 @@ fn errors_that_cannot_go_on() {
         let kind = port_unreachable(terms);
         let comes = error(terms, kind, Spot::Near, &request(terms, NODE).seen, WHOLE);
         let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::dropped(&comes.clone().ttl(1), "dropped-ttl"));
-        steps.push(Step::dropped(&comes.ttl(0), "dropped-ttl"));
+        steps.push(Step::dropped(&comes.clone().ttl(1), "dropped-ttl-exceeded"));
+        steps.push(Step::dropped(&comes.ttl(0), "dropped-ttl-exceeded"));
         vec![Case::new("TTL", setup(NODE, NEAR), steps)]
     });
 }
@@ -282,7 +285,7 @@ fn what_xdp_leaves_to_tc() {
             .macs(Device::Eth1.mac(), Spot::RouterFar.mac())
             .ttl(63);
         harness.run(Hook::Xdp, &comes).expect("passed-to-tc");
-        harness.run(Hook::Ingress, &comes).expect("forwarded-error").expect_frame(&goes);
+        harness.run(Hook::Ingress, &comes).expect("forwarded-icmp-error").expect_frame(&goes);
     });
 }
 
@@ -298,8 +301,8 @@ fn delivered_by_xdp() {
         let answered = terms.answer(NODE, CLIENT);
         let comes = error(terms, port_unreachable(terms), Spot::Client, &answered, WHOLE);
         let known = error(terms, port_unreachable(terms), Spot::Client, &terms.answer(LOCAL, CLIENT), WHOLE);
-        harness.run(Hook::Xdp, &comes).expect("delivered-error").expect_frame(&known);
-        harness.run(Hook::Ingress, &known).expect("passed-error");
+        harness.run(Hook::Xdp, &comes).expect("delivered-icmp-error").expect_frame(&known);
+        harness.run(Hook::Ingress, &known).expect("passed-icmp-no-flow");
     });
 }
 
@@ -330,14 +333,15 @@ fn the_flow_stays_as_it_is() {
                         .destination(terms.at(endpoint));
                     let comes = error(terms, port_unreachable(terms), endpoint.0, &seen, WHOLE);
                     if endpoint == NEAR {
-                        harness.run(terms.hook, &comes).expect("replied-error");
+                        harness.run(terms.hook, &comes).expect("replied-icmp-error");
                     } else {
-                        harness.run(Hook::Egress, &comes).expect("replied-local-error");
+                        harness.run(Hook::Egress, &comes).expect("replied-local-icmp-error");
                     }
                     let answer = talk.answer_packet(harness, flag::ACK);
                     let answered = answer.source(terms.at(NODE)).destination(terms.at(CLIENT));
                     let comes = error(terms, port_unreachable(terms), Spot::Client, &answered, WHOLE);
-                    let outcome = if endpoint == NEAR { "forwarded-error" } else { "delivered-error" };
+                    let outcome =
+                        if endpoint == NEAR { "forwarded-icmp-error" } else { "delivered-icmp-error" };
                     harness.run(terms.hook, &comes).expect(outcome);
                     assert_eq!(flows(harness), before);
                 }
@@ -356,6 +360,6 @@ fn half_a_flow_is_not_believed() {
         let (request_half, _) = talk.halves(harness);
         harness.evict(&request_half);
         let comes = error(terms, port_unreachable(terms), Spot::Near, &request(terms, NODE).seen, WHOLE);
-        harness.run(terms.hook, &comes).expect("passed-stale");
+        harness.run(terms.hook, &comes).expect("passed-stale-flow");
     });
 }

@@ -73,21 +73,24 @@ fn chains_that_pass() {
         let stop = Extension { number: ROUTING, rest: vec![0, 4, 1, 0, 0, 0, 0] };
         let mut steps = Vec::new();
         for (chain, outcome) in [
-            (vec![Extension::padding(DESTINATION, 1); 9], "passed-extension"),
+            (vec![Extension::padding(DESTINATION, 1); 9], "passed-unsupported-header"),
             (
                 vec![Extension::padding(DESTINATION, 31), Extension::padding(DESTINATION, 2)],
-                "passed-extension",
+                "passed-unsupported-header",
             ),
-            (vec![Extension::padding(DESTINATION, 1), stop], "passed-extension"),
+            (vec![Extension::padding(DESTINATION, 1), stop], "passed-unsupported-header"),
             (
                 vec![Extension::padding(DESTINATION, 1), Extension { number: 51, rest: vec![0; 7] }],
-                "passed-extension",
+                "passed-unsupported-header",
             ),
             (
                 vec![Extension::padding(DESTINATION, 1), Extension { number: 50, rest: vec![0; 7] }],
-                "passed-protocol",
+                "passed-unsupported-protocol",
             ),
-            (vec![Extension::fragment(0, true, 1), Extension::fragment(0, true, 1)], "passed-extension"),
+            (
+                vec![Extension::fragment(0, true, 1), Extension::fragment(0, true, 1)],
+                "passed-unsupported-header",
+            ),
         ] {
             steps.push(Step::passed(&with(&request, &chain), outcome));
             steps.push(Step::passed(&with(&answer, &chain), outcome).leaving());

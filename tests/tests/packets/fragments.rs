@@ -175,7 +175,7 @@ fn time_to_live_ends() {
         let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
         let mut all = steps(&long(terms.request(NODE), 1), "forwarded", &long(forwarded, 1));
         let last = long(terms.request(NODE), 1).ttl(1).fragments(SIZE);
-        all.push(Step::dropped(&last[1], "dropped-ttl"));
+        all.push(Step::dropped(&last[1], "dropped-ttl-exceeded"));
         vec![Case::new("TTL", setup(NODE, NEAR), all)]
     });
 }
@@ -187,11 +187,11 @@ fn dropped_fragments_are_counted_for_the_service() {
         harness.set_up(&setup(NODE, NEAR));
         harness.run(terms.hook, &long(terms.request(NODE), 1).fragments(SIZE)[0]).expect("forwarded");
         let service = harness.flow(terms.family).0.service;
-        let key = ServiceCountKey { service, outcome: Outcome::DroppedTtl as u32 };
+        let key = ServiceCountKey { service, outcome: Outcome::DroppedTtlExceeded as u32 };
         let counted = |harness: &Harness| harness.tables.service_counts.get(&key, 0).unwrap_or_default();
         let before = counted(harness).packets;
         let last = &long(terms.request(NODE), 1).ttl(1).fragments(SIZE)[1];
-        harness.run(terms.hook, last).expect("dropped-ttl");
+        harness.run(terms.hook, last).expect("dropped-ttl-exceeded");
         assert_eq!(counted(harness).packets, before + 1);
     });
 }
@@ -209,8 +209,8 @@ fn too_long_for_the_way_out() {
         let fragments = from.fragments(SIZE);
         let outcomes = match (terms.xdp(), terms.v4()) {
             (true, _) => ["passed-to-tc"; 2],
-            (false, true) => ["dropped-too-long", "dropped-too-long"],
-            (false, false) => ["rejected-too-long", "dropped-too-long"],
+            (false, true) => ["dropped-mtu-exceeded", "dropped-mtu-exceeded"],
+            (false, false) => ["rejected-mtu-exceeded", "dropped-mtu-exceeded"],
         };
         for (fragment, outcome) in fragments.iter().zip(outcomes) {
             harness.run(terms.hook, fragment).expect(outcome);
@@ -218,7 +218,7 @@ fn too_long_for_the_way_out() {
         // With DF it is the sender's own business.
         if terms.v4() && !terms.xdp() {
             let first = fragments[0].clone().with(|p| p.dont_fragment = true);
-            harness.run(terms.hook, &first).expect("rejected-too-long");
+            harness.run(terms.hook, &first).expect("rejected-mtu-exceeded");
         }
     });
 }

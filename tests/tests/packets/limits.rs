@@ -60,7 +60,7 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
             .collect();
         assert_eq!(ports, (5000..5020).collect(), "each port once");
         let late = Talk::new(terms, VIP).with_port(21);
-        late.open(harness).expect("dropped-no-port");
+        late.open(harness).expect("dropped-no-snat-port");
         assert_eq!(late.request_half(harness), None);
         Talk::new(terms, VIP).with_port(1).establish(harness);
         let other = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
@@ -103,7 +103,7 @@ fn two_frontends_that_meet_in_one_tuple() {
         for pool in [vec![CLIENT_PORT], vec![]] {
             harness.set_up(&both.clone().pool(pool));
             first.open(harness).expect("delivered");
-            second.open(harness).expect("dropped-no-port");
+            second.open(harness).expect("dropped-no-snat-port");
         }
     });
 }

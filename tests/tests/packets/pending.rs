@@ -104,7 +104,7 @@ fn without_its_request_half_a_reply_passes() {
         talk.open(harness);
         let answer = talk.answer_packet(harness, SYN_ACK);
         harness.evict(&talk.halves(harness).0);
-        harness.run(back, &answer).expect("passed-stale");
+        harness.run(back, &answer).expect("passed-stale-flow");
         let outcome = talk.open(harness).outcome;
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         talk.establish(harness);
@@ -138,7 +138,7 @@ fn a_reply_half_of_another_flow_is_not_believed() {
         first.open(harness).expect("forwarded");
         harness.evict(&first.halves(harness).1);
         second.open(harness).expect("forwarded");
-        first.open(harness).expect("dropped-no-port");
+        first.open(harness).expect("dropped-no-snat-port");
         second.answer(harness, SYN_ACK).expect("replied");
         second.establish(harness);
     });
@@ -149,11 +149,11 @@ fn a_port_taken_in_one_table_is_taken_in_the_other() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1).pool([5000]));
         Talk::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
-        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-port");
+        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
         Talk::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
         harness.change_state(|state| state.unconfirmed_limit = [100; 2]);
-        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-port");
+        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
     });
 }
 

@@ -45,7 +45,7 @@ fn padding_is_no_quote() {
         let comes = about(&seen, Spot::Near).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
         let goes = about(&known, Spot::Node).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63);
         let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::with_trailer(&comes, "replied-error", &goes, &[0xee; 30]));
+        steps.push(Step::with_trailer(&comes, "replied-icmp-error", &goes, &[0xee; 30]));
         vec![Case::new("padded error", setup(NODE, NEAR), steps)]
     });
 }
@@ -76,7 +76,7 @@ fn longer_headers_outside_and_inside() {
             let goes = outer(error(terms, kind, Spot::Node, &longer(known, inside), WHOLE))
                 .macs(Device::Eth0.mac(), Spot::Router.mac())
                 .ttl(63);
-            steps.push(Step::new(&comes, "replied-error", &goes));
+            steps.push(Step::new(&comes, "replied-icmp-error", &goes));
         }
         vec![Case::new("options", setup(NODE, NEAR), steps)]
     });
@@ -96,8 +96,8 @@ fn about_fragments() {
             .macs(Device::Eth0.mac(), Spot::Router.mac())
             .ttl(63);
         let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::new(&comes(0), "replied-error", &goes));
-        steps.push(Step::passed(&comes(1), "passed-error"));
+        steps.push(Step::new(&comes(0), "replied-icmp-error", &goes));
+        steps.push(Step::passed(&comes(1), "passed-icmp-no-flow"));
         vec![Case::new("fragments", setup(NODE, NEAR), steps)]
     });
 }
@@ -122,7 +122,7 @@ fn about_datagrams_without_a_checksum() {
             .macs(Device::Eth0.mac(), Spot::Router.mac())
             .ttl(63);
         let mut steps = Vec::from(talk(terms, NODE));
-        steps.push(Step::new(&comes, "replied-error", &goes));
+        steps.push(Step::new(&comes, "replied-icmp-error", &goes));
         vec![Case::new("no checksum", setup(NODE, NEAR), steps)]
     });
 }

@@ -61,9 +61,9 @@ fn other_protocols() {
         let mut steps = vec![
             Step::passed(&request.clone().with(|p| p.vlan = Some(7)), "passed-not-ip"),
             Step::frame(arp, "passed-not-ip"),
-            Step::passed(&ping, "passed-protocol"),
-            Step::passed(&of(Transport::Other(132)), "passed-protocol"),
-            Step::passed(&of(Transport::Other(4)), "passed-protocol"),
+            Step::passed(&ping, "passed-unsupported-protocol"),
+            Step::passed(&of(Transport::Other(132)), "passed-unsupported-protocol"),
+            Step::passed(&of(Transport::Other(4)), "passed-unsupported-protocol"),
         ];
         if terms.v4() {
             let later = request.clone().with(|p| p.fragment_offset = 3);
@@ -73,11 +73,11 @@ fn other_protocols() {
             let stop = Extension { number: 43, rest: vec![0, 1, 4, 0, 0, 0, 0] };
             let authentication = Extension { number: 51, rest: vec![0; 7] };
             for (extension, outcome) in [
-                (stop, "passed-extension"),
-                (authentication, "passed-extension"),
+                (stop, "passed-unsupported-header"),
+                (authentication, "passed-unsupported-header"),
                 (Extension::fragment(256, false, 1), "passed-fragment"),
-                (Extension::padding(59, 1), "passed-protocol"),
-                (Extension::padding(50, 1), "passed-protocol"),
+                (Extension::padding(59, 1), "passed-unsupported-protocol"),
+                (Extension::padding(50, 1), "passed-unsupported-protocol"),
             ] {
                 let packet = request.clone().with(|p| p.extensions = vec![extension]);
                 steps.push(Step::passed(&packet, outcome));

@@ -275,7 +275,7 @@ fn forwarding_off() {
         vec![Case::new(
             "forwarding is off",
             Setup::of(frontend(NODE, &[NEAR])),
-            [Step::dropped(&terms.request(NODE), "dropped-forwarding-off")],
+            [Step::dropped(&terms.request(NODE), "dropped-forwarding-disabled")],
         )]
     });
 }

@@ -87,7 +87,7 @@ fn traced(attach: &str, wire_offloads: bool) {
 /// How often node-1 has told somebody something.
 fn told(agents: &[Agent]) -> u64 {
     let mut sum = 0;
-    for outcome in ["rejected-ttl", "replied-error", "replied-local-error"] {
+    for outcome in ["rejected-ttl-exceeded", "replied-icmp-error", "replied-local-icmp-error"] {
         for hook in ["xdp", "ingress", "egress"] {
             sum += agents[0].packets(hook, outcome).unwrap();
         }

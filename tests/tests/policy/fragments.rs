@@ -67,7 +67,7 @@ fn echoed(attach: &str, wire_offloads: bool) {
         }
     }
     capture.finish_valid().unwrap();
-    for outcome in ["dropped-failed", "dropped-too-long", "passed-unfinished"] {
+    for outcome in ["dropped-internal-error", "dropped-mtu-exceeded", "passed-missed-tail-call"] {
         for hook in ["xdp", "ingress", "egress"] {
             assert_eq!(agents[0].packets(hook, outcome).unwrap(), 0, "{attach} {hook} {outcome}");
         }

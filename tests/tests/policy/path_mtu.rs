@@ -67,8 +67,8 @@ fn behind_the_node(attach: &str, wire_offloads: bool) {
             assert!(told, "{attach} {to}: the client was not told");
         }
     }
-    assert!(packets(&agents[0], "replied-error") >= 2, "{attach}");
-    assert!(agents[0].packets("egress", "replied-local-error").unwrap() >= 2, "{attach}");
+    assert!(packets(&agents[0], "replied-icmp-error") >= 2, "{attach}");
+    assert!(agents[0].packets("egress", "replied-local-icmp-error").unwrap() >= 2, "{attach}");
 }
 
 fn towards_the_client(attach: &str, wire_offloads: bool) {
@@ -81,8 +81,8 @@ fn towards_the_client(attach: &str, wire_offloads: bool) {
             transfer(lab.client().netns(), cluster.at(1, family, port), BYTES).unwrap();
         }
     }
-    assert!(packets(&agents[0], "forwarded-error") >= 2, "{attach}");
-    assert!(packets(&agents[0], "delivered-error") >= 2, "{attach}");
+    assert!(packets(&agents[0], "forwarded-icmp-error") >= 2, "{attach}");
+    assert!(packets(&agents[0], "delivered-icmp-error") >= 2, "{attach}");
 }
 
 #[test]

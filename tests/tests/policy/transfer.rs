@@ -26,7 +26,9 @@ fn intact(attach: &str, wire_offloads: bool) {
         // Datagrams find their way while it lasts and after it.
         cluster.answer(Protocol::Udp, to).unwrap();
     }
-    for outcome in ["dropped-failed", "dropped-too-long", "passed-malformed", "passed-unfinished"] {
+    for outcome in
+        ["dropped-internal-error", "dropped-mtu-exceeded", "passed-malformed", "passed-missed-tail-call"]
+    {
         for hook in ["xdp", "ingress", "egress"] {
             assert_eq!(agents[0].packets(hook, outcome).unwrap(), 0, "{attach} {hook} {outcome}");
         }

@@ -234,7 +234,7 @@ fn of_this_node() {
     for outcome in [
         "connected",
         "dropped-no-local-endpoint",
-        "dropped-unallocated",
+        "dropped-unallocated-cluster-ip",
         "rejected-no-endpoint",
         "rejected-unknown-port",
     ] {

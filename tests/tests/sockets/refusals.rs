@@ -42,7 +42,7 @@ fn each_reason_has_its_error() {
                 (service_at(14, kind), REFUSED, "rejected-no-endpoint"),
                 (at(11, PORT + 1), REFUSED, "rejected-unknown-port"),
                 (service_at(12, kind), DROPPED, "dropped-no-local-endpoint"),
-                (at(99, PORT), DROPPED, "dropped-unallocated"),
+                (at(99, PORT), DROPPED, "dropped-unallocated-cluster-ip"),
             ] {
                 let before = stand.calls(1, outcome);
                 assert_eq!(errors(&caller, kind, to), wanted, "{who} {kind:?} {to}");

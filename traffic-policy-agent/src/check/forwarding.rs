@@ -66,7 +66,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         let off: Vec<_> = off.map(|device| device.name.as_str()).collect();
         let used = facts.devices.iter().any(|device| device.used[at]);
         let found = format!(
-            "{family} forwarding is off on {}: packets to endpoints are not delivered (outcome dropped-forwarding-off)",
+            "{family} forwarding is off on {}: packets to endpoints are not delivered (outcome dropped-forwarding-disabled)",
             off.join(", ")
         );
         findings.extend(match (off.is_empty(), at) {

@@ -61,7 +61,7 @@ impl Teller<'_> {
                     destination.ip(),
                     destination.port()
                 ),
-                number if number == Outcome::DroppedUnallocated as u32 => {
+                number if number == Outcome::DroppedUnallocatedClusterIp as u32 => {
                     format!(
                         "frontend: {} is in the range of ClusterIPs, and no Service has it",
                         destination.ip()

@@ -55,7 +55,7 @@ pub trait Answer: Rewrite {
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
-        return exit::leave(packet, P::HOOK, Outcome::DroppedFailed.into());
+        return exit::leave(packet, P::HOOK, Outcome::DroppedInternalError.into());
     };
     // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
     let number = unsafe { (*scratch).outcome } & (OUTCOMES - 1);
@@ -92,17 +92,17 @@ unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
 
 #[inline(always)]
 fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
-    let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed.into() };
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let (number, mtu) = unsafe { ((*scratch).outcome, (*scratch).mtu) };
     if !take() {
         return Outcome::DroppedRateLimited.into();
     }
     let (outcome, kind, rest) = if number == Outcome::ResetNoFlow as u32 {
         (Outcome::ResetNoFlow, 0, 0)
-    } else if number == Outcome::RejectedTtl as u32 {
-        (Outcome::RejectedTtl, F::TTL_EXCEEDED, 0)
-    } else if number == Outcome::RejectedTooLong as u32 {
-        (Outcome::RejectedTooLong, F::TOO_LONG, mtu)
+    } else if number == Outcome::RejectedTtlExceeded as u32 {
+        (Outcome::RejectedTtlExceeded, F::TTL_EXCEEDED, 0)
+    } else if number == Outcome::RejectedMtuExceeded as u32 {
+        (Outcome::RejectedMtuExceeded, F::TOO_LONG, mtu)
     } else if number == Outcome::RejectedUnknownPort as u32 {
         (Outcome::RejectedUnknownPort, F::PORT_UNREACHABLE, 0)
     } else {
@@ -111,7 +111,7 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
     let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest) };
     if !built {
         // A frame that fills its buffer cannot become a longer answer in XDP; it is still as it came, and TC can.
-        return if P::TC { Outcome::DroppedFailed } else { Outcome::PassedToTc }.into();
+        return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
     Exit::sent(outcome, packet.send(packet.ingress()))
 }

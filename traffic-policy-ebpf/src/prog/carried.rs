@@ -58,14 +58,14 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Parsed<F> {
     }
     #[inline(always)]
     fn expired(&self) -> Outcome {
-        Outcome::RejectedTtl
+        Outcome::RejectedTtlExceeded
     }
     #[inline(always)]
     fn too_long(&self, mtu: u32) -> Exit {
         if !F::V6 && !unfragmentable(self) {
-            return Outcome::DroppedTooLong.into();
+            return Outcome::DroppedMtuExceeded.into();
         }
-        Exit { mtu, ..Outcome::RejectedTooLong.into() }
+        Exit { mtu, ..Outcome::RejectedMtuExceeded.into() }
     }
     #[inline(always)]
     fn account(&self, half: *mut Flow<F::Address>, now: u32) {

@@ -85,7 +85,7 @@ fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
     let bits = size_of::<F::Address>() as u32 * 8;
     let query = CidrQuery { bits, address: target.address };
     if F::service_cidrs().lookup::<_, u32>(&query).is_some() {
-        return Outcome::DroppedUnallocated;
+        return Outcome::DroppedUnallocatedClusterIp;
     }
     Outcome::PassedNotService
 }

@@ -81,7 +81,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
             unsafe { fetch_add(&raw mut (*usage).snat_created, 1) };
         }
         if pool_len == 0 {
-            return Err(Outcome::DroppedNoPort.into());
+            return Err(Outcome::DroppedNoSnatPort.into());
         }
         // The first port is nearly always free. As a callback the verifier sees one turn only of the others.
         if next_port::<F>() == 0 {
@@ -89,7 +89,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         }
         match unsafe { (*scratch).claim.result } as i64 {
             0 => Ok(()),
-            EXISTS => Err(Outcome::DroppedNoPort.into()),
+            EXISTS => Err(Outcome::DroppedNoSnatPort.into()),
             _ => Err(Outcome::DroppedTableFull.into()),
         }
     }

@@ -159,14 +159,14 @@ pub fn create<P: Packet, F: Family>(
     }
     let (Some(state), Some(usage), Some(scratch)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0), F::scratch())
     else {
-        return Err(Outcome::DroppedFailed.into());
+        return Err(Outcome::DroppedInternalError.into());
     };
     let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     let list = list(packet, parsed, &client)?;
     let index = choose::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).search });
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
-        return Err(Outcome::DroppedFailed.into());
+        return Err(Outcome::DroppedInternalError.into());
     };
     // Its range rests before it is written again, so it does not change under our hands.
     let slot = unsafe { &*slot.cast_const() };
@@ -188,7 +188,7 @@ pub fn create<P: Packet, F: Family>(
     };
     trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
     if !local && parsed.ttl <= 1 {
-        return Err(Exit::refused(Outcome::RejectedTtl, list.service));
+        return Err(Exit::refused(Outcome::RejectedTtlExceeded, list.service));
     }
 
     let pending = restart.is_null()

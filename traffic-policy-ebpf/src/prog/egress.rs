@@ -59,13 +59,13 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
         return Outcome::PassedNotService;
     }
     if unsafe { (*half).kind } != kind::REPLY_LOCAL {
-        return Outcome::PassedStale;
+        return Outcome::PassedStaleFlow;
     }
     if pending || !pair::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
         match pair::track(parsed, half, pending) {
             Tracked::Keep(kept) => half = kept,
             Tracked::Leave(outcome) => return outcome,
-            Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStale,
+            Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStaleFlow,
         }
     }
     translate(packet, parsed, half)
@@ -79,11 +79,11 @@ pub fn translate<P: Packet, F: Rewrite, C: Carried<P, F>>(
     half: *mut Flow<F::Address>,
 ) -> Outcome {
     if unsafe { (*half).kind } != kind::REPLY_LOCAL {
-        return Outcome::PassedStale;
+        return Outcome::PassedStaleFlow;
     }
     carried.account(half, hop::now());
     if !carried.translate(packet, half, false) {
-        return Outcome::DroppedFailed;
+        return Outcome::DroppedInternalError;
     }
     C::outcome(kind::REPLY_LOCAL)
 }

@@ -85,7 +85,7 @@ fn incoming<P: Packet, F: Quote>(packet: P) -> Exit {
         Err(outcome) => return outcome.into(),
     };
     if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
-        return Outcome::PassedStale.into();
+        return Outcome::PassedStaleFlow.into();
     }
     let now = hop::now();
     match way_out::<P, F>(packet, half, now) {
@@ -113,16 +113,16 @@ pub fn outgoing<P: Packet, F: Quote>(packet: P) -> Outcome {
 fn half<F: Quote>(quoting: &Quoting<F>) -> Result<*mut Flow<F::Address>, Outcome> {
     let (half, pending) = pair::find::<F>(&quoting.tuple);
     if half.is_null() {
-        return Err(Outcome::PassedError);
+        return Err(Outcome::PassedIcmpNoFlow);
     }
     // In `PENDING` half a flow may be left, which says no more whose it is.
     if pending && !pair::whole::<F>(half, &quoting.tuple, pending) {
-        return Err(Outcome::PassedStale);
+        return Err(Outcome::PassedStaleFlow);
     }
     // Only whom the quoted packet came from may be told of it, as in nf_conntrack_inet_error:
     // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_icmp.c>
     if unsafe { F::addresses_at(quoting.ip) }.1 != quoting.tuple.destination {
-        return Err(Outcome::PassedError);
+        return Err(Outcome::PassedIcmpNoFlow);
     }
     Ok(half)
 }
@@ -131,10 +131,10 @@ impl<P: Packet, F: Quote> Carried<P, F> for Quoting<F> {
     #[inline(always)]
     fn outcome(kind: u8) -> Outcome {
         match kind {
-            kind::FORWARD => Outcome::ForwardedError,
-            kind::DELIVER => Outcome::DeliveredError,
-            kind::REPLY_LOCAL => Outcome::RepliedLocalError,
-            _ => Outcome::RepliedError,
+            kind::FORWARD => Outcome::ForwardedIcmpError,
+            kind::DELIVER => Outcome::DeliveredIcmpError,
+            kind::REPLY_LOCAL => Outcome::RepliedLocalIcmpError,
+            _ => Outcome::RepliedIcmpError,
         }
     }
     #[inline(always)]
@@ -151,11 +151,11 @@ impl<P: Packet, F: Quote> Carried<P, F> for Quoting<F> {
     }
     #[inline(always)]
     fn expired(&self) -> Outcome {
-        Outcome::DroppedTtl
+        Outcome::DroppedTtlExceeded
     }
     #[inline(always)]
     fn too_long(&self, _: u32) -> Exit {
-        Outcome::DroppedTooLong.into()
+        Outcome::DroppedMtuExceeded.into()
     }
     #[inline(always)]
     fn account(&self, _: *mut Flow<F::Address>, _: u32) {}
@@ -235,7 +235,7 @@ impl Quote for V4 {
                 || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP
                 || load16::<6>(quoted) & 0x1fffu16.to_be() != 0
             {
-                return Err(Outcome::PassedError);
+                return Err(Outcome::PassedIcmpNoFlow);
             }
             let l4 = quoted + inner;
             let at = (header + ICMP + inner) as u32;
@@ -301,12 +301,12 @@ impl Quote for V6 {
                 return Err(Outcome::PassedMalformed);
             }
             if load8::<0>(quoted) >> 4 != 6 {
-                return Err(Outcome::PassedError);
+                return Err(Outcome::PassedIcmpNoFlow);
             }
             let walked = match extension::walk(quoted, end) {
                 Ok(walked) if walked.fragment & extension::OFFSET == 0 => walked,
                 Err(Outcome::PassedMalformed) => return Err(Outcome::PassedMalformed),
-                _ => return Err(Outcome::PassedError),
+                _ => return Err(Outcome::PassedIcmpNoFlow),
             };
             let l4 = opaque((quoted + walked.offset as usize) as u64) as usize;
             let at = (40 + ICMP) as u32 + walked.offset;

@@ -65,7 +65,7 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     // What opens or ends a conversation changes its state.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
         let now = hop::now();
-        let Some(current) = Current::load() else { return Outcome::DroppedFailed.into() };
+        let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
         let half = F::flows().find(&parsed.tuple);
         if !half.is_null() {
             let (kind, state) = unsafe { ((*half).kind, (*half).state) };
@@ -79,7 +79,7 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
                 if kind == kind::DELIVER || !hop.is_null() {
                     let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
-                    if !matches!(exit.outcome, Outcome::DroppedTooLong) {
+                    if !matches!(exit.outcome, Outcome::DroppedMtuExceeded) {
                         return if exit.answers() { answered::<P, F>(packet, &parsed, exit) } else { exit };
                     }
                 }
@@ -97,5 +97,5 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
         }
     }
     packet.jump::<F, { jump::ATTEND }>();
-    Outcome::PassedUnfinished.into()
+    Outcome::PassedMissedTailCall.into()
 }

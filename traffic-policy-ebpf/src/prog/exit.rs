@@ -17,7 +17,7 @@ pub struct Exit {
     pub outcome: Outcome,
     /// For outcomes that send: the verdict that does it.
     pub action: i32,
-    /// For [`Outcome::RejectedTooLong`]: what would have fitted, in bytes.
+    /// For [`Outcome::RejectedMtuExceeded`]: what would have fitted, in bytes.
     pub mtu: u32,
     /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that answers.
     pub service: u32,
@@ -48,8 +48,8 @@ impl Exit {
             self.outcome,
             Outcome::RejectedNoEndpoint
                 | Outcome::RejectedUnknownPort
-                | Outcome::RejectedTtl
-                | Outcome::RejectedTooLong
+                | Outcome::RejectedTtlExceeded
+                | Outcome::RejectedMtuExceeded
                 | Outcome::ResetNoFlow
         )
     }

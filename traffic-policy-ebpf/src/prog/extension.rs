@@ -43,7 +43,7 @@ pub const MORE: u32 = 1;
 /// Other protocols, headers that cannot be skipped, and more of them than anybody sends.
 #[inline(always)]
 pub unsafe fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
-    let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedFailed) };
+    let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
     let walked = unsafe { &raw mut (*scratch).walked };
     unsafe { walk_to(walked, ip, end)? };
     let Walked { protocol, offset, fragment, identification } = unsafe { ptr::read_volatile(walked) };
@@ -51,7 +51,7 @@ pub unsafe fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
     // only a copy was compared.
     let offset = offset & REACH_MASK;
     if offset > REACH as u32 {
-        return Err(Outcome::PassedExtension);
+        return Err(Outcome::PassedUnsupportedHeader);
     }
     Ok(Walked { protocol, offset, fragment, identification })
 }
@@ -64,7 +64,7 @@ unsafe fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outc
     let mut fragmented = false;
     for _ in 0..=MOST {
         if offset > REACH {
-            return Err(Outcome::PassedExtension);
+            return Err(Outcome::PassedUnsupportedHeader);
         }
         if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP {
             let end = Walked { protocol, offset: offset as u32, fragment, identification };
@@ -92,11 +92,11 @@ unsafe fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outc
                     return Ok(());
                 }
             }
-            ROUTING | FRAGMENT | AUTHENTICATION => return Err(Outcome::PassedExtension),
-            _ => return Err(Outcome::PassedProtocol),
+            ROUTING | FRAGMENT | AUTHENTICATION => return Err(Outcome::PassedUnsupportedHeader),
+            _ => return Err(Outcome::PassedUnsupportedProtocol),
         }
         protocol = unsafe { load8::<0>(at) } as u32;
         offset += length;
     }
-    Err(Outcome::PassedExtension)
+    Err(Outcome::PassedUnsupportedHeader)
 }

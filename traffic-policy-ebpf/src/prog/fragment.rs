@@ -75,7 +75,7 @@ pub fn record<F: Irregular>(parsed: &Parsed<F>) {
 /// There is no record, or its flow is gone.
 #[inline(always)]
 pub fn later<F: Irregular>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
-    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedFailed) };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
     let key = unsafe { &(*scratch).fragment_key };
     let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
         return Err(Outcome::PassedFragment);
@@ -113,12 +113,12 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
     }
     #[inline(always)]
     fn expired(&self) -> Outcome {
-        Outcome::DroppedTtl
+        Outcome::DroppedTtlExceeded
     }
     /// No error speaks of it. The first fragment, as long as any, was answered.
     #[inline(always)]
     fn too_long(&self, _: u32) -> Exit {
-        Outcome::DroppedTooLong.into()
+        Outcome::DroppedMtuExceeded.into()
     }
     #[inline(always)]
     fn account(&self, half: *mut Flow<F::Address>, now: u32) {

@@ -128,7 +128,7 @@ pub fn resolve<F: Family>(
     if ASSUME_ROUTES.load() != 0 {
         return assumed::<F>(ingress, route as u16);
     }
-    let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedFailed) };
+    let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedInternalError) };
     let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
     let base = fib.cast::<u8>();
     let own = unsafe { (&raw mut (*scratch).fib).cast::<u64>() };
@@ -148,7 +148,7 @@ pub fn resolve<F: Family>(
     match ret {
         RET_SUCCESS | RET_NO_NEIGHBOUR => {}
         RET_NOT_FORWARDED => return Route::Local,
-        RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingOff),
+        RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingDisabled),
         _ => return Route::Failed(Outcome::DroppedNoRoute),
     }
     let ifindex = unsafe { (*fib).ifindex };

@@ -67,7 +67,7 @@ pub fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit
         }
         packet.jump::<F, { jump::ANSWER }>();
     }
-    Outcome::PassedUnfinished.into()
+    Outcome::PassedMissedTailCall.into()
 }
 
 /// What the bits say of a packet. Numbers as in [`step::FILTER`].
@@ -144,7 +144,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     let mut kept = ptr::null_mut();
     if !half.is_null() {
         if unsafe { (*half).kind } == kind::REPLY_LOCAL {
-            return Err(Outcome::PassedStale.into());
+            return Err(Outcome::PassedStaleFlow.into());
         }
         match pair::track(parsed, half, pending) {
             Tracked::Keep(half) => kept = half,
@@ -224,7 +224,7 @@ fn way_back<F: Rewrite>(half: *mut Flow<F::Address>) -> Result<*const Hop, Exit>
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
-    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedFailed.into()) };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
     let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).way_back) };
     spare.macs = u64::from_ne_bytes([mac[0], mac[1], mac[2], mac[3], mac[4], mac[5], own[0], own[1]]);
     spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
@@ -248,7 +248,7 @@ pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
     if kind == kind::DELIVER {
         carried.account(half, now);
         if !carried.translate(packet, half, false) {
-            return Outcome::DroppedFailed.into();
+            return Outcome::DroppedInternalError.into();
         }
         return outcome.into();
     }
@@ -261,10 +261,10 @@ pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
         if mtu != 0 && carried.wire_length(packet) > mtu {
             return carried.too_long(mtu);
         }
-        let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed.into() };
+        let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
         carried.account(half, now);
         if !carried.translate(packet, half, true) {
-            return Outcome::DroppedFailed.into();
+            return Outcome::DroppedInternalError.into();
         }
         return Exit::sent(
             outcome,
@@ -288,7 +288,7 @@ pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
     carried.account(half, now);
     unsafe { rewrite::macs(carried.ip() - parse::ETHERNET, hop) };
     if !carried.translate(packet, half, true) {
-        return Outcome::DroppedFailed.into();
+        return Outcome::DroppedInternalError.into();
     }
     Exit::sent(outcome, packet.send(ifindex))
 }

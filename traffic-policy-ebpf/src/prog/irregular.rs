@@ -25,11 +25,11 @@ use super::{
 #[inline(always)]
 pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Exit {
     match outcome {
-        Outcome::PassedFragment | Outcome::PassedExtension if OUT => {
+        Outcome::PassedFragment | Outcome::PassedUnsupportedHeader if OUT => {
             packet.jump::<F, { jump::IRREGULAR_OUT }>();
         }
-        Outcome::PassedFragment | Outcome::PassedExtension => packet.jump::<F, { jump::IRREGULAR }>(),
-        Outcome::PassedProtocol if F::is_error(packet) => {
+        Outcome::PassedFragment | Outcome::PassedUnsupportedHeader => packet.jump::<F, { jump::IRREGULAR }>(),
+        Outcome::PassedUnsupportedProtocol if F::is_error(packet) => {
             if OUT {
                 packet.jump::<F, { jump::ERROR_OUT }>();
             } else {
@@ -38,7 +38,7 @@ pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outco
         }
         _ => return outcome.into(),
     }
-    Outcome::PassedUnfinished.into()
+    Outcome::PassedMissedTailCall.into()
 }
 
 /// A packet as it lies there. Of a later fragment, ports are not known and the transport header is not to be touched.
@@ -74,7 +74,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
         Err(outcome) => return outcome.into(),
     };
     if !fragment::note(&laid) {
-        return Outcome::DroppedFailed.into();
+        return Outcome::DroppedInternalError.into();
     }
     let now = hop::now();
     if laid.later != 0 {
@@ -83,7 +83,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
             Err(outcome) => return outcome.into(),
         };
         if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
-            return Outcome::PassedStale.into();
+            return Outcome::PassedStaleFlow.into();
         }
         let exit = match way_out::<P, F>(packet, half, now) {
             Ok(ready) => carry_out(packet, &later, &ready, now),
@@ -128,7 +128,7 @@ pub fn outgoing<P: Packet, F: Irregular>(packet: P) -> Outcome {
         Err(outcome) => return outcome,
     };
     if !fragment::note(&laid) {
-        return Outcome::DroppedFailed;
+        return Outcome::DroppedInternalError;
     }
     if laid.later != 0 {
         let (later, half) = match fragment::later(laid) {

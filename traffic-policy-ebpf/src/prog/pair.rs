@@ -93,7 +93,7 @@ pub fn track<F: Family>(
         return reply(parsed, half, true, false);
     }
     let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
-        return Tracked::Leave(Outcome::DroppedFailed);
+        return Tracked::Leave(Outcome::DroppedInternalError);
     };
     let mut other = table::<F>(pending).find(key);
     // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
@@ -105,7 +105,7 @@ pub fn track<F: Family>(
         kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
         kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, !other.is_null(), pending),
         // A half that is just being written.
-        _ => Tracked::Leave(Outcome::PassedStale),
+        _ => Tracked::Leave(Outcome::PassedStaleFlow),
     }
 }
 
@@ -196,7 +196,7 @@ fn reply<F: Family>(
     // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of the
     // old connection would be taken for one of the new.
     if !believed && (pending || state & GONE != 0 && parsed.is_tcp()) {
-        return Tracked::Leave(Outcome::PassedStale);
+        return Tracked::Leave(Outcome::PassedStaleFlow);
     }
     let mut after = state;
     if parsed.is_tcp() {

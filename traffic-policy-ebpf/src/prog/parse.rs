@@ -95,7 +95,7 @@ pub trait Parse: Family + Sized {
     ///
     /// # Errors
     /// How it passes. What can be read nevertheless, elsewhere, is [`Outcome::PassedFragment`] or
-    /// [`Outcome::PassedExtension`].
+    /// [`Outcome::PassedUnsupportedHeader`].
     fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
     /// Whether a packet of another protocol is an ICMP error, by its type.
     fn is_error<P: Packet>(packet: P) -> bool;
@@ -114,13 +114,13 @@ impl Parse for V4 {
             }
             let protocol = load8::<9>(ip) as u32;
             if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
-                return Err(Outcome::PassedProtocol);
+                return Err(Outcome::PassedUnsupportedProtocol);
             }
             let first = load8::<0>(ip);
             if first != 0x45 {
                 // With options.
                 let valid = matches!(first, 0x46..=0x4f);
-                return Err(if valid { Outcome::PassedExtension } else { Outcome::PassedMalformed });
+                return Err(if valid { Outcome::PassedUnsupportedHeader } else { Outcome::PassedMalformed });
             }
             let l4 = ip + 20;
             if protocol == PROTOCOL_TCP && l4 + 20 > end {
@@ -179,9 +179,9 @@ impl Parse for V6 {
             if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
                 return Err(match protocol {
                     // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
-                    0 | 43 | 51 | 60 => Outcome::PassedExtension,
+                    0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
                     44 => Outcome::PassedFragment,
-                    _ => Outcome::PassedProtocol,
+                    _ => Outcome::PassedUnsupportedProtocol,
                 });
             }
             if protocol == PROTOCOL_TCP && l4 + 20 > end {
@@ -231,7 +231,7 @@ fn short4(ip: usize, end: usize) -> Outcome {
     match unsafe { (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) } {
         (_, 1..) => Outcome::PassedFragment,
         (PROTOCOL_TCP | PROTOCOL_UDP, 0) => Outcome::PassedMalformed,
-        _ => Outcome::PassedProtocol,
+        _ => Outcome::PassedUnsupportedProtocol,
     }
 }
 

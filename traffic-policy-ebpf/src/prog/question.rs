@@ -18,7 +18,7 @@ pub fn run() {
     let asked = unsafe { &*asked };
     let protocol = asked.protocol as u32;
     let outcome = if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
-        Outcome::PassedProtocol
+        Outcome::PassedUnsupportedProtocol
     } else if asked.ipv6 == 0 {
         decide::<V4>(asked)
     } else {
@@ -29,7 +29,7 @@ pub fn run() {
 
 #[inline(always)]
 fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
-    let Some(scratch) = F::scratch() else { return Outcome::DroppedFailed };
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError };
     let question = Question {
         destination: F::narrow(asked.destination),
         port: asked.port,

@@ -74,7 +74,7 @@ impl<A: Address> Decision<A> {
     fn at<F: Family<Address = A>>(self, list: &List, slot: u32) -> Self {
         let decision = Self { service: list.service, ..self };
         let Some(endpoint) = F::slots().lookup::<u32, Slot<A>>(&slot) else {
-            return Self { outcome: Outcome::DroppedFailed, ..decision };
+            return Self { outcome: Outcome::DroppedInternalError, ..decision };
         };
         let (address, port) = unsafe { ((*endpoint).address, (*endpoint).port) };
         let offset = slot - list.range.base;

@@ -65,7 +65,7 @@ fn all() -> Vec<Wanted> {
         ("no bit set", 0, 22, Content::Ack, Outcome::Passed, 10.0),
         ("a port of the pool", 0, POOL_PORT, Content::Ack, Outcome::PassedNotService, 30.0),
         ("a frontend's port", 8, NODE_PORT, Content::Ack, Outcome::PassedNotService, 50.0),
-        ("an echo request", 0, NODE_PORT, Content::Echo, Outcome::PassedProtocol, 10.0),
+        ("an echo request", 0, NODE_PORT, Content::Echo, Outcome::PassedUnsupportedProtocol, 10.0),
         ("a later fragment", 0, NODE_PORT, Content::LaterFragment, Outcome::PassedFragment, 40.0),
     ];
     for hook in [Hook::Xdp, Hook::Ingress] {
@@ -78,7 +78,7 @@ fn all() -> Vec<Wanted> {
     let leaving = [
         ("no bit set", 22, Content::Ack, Outcome::Passed),
         ("an endpoint's port", TARGET_PORT, Content::Ack, Outcome::PassedNotService),
-        ("an echo request", TARGET_PORT, Content::Echo, Outcome::PassedProtocol),
+        ("an echo request", TARGET_PORT, Content::Echo, Outcome::PassedUnsupportedProtocol),
     ];
     for (name, port, content, outcome) in leaving {
         let (hook, ports) = (Hook::Egress, (port, 40_000));
