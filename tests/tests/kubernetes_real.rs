@@ -111,7 +111,7 @@ async fn a_real_api_server_is_followed() {
         port_of_web(index).is_some_and(|port| !port.has_endpoints)
     })
     .await;
-    assert!(source.status().get().troubles.is_empty(), "{:?}", source.status().get());
+    assert!(source.status().get().errors.is_empty(), "{:?}", source.status().get());
 
     source.events().post(ServiceEvent {
         service: ServiceName { namespace: "default".to_owned(), name: "web".to_owned() },

@@ -74,7 +74,7 @@ fn everything_at_once_is_in_good_style() {
                 .map(|ipv6| Fill { map: "slots", ipv6, used: 1, size: 2 })
                 .to_vec(),
             found: [Found { entries: 4, snat: 2, unconfirmed: 1, pending: 0, deleted: 0 }; 2],
-            pool_ports: 30_000,
+            snat_ports: 30_000,
             draining: vec![(key("web", false), SystemTime::now()), (key("web", true), SystemTime::now())],
         },
         no_local: [NoLocal { internal: 1, external: 2 }; 2],
@@ -82,7 +82,7 @@ fn everything_at_once_is_in_good_style() {
         ..Observed::default()
     });
     metrics.count_packets(|| {
-        let hooks = ["xdp", "ingress", "egress"];
+        let hooks = ["xdp", "tc-ingress", "tc-egress"];
         Ok(hooks
             .iter()
             .flat_map(|hook| Outcome::ALL.iter().map(move |outcome| (*hook, *outcome, 1)))
@@ -159,20 +159,20 @@ fn a_scrape_follows_syncs_and_packets() {
         assert_eq!(count(&first, "traffic_policy_map_entries", &[family[0], ("map", "slots")]), 4);
         assert_eq!(count(&first, "traffic_policy_map_max_entries", &[family[0], ("map", "slots")]), 262_144);
     }
-    assert_eq!(count(&first, "traffic_policy_attached", &[("device", "eth0"), ("mode", "tc")]), 1);
+    assert_eq!(count(&first, "traffic_policy_attached_devices", &[("device", "eth0"), ("mode", "tc")]), 1);
     assert_eq!(count(&first, "traffic_policy_node_info", &[("node", "node-1")]), 1);
     assert_eq!(first.samples("traffic_policy_build_info", &[]).len(), 1);
     assert_eq!(count(&first, "traffic_policy_healthy", &[]), 1);
     assert_eq!(count(&first, "traffic_policy_node_eligible", &[]), 1);
-    assert!(first.value("traffic_policy_state_age_seconds", &[]).unwrap().abs() < f64::EPSILON);
+    assert!(first.value("traffic_policy_out_of_sync_seconds", &[]).unwrap().abs() < f64::EPSILON);
     assert!(first.value("traffic_policy_source_age_seconds", &[]).unwrap() < 60.0);
-    assert!(count(&first, "traffic_policy_pool_ports", &[]) >= 4096);
+    assert!(count(&first, "traffic_policy_snat_ports", &[]) >= 4096);
     assert_eq!(agent.ask_metrics("/proxyMode").unwrap().body, "ebpf");
     assert_eq!(agent.ask_metrics("/healthz").unwrap().status, 200);
 
     // Packets.
-    let forwarded = [("hook", "ingress"), ("outcome", "forwarded")];
-    let replied = [("hook", "ingress"), ("outcome", "replied")];
+    let forwarded = [("hook", "tc-ingress"), ("outcome", "forwarded")];
+    let replied = [("hook", "tc-ingress"), ("outcome", "replied")];
     assert_eq!((count(&first, PACKETS, &forwarded), count(&first, PACKETS, &replied)), (0, 0));
     for protocol in Protocol::BOTH {
         cluster.answer(protocol, cluster.at(1, Family::V4, PORT)).unwrap();

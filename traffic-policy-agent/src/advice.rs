@@ -113,7 +113,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
 
 /// What to do if that is not wanted; `None` where nothing needs doing.
 #[must_use]
-pub fn cure(outcome: Outcome, context: &Context<'_>) -> Option<String> {
+pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
     let (namespace, name) = context.name();
     let text = match outcome {
         Outcome::Forwarded
@@ -197,9 +197,9 @@ mod tests {
                 let name = outcome.name();
                 let refused = ["dropped", "rejected", "reset"].iter().any(|verb| name.starts_with(verb));
                 let succeeded = !refused && !name.starts_with("passed");
-                let cure = cure(*outcome, context);
-                assert!(!refused || cure.is_some(), "{name}");
-                assert!(!succeeded || cure.is_none(), "{name}: {cure:?}");
+                let fix = fix(*outcome, context);
+                assert!(!refused || fix.is_some(), "{name}");
+                assert!(!succeeded || fix.is_none(), "{name}: {fix:?}");
             }
         }
     }
@@ -208,7 +208,7 @@ mod tests {
     fn one_line_without_a_final_stop() {
         for context in &contexts() {
             for outcome in Outcome::ALL {
-                for text in [Some(reason(*outcome, context)), cure(*outcome, context)].into_iter().flatten() {
+                for text in [Some(reason(*outcome, context)), fix(*outcome, context)].into_iter().flatten() {
                     assert!(!text.is_empty() && !text.contains('\n') && !text.ends_with('.'), "{text}");
                 }
             }
@@ -231,12 +231,12 @@ mod tests {
         assert!(reason(dropped, &unknown).starts_with("the Service has"));
         assert!(reason(Outcome::DroppedSourceRange, &node_port).starts_with("192.0.2.10 is in none"));
         assert!(
-            cure(Outcome::DroppedSourceRange, &node_port)
+            fix(Outcome::DroppedSourceRange, &node_port)
                 .unwrap()
                 .ends_with("kubectl -n shop edit service web")
         );
         assert!(
-            cure(Outcome::DroppedForwardingDisabled, &node_port)
+            fix(Outcome::DroppedForwardingDisabled, &node_port)
                 .unwrap()
                 .contains("net.ipv4.conf.eth0.forwarding=1")
         );

@@ -82,7 +82,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
     dataplane.report_address(healthz.address());
     for finding in check::forward_policy_drop() {
-        tracing::warn!("{}: {}", finding.found, finding.cure.unwrap_or_default());
+        tracing::warn!("{}: {}", finding.found, finding.fix.unwrap_or_default());
     }
     metrics.count_packets(dataplane.counter_reader());
     if let Some(pins) = settings.dataplane.pins.clone() {

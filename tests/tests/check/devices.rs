@@ -43,15 +43,15 @@ fn frames_too_long_for_xdp() {
         ip.args(["link", "set", device, "mtu", "9000"]);
         assert!(netns.output(ip).unwrap().status.success());
     }
-    let (said, cure) = ("eth0 (veth) takes XDP up to 3506", "ip link set eth0 mtu 3506");
+    let (said, fix) = ("eth0 (veth) takes XDP up to 3506", "ip link set eth0 mtu 3506");
     let xdp = check(&lab, &["--attach", "xdp"]);
-    xdp.has("error", "mtu", said, cure);
+    xdp.has("error", "mtu", said, fix);
     assert_eq!(xdp.code, Some(1));
     let mut agent = Agent::builder(&lab, lab.node(1)).attach("xdp").start().unwrap();
     assert_eq!(agent.wait_ended(Duration::from_secs(20)).unwrap(), Some(1));
     let log = agent.log();
     for part in
-        ["eth0 (veth) has MTU 9000, and its driver takes XDP up to 3506 (error 34", cure, "--attach tc"]
+        ["eth0 (veth) has MTU 9000, and its driver takes XDP up to 3506 (error 34", fix, "--attach tc"]
     {
         assert!(log.contains(part), "no {part:?} in {log}");
     }

@@ -1,4 +1,4 @@
-//! `check` in namespaces that have one thing wrong each: it is found with its cure, and not found where it is right.
+//! `check` in namespaces that have one thing wrong each: it is found with its fix, and not found where it is right.
 //! Needs root; without it each test fails with a sentence that says so.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]

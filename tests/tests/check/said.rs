@@ -30,15 +30,15 @@ impl Said {
 
     /// Exactly this one complaint, and the exit code that belongs to it.
     #[track_caller]
-    pub fn only(&self, severity: &str, probe: &str, found: &str, cure: &str) {
+    pub fn only(&self, severity: &str, probe: &str, found: &str, fix: &str) {
         let complaints = self.complaints();
         assert_eq!(complaints.len(), 1, "{complaints:#?}");
-        self.has(severity, probe, found, cure);
+        self.has(severity, probe, found, fix);
         assert_eq!(self.code, Some(i32::from(severity == "error")), "{self:#?}");
     }
 
     #[track_caller]
-    pub fn has(&self, severity: &str, probe: &str, found: &str, cure: &str) {
+    pub fn has(&self, severity: &str, probe: &str, found: &str, fix: &str) {
         let contains = |finding: &Value, field: &str, text| {
             finding[field].as_str().is_some_and(|said| said.contains(text))
         };
@@ -46,11 +46,11 @@ impl Said {
             finding["severity"] == severity
                 && finding["probe"] == probe
                 && contains(finding, "found", found)
-                && contains(finding, "cure", cure)
+                && contains(finding, "fix", fix)
         };
         assert!(
             self.findings.iter().any(|finding| is_it(&finding)),
-            "no {severity} {probe} {found:?} → {cure:?} in {self:#?}"
+            "no {severity} {probe} {found:?} → {fix:?} in {self:#?}"
         );
     }
 

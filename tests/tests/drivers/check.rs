@@ -41,17 +41,17 @@ impl Stand {
 }
 
 impl Said {
-    /// The finding with all these words in what was found and in its cure.
+    /// The finding with all these words in what was found and in its fix.
     #[track_caller]
-    pub fn has(&self, severity: &str, found: &[&str], cure: &str) {
+    pub fn has(&self, severity: &str, found: &[&str], fix: &str) {
         let is_it = |finding: &&Value| {
             let said = |field: &str| finding[field].as_str().unwrap_or_default();
             finding["severity"] == severity
                 && found.iter().all(|word| said("found").contains(word))
-                && said("cure").contains(cure)
+                && said("fix").contains(fix)
         };
         let it = self.findings.iter().find(is_it);
-        let it = it.unwrap_or_else(|| panic!("no {severity} {found:?} → {cure:?} in {self:#?}"));
-        println!("check: {severity}: {} → {}", it["found"], it["cure"]);
+        let it = it.unwrap_or_else(|| panic!("no {severity} {found:?} → {fix:?} in {self:#?}"));
+        println!("check: {severity}: {} → {}", it["found"], it["fix"]);
     }
 }

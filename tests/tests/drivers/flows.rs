@@ -57,7 +57,7 @@ pub fn served(agent: &Agent, hook: &str) -> Result<u64> {
 
 /// The packet path gave up on nothing.
 pub fn nothing_failed(agent: &Agent) -> Result<()> {
-    for hook in ["xdp", "ingress", "egress"] {
+    for hook in ["xdp", "tc-ingress", "tc-egress"] {
         for outcome in
             ["dropped-internal-error", "dropped-mtu-exceeded", "passed-malformed", "passed-missed-tail-call"]
         {

@@ -22,7 +22,7 @@ fn works(stand: &Stand, attach: &str, hook: &str) {
 fn vlan() {
     let Some([first, second]) = Wire::find("kinds::vlan", [0, 1]) else { return };
     let stand = Stand::build_with(first, second, Link::Vlan).unwrap();
-    works(&stand, "auto", "ingress");
+    works(&stand, "auto", "tc-ingress");
     works(&stand, "xdp-generic", "xdp");
     // The kernel's VLAN devices have no XDP of their own.
     let mut agent = stand.agent("xdp").unwrap().start().unwrap();
@@ -35,7 +35,7 @@ fn vlan() {
 fn bond() {
     let Some([first, second, third]) = Wire::find("kinds::bond", [0, 1, 2]) else { return };
     let stand = Stand::build_with(first, second, Link::Bond(third)).unwrap();
-    works(&stand, "auto", "ingress");
+    works(&stand, "auto", "tc-ingress");
     works(&stand, "xdp", "xdp");
     // The other card takes over.
     ip(Some(&stand.node), &["link", "set", "eth0", "down"]).unwrap();
@@ -52,23 +52,23 @@ fn tunnels_without_ethernet_header() {
         ("sit", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),
         ("wireguard", &[], "VXLAN over it"),
     ];
-    for (kind, ends, cure) in tunnels {
+    for (kind, ends, fix) in tunnels {
         let cause = ["device tun9", "has no Ethernet header", &format!("(type {kind})")];
         let node: &Namespace = &stand.node;
         ip(Some(node), &[&["link", "add", "tun9", "type", kind], ends].concat()).unwrap();
         ip(Some(node), &["link", "set", "tun9", "up"]).unwrap();
         let said = stand.check("auto", &["tun9"]).unwrap();
-        said.has("error", &cause, cure);
+        said.has("error", &cause, fix);
         assert_eq!(said.code, Some(1));
         let agent = stand.agent("auto").unwrap().devices(&["tun9", "eth0"]);
         let mut agent = agent.start().unwrap();
         assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
-        let sentence = agent.wait_said(&[&cause[..], &[cure]].concat(), START).unwrap();
+        let sentence = agent.wait_said(&[&cause[..], &[fix]].concat(), START).unwrap();
         println!("run: {sentence}");
         // Found by a route to other nodes' pods, it is left out, and that is said.
         ip(Some(node), &["route", "add", "10.244.9.0/24", "dev", "tun9", "via", "10.244.9.1", "onlink"])
             .unwrap();
-        stand.check("auto", &[]).unwrap().has("warning", &cause, cure);
+        stand.check("auto", &[]).unwrap().has("warning", &cause, fix);
         ip(Some(node), &["link", "delete", "tun9"]).unwrap();
     }
 }

@@ -21,7 +21,7 @@ fn works(test: &str, number: u8, attach: &str) {
     stand.requests().unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
     stand.transfers(BYTES).unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
     nothing_failed(&agent).unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
-    let hook = if attach == "tc" { "ingress" } else { "xdp" };
+    let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
     let packets = served(&agent, hook).unwrap();
     assert!(packets > 500, "{first:?} {attach}: only {packets} packets by {hook}");
 }

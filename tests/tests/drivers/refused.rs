@@ -1,4 +1,4 @@
-//! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the cure, and
+//! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the fix, and
 //! `--attach auto` serves by TC.
 
 use crate::flows::{nothing_failed, served};
@@ -28,7 +28,7 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     stand.requests().unwrap();
     stand.transfers(BYTES).unwrap();
     nothing_failed(&agent).unwrap();
-    assert!(served(&agent, "ingress").unwrap() > 500);
+    assert!(served(&agent, "tc-ingress").unwrap() > 500);
     stand.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 

@@ -25,7 +25,7 @@ fn full(attach: &str) {
         silent += u32::from(probe.from(client).unwrap() == Outcome::Silent);
     }
     let packets = |outcome| -> u64 {
-        ["xdp", "ingress"].iter().map(|hook| agents[0].packets(hook, outcome).unwrap()).sum()
+        ["xdp", "tc-ingress"].iter().map(|hook| agents[0].packets(hook, outcome).unwrap()).sum()
     };
     let dropped = packets("dropped-table-full");
     assert!(dropped > 0, "{attach}: {silent} silent, and none counted");

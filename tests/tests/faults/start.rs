@@ -1,4 +1,4 @@
-//! Starts that are refused: exit code 1, a message that names the cause and the cure, and the node left as it was.
+//! Starts that are refused: exit code 1, a message that names the cause and the fix, and the node left as it was.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -13,8 +13,8 @@ async fn an_api_that_comes_late_is_waited_for() {
     server.apply(&service("web", "10.96.0.1")).unwrap();
     server.stop().await;
     let mut agent = Agent::with_kubeconfig(&server).await;
-    let status = agent.status(|status| !status.troubles.is_empty()).await;
-    assert!(status.troubles["API server"].contains("refused"), "{status:?}");
+    let status = agent.status(|status| !status.errors.is_empty()).await;
+    assert!(status.errors["API server"].contains("refused"), "{status:?}");
     assert!(!agent.index.is_synced());
     server.restart().await.unwrap();
     agent.expect(&["web="]).await;
@@ -42,12 +42,12 @@ async fn a_refused_token_is_told_and_nothing_is_given() {
     server.require_tokens(&["right"]);
     server.apply(&service("a", "10.96.0.1")).unwrap();
     let mut agent = Agent::in_cluster(&server, "wrong").await;
-    let status = agent.status(|status| status.troubles.contains_key("Services")).await;
-    assert!(status.troubles["Services"].contains("401"), "{status:?}");
+    let status = agent.status(|status| status.errors.contains_key("Services")).await;
+    assert!(status.errors["Services"].contains("401"), "{status:?}");
     agent.expect_silence(Duration::from_millis(500)).await;
     agent.rotate("right");
     agent.expect(&["a="]).await;
-    agent.status(|status| status.troubles.is_empty()).await;
+    agent.status(|status| status.errors.is_empty()).await;
 }
 
 /// An API server is given by its address, but its certificate carries the name that every cluster uses.
@@ -66,8 +66,8 @@ async fn tls_is_checked_against_the_name_of_the_api_server() {
         if trusted {
             agent.expect(&["a="]).await;
         } else {
-            let status = agent.status(|status| !status.troubles.is_empty()).await;
-            assert!(status.troubles["API server"].contains("certificate"), "{status:?}");
+            let status = agent.status(|status| !status.errors.is_empty()).await;
+            assert!(status.errors["API server"].contains("certificate"), "{status:?}");
             assert!(!agent.index.is_synced());
         }
     }

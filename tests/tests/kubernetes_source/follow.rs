@@ -87,8 +87,8 @@ async fn an_outage_changes_nothing() {
     agent.expect(&["web=10.1.0.1:8080"]).await;
 
     server.stop().await;
-    let status = agent.status(|status| !status.troubles.is_empty()).await;
-    assert!(status.troubles.contains_key("API server"), "{status:?}");
+    let status = agent.status(|status| !status.errors.is_empty()).await;
+    assert!(status.errors.contains_key("API server"), "{status:?}");
     assert!(status.last_contact.is_some());
     agent.expect_silence(Duration::from_secs(2)).await;
     assert_eq!(agent.services(), ["web=10.1.0.1:8080"]);
@@ -97,7 +97,7 @@ async fn an_outage_changes_nothing() {
     server.restart().await.unwrap();
     let seen = agent.expect(&["web=10.1.0.2:8080"]).await;
     assert!(seen.iter().all(|services| services == &["web=10.1.0.1:8080"]), "{seen:?}");
-    agent.status(|status| status.troubles.is_empty()).await;
+    agent.status(|status| status.errors.is_empty()).await;
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn what_vanished_unseen_is_removed_by_the_relist() {
     let seen = agent.expect(&["b="]).await;
     assert_eq!(server.lists_of(Kind::Service), 2);
     assert!(seen.iter().all(|services| services.iter().any(|service| service.starts_with("b="))), "{seen:?}");
-    agent.status(|status| status.troubles.is_empty()).await;
+    agent.status(|status| status.errors.is_empty()).await;
 }
 
 #[tokio::test]
@@ -144,8 +144,8 @@ async fn a_bad_object_stops_nobody_else() {
     server.apply(&format!("{}---\n{impossible}", service("a", "10.96.0.1"))).unwrap();
     let mut agent = Agent::with_kubeconfig(&server).await;
     agent.expect(&["a="]).await;
-    let status = agent.status(|status| !status.troubles.is_empty()).await;
-    assert!(status.troubles.contains_key("Services default/never"), "{status:?}");
+    let status = agent.status(|status| !status.errors.is_empty()).await;
+    assert!(status.errors.contains_key("Services default/never"), "{status:?}");
     // Its owner is told, too.
     until("the event", || !server.posted_events().is_empty()).await;
     let event = &server.posted_events()[0];
@@ -157,8 +157,8 @@ async fn a_bad_object_stops_nobody_else() {
     server.apply(&bad).unwrap();
     server.apply(&service("b", "10.96.0.2")).unwrap();
     agent.expect(&["a=", "b="]).await;
-    let status = agent.status(|status| status.troubles.len() == 2).await;
-    assert!(status.troubles["Services default/a"].contains("spec.externalTrafficPolicy"), "{status:?}");
+    let status = agent.status(|status| status.errors.len() == 2).await;
+    assert!(status.errors["Services default/a"].contains("spec.externalTrafficPolicy"), "{status:?}");
 
     // Also over a relist; and it can be deleted, or mended.
     server.cut_watches();
@@ -170,7 +170,7 @@ async fn a_bad_object_stops_nobody_else() {
     server.delete(Kind::Service, "default", "a");
     server.apply(&service("never", "10.96.0.9")).unwrap();
     agent.expect(&["b=", "c=", "never="]).await;
-    agent.status(|status| status.troubles.is_empty()).await;
+    agent.status(|status| status.errors.is_empty()).await;
 }
 
 #[tokio::test]

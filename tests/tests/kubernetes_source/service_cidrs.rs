@@ -51,7 +51,7 @@ async fn an_api_without_service_cidrs_is_followed_all_the_same() {
         let mut agent = Agent::with_kubeconfig(&server).await;
         agent.expect(&["web=10.1.0.1:8080"]).await;
         let status = agent.status(|status| status.synced).await;
-        assert!(status.troubles.is_empty(), "{status:?}");
+        assert!(status.errors.is_empty(), "{status:?}");
         // Each node asks, so asking often would be a load.
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(server.lists_of(Kind::ServiceCidr), 1);
@@ -60,8 +60,8 @@ async fn an_api_without_service_cidrs_is_followed_all_the_same() {
     let server = ApiServer::start().unwrap();
     server.refuse(Kind::Service, 403);
     let mut agent = Agent::with_kubeconfig(&server).await;
-    let status = agent.status(|status| status.troubles.contains_key("Services")).await;
-    assert!(status.troubles["Services"].contains("403"), "{status:?}");
+    let status = agent.status(|status| status.errors.contains_key("Services")).await;
+    assert!(status.errors["Services"].contains("403"), "{status:?}");
     while let Some(batch) = agent.source.try_next() {
         batch.apply(&mut agent.index);
     }

@@ -83,7 +83,7 @@ fn agree_with_what_was_sent() {
         // The hooks say the same. (What XDP has no room to answer TC does.)
         for outcome in ["dropped-no-local-endpoint", "rejected-no-endpoint"] {
             let packets: u64 =
-                ["xdp", "ingress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum();
+                ["xdp", "tc-ingress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum();
             assert_eq!(packets, 3, "{attach}: {outcome}");
         }
     }

@@ -74,7 +74,7 @@ fn monitor_until(pins: &Path) -> u64 {
 }
 
 #[test]
-fn names_service_policy_reason_and_cure() {
+fn names_service_policy_reason_and_fix() {
     let (cluster, agent) = cluster();
     let ask =
         |family, number: u16| cluster.ask(Protocol::Udp, cluster.at(1, family, 30080 + number)).unwrap();
@@ -97,14 +97,14 @@ fn names_service_policy_reason_and_cure() {
         assert_eq!(event["frontend"], cluster.at(1, family, 30080).to_string());
         let client: std::net::SocketAddr = event["client"].as_str().unwrap().parse().unwrap();
         assert_eq!(client.ip(), cluster.lab.client().address(family));
-        assert_eq!((&event["hook"], &event["device"]), (&"ingress".into(), &"eth0".into()));
+        assert_eq!((&event["hook"], &event["device"]), (&"tc-ingress".into(), &"eth0".into()));
         assert!(
             event["reason"]
                 .as_str()
                 .unwrap()
                 .contains("Service default/far has externalTrafficPolicy: Local")
         );
-        assert!(event["cure"].as_str().unwrap().contains("healthCheckNodePort"));
+        assert!(event["fix"].as_str().unwrap().contains("healthCheckNodePort"));
         assert!(event["time"].as_str().unwrap().ends_with('Z'));
         let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
         assert_eq!((&last["shown"], &last["left_out"]), (&1.into(), &0.into()));
@@ -122,7 +122,7 @@ fn names_service_policy_reason_and_cure() {
     let text = monitor.wait_ended(|| assert!(ask(Family::V4, 2).is_refused_at_once())).join("\n");
     assert!(text.contains("default/none:udp-80"), "{text}");
     assert!(text.contains("    why: Service default/none has no endpoint"), "{text}");
-    assert!(text.contains("    cure: see whether its pods are ready"), "{text}");
+    assert!(text.contains("    fix: see whether its pods are ready"), "{text}");
     assert_eq!(monitor_until(agent.pin_dir()), 0, "whoever ends says so");
 }
 
@@ -235,6 +235,6 @@ fn sockets_tell_too() {
     assert_eq!(ports.as_array().unwrap().iter().map(counted).sum::<u64>(), before + 1, "{ports}");
     let status = agent.json(&["status"]).unwrap();
     let attached = status["attached"].as_array().unwrap();
-    let hooks = attached.iter().filter(|link| link["alive"] == true && link["hook"] == "cgroup connect4");
+    let hooks = attached.iter().filter(|link| link["present"] == true && link["hook"] == "cgroup connect4");
     assert_eq!(hooks.count(), 1, "{status}");
 }

@@ -1,4 +1,4 @@
-//! `status` says what is attached, in step, and in the way; with and without an agent.
+//! `status` says what is attached, in sync, and in the way; with and without an agent.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -17,17 +17,17 @@ fn hooks(status: &Value) -> Vec<String> {
     let attached = status["attached"].as_array().unwrap();
     attached
         .iter()
-        .filter(|link| link["target"] == "eth0" && link["alive"] == true)
+        .filter(|link| link["target"] == "eth0" && link["present"] == true)
         .map(|link| link["hook"].as_str().unwrap().to_owned())
         .collect()
 }
 
 #[test]
-fn attached_in_step_and_after_death() {
+fn attached_in_sync_and_after_death() {
     for (attach, expected) in [
-        ("tc", &["tcx ingress", "tcx egress"][..]),
-        ("xdp", &["xdp (driver)", "tcx ingress", "tcx egress"]),
-        ("xdp-generic", &["xdp (generic)", "tcx ingress", "tcx egress"]),
+        ("tc", &["tc-ingress", "tc-egress"][..]),
+        ("xdp", &["xdp (driver)", "tc-ingress", "tc-egress"]),
+        ("xdp-generic", &["xdp (generic)", "tc-ingress", "tc-egress"]),
     ] {
         let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
         let service = Cluster::node_port("web", Policy::Cluster, 30080);
@@ -40,11 +40,11 @@ fn attached_in_step_and_after_death() {
         assert!(status["attached"][0]["program"].as_u64().unwrap() > 0);
         assert_eq!(status["agent"]["running"], true);
         assert_eq!(status["agent"]["pid"], agent.pid().unwrap());
-        assert_eq!(status["agent"]["report"]["in_step"], true, "{status}");
-        assert_eq!(status["agent"]["report"]["blocked_by"], serde_json::json!([]));
+        assert_eq!(status["agent"]["report"]["in_sync"], true, "{status}");
+        assert_eq!(status["agent"]["report"]["waiting_for"], serde_json::json!([]));
         assert!(status["agent"]["synced_seconds_ago"].as_f64().unwrap() < 60.0);
         assert_eq!(status["warnings"], serde_json::json!([]));
-        assert!(status["pool_ports"].as_u64().unwrap() > 1000);
+        assert!(status["snat_ports"].as_u64().unwrap() > 1000);
         let maps = status["maps"].as_array().unwrap();
         let flows = maps.iter().find(|map| map["name"] == "FLOWS4").unwrap();
         assert_eq!((&flows["used"], &flows["room"]), (&2.into(), &262_144.into()), "both halves of one flow");
@@ -123,7 +123,7 @@ fn while_programs_are_loaded() {
     let successor = stopped_when(&agent, |status| status["agent"]["running"] == true);
     assert_eq!(successor["agent"]["loading"], true, "{successor}");
     assert_eq!(successor["agent"]["pid"], agent.pid().unwrap());
-    assert_eq!(hooks(&successor), ["tcx ingress", "tcx egress"]);
+    assert_eq!(hooks(&successor), ["tc-ingress", "tc-egress"]);
     assert!(text(&agent).contains("until then the packet path goes on"), "{}", text(&agent));
     goes_on(&agent);
 }
@@ -164,19 +164,19 @@ fn what_blocks_readiness_is_named() {
     let status = loop {
         let status = agent.json(&["status"]).unwrap();
         // Until its source has started it says that.
-        if status["agent"]["report"]["blocked_by"].to_string().contains("manifests") {
+        if status["agent"]["report"]["waiting_for"].to_string().contains("manifests") {
             break status;
         }
         assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{status}");
     };
     let report = &status["agent"]["report"];
-    assert_eq!(report["in_step"], false);
-    let blocked = report["blocked_by"].to_string();
+    assert_eq!(report["in_sync"], false);
+    let blocked = report["waiting_for"].to_string();
     assert!(
         blocked.contains("waiting for the first look at manifests") && blocked.contains("nowhere"),
         "{blocked}"
     );
     let text = agent.command(&["status"]).unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.contains("NOT in step, last sync never; in the way:\n            - waiting for"), "{text}");
+    assert!(text.contains("NOT in sync, last sync never; in the way:\n            - waiting for"), "{text}");
 }

@@ -88,7 +88,7 @@ fn traced(attach: &str, wire_offloads: bool) {
 fn told(agents: &[Agent]) -> u64 {
     let mut sum = 0;
     for outcome in ["rejected-ttl-exceeded", "replied-icmp-error", "replied-local-icmp-error"] {
-        for hook in ["xdp", "ingress", "egress"] {
+        for hook in ["xdp", "tc-ingress", "tc-egress"] {
             sum += agents[0].packets(hook, outcome).unwrap();
         }
     }

@@ -68,7 +68,7 @@ fn echoed(attach: &str, wire_offloads: bool) {
     }
     capture.finish_valid().unwrap();
     for outcome in ["dropped-internal-error", "dropped-mtu-exceeded", "passed-missed-tail-call"] {
-        for hook in ["xdp", "ingress", "egress"] {
+        for hook in ["xdp", "tc-ingress", "tc-egress"] {
             assert_eq!(agents[0].packets(hook, outcome).unwrap(), 0, "{attach} {hook} {outcome}");
         }
     }

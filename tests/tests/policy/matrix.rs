@@ -101,7 +101,7 @@ fn only_local_pods_answer(cluster: &Cluster, family: Family, number: usize, prot
 /// The same answers would come if another hook had done the work.
 fn the_intended_hook_works(agent: &Agent, attach: &str) {
     let packets = |hook, outcome| agent.packets(hook, outcome).unwrap();
-    let (intended, other) = if attach == "tc" { ("ingress", "xdp") } else { ("xdp", "ingress") };
+    let (intended, other) = if attach == "tc" { ("tc-ingress", "xdp") } else { ("xdp", "tc-ingress") };
     for outcome in ["forwarded", "replied"] {
         let (ours, theirs) = (packets(intended, outcome), packets(other, outcome));
         // TC finishes what finds its neighbour not resolved yet.

@@ -43,7 +43,7 @@ fn narrow(router: &Namespace, family: Family, address: IpAddr, device: &str) {
 }
 
 fn packets(agent: &Agent, outcome: &str) -> u64 {
-    ["xdp", "ingress", "egress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum()
+    ["xdp", "tc-ingress", "tc-egress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum()
 }
 
 fn behind_the_node(attach: &str, wire_offloads: bool) {
@@ -68,7 +68,7 @@ fn behind_the_node(attach: &str, wire_offloads: bool) {
         }
     }
     assert!(packets(&agents[0], "replied-icmp-error") >= 2, "{attach}");
-    assert!(agents[0].packets("egress", "replied-local-icmp-error").unwrap() >= 2, "{attach}");
+    assert!(agents[0].packets("tc-egress", "replied-local-icmp-error").unwrap() >= 2, "{attach}");
 }
 
 fn towards_the_client(attach: &str, wire_offloads: bool) {

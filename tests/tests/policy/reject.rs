@@ -53,8 +53,8 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
     }
     let packets = |hook, outcome| agents[0].packets(hook, outcome).unwrap();
     // XDP leaves it to TC if the frame has no room for the answer.
-    assert!(packets("xdp", "rejected-no-endpoint") + packets("ingress", "rejected-no-endpoint") >= 12);
-    let hook = if attach == "tc" { "ingress" } else { "xdp" };
+    assert!(packets("xdp", "rejected-no-endpoint") + packets("tc-ingress", "rejected-no-endpoint") >= 12);
+    let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
     assert!(packets(hook, "rejected-no-endpoint") > 0);
     assert!(packets(hook, "dropped-no-local-endpoint") >= 4);
 }

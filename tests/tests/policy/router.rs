@@ -50,7 +50,7 @@ fn time_exceeded(attach: &str) {
         let least = if family == Family::V4 { 1 } else { 2 };
         // XDP leaves it to TC if the frame has no room for the answer.
         let rejected = || -> u64 {
-            ["xdp", "ingress"]
+            ["xdp", "tc-ingress"]
                 .iter()
                 .map(|hook| agents[0].packets(hook, "rejected-ttl-exceeded").unwrap())
                 .sum()
@@ -103,7 +103,7 @@ fn smaller_overlay(attach: &str, wire_offloads: bool) {
         let told = frames.iter().any(|frame| error_about(frame, to) == Some(wanted));
         assert!(told, "{attach} {family:?}: the client was not told");
     }
-    assert!(agents[0].packets("ingress", "rejected-mtu-exceeded").unwrap() >= 2);
+    assert!(agents[0].packets("tc-ingress", "rejected-mtu-exceeded").unwrap() >= 2);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn smaller_way_back(attach: &str) {
     for family in Family::BOTH {
         transfer(lab.client().netns(), cluster.at(1, family, PORT), 4_000_000).unwrap();
     }
-    assert!(agents[0].packets("ingress", "rejected-mtu-exceeded").unwrap() >= 2);
+    assert!(agents[0].packets("tc-ingress", "rejected-mtu-exceeded").unwrap() >= 2);
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn other_sources_are_dropped() {
         let ask = |family| cluster.ask(Protocol::Tcp, SocketAddr::new(vip(family), 80)).unwrap();
         assert_eq!(ask(Family::V4), Outcome::Silent, "{attach}");
         assert!(matches!(ask(Family::V6), Outcome::Answered(_)), "{attach}");
-        let hook = if attach == "tc" { "ingress" } else { "xdp" };
+        let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
         assert!(agents[0].packets(hook, "dropped-source-range").unwrap() > 0, "{attach}");
         cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, NODE_PORT)).unwrap();
 

@@ -29,7 +29,7 @@ fn intact(attach: &str, wire_offloads: bool) {
     for outcome in
         ["dropped-internal-error", "dropped-mtu-exceeded", "passed-malformed", "passed-missed-tail-call"]
     {
-        for hook in ["xdp", "ingress", "egress"] {
+        for hook in ["xdp", "tc-ingress", "tc-egress"] {
             assert_eq!(agents[0].packets(hook, outcome).unwrap(), 0, "{attach} {hook} {outcome}");
         }
     }

@@ -60,7 +60,7 @@ fn cluster_ips_of_policy_cluster_and_local() {
     }
     assert!(stand.calls(1, "connected") >= connected + 20);
     // No packet of theirs was translated.
-    for hook in ["ingress", "egress"] {
+    for hook in ["tc-ingress", "tc-egress"] {
         for outcome in ["forwarded", "delivered", "replied", "replied-local"] {
             assert_eq!(stand.agents[0].packets(hook, outcome).unwrap(), 0, "{hook} {outcome}");
         }

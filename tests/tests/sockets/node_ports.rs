@@ -94,7 +94,7 @@ fn policy_local_on_another_node() {
         }
         assert_eq!(stand.calls(1, "connected"), before, "{own}: another node's addresses are not this one's");
     }
-    assert!(stand.agents[1].packets("ingress", "dropped-no-local-endpoint").unwrap() >= 6);
+    assert!(stand.agents[1].packets("tc-ingress", "dropped-no-local-endpoint").unwrap() >= 6);
 }
 
 /// `curl localhost:30080`.

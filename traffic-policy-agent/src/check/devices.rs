@@ -198,7 +198,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
             "{}: what comes by it from outside or from other nodes' pods is not served",
             device.found()
         );
-        Finding::warning("device", found, device.cure())
+        Finding::warning("device", found, device.fix())
     }));
     if facts.devices.is_empty() && facts.missing.is_empty() {
         findings.push(Finding::error(
@@ -220,7 +220,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     };
     let mut mtu = each(native::long_frames, "mtu", "the devices' MTUs are fit, and the same");
     if let Some(finding) = different_mtus(&facts.devices) {
-        mtu.retain(|finding| finding.cure.is_some());
+        mtu.retain(|finding| finding.fix.is_some());
         mtu.push(finding);
     }
     findings.extend(mtu);
@@ -242,7 +242,7 @@ fn way(device: &Device, attach: Mode) -> Vec<Finding> {
     let (name, described) = (&device.link.name, device.described());
     let mut findings = Vec::new();
     if let Err(refusal) = node::WithoutEthernet::refuse(&device.link) {
-        findings.push(Finding::error(PROBE, refusal.found(), refusal.cure()));
+        findings.push(Finding::error(PROBE, refusal.found(), refusal.fix()));
         return findings;
     }
     if !device.link.up {

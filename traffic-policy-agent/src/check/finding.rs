@@ -38,27 +38,27 @@ pub struct Finding {
     /// What was found, in one sentence.
     pub found: String,
     /// What to do about it; `None` if nothing needs to be done.
-    pub cure: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Finding {
     /// All is well.
     pub fn ok(probe: &'static str, found: impl Into<String>) -> Self {
-        Self { severity: Severity::Ok, probe, found: found.into(), cure: None }
+        Self { severity: Severity::Ok, probe, found: found.into(), fix: None }
     }
 
-    /// Worth knowing; `cure` for those whom it bothers.
-    pub fn note(probe: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { severity: Severity::Note, ..Self::warning(probe, found, cure) }
+    /// Worth knowing; `fix` for those whom it bothers.
+    pub fn note(probe: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { severity: Severity::Note, ..Self::warning(probe, found, fix) }
     }
 
     /// Some traffic may not work.
-    pub fn warning(probe: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { severity: Severity::Warning, probe, found: found.into(), cure: Some(cure.into()) }
+    pub fn warning(probe: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, probe, found: found.into(), fix: Some(fix.into()) }
     }
 
     /// `run` would refuse, or no traffic work.
-    pub fn error(probe: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { severity: Severity::Error, ..Self::warning(probe, found, cure) }
+    pub fn error(probe: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { severity: Severity::Error, ..Self::warning(probe, found, fix) }
     }
 }

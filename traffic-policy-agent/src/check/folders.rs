@@ -131,9 +131,9 @@ mod tests {
         assert_eq!(judge(good.clone()).severity, Severity::Ok);
         assert_eq!(judge(PinsLook { pinned: true, ..good.clone() }).severity, Severity::Ok);
         let finding = judge(PinsLook::default());
-        assert!(finding.severity == Severity::Error && finding.cure.unwrap().contains("mount -t bpf"));
+        assert!(finding.severity == Severity::Error && finding.fix.unwrap().contains("mount -t bpf"));
         let finding = judge(PinsLook { other_versions: vec!["v1".into()], ..good.clone() });
-        assert!(finding.severity == Severity::Error && finding.cure.unwrap().contains("cleanup --pin-dir"));
+        assert!(finding.severity == Severity::Error && finding.fix.unwrap().contains("cleanup --pin-dir"));
         let finding = judge(PinsLook { used_by: Some(7), ..good });
         assert!(finding.severity == Severity::Note && finding.found.contains("process 7"));
     }
@@ -143,7 +143,7 @@ mod tests {
         let judge = |facts: &Facts| judge_cgroup(facts).remove(0);
         let folder = || PathBuf::from("/sys/fs/cgroup");
         assert_eq!(judge(&Facts::Found { folder: folder(), partial: false }).severity, Severity::Ok);
-        for (facts, severity, cure) in [
+        for (facts, severity, fix) in [
             (Facts::NotWanted, Severity::Note, "--cgroup"),
             (Facts::NotMounted, Severity::Error, "mount -t cgroup2"),
             (Facts::Missing(folder()), Severity::Error, "findmnt"),
@@ -152,7 +152,7 @@ mod tests {
         ] {
             let finding = judge(&facts);
             assert_eq!(finding.severity, severity, "{finding:?}");
-            assert!(finding.cure.as_ref().unwrap().contains(cure), "{finding:?}");
+            assert!(finding.fix.as_ref().unwrap().contains(fix), "{finding:?}");
         }
         assert_eq!(
             Facts::look(&Cgroup::Folder("/nonexistent".into())).unwrap(),

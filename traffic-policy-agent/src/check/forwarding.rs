@@ -134,11 +134,11 @@ mod tests {
         let [finding] = complaints(&facts).try_into().unwrap();
         assert_eq!(finding.severity, Severity::Error);
         assert!(finding.found.contains("IPv4 forwarding is off on eth1"), "{finding:?}");
-        assert_eq!(finding.cure.unwrap(), "sysctl -w net.ipv4.ip_forward=1");
+        assert_eq!(finding.fix.unwrap(), "sysctl -w net.ipv4.ip_forward=1");
         facts.devices[1].forwarding = [Some(true), Some(false)];
         let [finding] = complaints(&facts).try_into().unwrap();
         assert_eq!(finding.severity, Severity::Warning);
-        assert!(finding.cure.unwrap().contains("net.ipv6.conf.eth1.accept_ra=2"));
+        assert!(finding.fix.unwrap().contains("net.ipv6.conf.eth1.accept_ra=2"));
         // Without an address there is nothing to forward, and a kernel without IPv6 has no such sysctl.
         facts.devices[1].used[1] = false;
         assert_eq!(complaints(&facts), []);
@@ -154,7 +154,7 @@ mod tests {
         facts.devices[0].rp_filter = 2;
         let [finding] = complaints(&facts).try_into().unwrap();
         assert!(finding.found.contains("strict on eth1, and there are 2"), "{finding:?}");
-        assert_eq!(finding.cure.unwrap(), "sysctl -w net.ipv4.conf.eth1.rp_filter=2");
+        assert_eq!(finding.fix.unwrap(), "sysctl -w net.ipv4.conf.eth1.rp_filter=2");
         facts.rp_filter_all = 0;
         assert_eq!(complaints(&facts), []);
     }

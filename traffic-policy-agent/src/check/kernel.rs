@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn each_lack_is_named_with_its_cure() {
+    fn each_lack_is_named_with_its_fix() {
         let old = |major, minor| {
             complaint(|facts| {
                 facts.kernel = Kernel { major, minor };
@@ -187,19 +187,18 @@ mod tests {
         assert!(finding.found.contains("clsact"));
 
         let finding = complaint(|facts| facts.btf = false);
-        assert!(finding.severity == Severity::Error && finding.cure.unwrap().contains("DEBUG_INFO_BTF"));
+        assert!(finding.severity == Severity::Error && finding.fix.unwrap().contains("DEBUG_INFO_BTF"));
         let finding = complaint(|facts| facts.jit = Ok(false));
-        assert!(finding.cure.unwrap().contains("bpf_jit_enable"));
+        assert!(finding.fix.unwrap().contains("bpf_jit_enable"));
         let finding = complaint(|facts| facts.jit = Err("Operation not permitted".into()));
         assert!(finding.severity == Severity::Error && finding.found.contains("not permitted"));
         let finding = complaint(|facts| facts.destroys_sockets = false);
         assert!(finding.found.contains("INET_DIAG_DESTROY") && finding.found.contains("UDP"));
         let finding = complaint(|facts| facts.capabilities = 0);
         assert!(
-            finding.severity == Severity::Error
-                && finding.cure.unwrap().contains("[BPF, NET_ADMIN, PERFMON]")
+            finding.severity == Severity::Error && finding.fix.unwrap().contains("[BPF, NET_ADMIN, PERFMON]")
         );
         let finding = complaint(|facts| facts.capabilities &= !(1 << CAP_SYS_ADMIN));
-        assert!(finding.severity == Severity::Note && finding.cure.unwrap().contains("SYS_ADMIN"));
+        assert!(finding.severity == Severity::Note && finding.fix.unwrap().contains("SYS_ADMIN"));
     }
 }

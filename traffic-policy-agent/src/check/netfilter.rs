@@ -240,19 +240,19 @@ mod tests {
 
     #[test]
     fn the_rule_to_add_is_of_the_tool_that_made_the_chain() {
-        let cure = |chains: &[Chain]| {
+        let fix = |chains: &[Chain]| {
             let [finding] = complaints(&with_chains(chains)).try_into().unwrap();
             assert_eq!((finding.severity, finding.probe), (Severity::Warning, "forward-policy"));
-            finding.cure.unwrap()
+            finding.fix.unwrap()
         };
         let forward = drops(Family::Ip, "filter", "FORWARD");
         assert_eq!(
-            cure(std::slice::from_ref(&forward)),
+            fix(std::slice::from_ref(&forward)),
             "iptables -I FORWARD -d <pods of this node> -j ACCEPT; iptables -I FORWARD -s <pods of this node> -j ACCEPT"
         );
-        assert!(cure(&[forward, chain(Family::Ip, "filter", "DOCKER-USER")]).contains("-I DOCKER-USER -d"));
-        assert!(cure(&[drops(Family::Ip6, "filter", "FORWARD")]).starts_with("ip6tables -I FORWARD"));
-        let inet = cure(&[drops(Family::Inet, "fire", "fwd")]);
+        assert!(fix(&[forward, chain(Family::Ip, "filter", "DOCKER-USER")]).contains("-I DOCKER-USER -d"));
+        assert!(fix(&[drops(Family::Ip6, "filter", "FORWARD")]).starts_with("ip6tables -I FORWARD"));
+        let inet = fix(&[drops(Family::Inet, "fire", "fwd")]);
         assert!(inet.contains("nft insert rule inet fire fwd ip daddr <pods of this node> accept"), "{inet}");
         assert!(
             inet.contains("nft insert rule inet fire fwd ip6 saddr <pods of this node> accept"),
@@ -285,9 +285,9 @@ mod tests {
             ("iptables-legacy has a table nat", "iptables-legacy -t nat -S"),
         ];
         assert_eq!(findings.len(), expected.len(), "{findings:#?}");
-        for (finding, (found, cure)) in findings.iter().zip(expected) {
+        for (finding, (found, fix)) in findings.iter().zip(expected) {
             assert!(
-                finding.found.contains(found) && finding.cure.as_ref().unwrap().contains(cure),
+                finding.found.contains(found) && finding.fix.as_ref().unwrap().contains(fix),
                 "{finding:?}"
             );
         }

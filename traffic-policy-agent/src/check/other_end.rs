@@ -130,8 +130,8 @@ mod tests {
         let finding = judge("eth0", Some(&OtherEnd::for_tests(false, 1500))).unwrap();
         assert!(finding.found.contains("(veth7 in another network namespace) has no XDP program"));
         assert!(finding.found.contains("lost there in silence"));
-        assert!(finding.cure.unwrap().contains("ip link set veth7 xdpdrv"));
+        assert!(finding.fix.unwrap().contains("ip link set veth7 xdpdrv"));
         let finding = judge("eth0", None).unwrap();
-        assert!(finding.found.contains("could not be seen") && finding.cure.is_some());
+        assert!(finding.found.contains("could not be seen") && finding.fix.is_some());
     }
 }

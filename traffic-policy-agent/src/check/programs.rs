@@ -39,7 +39,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         Facts::Verified { release, programs } => {
             Finding::ok(PROBE, format!("the verifier of Linux {release} takes all {programs} programs"))
         }
-        Facts::Refused(refusal) => Finding::error(PROBE, refusal.to_string(), Refusal::CURE),
+        Facts::Refused(refusal) => Finding::error(PROBE, refusal.to_string(), Refusal::FIX),
         Facts::Failed(error) => Finding::error(
             PROBE,
             format!("the programs cannot be loaded: {error}"),
@@ -77,7 +77,7 @@ mod tests {
             finding.found,
             "Linux 6.12.94 refuses 4 of the packet path's 40 programs; the first is xdp_answer4, of which the kernel's verifier says: R6 unbounded memory access (its whole log is in /tmp/traffic-policy-verifier-xdp_answer4.log)"
         );
-        assert!(finding.cure.unwrap().contains("another kernel"));
+        assert!(finding.fix.unwrap().contains("a kernel of the table"));
         let finding = one(Facts::Refused(Refusal { log: Err("no space left".into()), ..refusal }));
         assert!(finding.found.ends_with("(its whole log could not be kept: no space left)"));
 

@@ -37,7 +37,7 @@ pub(super) struct Arguments {
     node_ports: PortRanges,
     /// Ports to use as source towards endpoints of other nodes.
     #[arg(long, env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R")]
-    pool_ports: PortRanges,
+    snat_ports: PortRanges,
     /// Where /healthz and /livez are to be answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
@@ -90,7 +90,7 @@ impl Arguments {
             attach: self.attach,
             pins: self.pin_dir,
             cgroup: self.cgroup,
-            pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
+            pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
             manifests: self.manifests.map(|folder| Manifests { folder, node_name }),
@@ -106,8 +106,8 @@ fn table(findings: &[Finding]) -> Table {
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
     table.set_header(["", "CHECK", "FOUND, AND WHAT TO DO"]);
     for finding in findings {
-        let cure = finding.cure.as_ref().map_or_else(String::new, |cure| format!("\n→ {cure}"));
-        table.add_row([finding.severity.name(), finding.probe, &format!("{}{cure}", finding.found)]);
+        let fix = finding.fix.as_ref().map_or_else(String::new, |fix| format!("\n→ {fix}"));
+        table.add_row([finding.severity.name(), finding.probe, &format!("{}{fix}", finding.found)]);
     }
     table
 }

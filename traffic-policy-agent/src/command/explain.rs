@@ -272,8 +272,8 @@ fn print(out: &mut impl Write, flow: &Flow, answer: &Answer) -> Result<()> {
         socket: answer.hook == "socket",
     };
     writeln!(out, "WHY         {}", advice::reason(answer.cause, &context))?;
-    if let Some(cure) = advice::cure(answer.cause, &context) {
-        writeln!(out, "CURE        {cure}")?;
+    if let Some(fix) = advice::fix(answer.cause, &context) {
+        writeln!(out, "FIX         {fix}")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `monitor`: refusals and new flows as they happen, with reason and cure.
+//! `monitor`: refusals and new flows as they happen, with reason and fix.
 
 mod line;
 
@@ -27,7 +27,7 @@ use crate::{
     model::parse_duration,
 };
 
-/// Show drops, rejects and new flows as they happen: Service, policy, reason and cure.
+/// Show drops, rejects and new flows as they happen: Service, policy, reason and fix.
 ///
 /// While it runs, the packet path writes an event for each, at most 1,000 a second on each CPU; what is left out is counted.
 /// It costs nothing while nobody runs it.

@@ -60,7 +60,7 @@ pub(super) struct Arguments {
     /// Ports to use as source towards endpoints of other nodes. Node ports, net.ipv4.ip_local_port_range and ports of this
     /// node's sockets are left out.
     #[arg(long, env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
-    pool_ports: PortRanges,
+    snat_ports: PortRanges,
     /// The cluster's range of node ports.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R", value_parser = ranges)]
     node_ports: PortRanges,
@@ -214,7 +214,7 @@ impl Arguments {
                     udp: table.idle_udp,
                     udp_answered: table.idle_udp_answered,
                 },
-                pool: Pool { ranges: self.pool_ports, node_ports: self.node_ports },
+                pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,
                 cgroup: self.cgroup,

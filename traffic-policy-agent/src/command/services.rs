@@ -173,8 +173,8 @@ pub(super) fn phase(phase: Phase) -> String {
     match phase {
         Phase::Active => "active".to_owned(),
         Phase::Draining(rest) => format!("draining, {} left", view::span(rest)),
-        Phase::NoLocalEndpoint => "dropping: no endpoint here".to_owned(),
-        Phase::Rejecting => "rejecting: no endpoint".to_owned(),
+        Phase::NoLocalEndpoint => "no-local-endpoint".to_owned(),
+        Phase::Rejecting => "rejecting".to_owned(),
     }
 }
 
@@ -200,14 +200,14 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
         })
         .collect();
     let header =
-        ["SERVICE", "KIND", "ADDRESS", "POLICY", "PHASE", "ENDPOINTS", "FLOWS", "PACKETS", "REFUSED"];
+        ["SERVICE", "KIND", "ADDRESS", "POLICY", "PHASE", "ENDPOINTS", "FLOWS", "PACKETS", "DROPPED"];
     view::table(out, header, &rows, |(port, frontend, first)| {
         let here = port.cluster.iter().filter(|endpoint| endpoint.local).count();
-        let (mut packets, mut refused) = (0, 0);
+        let (mut packets, mut dropped) = (0, 0);
         for (outcome, count) in of(port, counts) {
             packets += count.packets;
-            if is_refusal(outcome) {
-                refused += count.packets;
+            if is_drop(outcome) {
+                dropped += count.packets;
             }
         }
         let dash = || "–".to_owned();
@@ -222,15 +222,16 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
             format!("{} ({here} here)", port.cluster.len()),
             once(counts.flows.get(&port.index).copied().unwrap_or(0)),
             once(packets),
-            once(refused),
+            once(dropped),
         ]
     })
 }
 
-fn is_refusal(outcome: Outcome) -> bool {
+/// Whether a packet was dropped, with an answer of the packet path's own or without.
+fn is_drop(outcome: Outcome) -> bool {
     match outcome.verdict() {
         Verdict::Drop => true,
-        Verdict::Send => !matches!(outcome, Outcome::Forwarded | Outcome::Replied),
+        Verdict::Send => ["rejected-", "reset-"].iter().any(|kind| outcome.name().starts_with(kind)),
         Verdict::Pass => false,
     }
 }
@@ -314,6 +315,7 @@ mod tests {
             packets: [
                 ((2, Outcome::Connected), count(9, 9)),
                 ((3, Outcome::Forwarded), count(5, 300)),
+                ((3, Outcome::ForwardedIcmpError), count(4, 224)),
                 ((3, Outcome::DroppedNoLocalEndpoint), count(2, 120)),
                 ((4, Outcome::Forwarded), count(9, 9)),
             ]
@@ -338,7 +340,7 @@ mod tests {
                 "draining, 28s left",
                 "2 (1 here)",
                 "1",
-                "7",
+                "11",
                 "2"
             ]
         );

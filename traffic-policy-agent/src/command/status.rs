@@ -1,4 +1,4 @@
-//! `status`: is it attached, in step, and what became of the packets so far?
+//! `status`: is it attached, in sync, and what became of the packets so far?
 
 mod text;
 
@@ -23,7 +23,7 @@ use crate::{
     health,
 };
 
-/// Show what is attached where, whether the maps are in step with the cluster and what is in the way, how full the maps
+/// Show what is attached where, whether the maps are in sync with the cluster and what is in the way, how full the maps
 /// are, and how many packets left the packet path in which way since the maps were made.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -52,7 +52,7 @@ struct Document {
     /// Bytes of all maps.
     map_bytes: u64,
     /// Source ports towards endpoints of other nodes.
-    pool_ports: u32,
+    snat_ports: u32,
     flows: Flows,
     draining: Vec<Draining>,
     counters: Vec<Counter>,
@@ -83,7 +83,7 @@ struct Attached {
     /// The kernel's number.
     program: Option<u32>,
     /// The device or cgroup still exists.
-    alive: bool,
+    present: bool,
 }
 
 #[derive(Serialize)]
@@ -91,15 +91,15 @@ struct Map {
     name: String,
     /// `None` for arrays.
     used: Option<u64>,
-    room: u32,
+    size: u32,
     bytes: u64,
 }
 
 #[derive(Serialize)]
 struct Flows {
-    /// Halves in the table and room for them; IPv4, IPv6.
+    /// Entries of the table, two a flow, and how many fit; IPv4, IPv6.
     entries: [u64; 2],
-    room: [u64; 2],
+    size: [u64; 2],
     /// Flows that no client has confirmed.
     unconfirmed: [u64; 2],
     /// Halves in the tables for flows that a flood has pushed out.
@@ -128,14 +128,14 @@ impl Document {
         let attached = attached(&pinned, agent.loading, &mut warnings)?;
         // Packets to pods of this node pass the firewall as a router's would.
         for finding in check::forward_policy_drop() {
-            let cure = finding.cure.map(|cure| format!(": {cure}")).unwrap_or_default();
-            warnings.push(format!("{}{cure}", finding.found));
+            let fix = finding.fix.map(|fix| format!(": {fix}")).unwrap_or_default();
+            warnings.push(format!("{}{fix}", finding.found));
         }
         let fills = pinned.maps()?;
         let maps = fills.iter().map(|fill| Map {
             name: fill.name.clone(),
             used: fill.used,
-            room: fill.room,
+            size: fill.room,
             bytes: fill.bytes,
         });
         let counters = dataplane::pinned_counters(&view.pin_dir)?;
@@ -145,7 +145,7 @@ impl Document {
             attached,
             maps: maps.collect(),
             map_bytes: fills.iter().map(|fill| fill.bytes).sum(),
-            pool_ports: pinned.state()?.pool_len,
+            snat_ports: pinned.state()?.pool_len,
             flows: Flows::read(&pinned, &fills)?,
             draining: draining(&pinned)?,
             counters: counters
@@ -193,7 +193,7 @@ impl Flows {
         let used = |names: [&str; 2]| names.map(|name| of(name).and_then(|fill| fill.used).unwrap_or(0));
         Ok(Self {
             entries: used(["FLOWS4", "FLOWS6"]),
-            room: ["FLOWS4", "FLOWS6"].map(|name| of(name).map_or(0, |fill| fill.room.into())),
+            size: ["FLOWS4", "FLOWS6"].map(|name| of(name).map_or(0, |fill| fill.room.into())),
             unconfirmed: pinned.usage()?.unconfirmed,
             pending: used(["PENDING4", "PENDING6"]),
         })
@@ -202,13 +202,13 @@ impl Flows {
 
 fn attached(pinned: &Pinned, loading: bool, warnings: &mut Vec<String>) -> Result<Vec<Attached>> {
     let links = pinned.links()?;
-    let nothing = !links.iter().any(|link| link.alive && link.hook != LinkHook::Cgroup);
+    let nothing = !links.iter().any(|link| link.present && link.hook != LinkHook::Cgroup);
     if nothing && !(loading && links.is_empty()) {
         warnings.push(
             "the packet path is attached to no device: packets from outside do not come by it".to_owned(),
         );
     }
-    for link in links.iter().filter(|link| !link.alive) {
+    for link in links.iter().filter(|link| !link.present) {
         warnings.push(format!("{} is gone: what was attached to it sees no packet", link.target));
     }
     Ok(links
@@ -220,7 +220,7 @@ fn attached(pinned: &Pinned, loading: bool, warnings: &mut Vec<String>) -> Resul
                 None => link.hook.name().to_owned(),
             },
             program: link.program,
-            alive: link.alive,
+            present: link.present,
         })
         .collect())
 }

@@ -117,7 +117,7 @@ impl Control {
                     if attached == Attached::XdpDriver
                         && let Some(lost) = check::lost_at_other_end(&link.name, link.index)
                     {
-                        tracing::warn!("{}: {}", lost.found, lost.cure.unwrap_or_default());
+                        tracing::warn!("{}: {}", lost.found, lost.fix.unwrap_or_default());
                     }
                     changed = true;
                 }

@@ -16,8 +16,12 @@ pub type Counter = (&'static str, Outcome, u64);
 
 /// Every counter of every hook, also those that are zero.
 pub(super) fn all(map: &PerCpuArray<MapData, Counters>) -> Result<Vec<Counter>> {
-    let hooks =
-        [(hook::XDP, "xdp"), (hook::INGRESS, "ingress"), (hook::EGRESS, "egress"), (hook::SOCKET, "socket")];
+    let hooks = [
+        (hook::XDP, "xdp"),
+        (hook::INGRESS, "tc-ingress"),
+        (hook::EGRESS, "tc-egress"),
+        (hook::SOCKET, "socket"),
+    ];
     let mut counters = Vec::new();
     for (number, name) in hooks {
         let values = map.get(&number, 0).context("reading the counters failed")?;

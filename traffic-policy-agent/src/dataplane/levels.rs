@@ -28,7 +28,7 @@ pub struct Levels {
     /// What the last sweep found: IPv4, IPv6.
     pub found: [Found; 2],
     /// Ports that may be used as source towards endpoints.
-    pub pool_ports: u32,
+    pub snat_ports: u32,
     /// Service ports that still forward new flows although they are Local and have no endpoint here: until when.
     pub draining: Vec<(ServicePortKey, SystemTime)>,
 }
@@ -69,7 +69,7 @@ impl Dataplane {
         Levels {
             maps,
             found: self.found,
-            pool_ports: self.tables.state.load(state::pool_len),
+            snat_ports: self.tables.state.load(state::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
     }

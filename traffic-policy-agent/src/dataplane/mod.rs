@@ -146,7 +146,7 @@ impl Dataplane {
         let word = report::say_loading(&mut tables);
         if let Err(error) = verifier::load(&mut object, &btf) {
             report::take_back(&mut tables, word);
-            return Err(with_cure(error));
+            return Err(with_fix(error));
         }
         drop(btf);
         #[cfg(feature = "log")]
@@ -342,9 +342,9 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
 }
 
 /// A start that the verifier refuses ends with what `check` says of it.
-fn with_cure(error: anyhow::Error) -> anyhow::Error {
+fn with_fix(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<Refusal>() {
-        Some(refusal) => anyhow!("{refusal}: {}", Refusal::CURE),
+        Some(refusal) => anyhow!("{refusal}: {}", Refusal::FIX),
         None => error,
     }
 }

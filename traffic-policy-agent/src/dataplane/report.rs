@@ -1,4 +1,4 @@
-//! What the agent leaves word of in the maps: that it lives, since when they are in step, where it answers.
+//! What the agent leaves word of in the maps: that it lives, since when they are in sync, where it answers.
 
 use std::{
     net::SocketAddr,

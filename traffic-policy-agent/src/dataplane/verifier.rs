@@ -46,7 +46,7 @@ pub struct Refusal {
 
 impl Refusal {
     /// What to do about it.
-    pub const CURE: &str = concat!(
+    pub const FIX: &str = concat!(
         "boot a kernel of the table in ",
         env!("CARGO_PKG_REPOSITORY"),
         "/blob/main/docs/compatibility.md, and report this with that log at ",
@@ -146,7 +146,7 @@ fn explain(failed: &[(String, ProgramError)], all: usize) -> anyhow::Error {
     match error {
         // Its own text is the verifier's log, which is empty or beside the point here.
         ProgramError::LoadError { io_error, .. } => {
-            anyhow!("the kernel does not load the program {name}: {io_error}{}", cure(io_error))
+            anyhow!("the kernel does not load the program {name}: {io_error}{}", fix(io_error))
         }
         error => anyhow!("the program {name} cannot be loaded: {}", super::attach::chain(error)),
     }
@@ -159,7 +159,7 @@ fn refusal(error: &io::Error, log: &str) -> Option<String> {
     if of_the_caller { None } else { reason(log) }
 }
 
-fn cure(error: &io::Error) -> &'static str {
+fn fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {
             ": run as root; if it is root already, look at the container's capabilities, seccomp profile and kernel lockdown"

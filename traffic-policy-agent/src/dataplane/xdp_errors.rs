@@ -1,4 +1,4 @@
-//! Why a device does not take an XDP program: the kernel's error number in words, with the likely cause and the cure.
+//! Why a device does not take an XDP program: the kernel's error number in words, with the likely cause and the fix.
 
 use std::{error::Error, io};
 
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn each_number_has_its_cause_and_cure() {
+    fn each_number_has_its_cause_and_fix() {
         let virtio = Refusing { driver: Some("virtio_net"), ..PLAIN };
         let veth = Refusing { driver: Some("veth"), ..PLAIN };
         let rows: [(&Refusing<'_>, i32, &[&str]); 14] = [

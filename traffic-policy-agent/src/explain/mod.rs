@@ -265,7 +265,7 @@ const fn hook_name(number: u32) -> &'static str {
     match number {
         hook::SOCKET => "socket",
         hook::XDP => "xdp",
-        _ => "tc",
+        _ => "tc-ingress",
     }
 }
 

@@ -1,4 +1,4 @@
-//! `/status`: whether the maps are in step with the cluster, and what is in the way by name.
+//! `/status`: whether the maps are in sync with the cluster, and what is in the way by name.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,17 +10,17 @@ use crate::source::Status;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The maps hold all that the cluster wants, as far as is known.
-    pub in_step: bool,
+    pub in_sync: bool,
     /// When the maps were last made equal to what the cluster wants (RFC 3339); `None` = not yet.
     pub last_sync: Option<String>,
     /// Seconds that the oldest change has been waiting.
     pub waiting_seconds: Option<f64>,
-    /// What keeps the maps from being in step; empty if they are.
-    pub blocked_by: Vec<String>,
+    /// What keeps the maps from being in sync; empty if they are.
+    pub waiting_for: Vec<String>,
     /// Load balancers are told to send here, as far as the Node object decides that.
     pub node_eligible: bool,
-    /// What is wrong without keeping the maps out of step, by subject.
-    pub troubles: BTreeMap<String, String>,
+    /// What is wrong without keeping the maps out of sync, by subject.
+    pub errors: BTreeMap<String, String>,
 }
 
 /// What a report is made of.
@@ -34,32 +34,32 @@ pub(super) struct Facts {
 
 impl Report {
     pub(super) fn new(facts: &Facts) -> Self {
-        let mut blocked_by = Vec::new();
-        let mut troubles = BTreeMap::new();
+        let mut waiting_for = Vec::new();
+        let mut errors = BTreeMap::new();
         match &facts.source {
-            None => blocked_by.push("the source of Services has not started: devices are being attached to, or the API server does not answer".to_owned()),
+            None => waiting_for.push("the source of Services has not started: devices are being attached to, or the API server does not answer".to_owned()),
             Some(source) if !source.synced => {
                 for what in &source.waiting {
-                    blocked_by.push(format!("waiting for the first look at {what}"));
+                    waiting_for.push(format!("waiting for the first look at {what}"));
                 }
-                for (subject, trouble) in &source.troubles {
-                    blocked_by.push(format!("{subject}: {trouble}"));
+                for (subject, trouble) in &source.errors {
+                    waiting_for.push(format!("{subject}: {trouble}"));
                 }
             }
-            Some(source) => troubles.clone_from(&source.troubles),
+            Some(source) => errors.clone_from(&source.errors),
         }
         if let Some(failure) = &facts.failure {
-            blocked_by.push(format!("writing the maps failed: {failure}"));
-        } else if blocked_by.is_empty() && (facts.updated.is_none() || facts.waiting.is_some()) {
-            blocked_by.push("a change is being written".to_owned());
+            waiting_for.push(format!("writing the maps failed: {failure}"));
+        } else if waiting_for.is_empty() && (facts.updated.is_none() || facts.waiting.is_some()) {
+            waiting_for.push("a change is being written".to_owned());
         }
         Self {
-            in_step: blocked_by.is_empty(),
+            in_sync: waiting_for.is_empty(),
             last_sync: facts.updated.clone(),
             waiting_seconds: facts.waiting.map(|waiting| waiting.as_secs_f64()),
-            blocked_by,
+            waiting_for,
             node_eligible: facts.node_eligible,
-            troubles,
+            errors,
         }
     }
 }
@@ -81,13 +81,13 @@ mod tests {
     #[test]
     fn names_what_is_missing() {
         let starting = Report::new(&Facts { updated: None, source: None, ..facts() });
-        assert!(!starting.in_step && starting.blocked_by[0].contains("has not started"), "{starting:?}");
+        assert!(!starting.in_sync && starting.waiting_for[0].contains("has not started"), "{starting:?}");
 
         let mut source = Status { waiting: ["Services", "Nodes"].into(), ..Status::default() };
-        source.troubles.insert("Services".to_owned(), "the API server refuses: forbidden (403)".to_owned());
+        source.errors.insert("Services".to_owned(), "the API server refuses: forbidden (403)".to_owned());
         let waiting = Report::new(&Facts { updated: None, source: Some(source), ..facts() });
         assert_eq!(
-            waiting.blocked_by,
+            waiting.waiting_for,
             [
                 "waiting for the first look at Nodes",
                 "waiting for the first look at Services",
@@ -100,21 +100,21 @@ mod tests {
             failure: Some("the map is full".to_owned()),
             ..facts()
         });
-        assert_eq!(failing.blocked_by, ["writing the maps failed: the map is full"]);
+        assert_eq!(failing.waiting_for, ["writing the maps failed: the map is full"]);
         assert_eq!(failing.waiting_seconds, Some(1.5));
     }
 
     #[test]
     fn troubles_of_a_source_that_gave_everything_block_nothing() {
         let mut good = facts();
-        assert!(Report::new(&good).in_step);
+        assert!(Report::new(&good).in_sync);
         if let Some(source) = &mut good.source {
-            source.troubles.insert("the API server".to_owned(), "timed out".to_owned());
+            source.errors.insert("the API server".to_owned(), "timed out".to_owned());
         }
         let report = Report::new(&good);
-        assert!(report.in_step && report.blocked_by.is_empty());
-        assert_eq!(report.troubles.len(), 1);
+        assert!(report.in_sync && report.waiting_for.is_empty());
+        assert_eq!(report.errors.len(), 1);
         let writing = Report::new(&Facts { waiting: Some(Duration::ZERO), ..facts() });
-        assert_eq!(writing.blocked_by, ["a change is being written"]);
+        assert_eq!(writing.waiting_for, ["a change is being written"]);
     }
 }

@@ -229,11 +229,11 @@ mod tests {
         let metrics = metrics();
         let age = || -> f64 {
             let text = metrics.render();
-            let line = text.lines().find_map(|line| line.strip_prefix("traffic_policy_state_age_seconds "));
+            let line = text.lines().find_map(|line| line.strip_prefix("traffic_policy_out_of_sync_seconds "));
             line.unwrap().parse().unwrap()
         };
         std::thread::sleep(Duration::from_millis(5));
-        assert!(age() >= 0.005, "never in step so far");
+        assert!(age() >= 0.005, "never in sync so far");
         metrics.0.health.synced();
         assert!(age().abs() < f64::EPSILON);
         metrics.0.health.queued();

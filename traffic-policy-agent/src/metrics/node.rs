@@ -84,7 +84,7 @@ impl Observed {
 
     fn attached(&self) -> Family {
         let mut family = Family::gauge(
-            "traffic_policy_attached",
+            "traffic_policy_attached_devices",
             "Devices whose packets are taken, by the way they are: xdp, xdp-generic or tc.",
         );
         for (device, mode) in &self.attached {
@@ -149,10 +149,10 @@ impl Observed {
             snat.add(&labels, f64::from(found.snat));
         }
         let pool = Family::gauge(
-            "traffic_policy_pool_ports",
+            "traffic_policy_snat_ports",
             "Source ports towards endpoints of other nodes; each endpoint can have as many flows.",
         );
-        vec![unconfirmed, snat, pool.with(&[], f64::from(self.levels.pool_ports))]
+        vec![unconfirmed, snat, pool.with(&[], f64::from(self.levels.snat_ports))]
     }
 
     fn maps(&self) -> Vec<Family> {
@@ -197,8 +197,8 @@ pub fn health(health: &ProxyHealth) -> Vec<Family> {
         family("kubeproxy_proxy_healthz_total", "Answers of /healthz by HTTP status.", answered.healthz),
         family("kubeproxy_proxy_livez_total", "Answers of /livez by HTTP status.", answered.livez),
         Family::gauge(
-            "traffic_policy_state_age_seconds",
-            "Since when the maps have not been in step with what the source says; 0: they are.",
+            "traffic_policy_out_of_sync_seconds",
+            "Since when the maps have not been in sync with what the source says; 0: they are.",
         )
         .with(&[], health.behind().as_secs_f64()),
     ]
@@ -230,11 +230,8 @@ pub fn source(status: &Status) -> Vec<Family> {
         age,
         Family::gauge("traffic_policy_source_synced", "1: the source has given all objects once.")
             .with(&[], f64::from(u8::from(status.synced))),
-        Family::gauge(
-            "traffic_policy_source_troubles",
-            "What is wrong with the source now, as the log says.",
-        )
-        .with(&[], status.troubles.len() as f64),
+        Family::gauge("traffic_policy_source_errors", "What is wrong with the source now, as the log says.")
+            .with(&[], status.errors.len() as f64),
     ]
 }
 
@@ -305,7 +302,7 @@ mod tests {
                     Fill { map: "slots", ipv6: Some(true), used: 3, size: 10 },
                     Fill { map: "hops", ipv6: None, used: 1, size: 4 },
                 ],
-                pool_ports: 28_000,
+                snat_ports: 28_000,
                 draining: vec![(key("web", true), end)],
                 ..Levels::default()
             },
@@ -315,10 +312,10 @@ mod tests {
         };
         let text: String = observed.families().iter().map(ToString::to_string).collect();
         for line in [
-            "traffic_policy_attached{device=\"eth0\",mode=\"xdp-generic\"} 1",
+            "traffic_policy_attached_devices{device=\"eth0\",mode=\"xdp-generic\"} 1",
             "traffic_policy_map_entries{map=\"slots\",ip_family=\"IPv6\"} 3",
             "traffic_policy_map_max_entries{map=\"hops\"} 4",
-            "traffic_policy_pool_ports 28000",
+            "traffic_policy_snat_ports 28000",
             "traffic_policy_drain_until_timestamp_seconds{namespace=\"ns\",service=\"web\",port=\"\",protocol=\"UDP\",ip_family=\"IPv6\"} 1.5",
             "traffic_policy_service_ports_draining 1",
             "traffic_policy_service_warnings{namespace=\"ns\",service=\"web\"} 2",

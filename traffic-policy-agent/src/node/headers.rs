@@ -55,7 +55,7 @@ impl WithoutEthernet {
         }
     }
 
-    /// What is wrong, without a cure.
+    /// What is wrong, without a fix.
     pub fn found(&self) -> String {
         let Self { name, kind } = self;
         format!(
@@ -64,7 +64,7 @@ impl WithoutEthernet {
     }
 
     /// What to do about it.
-    pub fn cure(&self) -> &'static str {
+    pub fn fix(&self) -> &'static str {
         match self.kind.as_str() {
             "loopback" => "leave it out: packets from outside never come by it",
             "tun" => "a tap device, which carries Ethernet frames",
@@ -89,7 +89,7 @@ impl WithoutEthernet {
 
 impl fmt::Display for WithoutEthernet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.found(), self.cure())
+        write!(f, "{}: {}", self.found(), self.fix())
     }
 }
 
@@ -120,12 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_has_cause_and_cure() {
+    fn each_refusal_has_cause_and_fix() {
         for kind in ["loopback", "tun", "gre", "ip6gre", "wireguard", "ipip", "sit", "rawip"] {
             let text = WithoutEthernet { name: "x0".into(), kind: kind.into() }.to_string();
             let cause = format!("device x0 has no Ethernet header (type {kind}), and ");
-            let (_, cure) = text.split_once("only: ").unwrap();
-            assert!(text.starts_with(&cause) && !cure.is_empty(), "{text}");
+            let (_, fix) = text.split_once("only: ").unwrap();
+            assert!(text.starts_with(&cause) && !fix.is_empty(), "{text}");
         }
     }
 }

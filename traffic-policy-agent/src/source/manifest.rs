@@ -281,14 +281,14 @@ mod tests {
         fs::write(path.join("b.yaml"), "kind: [").unwrap();
         fs::remove_file(path.join("a.yaml")).unwrap();
         let mut status = followed.source.status();
-        let broken = status.wait_for(|status| status.troubles.contains_key("manifests")).await.unwrap();
-        assert!(broken.troubles["manifests"].contains("b.yaml, document 1"), "{broken:?}");
-        assert!(broken.troubles["manifests"].contains("last good state stays"), "{broken:?}");
+        let broken = status.wait_for(|status| status.errors.contains_key("manifests")).await.unwrap();
+        assert!(broken.errors["manifests"].contains("b.yaml, document 1"), "{broken:?}");
+        assert!(broken.errors["manifests"].contains("last good state stays"), "{broken:?}");
         assert!(followed.source.try_next().is_none());
 
         fs::write(path.join("b.yaml"), service("b", "10.96.0.2")).unwrap();
         followed.expect(&["b"]).await;
-        assert!(status.get().troubles.is_empty());
+        assert!(status.get().errors.is_empty());
         drop(followed.folder);
     }
 
@@ -298,8 +298,8 @@ mod tests {
         fs::write(folder.path().join("a.yaml"), "kind: [").unwrap();
         let mut followed = Followed::start(folder);
         let mut status = followed.source.status();
-        let broken = status.wait_for(|status| !status.troubles.is_empty()).await.unwrap();
-        assert!(broken.troubles["manifests"].contains("nothing is written"), "{broken:?}");
+        let broken = status.wait_for(|status| !status.errors.is_empty()).await.unwrap();
+        assert!(broken.errors["manifests"].contains("nothing is written"), "{broken:?}");
         assert!(!broken.synced);
         assert!(followed.source.try_next().is_none());
         fs::write(followed.folder.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
@@ -330,7 +330,7 @@ mod tests {
         let source = Manifests { folder: path.clone(), node_name: "here".to_owned() }.start();
         let mut followed = Followed { folder: parent, source, index: Index::default() };
         let mut status = followed.source.status();
-        status.wait_for(|status| !status.troubles.is_empty()).await.unwrap();
+        status.wait_for(|status| !status.errors.is_empty()).await.unwrap();
         fs::create_dir(&path).unwrap();
         fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
         followed.expect(&["a"]).await;

@@ -19,7 +19,7 @@ pub struct Status {
     /// When the source last had an answer: a response of the API, a good look at the folder.
     pub last_contact: Option<SystemTime>,
     /// What is wrong now, by subject ("the API", "Services", a file).
-    pub troubles: BTreeMap<String, String>,
+    pub errors: BTreeMap<String, String>,
 }
 
 /// Reads the [`Status`] of a source.
@@ -74,7 +74,7 @@ impl StatusWriter {
     pub(super) fn trouble(&self, subject: &str, what: impl Into<String>) {
         let what = what.into();
         self.0.send_if_modified(|status| {
-            let old = status.troubles.insert(subject.to_owned(), what.clone());
+            let old = status.errors.insert(subject.to_owned(), what.clone());
             if old.as_ref() == Some(&what) {
                 return false;
             }
@@ -90,11 +90,11 @@ impl StatusWriter {
     /// whether it is news.
     pub(super) fn mistake(&self, subject: &str, what: impl Into<String>) -> bool {
         let what = what.into();
-        let news = self.0.borrow().troubles.get(subject) != Some(&what);
+        let news = self.0.borrow().errors.get(subject) != Some(&what);
         if news {
             warn!(subject, "{what}");
             self.0.send_modify(|status| {
-                status.troubles.insert(subject.to_owned(), what);
+                status.errors.insert(subject.to_owned(), what);
             });
         }
         news
@@ -103,7 +103,7 @@ impl StatusWriter {
     /// All is well with `subject`. Logged if something was wrong.
     pub(super) fn well(&self, subject: &str, message: &str) {
         self.0.send_if_modified(|status| {
-            let ended = status.troubles.remove(subject).is_some();
+            let ended = status.errors.remove(subject).is_some();
             if ended {
                 info!(subject, "{message}");
             }

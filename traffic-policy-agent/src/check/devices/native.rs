@@ -12,12 +12,8 @@ fn effect(attach: Mode) -> &'static str {
 }
 
 /// As bad as that.
-fn refused(attach: Mode, probe: &'static str, found: String, cure: String) -> Finding {
-    if attach == Mode::Auto {
-        Finding::warning(probe, found, cure)
-    } else {
-        Finding::error(probe, found, cure)
-    }
+fn refused(attach: Mode, probe: &'static str, found: String, fix: String) -> Finding {
+    if attach == Mode::Auto { Finding::warning(probe, found, fix) } else { Finding::error(probe, found, fix) }
 }
 
 pub(super) fn long_frames(device: &Device, facts: &Facts) -> Option<Finding> {
@@ -67,7 +63,7 @@ pub(super) fn queues(device: &Device, facts: &Facts) -> Option<Finding> {
     let TooFew { fit, needed, refuses } =
         drivers::too_few_queues(device.driver.as_deref()?, channels, facts.cpus)?;
     let fewer = if fit > 0 { format!("ethtool -L {name} combined {fit}; or ") } else { String::new() };
-    let cure = format!(
+    let fix = format!(
         "{fewer}give the machine {needed} queues (QEMU: queues={needed} of the netdev and mq=on; libvirt: <driver queues='{needed}'/>), or --attach tc"
     );
     let has = format!("{} uses {} of at most {} queues", device.described(), channels.used, channels.most);
@@ -76,13 +72,13 @@ pub(super) fn queues(device: &Device, facts: &Facts) -> Option<Finding> {
             "{has}, and its driver wants as many again for XDP: it may refuse, {}",
             effect(facts.attach)
         );
-        Finding::warning(PROBE, found, cure)
+        Finding::warning(PROBE, found, fix)
     } else {
         let found = format!(
             "{has}, and its driver wants one more for each of {} CPUs: XDP works, but the CPUs wait for each other whenever they send (of which only the kernel's log tells)",
             facts.cpus
         );
-        Finding::note(PROBE, found, cure)
+        Finding::note(PROBE, found, fix)
     })
 }
 

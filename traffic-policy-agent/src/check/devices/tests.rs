@@ -49,11 +49,11 @@ fn complaint(facts: &Facts) -> Finding {
     findings.remove(0)
 }
 
-fn expect(facts: &Facts, severity: Severity, probe: &str, found: &str, cure: &str) {
+fn expect(facts: &Facts, severity: Severity, probe: &str, found: &str, fix: &str) {
     let finding = complaint(facts);
     assert_eq!((finding.severity, finding.probe), (severity, probe), "{finding:?}");
     assert!(finding.found.contains(found), "{finding:?}");
-    assert!(finding.cure.as_ref().unwrap().contains(cure), "{finding:?}");
+    assert!(finding.fix.as_ref().unwrap().contains(fix), "{finding:?}");
 }
 
 #[test]
@@ -93,14 +93,14 @@ fn how_packets_are_taken() {
     expect(&facts(vec![off]), Severity::Warning, "device", "switched off", "ip link set eth0 up");
 }
 
-/// Severity, probe, and parts of what is said and of the cure, of the one complaint; or none.
+/// Severity, probe, and parts of what is said and of the fix, of the one complaint; or none.
 type Expected<'a> = Option<(Severity, &'a str, &'a str, &'a str)>;
 
 fn with_modes(device: &Device, rows: &[(Mode, Expected<'_>)]) {
     for (attach, expected) in rows {
         let facts = Facts { attach: *attach, ..facts(vec![device.clone()]) };
         match expected {
-            Some((severity, probe, found, cure)) => expect(&facts, *severity, probe, found, cure),
+            Some((severity, probe, found, fix)) => expect(&facts, *severity, probe, found, fix),
             None => {
                 let findings = judge(&facts);
                 assert!(findings.iter().all(|f| f.severity == Severity::Ok), "{attach:?}: {findings:#?}");
@@ -127,12 +127,12 @@ fn mtus() {
     };
     let (error, warning) = (Severity::Error, Severity::Warning);
     for (driver, most) in [("virtio_net", "3506"), ("ena", "3498")] {
-        let (up_to, cure) = (format!("takes XDP up to {most}"), format!("ip link set eth0 mtu {most}"));
+        let (up_to, fix) = (format!("takes XDP up to {most}"), format!("ip link set eth0 mtu {most}"));
         with_modes(
             &jumbo(driver),
             &[
-                (Mode::Auto, Some((warning, "mtu", &up_to, &cure))),
-                (Mode::Xdp, Some((error, "mtu", "then `run` fails", &cure))),
+                (Mode::Auto, Some((warning, "mtu", &up_to, &fix))),
+                (Mode::Xdp, Some((error, "mtu", "then `run` fails", &fix))),
                 (Mode::Tc, None),
             ],
         );
@@ -183,7 +183,7 @@ fn queues() {
     with_modes(&Device { channels: None, ..few }, &[(Mode::Xdp, None)]);
     let single = facts(vec![with("virtio_net", 1, 1)]);
     expect(&single, note, "queues", "uses 1 of at most 1", "give the machine 5 queues");
-    assert!(!complaint(&single).cure.unwrap().contains("ethtool"), "no number is small enough");
+    assert!(!complaint(&single).fix.unwrap().contains("ethtool"), "no number is small enough");
     with_modes(&with("virtio_net", 4, 8), &[(Mode::Auto, None), (Mode::Xdp, None)]);
     let refused = "wants as many again for XDP: it may refuse";
     with_modes(
@@ -257,7 +257,7 @@ fn offload_of_a_veth() {
     let findings = judge(&xdp);
     let finding = findings.iter().find(|finding| finding.probe == "offload").unwrap();
     assert_eq!(finding.severity, Severity::Warning);
-    assert!(finding.cure.as_ref().unwrap().contains("ethtool -K eth0 tx off"));
+    assert!(finding.fix.as_ref().unwrap().contains("ethtool -K eth0 tx off"));
     let mut off = auto;
     off.devices[0].checksum_offload = Some(false);
     assert!(judge(&off).iter().all(|finding| finding.severity == Severity::Ok));

@@ -34,11 +34,11 @@ fn complaints(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn expect(facts: &Facts, severity: Severity, probe: &str, found: &str, cure: &str) {
+fn expect(facts: &Facts, severity: Severity, probe: &str, found: &str, fix: &str) {
     let [finding] = complaints(facts).try_into().unwrap();
     assert_eq!((finding.severity, finding.probe), (severity, probe), "{finding:?}");
     assert!(finding.found.contains(found), "{finding:?}");
-    assert!(finding.cure.as_ref().unwrap().contains(cure), "{finding:?}");
+    assert!(finding.fix.as_ref().unwrap().contains(fix), "{finding:?}");
 }
 
 #[test]

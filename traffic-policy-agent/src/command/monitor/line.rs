@@ -58,7 +58,7 @@ pub struct Line {
     /// Cookie of the socket's network namespace.
     netns: Option<u64>,
     reason: String,
-    cure: Option<String>,
+    fix: Option<String>,
     /// Events of the same CPU that were left out before this one.
     left_out: u32,
 }
@@ -98,7 +98,7 @@ impl Line {
             frontend: event.frontend.to_string(),
             endpoint: event.endpoint.map(|endpoint| endpoint.to_string()),
             reason: advice::reason(event.outcome, &context),
-            cure: advice::cure(event.outcome, &context),
+            fix: advice::fix(event.outcome, &context),
             netns: (event.netns != 0).then_some(event.netns),
             device,
             left_out: event.left_out,
@@ -139,8 +139,8 @@ fn text(line: &Line) -> String {
     }
     text.push('\n');
     // Of a new flow there is nothing to explain.
-    if let Some(cure) = &line.cure {
-        text += &format!("    why: {}\n    cure: {cure}\n", line.reason);
+    if let Some(fix) = &line.fix {
+        text += &format!("    why: {}\n    fix: {fix}\n", line.reason);
     }
     if line.left_out > 0 {
         text += &format!("    {} more events before this one were left out\n", line.left_out);
@@ -159,7 +159,7 @@ pub mod tests {
         Event {
             time: 3_000_000_000,
             outcome,
-            hook: "ingress",
+            hook: "tc-ingress",
             service: Some(3),
             protocol: Protocol::Tcp,
             client: "192.0.2.10:40000".parse().unwrap(),
@@ -182,12 +182,12 @@ pub mod tests {
         let mut lines = text.lines();
         assert_eq!(
             lines.next().unwrap(),
-            "2026-11-20T13:00:03.000Z  dropped-no-local-endpoint  TCP 192.0.2.10:40000 → 172.18.0.13:30080  shop/web:http (NodePort, Local)  ingress #4000001"
+            "2026-11-20T13:00:03.000Z  dropped-no-local-endpoint  TCP 192.0.2.10:40000 → 172.18.0.13:30080  shop/web:http (NodePort, Local)  tc-ingress #4000001"
         );
         assert!(
             lines.next().unwrap().starts_with("    why: Service shop/web has externalTrafficPolicy: Local")
         );
-        assert!(lines.next().unwrap().contains("cure: let the load balancer check the healthCheckNodePort"));
+        assert!(lines.next().unwrap().contains("fix: let the load balancer check the healthCheckNodePort"));
         assert_eq!(lines.next(), None);
     }
 

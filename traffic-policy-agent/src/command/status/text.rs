@@ -20,7 +20,7 @@ impl Document {
             out,
             "flows       {flows4} IPv4, {flows6} IPv6 ({unconfirmed} unconfirmed, {pending} pending)"
         )?;
-        writeln!(out, "pool        {} source ports towards endpoints of other nodes", self.pool_ports)?;
+        writeln!(out, "snat ports  {} towards each endpoint of another node", self.snat_ports)?;
         for draining in &self.draining {
             let rest = Duration::from_secs_f64(draining.seconds);
             writeln!(
@@ -38,15 +38,15 @@ impl Document {
         })?;
         writeln!(out)?;
         let hashed: Vec<_> = self.maps.iter().filter(|map| map.used.is_some()).collect();
-        view::table(out, ["MAP", "USED", "ROOM", "FILL", "KB"], &hashed, |map| {
+        view::table(out, ["MAP", "USED", "SIZE", "USE%", "KB"], &hashed, |map| {
             let used = map.used.unwrap_or(0);
-            let percent = used as f64 * 100.0 / f64::from(map.room.max(1));
+            let percent = used as f64 * 100.0 / f64::from(map.size.max(1));
             let kilobytes = map.bytes.div_ceil(1024);
             [
                 map.name.clone(),
                 used.to_string(),
-                map.room.to_string(),
-                format!("{percent:.0} %"),
+                map.size.to_string(),
+                format!("{percent:.0}"),
                 kilobytes.to_string(),
             ]
         })?;
@@ -87,12 +87,12 @@ impl Agent {
             )?,
         }
         let synced = ago(self.synced_seconds_ago);
-        let Some(report) = &self.report else { return writeln!(out, "state       last in step {synced}") };
-        if report.in_step {
-            writeln!(out, "state       in step with the cluster, last change written {synced}")?;
+        let Some(report) = &self.report else { return writeln!(out, "state       last in sync {synced}") };
+        if report.in_sync {
+            writeln!(out, "state       in sync with the cluster, last change written {synced}")?;
         } else {
-            writeln!(out, "state       NOT in step, last sync {synced}; in the way:")?;
-            for block in &report.blocked_by {
+            writeln!(out, "state       NOT in sync, last sync {synced}, because:")?;
+            for block in &report.waiting_for {
                 writeln!(out, "            - {block}")?;
             }
         }
@@ -102,8 +102,8 @@ impl Agent {
                 "node        load balancers are told not to send here: the Node object is not known, is being deleted, or is marked by the autoscaler"
             )?;
         }
-        for (subject, trouble) in &report.troubles {
-            writeln!(out, "trouble     {subject}: {trouble}")?;
+        for (subject, trouble) in &report.errors {
+            writeln!(out, "error       {subject}: {trouble}")?;
         }
         Ok(())
     }
@@ -129,30 +129,30 @@ mod tests {
                 seen_seconds_ago: Some(1.0),
                 synced_seconds_ago: None,
                 report: Some(health::Report {
-                    blocked_by: vec!["waiting for the first look at Services".to_owned()],
+                    waiting_for: vec!["waiting for the first look at Services".to_owned()],
                     ..health::Report::default()
                 }),
             },
             layout: ABI_VERSION,
             attached: vec![Attached {
                 target: "eth0".to_owned(),
-                hook: "tcx ingress".to_owned(),
+                hook: "tc-ingress".to_owned(),
                 program: Some(7),
-                alive: true,
+                present: true,
             }],
             maps: vec![
-                Map { name: "FLOWS4".to_owned(), used: Some(64), room: 128, bytes: 16_384 },
-                Map { name: "STATE".to_owned(), used: None, room: 1, bytes: 4096 },
+                Map { name: "FLOWS4".to_owned(), used: Some(64), size: 128, bytes: 16_384 },
+                Map { name: "STATE".to_owned(), used: None, size: 1, bytes: 4096 },
             ],
             map_bytes: 20_480,
-            pool_ports: 31_000,
-            flows: Flows { entries: [64, 0], room: [128, 128], unconfirmed: [3, 0], pending: [0, 0] },
+            snat_ports: 31_000,
+            flows: Flows { entries: [64, 0], size: [128, 128], unconfirmed: [3, 0], pending: [0, 0] },
             draining: vec![Draining {
                 service: "shop/web:http".to_owned(),
                 address: "172.18.0.11:30080/tcp".to_owned(),
                 seconds: 28.4,
             }],
-            counters: vec![Counter { hook: "ingress", outcome: "forwarded", packets: 5 }],
+            counters: vec![Counter { hook: "tc-ingress", outcome: "forwarded", packets: 5 }],
             warnings: vec!["eth1 is gone: what was attached to it sees no packet".to_owned()],
         }
     }
@@ -168,15 +168,15 @@ mod tests {
         let text = text(&document());
         for line in [
             "agent       running, process 42, started 1m40s ago",
-            "state       NOT in step, last sync never; in the way:",
+            "state       NOT in sync, last sync never, because:",
             "            - waiting for the first look at Services",
             "node        load balancers are told not to send here",
             "warning     eth1 is gone",
             "flows       32 IPv4, 0 IPv6 (3 unconfirmed, 0 pending)",
             "draining    shop/web:http at 172.18.0.11:30080/tcp: new connections are forwarded for 28s more",
-            "FLOWS4    64   128  50 %",
+            "FLOWS4    64   128    50  16",
             "all 2 maps: 20 KB",
-            "ingress  forwarded        5",
+            "tc-ingress  forwarded        5",
         ] {
             assert!(text.contains(line), "no {line:?} in\n{text}");
         }
@@ -203,7 +203,7 @@ mod tests {
         let line =
             "process 42 is loading its programs; until then the packet path goes on with what was last";
         assert!(successor.contains(line), "{successor}");
-        assert!(successor.contains("state       last in step 7s ago\n"), "{successor}");
+        assert!(successor.contains("state       last in sync 7s ago\n"), "{successor}");
     }
 
     #[test]
@@ -221,6 +221,6 @@ mod tests {
             text.starts_with("agent       not running, last seen 1s ago; the packet path goes on"),
             "{text}"
         );
-        assert!(text.contains("state       last in step 2h01m ago\n"), "{text}");
+        assert!(text.contains("state       last in sync 2h01m ago\n"), "{text}");
     }
 }

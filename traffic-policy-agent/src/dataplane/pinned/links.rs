@@ -22,7 +22,7 @@ pub struct Link {
     /// The kernel's number of the program; `None` if it is a filter of a clsact qdisc, which has no pin.
     pub program: Option<u32>,
     /// Its device or cgroup still exists.
-    pub alive: bool,
+    pub present: bool,
 }
 
 /// Where a program is attached, and how.
@@ -43,9 +43,9 @@ impl LinkHook {
         match self {
             Self::Xdp => "xdp (driver)",
             Self::XdpGeneric => "xdp (generic)",
-            Self::TcIngress => "tcx ingress",
-            Self::TcEgress => "tcx egress",
-            Self::Clsact => "clsact ingress, egress",
+            Self::TcIngress => "tc-ingress",
+            Self::TcEgress => "tc-egress",
+            Self::Clsact => "tc-ingress, tc-egress (clsact)",
             Self::Cgroup => "cgroup",
         }
     }
@@ -90,7 +90,7 @@ impl Pinned {
         if !Kernel::running()?.has_tcx() {
             for (ifindex, _) in self.map("DEVICES")?.entries::<u32, Device>()? {
                 let name = device_name(ifindex);
-                let alive = name.is_some();
+                let present = name.is_some();
                 let target = name.unwrap_or_default();
                 links.push(Link {
                     hook: LinkHook::Clsact,
@@ -98,7 +98,7 @@ impl Pinned {
                     target,
                     call: None,
                     program: None,
-                    alive,
+                    present,
                 });
             }
         }
@@ -127,15 +127,15 @@ fn parse(name: &str, link: &LinkInfo) -> Link {
     };
     let number = parts.next().unwrap_or_default();
     let rest = parts.next().unwrap_or_default();
-    let (program, alive) = (Some(link.program), link.target != [0; 2]);
+    let (program, present) = (Some(link.program), link.target != [0; 2]);
     if hook == LinkHook::Cgroup {
         let (target, call) = (format!("cgroup {number}"), Some(rest.to_owned()));
-        return Link { hook, ifindex: 0, target, call, program, alive };
+        return Link { hook, ifindex: 0, target, call, program, present };
     }
     let ifindex = number.parse().unwrap_or(0);
     // The pin's name lacks dots.
     let target = device_name(ifindex).unwrap_or_else(|| rest.to_owned());
-    Link { hook, ifindex, target, call: None, program, alive }
+    Link { hook, ifindex, target, call: None, program, present }
 }
 
 #[cfg(test)]
@@ -150,8 +150,8 @@ mod tests {
             (link.hook, link.ifindex, link.target.as_str()),
             (LinkHook::XdpGeneric, 4_000_001, "eth0_100")
         );
-        assert!(link.alive);
-        assert!(!parse("ingress-4000001-eth0", &LinkInfo::default()).alive, "the device is gone");
+        assert!(link.present);
+        assert!(!parse("ingress-4000001-eth0", &LinkInfo::default()).present, "the device is gone");
         let cgroup = parse("cgroup-1234-connect4", &on);
         assert_eq!(
             (cgroup.hook, cgroup.ifindex, cgroup.target.as_str()),

@@ -163,8 +163,8 @@ fn decode(event: &abi::Event) -> Result<Event> {
         outcome,
         hook: match event.hook {
             hook::XDP => "xdp",
-            hook::INGRESS => "ingress",
-            hook::EGRESS => "egress",
+            hook::INGRESS => "tc-ingress",
+            hook::EGRESS => "tc-egress",
             _ => "socket",
         },
         service: (event.service != NO_SERVICE).then_some(event.service),

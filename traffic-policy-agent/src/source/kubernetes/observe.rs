@@ -17,7 +17,7 @@ use tower::{BoxError, Layer, Service};
 
 use crate::source::status::StatusWriter;
 
-/// The subject of troubles with the connection, as opposed to those with one kind of object.
+/// The subject of errors with the connection, as opposed to those with one kind of object.
 pub(super) const API_SERVER: &str = "API server";
 
 #[derive(Clone, Debug)]
