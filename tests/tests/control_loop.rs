@@ -14,7 +14,7 @@ use traffic_policy_agent::{
     model::{Index, NodeInput},
     source::{Manifests, ServiceEvent, Source},
 };
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::pace::scaled;
 
 const BATCH: Duration = Duration::from_millis(50);
 

@@ -22,8 +22,8 @@ use traffic_policy_agent::{
     model::{Index, NodeInput, Policy, ServiceName},
     source::{Access, Kubernetes, ServiceEvent, Source},
 };
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::real_api_server::RealApiServer;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::real_api_server::RealApiServer;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

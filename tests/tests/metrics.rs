@@ -14,12 +14,12 @@ use traffic_policy_agent::health::ProxyHealth;
 use traffic_policy_agent::metrics::{Metrics, NoLocal, Observed};
 use traffic_policy_agent::model::{self, ServiceName, ServicePortKey};
 use traffic_policy_ebpf::outcome::Outcome;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::exposition::{Exposition, Kind};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Policy, Service};
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::exposition::{Exposition, Kind};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Policy, Service};
+use traffic_policy_testing::pace::scaled;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use traffic_policy_tests::script;
+use traffic_policy_testing::script;
 
 #[test]
 fn scripts() {

@@ -3,7 +3,7 @@
 //! Needs root; without it the test fails with a sentence that says so.
 
 use anyhow::{Context, Result};
-use traffic_policy_tests::bench::{
+use traffic_policy_bench::{
     Case, Hook, Kind, Loaded, Protocol, Setup, Stand, Subject,
     flows::{flows, frames, mirror, open, supposed},
     turns,

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: a program of the tests package, which parses its arguments itself.
+//! `cargo xtask bench`: the program of the package `bench`, which parses its arguments itself.
 
 use std::{
     ffi::OsString,
@@ -28,7 +28,7 @@ const WIRE_GROUPS: &str = "wire";
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
     // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
-    let built = build::tests_program("bench")?;
+    let built = build::program_beside_agent("bench")?;
     let command = if is_harmless(&options.arguments) {
         Some(Command::new(&built))
     } else {

@@ -94,14 +94,14 @@ pub(crate) fn folder(target: Option<&Target>, release: bool) -> Result<PathBuf> 
     Ok(folder)
 }
 
-/// Builds a program of the tests package, and the agent that it may start.
-pub(crate) fn tests_program(name: &str) -> Result<PathBuf> {
+/// Builds the workspace, and gives one of its programs, beside which the agent is that it may start.
+pub(crate) fn program_beside_agent(name: &str) -> Result<PathBuf> {
     if !cargo::status(workspace().arg("--quiet"))?.success() {
         bail!("the build failed");
     }
     let built = program(name, false)?;
     if !built.exists() {
-        bail!("there is no program {name} in the tests package");
+        bail!("the workspace has no program {name}");
     }
     Ok(built)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask lab` and `cargo xtask demo`: programs of the tests package, which parse their arguments themselves.
+//! `cargo xtask lab` and `cargo xtask demo`: programs of the package `lab`, which parse their arguments themselves.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -15,7 +15,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(program: &str, options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
-    let built = build::tests_program(program)?;
+    let built = build::program_beside_agent(program)?;
     let Some(mut command) = cargo::privileged(built) else {
         anyhow::bail!("network namespaces need root: run this as root, or install sudo");
     };

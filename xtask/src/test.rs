@@ -13,8 +13,9 @@ use clap::Args;
 
 use crate::{build, cargo, setup, tally::Tally, vm};
 
-/// The package whose tests need root.
-const PRIVILEGED: &str = "traffic-policy-tests";
+/// The packages whose tests need root.
+const PRIVILEGED: [&str; 4] =
+    ["traffic-policy-bench", "traffic-policy-lab", "traffic-policy-testing", "traffic-policy-tests"];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -99,7 +100,7 @@ fn tests(tally: &mut Tally, targets: &[&str], arguments: &[&str]) -> Result<bool
     let own = env::current_exe().context("this program's own path is unknown")?;
     let mut command = cargo::cargo();
     if !cargo::is_root() {
-        // The build stays the user's; only programs of one package run as root.
+        // The build stays the user's; only test programs that need it run as root.
         let runner = format!("target.'cfg(all())'.runner = ['{}', 'run-test', '--']", own.display());
         command.args(["--config", &runner]);
     }
@@ -108,15 +109,16 @@ fn tests(tally: &mut Tally, targets: &[&str], arguments: &[&str]) -> Result<bool
     tally.run(&mut command)
 }
 
-/// Runs one test program, as root if it is of the package that needs it. Called by cargo.
+/// Runs one test program, as root if it is of a package that needs it. Called by cargo.
 pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
     let (name, arguments) = program.command.split_first().context("no program to run")?;
-    let mut command = if env::var("CARGO_PKG_NAME").is_ok_and(|package| package == PRIVILEGED) {
-        cargo::privileged(name)
-            .context("these tests need root: run `cargo xtask test` as root, or install sudo")?
-    } else {
-        Command::new(name)
-    };
+    let mut command =
+        if env::var("CARGO_PKG_NAME").is_ok_and(|package| PRIVILEGED.contains(&package.as_str())) {
+            cargo::privileged(name)
+                .context("these tests need root: run `cargo xtask test` as root, or install sudo")?
+        } else {
+            Command::new(name)
+        };
     cargo::exit_code(command.args(arguments))
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use aya::programs::SchedClassifier;
 use aya::programs::tc::{NlOptions, TcAttachOptions, TcAttachType, TcHandle, qdisc_add_clsact};
 use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::Lab;
-use traffic_policy_tests::xdp::Always;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::xdp::Always;
 
 use crate::said::{check, check_in, one_node};
 

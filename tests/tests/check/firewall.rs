@@ -1,12 +1,12 @@
 //! Rules of the firewall that stand in the way.
 
 use traffic_policy_agent::check::forward_policy_drop;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::Lab;
-use traffic_policy_tests::nftables::{Chain, Family};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::nftables::{Chain, Family};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::traffic::Outcome;
 
 use crate::said::{check, one_node};
 
@@ -51,7 +51,7 @@ fn a_forward_policy_of_drop_is_worth_the_warning() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Local, 30080), &cluster.backends()).unwrap();
     let _agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
-    let to = cluster.at(1, traffic_policy_tests::lab::Family::V4, 30080);
+    let to = cluster.at(1, traffic_policy_testing::lab::Family::V4, 30080);
     cluster.answer(Protocol::Tcp, to).unwrap();
     let forward = Chain { family: Family::Ip, table: "filter", name: "FORWARD", forward: Some(true) };
     cluster.lab.node(1).netns().nft_chain(&forward).unwrap();
@@ -83,7 +83,7 @@ fn leftovers_of_kube_proxy() {
         "kube-proxy --cleanup",
     );
     node.delete_nft_table(Family::Ip, "nat").unwrap();
-    let bridge = async |net: traffic_policy_tests::netlink::Netlink| {
+    let bridge = async |net: traffic_policy_testing::netlink::Netlink| {
         net.bridge("kube-ipvs0", [2, 0, 0, 0, 0, 9], 1500).await
     };
     node.netlink(bridge).unwrap();

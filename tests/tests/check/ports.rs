@@ -2,9 +2,9 @@
 
 use std::net::{TcpListener, UdpSocket};
 
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::Lab;
-use traffic_policy_tests::object::{Manifests, Policy};
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::object::{Manifests, Policy};
 
 use crate::said::{check, one_node};
 

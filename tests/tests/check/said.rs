@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use traffic_policy_tests::agent;
-use traffic_policy_tests::lab::{Lab, LabBuilder};
-use traffic_policy_tests::netns::Namespace;
+use traffic_policy_testing::agent;
+use traffic_policy_testing::lab::{Lab, LabBuilder};
+use traffic_policy_testing::netns::Namespace;
 
 /// What `check` says on a node.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::{self, Agent};
-use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::lab::Lab;
+use traffic_policy_testing::agent::{self, Agent};
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::lab::Lab;
 
 use crate::said::{check, check_in, one_node};
 

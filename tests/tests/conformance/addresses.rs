@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
-use traffic_policy_tests::{
+use traffic_policy_testing::{
     lab::Family,
     object::{Policy, Port},
 };

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use traffic_policy_tests::explain::{self, Answer};
+use traffic_policy_testing::explain::{self, Answer};
 
 /// The node that is asked.
 pub const NODE: &str = "test-node";

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use traffic_policy_tests::{
+use traffic_policy_testing::{
     lab::Family,
     object::{self, Port},
 };

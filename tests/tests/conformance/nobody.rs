@@ -1,7 +1,7 @@
 //! Addresses and ports that no Service has, beside those that one has; and Services that are not for this proxy.
 
 use serde_json::{Value, json};
-use traffic_policy_tests::{
+use traffic_policy_testing::{
     lab::Family,
     object::{Port, Service},
 };

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use traffic_policy_tests::{
+use traffic_policy_testing::{
     lab::Family,
     object::{self, Port},
 };

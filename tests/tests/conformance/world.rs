@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use traffic_policy_tests::{
+use traffic_policy_testing::{
     lab::Family,
     object::{Manifests, Service},
 };

@@ -3,9 +3,9 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::pace::scaled;
 
 use crate::stand::{START, Stand};
 use crate::wires::{Wire, ip, run};

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::Protocol;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::traffic::transfer::transfer;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::Protocol;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::stand::{Place, Stand};
 

@@ -1,6 +1,6 @@
 //! Devices that are made from others: those with an Ethernet header are served, the others are refused by a sentence.
 
-use traffic_policy_tests::netns::Namespace;
+use traffic_policy_testing::netns::Namespace;
 
 use crate::flows::{nothing_failed, served};
 use crate::stand::{Link, START, Stand};

@@ -1,6 +1,6 @@
 //! Each wire by each way to attach: every flow is served, by the hook that was asked for.
 
-use traffic_policy_tests::agent::Agent;
+use traffic_policy_testing::agent::Agent;
 
 use crate::flows::{nothing_failed, served};
 use crate::stand::{START, Stand};

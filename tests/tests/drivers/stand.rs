@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use traffic_policy_tests::agent::{self, Agent, AgentBuilder};
-use traffic_policy_tests::cluster::{Cluster, TARGET};
-use traffic_policy_tests::lab::{Addresses, Family, Folder, remove_leftovers};
-use traffic_policy_tests::netlink::VethEnd;
-use traffic_policy_tests::netns::{Namespace, Owned};
-use traffic_policy_tests::object::{Backend, Manifests, Policy};
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::{Faults, Ledger, Server};
+use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Addresses, Family, Folder, remove_leftovers};
+use traffic_policy_testing::netlink::VethEnd;
+use traffic_policy_testing::netns::{Namespace, Owned};
+use traffic_policy_testing::object::{Backend, Manifests, Policy};
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
 use crate::wires::{End, Wire, ip};
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::pace::scaled;
 
 const VARIABLE: &str = "TRAFFIC_POLICY_WIRES";
 /// For the kernel, which gives back the cards of a namespace some time after it is gone, and frees programs when it comes to it.

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use traffic_policy_tests::agent::{self, Agent};
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::Lab;
-use traffic_policy_tests::object::Policy;
+use traffic_policy_testing::agent::{self, Agent};
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::object::Policy;
 
 /// Runs it outside of any lab; it must fail, and say nothing that could be taken for an answer.
 fn complaint(arguments: &[&str], input: &str) -> String {

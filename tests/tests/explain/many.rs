@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::explain::{self, Flow};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::explain::{self, Flow};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
 
 const FLOWS: u16 = 10_000;
 /// Far above what a debug build takes on a busy machine, far below what work in the square of the flows would.

@@ -11,13 +11,13 @@ use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Frontend, FrontendKey, Range, SLOT_LOCAL, Slot, frontend,
 };
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::explain::{self, Answer, Flow};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::explain::{self, Answer, Flow};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
 
 const PORT: u16 = 30_080;
 

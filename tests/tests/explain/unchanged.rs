@@ -10,12 +10,12 @@ use nix::unistd::Pid;
 use serde_json::json;
 use traffic_policy_ebpf::abi::Counters;
 use traffic_policy_ebpf::outcome::Outcome;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_tests::explain::{self, Flow};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy, Port, Service};
-use traffic_policy_tests::pinned::{self, Entries};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::explain::{self, Flow};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::pinned::{self, Entries};
 
 const CLUSTER: u16 = 30_080;
 const LOCAL: u16 = 30_081;

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde_json::json;
-use traffic_policy_tests::explain::{self, Flow};
-use traffic_policy_tests::lab::{Addresses, Family};
-use traffic_policy_tests::object::{Backend, Manifests, Policy, Port, Service};
+use traffic_policy_testing::explain::{self, Flow};
+use traffic_policy_testing::lab::{Addresses, Family};
+use traffic_policy_testing::object::{Backend, Manifests, Policy, Port, Service};
 
 use crate::wire::Random;
 

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use serde_json::json;
 use socket2::{Domain, SockAddr, Socket, Type};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::capture::{Capture, Frame};
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::counters::Counters;
-use traffic_policy_tests::explain::{self, Answer, Flow};
-use traffic_policy_tests::lab::{Family, Lab, plan};
-use traffic_policy_tests::netlink;
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::object::{Backend, Policy, Service};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::packet::{Packet, difference, flag};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::{Capture, Frame};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::counters::Counters;
+use traffic_policy_testing::explain::{self, Answer, Flow};
+use traffic_policy_testing::lab::{Family, Lab, plan};
+use traffic_policy_testing::netlink;
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::packet::{Packet, difference, flag};
 
 const FLOWS: u32 = 300;
 const ETHERNET: usize = 14;
@@ -291,7 +291,7 @@ fn agrees(attach: &str) {
     for number in 0..SERVICES {
         cluster.manifests.apply(&service(number), &backends(&cluster, number)).unwrap();
     }
-    let start = |builder: traffic_policy_tests::agent::AgentBuilder| {
+    let start = |builder: traffic_policy_testing::agent::AgentBuilder| {
         builder.attach(attach).flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
     };
     let agent = start(Agent::builder(lab, lab.node(1))).start().unwrap();

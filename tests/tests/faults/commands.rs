@@ -5,13 +5,13 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::{self, Agent};
-use traffic_policy_tests::attached::Attached;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::xdp::Always;
+use traffic_policy_testing::agent::{self, Agent};
+use traffic_policy_testing::attached::Attached;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::xdp::Always;
 
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(agent::program().unwrap()).args(arguments).env_clear().output().unwrap();

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::{Agent, AgentBuilder};
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
-use traffic_policy_tests::netlink::VethEnd;
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab, LabBuilder};
+use traffic_policy_testing::netlink::VethEnd;
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(15);

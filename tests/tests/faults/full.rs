@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::traffic::{HeldConnections, Outcome};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::traffic::{HeldConnections, Outcome};
 
 const PORT: u16 = 30080;
 

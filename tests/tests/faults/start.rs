@@ -5,12 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::{self, Agent, AgentBuilder};
-use traffic_policy_tests::attached::Attached;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::xdp::Always;
+use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
+use traffic_policy_testing::attached::Attached;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::xdp::Always;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(20);

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::lab::{Family, Lab, Node};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::{Outcome, Probe, http};
+use traffic_policy_testing::lab::{Family, Lab, Node};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::{Outcome, Probe, http};
 
 pub const POD_PORT: u16 = 8080;
 

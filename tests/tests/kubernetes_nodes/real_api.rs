@@ -9,11 +9,11 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::lab::{Family, Lab, plan};
-use traffic_policy_tests::object::{Backend, Policy, Port, Service, node};
-use traffic_policy_tests::real_api_server::RealApiServer;
-use traffic_policy_tests::traffic::{Ledger, Probe, Server};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::lab::{Family, Lab, plan};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service, node};
+use traffic_policy_testing::real_api_server::RealApiServer;
+use traffic_policy_testing::traffic::{Ledger, Probe, Server};
 
 use crate::black_box::{POD_PORT, check_cluster, check_health, check_local};
 

@@ -5,12 +5,12 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::json;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::api_server::Kind;
-use traffic_policy_tests::control_plane::ControlPlane;
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy, Port, Service};
-use traffic_policy_tests::traffic::{Ledger, NewConnections, Outcome, Server};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::api_server::Kind;
+use traffic_policy_testing::control_plane::ControlPlane;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::traffic::{Ledger, NewConnections, Outcome, Server};
 
 use crate::black_box::{POD_PORT, ask, check_cluster, check_health, check_local, until};
 

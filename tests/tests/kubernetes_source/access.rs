@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use traffic_policy_agent::source::{Access, Kubernetes};
-use traffic_policy_tests::api_server::{ApiServer, Certificate};
+use traffic_policy_testing::api_server::{ApiServer, Certificate};
 
 use crate::stand::{Agent, service};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use traffic_policy_agent::{model::ServiceName, source::ServiceEvent};
-use traffic_policy_tests::api_server::{ApiServer, Kind};
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::api_server::{ApiServer, Kind};
+use traffic_policy_testing::pace::scaled;
 
 use crate::stand::{Agent, PATIENCE, node, service, slice, until};
 

@@ -8,8 +8,8 @@ use traffic_policy_agent::{
     model::{Index, NodeInput},
     source::{Access, Kubernetes, Source, Status},
 };
-use traffic_policy_tests::api_server::ApiServer;
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::api_server::ApiServer;
+use traffic_policy_testing::pace::scaled;
 
 /// Longer than the source's longest pause between two tries that a test waits for.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -3,7 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
-mod launch;
 mod meters;
 mod reach;
 mod remains;

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::Duration;
 
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::traffic::balancer::Timing;
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::transfer::transfer;
-use traffic_policy_tests::traffic::{
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::traffic::balancer::Timing;
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::transfer::transfer;
+use traffic_policy_testing::traffic::{
     Balancer, Datagrams, Faults, HeldConnections, Ledger, NewConnections, Server, Target, retransmissions,
 };
 

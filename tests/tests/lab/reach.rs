@@ -3,13 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use traffic_policy_tests::capture::Capture;
-use traffic_policy_tests::lab::{Family, Lab, LabBuilder};
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::connections::ask_from;
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::{Faults, Ledger, Outcome, Probe, Server};
+use traffic_policy_testing::capture::Capture;
+use traffic_policy_testing::lab::{Family, Lab, LabBuilder};
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::connections::ask_from;
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::{Faults, Ledger, Outcome, Probe, Server};
 
 const PORT: u16 = 8080;
 const SOON: Duration = Duration::from_secs(3);

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::lab::{Lab, persistent};
-use traffic_policy_tests::netns::{Namespace, is_running};
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::lab::{Lab, persistent};
+use traffic_policy_testing::netns::{Namespace, is_running};
+use traffic_policy_testing::pace::scaled;
 
 fn remains(id: &str) -> Vec<String> {
     let mut found = Namespace::names(&format!("{id}-"));

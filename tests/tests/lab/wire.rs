@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use etherparse::PacketBuilder;
 use socket2::{Domain, Protocol, Socket, Type};
-use traffic_policy_tests::capture::{Capture, Frame};
-use traffic_policy_tests::checksum::Checksum;
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::transfer::transfer;
-use traffic_policy_tests::traffic::{Faults, Ledger, Server};
-use traffic_policy_tests::xdp::Always;
+use traffic_policy_testing::capture::{Capture, Frame};
+use traffic_policy_testing::checksum::Checksum;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::transfer::transfer;
+use traffic_policy_testing::traffic::{Faults, Ledger, Server};
+use traffic_policy_testing::xdp::Always;
 
 const PORT: u16 = 8080;
 

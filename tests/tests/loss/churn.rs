@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::control_plane::ControlPlane;
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::control_plane::ControlPlane;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 
 use crate::cluster::{Cluster, POD_PORT, web};
 use crate::meters::{Meters, both};

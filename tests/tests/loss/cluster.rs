@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::{Agent, AgentBuilder};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Manifests, Port, Service};
-use traffic_policy_tests::traffic::{Ledger, Server};
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Manifests, Port, Service};
+use traffic_policy_testing::traffic::{Ledger, Server};
 
 pub const NODE_PORT: u16 = 30080;
 pub const POD_PORT: u16 = 8080;

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::Duration;
 
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::{Faults, Ledger, Server};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
 use crate::cluster::{Cluster, POD_PORT};
 use crate::meters::{Meters, both};

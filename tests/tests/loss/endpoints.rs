@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::Backend;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::{self, Outcome, Probe};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::Backend;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::{self, Outcome, Probe};
 
 use crate::cluster::{Cluster, web};
 use crate::meters::{Meters, both};

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::traffic::{
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::traffic::{
     Datagrams, HeldConnections, Ledger, NewConnections, connections, datagrams, held, retransmissions,
 };
 

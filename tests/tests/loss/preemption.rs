@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use traffic_policy_tests::traffic::connections::Report;
+use traffic_policy_testing::traffic::connections::Report;
 
 use crate::quiet;
 use crate::switch::{Balanced, HEALTH_PORT, policy_cluster, policy_local};

@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use traffic_policy_tests::lab::Family;
+use traffic_policy_testing::lab::Family;
 
 use crate::cluster::Cluster;
 use crate::meters::{Meters, both};

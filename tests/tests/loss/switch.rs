@@ -6,10 +6,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::json;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::{Policy, Service};
-use traffic_policy_tests::traffic::balancer::Timing;
-use traffic_policy_tests::traffic::{Balancer, NewConnections, Outcome, Probe, Target, connections};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::{Policy, Service};
+use traffic_policy_testing::traffic::balancer::Timing;
+use traffic_policy_testing::traffic::{Balancer, NewConnections, Outcome, Probe, Target, connections};
 
 use crate::cluster::{Cluster, NODE_PORT, web};
 use crate::quiet;

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread::sleep;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::lab::{Family, Lab, plan};
-use traffic_policy_tests::object::{Backend, Manifests};
-use traffic_policy_tests::traffic::{Ledger, Outcome, Probe, Server};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::lab::{Family, Lab, plan};
+use traffic_policy_testing::object::{Backend, Manifests};
+use traffic_policy_testing::traffic::{Ledger, Outcome, Probe, Server};
 
 use crate::cluster::{NODE_PORT, PATIENCE, POD_PORT, web};
 use crate::quiet;

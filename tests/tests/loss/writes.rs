@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::{Backend, Policy, Port, Service};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::pinned::{self, Entries};
-use traffic_policy_tests::traffic::Probe;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pinned::{self, Entries};
+use traffic_policy_testing::traffic::Probe;
 
 use crate::cluster::{Cluster, PATIENCE, POD_PORT, web};
 use crate::quiet;

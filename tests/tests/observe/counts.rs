@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
 
 /// One port of a Service, by the protocol and family that are used here.
 fn port(agent: &Agent, name: &str) -> Value {

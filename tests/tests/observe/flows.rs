@@ -9,12 +9,12 @@ use serde_json::Value;
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::abi::{self, Address4, FlowKey, PROTOCOL_TCP, Tuple, kind, ports};
 use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::HeldConnections;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::HeldConnections;
 
 fn list(agent: &Agent, filters: &[&str]) -> Vec<Value> {
     let flows = agent.json(&[&["flows"], filters].concat()).unwrap();

@@ -7,15 +7,15 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::netns::Process;
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::pinned;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netns::Process;
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pinned;
+use traffic_policy_testing::traffic::Outcome;
 
 const SOON: Duration = Duration::from_secs(20);
 

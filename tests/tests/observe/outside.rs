@@ -9,19 +9,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{Map, MapData};
 use aya::programs::{ProgramFd, ProgramInfo};
-use traffic_policy_ebpf::abi::Address4;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::bench::flows::{self, Table, ends, expected, mirror};
-use traffic_policy_tests::bench::frame::addressed;
-use traffic_policy_tests::bench::turns::{self, low};
-use traffic_policy_tests::bench::{
+use traffic_policy_bench::flows::{self, Table, ends, expected, mirror};
+use traffic_policy_bench::frame::addressed;
+use traffic_policy_bench::turns::{self, low};
+use traffic_policy_bench::{
     Case, Feeder, Flow, Frame, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Window,
 };
-use traffic_policy_tests::cluster::{self, Cluster};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::netlink::{Mac, index};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::packet::difference;
+use traffic_policy_ebpf::abi::Address4;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{self, Cluster};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netlink::{Mac, index};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::packet::difference;
 
 const PORT: u16 = 30080;
 const FLOWS: u16 = 500;

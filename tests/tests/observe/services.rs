@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Policy, Port, Service};
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::pace::scaled;
 
 fn tcp4(agent: &Agent, name: &str) -> Value {
     let ports = agent.json(&["services", name]).unwrap();

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use traffic_policy_tests::agent::{Agent, program};
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::agent::{Agent, program};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
 
 fn hooks(status: &Value) -> Vec<String> {
     let attached = status["attached"].as_array().unwrap();

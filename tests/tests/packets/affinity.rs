@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_tests::harness::{Frontend, Harness, Setup, Spot};
+use traffic_policy_testing::harness::{Frontend, Harness, Setup, Spot};
 
 use crate::table::{ENDPOINT_PORT, PORT};
 use crate::talk::{Talk, everywhere};

@@ -1,8 +1,8 @@
 //! Packets that the programs make themselves: ICMP errors and RST.
 
-use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Input, Setup, Spot};
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Extension, Packet, Transport, flag};
+use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Input, Setup, Spot};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 use crate::talk::everywhere;

@@ -1,7 +1,7 @@
 //! Corners of the Internet checksum.
 
-use traffic_policy_tests::harness::{Device, Frontend, Setup, Spot};
-use traffic_policy_tests::packet::{Packet, Transport};
+use traffic_policy_testing::harness::{Device, Frontend, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, Transport};
 
 use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::harness;
+use traffic_policy_testing::harness;
 
 /// The agent learns the length of a jiffy from it.
 #[test]

@@ -3,8 +3,8 @@
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST};
-use traffic_policy_tests::harness::{Frontend, Half, Harness, Setup, Spot};
-use traffic_policy_tests::packet::flag;
+use traffic_policy_testing::harness::{Frontend, Half, Harness, Setup, Spot};
+use traffic_policy_testing::packet::flag;
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 use crate::talk::{ANSWER_NUMBER, Talk, everywhere};
@@ -170,7 +170,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             let retired = harness.flows(terms.family).into_iter().find(|half| half.from == old.1.from);
             assert_eq!(retired.unwrap().state & GONE, GONE);
             let hook = if old.1.kind == traffic_policy_ebpf::abi::kind::REPLY_LOCAL {
-                traffic_policy_tests::harness::Hook::Egress
+                traffic_policy_testing::harness::Hook::Egress
             } else {
                 terms.hook
             };

@@ -1,7 +1,7 @@
 //! ICMP errors about packets of flows: outside and inside become what the receiver of the error knows.
 
-use traffic_policy_tests::harness::{Device, Frontend, Half, Harness, Hook, Setup, Spot};
-use traffic_policy_tests::packet::{Packet, Transport, flag};
+use traffic_policy_testing::harness::{Device, Frontend, Half, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, Transport, flag};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 use crate::talk::{Talk, everywhere};

@@ -1,7 +1,7 @@
 //! IPv6 extension headers before the transport header, and IPv4's counterpart, options, in `untouched`.
 
-use traffic_policy_tests::harness::{Device, Frontend, Input, Setup, Spot};
-use traffic_policy_tests::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::harness::{Device, Frontend, Input, Setup, Spot};
+use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 use crate::talk::everywhere;

@@ -2,8 +2,8 @@
 
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
-use traffic_policy_tests::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
-use traffic_policy_tests::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step};
 use crate::talk::everywhere;

@@ -2,10 +2,10 @@
 
 use aya::maps::{Array, MapData};
 use traffic_policy_ebpf::abi::{Address, HOP_ARENA, SlotRoute};
-use traffic_policy_tests::harness::{Device, Frontend, Harness, Setup, Spot, Way};
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::netlink::Mac;
-use traffic_policy_tests::packet::flag;
+use traffic_policy_testing::harness::{Device, Frontend, Harness, Setup, Spot, Way};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::netlink::Mac;
+use traffic_policy_testing::packet::flag;
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 use crate::talk::{Talk, everywhere};

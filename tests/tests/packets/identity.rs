@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use traffic_policy_tests::checksum::{Checksum, verify};
-use traffic_policy_tests::harness::{self, Frontend, Harness, Hook, Input, Setup, Spot};
-use traffic_policy_tests::packet::{Packet, flag};
+use traffic_policy_testing::checksum::{Checksum, verify};
+use traffic_policy_testing::harness::{self, Frontend, Harness, Hook, Input, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
@@ -116,7 +116,7 @@ fn decorate(terms: Terms, draw: &Draw, packet: Packet) -> Packet {
 fn expect_from_ip(expected: &Packet, found: &[u8]) {
     let mut expected = expected.bytes();
     expected[..12].copy_from_slice(&found[..12]);
-    if let Some(difference) = traffic_policy_tests::packet::difference(&expected, found) {
+    if let Some(difference) = traffic_policy_testing::packet::difference(&expected, found) {
         panic!("{difference}");
     }
 }

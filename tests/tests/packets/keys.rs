@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use traffic_policy_ebpf::abi::kind;
-use traffic_policy_tests::harness::{Frontend, Harness, Hook, Setup, Spot};
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Packet, flag};
+use traffic_policy_testing::harness::{Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::{
     table::{ENDPOINT_PORT, PORT, Terms},

@@ -1,7 +1,7 @@
 //! What runs out: room in the table, source ports, tuples. Other flows go on.
 
-use traffic_policy_tests::harness::{Frontend, Hook, Setup, Spot};
-use traffic_policy_tests::packet::flag;
+use traffic_policy_testing::harness::{Frontend, Hook, Setup, Spot};
+use traffic_policy_testing::packet::flag;
 
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT};
 use crate::talk::{Talk, everywhere};

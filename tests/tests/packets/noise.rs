@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use traffic_policy_tests::harness::{self, Frontend, Harness, Hook, Input, Setup, Spot};
-use traffic_policy_tests::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::harness::{self, Frontend, Harness, Hook, Input, Setup, Spot};
+use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 

@@ -1,8 +1,8 @@
 //! Flows past the share of unconfirmed ones: in a table of their own, where the kernel may evict either half.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
-use traffic_policy_tests::harness::{Frontend, Harness, Hook, Place, Setup, Spot};
-use traffic_policy_tests::packet::flag;
+use traffic_policy_testing::harness::{Frontend, Harness, Hook, Place, Setup, Spot};
+use traffic_policy_testing::packet::flag;
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 use crate::talk::{Talk, everywhere};

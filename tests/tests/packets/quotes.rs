@@ -1,7 +1,7 @@
 //! What an ICMP error quotes: packets of any shape, cut anywhere.
 
-use traffic_policy_tests::harness::{Device, Spot};
-use traffic_policy_tests::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::harness::{Device, Spot};
+use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::errors::{
     NEAR, NODE, Quoted, WHOLE, error, kinds, port_unreachable, reply, request, setup, talk, to_client,

@@ -1,7 +1,7 @@
 //! Tests share loaded programs: none sees what another has left.
 
 use traffic_policy_ebpf::abi::HOPS;
-use traffic_policy_tests::harness::{self, Frontend, Setup, Spot};
+use traffic_policy_testing::harness::{self, Frontend, Setup, Spot};
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 use crate::talk::Talk;

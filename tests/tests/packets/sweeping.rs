@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use traffic_policy_agent::dataplane::{GoneEndpoint, Sweeper, endpoint_key};
 use traffic_policy_agent::model::Protocol;
 use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
-use traffic_policy_tests::harness::{Frontend, Half, Harness, SIZES, Setup, Spot};
-use traffic_policy_tests::packet::flag;
+use traffic_policy_testing::harness::{Frontend, Half, Harness, SIZES, Setup, Spot};
+use traffic_policy_testing::packet::flag;
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 use crate::talk::{Talk, everywhere};

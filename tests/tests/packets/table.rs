@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use traffic_policy_tests::harness::{self, Device, Harness, Hook, Input, POOL_PORT, Setup, Spot, Way};
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Packet, difference, flag, render};
+use traffic_policy_testing::harness::{self, Device, Harness, Hook, Input, POOL_PORT, Setup, Spot, Way};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::packet::{Packet, difference, flag, render};
 
 pub(crate) const CLIENT_PORT: u16 = 40000;
 pub(crate) const PORT: u16 = 30080;

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use traffic_policy_tests::harness::{Device, Half, Harness, Hook, Ran, Spot};
-use traffic_policy_tests::packet::{Packet, flag};
+use traffic_policy_testing::harness::{Device, Half, Harness, Hook, Ran, Spot};
+use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::table::{CLIENT_PORT, Terms};
 
@@ -107,7 +107,7 @@ impl Talk {
 
 /// Runs `work` in all columns, on fresh maps for each.
 pub(crate) fn everywhere(work: impl Fn(&mut Harness, Terms) + Sync) {
-    traffic_policy_tests::harness::with(|harness| {
+    traffic_policy_testing::harness::with(|harness| {
         for terms in Terms::all() {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(harness, terms)));
             if let Err(panic) = result {

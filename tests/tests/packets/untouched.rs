@@ -1,8 +1,8 @@
 //! Packets that are none of ours, or not what they say: passed on as they came, byte for byte.
 
-use traffic_policy_tests::harness::{self, Device, Frontend, Input, Setup, Spot};
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::harness::{self, Device, Frontend, Input, Setup, Spot};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
 

@@ -1,7 +1,7 @@
 //! The ways of translated packets: to endpoints on other nodes and on this one, and back.
 
-use traffic_policy_tests::harness::{self, Device, Frontend, Hook, Setup, Spot};
-use traffic_policy_tests::packet::flag;
+use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Setup, Spot};
+use traffic_policy_testing::packet::flag;
 
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 

@@ -3,12 +3,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy, Port, Service};
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::{Faults, Outcome, Server};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::{Faults, Outcome, Server};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

@@ -5,13 +5,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::object::{Backend, Policy, Service};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
 
 const PORT: u16 = 30_080;
 const SHORT: u16 = 30_081;

@@ -5,12 +5,12 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy, Service, node};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Service, node};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
 
 const CLUSTER: u16 = 30_080;
 const LOCAL: u16 = 30_081;

@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Policy, Port, Service};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Answer;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Answer;
 
 const SOURCE: u16 = 4321;
 

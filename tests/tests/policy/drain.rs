@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Policy, Service};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::{Outcome, http};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Policy, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::{Outcome, http};
 
 const SOON: Duration = Duration::from_secs(10);
 

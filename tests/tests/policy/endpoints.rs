@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::traffic::server::Identity;
-use traffic_policy_tests::traffic::{Faults, Outcome, Server};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::{Faults, Outcome, Server};
 
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;

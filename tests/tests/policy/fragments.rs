@@ -3,14 +3,14 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::capture::Capture;
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Answer;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::Capture;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Answer;
 
 const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_tests::capture::Frame;
+use traffic_policy_testing::capture::Frame;
 
 /// Type and code of an ICMP error from `to` about a packet to `to`.
 pub fn error_about(frame: &Frame, to: SocketAddr) -> Option<(u8, u8)> {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::capture::Capture;
-use traffic_policy_tests::checksum::Checksum;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::Capture;
+use traffic_policy_testing::checksum::Checksum;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::traffic::Outcome;
 
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;

@@ -1,12 +1,12 @@
 //! Other nodes' pods behind a VXLAN device: packets come in by one attached device and leave by another of another kind.
 
-use traffic_policy_tests::agent::{Agent, AgentBuilder};
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
-use traffic_policy_tests::traffic::transfer::transfer;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
+use traffic_policy_testing::traffic::transfer::transfer;
 
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::process::Command;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::capture::Capture;
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::{Family, Lab, Pod};
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::traffic::transfer::transfer;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::Capture;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab, Pod};
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::icmp::error_about;
 

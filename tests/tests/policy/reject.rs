@@ -4,13 +4,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::capture::{Capture, Frame};
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::{Capture, Frame};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::Outcome;
 
 use crate::icmp::{error_about, is_to};
 

@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use socket2::{Domain, Socket, Type};
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::capture::Capture;
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::netns::Namespace;
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::transfer::transfer;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::Capture;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::icmp::error_about;
 
 const PORT: u16 = 30080;
 
-fn remote_only(builder: fn() -> traffic_policy_tests::lab::LabBuilder) -> Cluster {
+fn remote_only(builder: fn() -> traffic_policy_testing::lab::LabBuilder) -> Cluster {
     let cluster = Cluster::start(builder()).unwrap();
     let backend = Backend::of(cluster.lab.node(2).pod(1));
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use serde_json::json;
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Port, Service};
-use traffic_policy_tests::traffic::Outcome;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::traffic::Outcome;
 
 const NODE_PORT: u16 = 30080;
 

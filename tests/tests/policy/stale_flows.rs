@@ -5,12 +5,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy, Service};
-use traffic_policy_tests::pace::scaled;
-use traffic_policy_tests::traffic::{HeldConnections, Outcome, Probe};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::{HeldConnections, Outcome, Probe};
 
 const PORT: u16 = 30_080;
 const OTHER_PORT: u16 = 30_090;

@@ -1,10 +1,10 @@
 //! 100 MB each way at once, every byte compared: through an endpoint of another node and through one of this node.
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Policy};
-use traffic_policy_tests::traffic::transfer::transfer;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::traffic::transfer::transfer;
 
 const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;

@@ -1,10 +1,10 @@
 //! A node with two uplinks whose requests come in by one and whose replies leave by the other.
 
-use traffic_policy_tests::agent::{Agent, AgentBuilder};
-use traffic_policy_tests::capture::{Capture, Frame};
-use traffic_policy_tests::cluster::{Cluster, Protocol};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::Policy;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::capture::{Capture, Frame};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
 
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use traffic_policy_tests::object::Service;
+use traffic_policy_testing::object::Service;
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{Stand, service, service_at, until};

@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 
-use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::netns::{Namespace, Process};
-use traffic_policy_tests::traffic::Answer;
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::netns::{Namespace, Process};
+use traffic_policy_testing::traffic::Answer;
 
 /// A process that makes socket calls as it is told.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use nix::libc;
-use traffic_policy_tests::object::{Backend, Policy};
+use traffic_policy_testing::object::{Backend, Policy};
 
 use crate::caller::{Caller, Kind, Socket};
 use crate::stand::{Stand, service, service_at, until};

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use traffic_policy_tests::cluster::TARGET;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::Policy;
+use traffic_policy_testing::cluster::TARGET;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::Policy;
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{Stand, cluster_ip, service, service_at};

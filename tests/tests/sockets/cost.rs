@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_tests::cgroup::Cgroup;
+use traffic_policy_testing::cgroup::Cgroup;
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{Stand, service, service_at};

@@ -12,9 +12,9 @@ use std::{fs, thread};
 use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
 use traffic_policy_agent::node::sockets::{Destroyed, destroy_udp, supported};
-use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::netns::{Namespace, Owned, Process};
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::netns::{Namespace, Owned, Process};
+use traffic_policy_testing::pace::scaled;
 
 const GONE: &str = "192.0.2.53:53";
 const GONE6: &str = "[2001:db8::53]:53";

@@ -6,12 +6,12 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use nix::libc;
-use traffic_policy_tests::cluster::{Cluster, TARGET};
-use traffic_policy_tests::counters::Counters;
-use traffic_policy_tests::explain::{self, Answer, Flow};
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::{Policy, Service};
-use traffic_policy_tests::traffic;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::counters::Counters;
+use traffic_policy_testing::explain::{self, Answer, Flow};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::{Policy, Service};
+use traffic_policy_testing::traffic;
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{NODE_PORT, PORT, Stand, cluster_ip};
@@ -59,7 +59,7 @@ fn stand() -> Stand {
         for number in 0..SERVICES {
             let (_, endpoints) = PLACES[usize::from(number % 4)];
             let pods = endpoints.iter().map(|(node, pod)| cluster.lab.node(*node).pod(*pod));
-            let backends: Vec<_> = pods.map(traffic_policy_tests::object::Backend::of).collect();
+            let backends: Vec<_> = pods.map(traffic_policy_testing::object::Backend::of).collect();
             cluster.manifests.apply(&service(number), &backends).unwrap();
         }
     })

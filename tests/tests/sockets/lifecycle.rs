@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::attached::socket_programs;
-use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::lab::Lab;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::attached::socket_programs;
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::lab::Lab;
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{Stand, service, service_at};

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use nix::libc;
-use traffic_policy_tests::cluster::Cluster;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::Policy;
-use traffic_policy_tests::traffic::Server;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::traffic::Server;
 
 use crate::caller::Kind;
 use crate::stand::{NODE_PORT, PORT, Stand, cluster_ip};
@@ -35,7 +35,7 @@ fn local() -> Stand {
             far = far.vip(vip(family)).external_ip(external_ip(family)).cluster_ip(cluster_ip(10, family));
         }
         let backend =
-            |node: usize, pod| traffic_policy_tests::object::Backend::of(cluster.lab.node(node).pod(pod));
+            |node: usize, pod| traffic_policy_testing::object::Backend::of(cluster.lab.node(node).pod(pod));
         cluster.manifests.apply(&far, &[backend(2, 1)]).unwrap();
         let near = Cluster::node_port("near", Policy::Local, OTHER_PORT);
         cluster.manifests.apply(&near, &[backend(1, 2)]).unwrap();

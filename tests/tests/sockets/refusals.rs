@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use nix::libc;
-use traffic_policy_tests::object::Policy;
+use traffic_policy_testing::object::Policy;
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{PORT, Stand, cluster_ip, error_at_once, service, service_at};
@@ -24,7 +24,7 @@ const DROPPED: [i32; 3] = [libc::ETIMEDOUT, libc::EPERM, libc::EPERM];
 #[test]
 fn each_reason_has_its_error() {
     let stand = Stand::start(&[1, 1], |cluster| {
-        let remote = traffic_policy_tests::object::Backend::of(cluster.lab.node(2).pod(1));
+        let remote = traffic_policy_testing::object::Backend::of(cluster.lab.node(2).pod(1));
         cluster.manifests.apply(&service(10), &[]).unwrap();
         cluster.manifests.apply(&service(11), &cluster.backends()).unwrap();
         let local = |number| service(number).internal_policy(Policy::Local);

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use nix::libc;
 use serde_json::json;
-use traffic_policy_tests::cluster::TARGET;
-use traffic_policy_tests::lab::Family;
-use traffic_policy_tests::object::{Port, Service};
+use traffic_policy_testing::cluster::TARGET;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::{Port, Service};
 
 use crate::caller::{Caller, Kind};
 use crate::stand::{NODE_PORT, PORT, Stand};
@@ -60,7 +60,7 @@ fn may(caller: &Caller, kind: Kind, number: u8, bound: Option<IpAddr>) -> bool {
 fn by_the_address_that_a_caller_will_have() {
     let stand = Stand::start(&[2, 1], |cluster| {
         let lab = &cluster.lab;
-        let range = |addresses: &traffic_policy_tests::lab::Addresses, lengths: [u8; 2]| {
+        let range = |addresses: &traffic_policy_testing::lab::Addresses, lengths: [u8; 2]| {
             [format!("{}/{}", addresses.v4, lengths[0]), format!("{}/{}", addresses.v6, lengths[1])]
         };
         let pods = range(&lab.node(1).pod_network, [24, 64]);

@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_tests::agent::Agent;
-use traffic_policy_tests::cgroup::Cgroup;
-use traffic_policy_tests::cluster::{Cluster, TARGET};
-use traffic_policy_tests::lab::{Family, Lab};
-use traffic_policy_tests::object::{Backend, Port, Service};
-use traffic_policy_tests::pace::scaled;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::pace::scaled;
 
 use crate::caller::{Caller, Kind};
 

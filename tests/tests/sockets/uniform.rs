@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::abi::{Socket, SocketKey};
-use traffic_policy_tests::lab::{Addresses, Family};
-use traffic_policy_tests::object::Backend;
+use traffic_policy_testing::lab::{Addresses, Family};
+use traffic_policy_testing::object::Backend;
 
 use crate::caller::Kind;
 use crate::stand::{Stand, service, service_at};

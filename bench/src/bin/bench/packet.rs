@@ -1,0 +1,92 @@
+//! What one packet costs, by BPF_PROG_TEST_RUN.
+
+mod established;
+mod floor;
+mod foreign;
+mod fresh;
+mod refused;
+
+use anyhow::Result;
+use traffic_policy_bench::{Case, Expected, Frame, Hook, Loaded, Stand, Subject, turns};
+use traffic_policy_ebpf::outcome::Outcome;
+
+use super::{Effort, report::Report};
+
+/// Times that the programs are loaded afresh for one row. The kernel puts a program's code somewhere else each time, and maps
+/// too; for some tens of nanoseconds that alone makes 5 % or more.
+const LOADS: usize = 4;
+
+/// Costs of some rows, measured with each of some loads and put together.
+fn over_loads<T, R, const N: usize>(
+    loads: usize,
+    rows: &[R],
+    mut load: impl FnMut() -> Result<T>,
+    mut costs: impl FnMut(&mut T, &R) -> Result<[Vec<f64>; N]>,
+) -> Result<Vec<[Vec<f64>; N]>> {
+    let mut all = vec![[const { Vec::new() }; N]; rows.len()];
+    for _ in 0..loads {
+        let mut loaded = load()?;
+        for (all, row) in all.iter_mut().zip(rows) {
+            for (all, runs) in all.iter_mut().zip(costs(&mut loaded, row)?) {
+                all.extend(runs);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The packets of a row, none of which changes what becomes of the next.
+struct Packets {
+    frames: Vec<Frame>,
+    hook: Hook,
+    outcome: Outcome,
+    /// What the first one becomes.
+    expected: Expected,
+}
+
+/// Costs of rows of such packets in the packet path, with nothing beside them.
+fn alone<R>(
+    rows: &[R],
+    effort: Effort,
+    load: impl FnMut() -> Result<Loaded>,
+    packets: impl Fn(&R) -> Result<Packets>,
+) -> Result<Vec<[Vec<f64>; 1]>> {
+    over_loads(LOADS, rows, load, |loaded, row| {
+        let Packets { frames, hook, outcome, expected } = packets(row)?;
+        loaded.feeder.clear();
+        let window = loaded.feeder.place(&frames)?;
+        let case = Case { subject: Subject::Ours(hook), window, outcome, expected };
+        turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+    })
+}
+
+impl Effort {
+    /// Rounds with each load, if there are so many loads.
+    fn rounds_of(self, loads: usize) -> usize {
+        (self.rounds * 3 / 2).div_ceil(loads)
+    }
+}
+
+pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    let floor = floor::wanted(effort, report);
+    let established = established::wanted(effort, report);
+    let fresh = fresh::wanted(effort, report);
+    let refused = refused::wanted(effort, report);
+    let foreign = foreign::wanted(report);
+    if floor.is_empty()
+        && established.is_empty()
+        && fresh.is_empty()
+        && refused.is_empty()
+        && foreign.is_empty()
+    {
+        return Ok(());
+    }
+    let stand = Stand::build()?;
+    stand.run(|| {
+        floor::measure(&floor, &stand, effort, report)?;
+        established::measure(&established, &stand, effort, report)?;
+        fresh::measure(&fresh, &stand, effort, report)?;
+        refused::measure(&refused, &stand, effort, report)?;
+        foreign::measure(&foreign, &stand, effort, report)
+    })
+}

@@ -1,0 +1,167 @@
+//! Packets that are refused: an answer is made of them, or they are dropped.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use traffic_policy_bench::{
+    Content, Expected, Frame, Hook, Loaded, Setup, Stand,
+    flows::later,
+    frame::{frame, unpacked},
+    loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
+    stand::{MAC, ROUTER_MAC, V4, V6},
+};
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+use traffic_policy_testing::packet::{Packet, Transport, flag};
+
+use super::{Packets, alone};
+use crate::{
+    Effort,
+    report::{Report, Row, Unit},
+};
+
+const GROUP: &str = "refused";
+const SENDERS: u32 = 1_000;
+/// More than any run asks for.
+const ANSWERS_PER_JIFFY: u32 = 1 << 20;
+
+/// What is refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    WithoutEndpoint,
+    WithoutFlow,
+    LocalElsewhere,
+}
+
+/// A packet at a hook.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    what: What,
+    ipv6: bool,
+    content: Content,
+    hook: Hook,
+}
+
+impl Wanted {
+    fn name(self) -> String {
+        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        let packet = match self.content {
+            Content::Syn => "SYN",
+            Content::Datagram => "UDP",
+            _ => "ACK",
+        };
+        let what = match self.what {
+            What::WithoutEndpoint => "no endpoint, port unreachable",
+            What::WithoutFlow => "no flow at a load balancer's address, RST",
+            What::LocalElsewhere => "policy Local and no endpoint here, drop",
+        };
+        format!("{what}, {family} {packet}, {}", self.hook.name())
+    }
+
+    fn outcome(self) -> Outcome {
+        match self.what {
+            What::WithoutEndpoint => Outcome::RejectedNoEndpoint,
+            What::WithoutFlow => Outcome::ResetNoFlow,
+            What::LocalElsewhere => Outcome::DroppedNoLocalEndpoint,
+        }
+    }
+
+    fn ends(self, number: u32) -> [SocketAddr; 2] {
+        let own = if self.ipv6 { V6 } else { V4 };
+        let (address, port) = match self.what {
+            What::WithoutEndpoint => (own.node, NO_ENDPOINT_PORT),
+            What::WithoutFlow => (later(own.node, VIP), NODE_PORT),
+            What::LocalElsewhere => (own.node, NO_LOCAL_PORT),
+        };
+        [SocketAddr::new(later(own.client, number), 40_000), SocketAddr::new(address, port)]
+    }
+
+    fn frames(self) -> Result<Vec<Frame>> {
+        let one = |number| {
+            let [from, to] = self.ends(number);
+            frame(from, to, self.content)
+        };
+        (0..SENDERS).map(one).collect()
+    }
+
+    /// What becomes of the first of them.
+    fn expected(self, first: &Frame) -> Expected {
+        let [client, frontend] = self.ends(0).map(|end| (end.ip(), end.port()));
+        let answer = match self.what {
+            What::LocalElsewhere => return Expected::unchanged(Verdict::Drop, first),
+            // RFC 9293 section 3.10.7.1: the RST has the number that the segment acknowledges.
+            What::WithoutFlow => {
+                let [_, _, _, _, a, b, c, d] = acknowledged(first, self.ipv6);
+                let number = u32::from_be_bytes([a, b, c, d]);
+                Packet::tcp(frontend, client, flag::RST)
+                    .numbers(number, 0)
+                    .with(|packet| packet.tcp_mut().window = 0)
+            }
+            // RFC 792, RFC 4443 section 3.1: the packet's IP header and what follows, eight bytes at least.
+            What::WithoutEndpoint => {
+                let (kind, code, quoted) = if self.ipv6 { (1, 4, 40 + 8) } else { (3, 3, 20 + 8) };
+                Packet::new(frontend.0, client.0, Transport::Icmp { kind, code, rest: [0; 4] })
+                    .payload(&unpacked(first)[14..14 + quoted])
+            }
+        };
+        Expected { verdict: Verdict::Send, frame: answer.macs(MAC, ROUTER_MAC).bytes() }
+    }
+}
+
+/// Sequence and acknowledgement number of a segment.
+fn acknowledged(frame: &Frame, ipv6: bool) -> [u8; 8] {
+    let tcp = 14 + if ipv6 { 40 } else { 20 };
+    let mut numbers = [0; 8];
+    numbers.copy_from_slice(&unpacked(frame)[tcp + 4..tcp + 12]);
+    numbers
+}
+
+pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
+    let contents = [
+        (What::WithoutEndpoint, Content::Syn),
+        (What::WithoutEndpoint, Content::Datagram),
+        (What::WithoutFlow, Content::Ack),
+        (What::LocalElsewhere, Content::Syn),
+        (What::LocalElsewhere, Content::Datagram),
+    ];
+    let mut wanted = Vec::new();
+    for (what, content) in contents {
+        for ipv6 in [false, true] {
+            for hook in [Hook::Xdp, Hook::Ingress] {
+                let row = Wanted { what, ipv6, content, hook };
+                let quick = content != Content::Datagram && (!ipv6 || hook == Hook::Xdp);
+                if (effort.full || quick) && report.wants(GROUP, &row.name()) {
+                    wanted.push(row);
+                }
+            }
+        }
+    }
+    wanted
+}
+
+pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    report.measure(|| {
+        let all = alone(
+            wanted,
+            effort,
+            || load(stand),
+            |row| {
+                let frames = row.frames()?;
+                let expected = row.expected(&frames[0]);
+                Ok(Packets { frames, hook: row.hook, outcome: row.outcome(), expected })
+            },
+        )?;
+        let row =
+            |(row, [ours]): (&Wanted, [Vec<f64>; 1])| Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours);
+        Ok(wanted.iter().zip(all).map(row).collect())
+    })
+}
+
+fn load(stand: &Stand) -> Result<Loaded> {
+    let mut loaded = Loaded::new(stand, Setup::default())?;
+    loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
+    loaded.feeder.restore_lengths(true);
+    Ok(loaded)
+}

@@ -1,0 +1,75 @@
+//! The cluster's objects, all alike but for their numbers.
+
+use std::net::Ipv4Addr;
+
+use serde_json::Value;
+use traffic_policy_testing::{
+    lab::{Addresses, Family},
+    object::{Backend, Port, Service},
+};
+
+use super::ENDPOINTS;
+
+pub(super) const PORT: u16 = 80;
+pub(super) const TARGET_PORT: u16 = 8_080;
+/// Of the first Service that has a node port.
+const FIRST_NODE_PORT: u16 = 30_100;
+/// Services of which one has a node port.
+const PER_NODE_PORT: u32 = 10;
+/// Other nodes, which the endpoints are on.
+const NODES: u32 = 50;
+
+/// The cluster IP of a Service.
+pub(super) fn cluster_ip(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 100, 0, 1)) + number)
+}
+
+/// The address of an endpoint; a Service that is being changed has one of a further number.
+fn endpoint(service: u32, number: u32) -> Addresses {
+    let place = service * ENDPOINTS + number % ENDPOINTS;
+    let first = if number < ENDPOINTS { Ipv4Addr::new(10, 128, 0, 1) } else { Ipv4Addr::new(10, 144, 0, 1) };
+    let [a, b, c, d] = Ipv4Addr::from(u32::from(first) + place).octets();
+    Addresses::new([a, b, c, d], [0xfd00, 0x128, 0, 0, 0, 0, (place >> 16) as u16, place as u16])
+}
+
+fn service(number: u32) -> Service {
+    let port = Port::tcp(PORT, TARGET_PORT);
+    let has_node_port = number.is_multiple_of(PER_NODE_PORT);
+    let node_port = FIRST_NODE_PORT + (number / PER_NODE_PORT) as u16;
+    let service = Service::new(&format!("service-{number:05}")).namespace("scale");
+    let service = service.families(&[Family::V4]).cluster_ip(cluster_ip(number).into());
+    if has_node_port { service.port(port.node_port(node_port)) } else { service.port(port).only_cluster_ip() }
+}
+
+/// The Service object, and its EndpointSlice.
+pub(super) fn objects(number: u32) -> Vec<Value> {
+    let mut objects = slices(number, 0..ENDPOINTS);
+    objects.push(service(number).object());
+    objects
+}
+
+/// The EndpointSlice of a Service with these of its endpoints.
+pub(super) fn slices(number: u32, endpoints: impl IntoIterator<Item = u32>) -> Vec<Value> {
+    let backend = |i: u32| {
+        let node = format!("node-{}", 2 + (number * ENDPOINTS + i) % NODES);
+        Backend::at(&endpoint(number, i)).on_node(&node)
+    };
+    let backends: Vec<_> = endpoints.into_iter().map(backend).collect();
+    let mut slices = service(number).slices(&backends);
+    for slice in &mut slices {
+        // As the endpoint slice controller writes them: the agent reads past these.
+        slice["metadata"]["generateName"] = format!("service-{number:05}-").into();
+        slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] =
+            "endpointslice-controller.k8s.io".into();
+        for (endpoint, i) in slice["endpoints"].as_array_mut().into_iter().flatten().zip(0..) {
+            endpoint["zone"] = format!("zone-{}", i % 3).into();
+            endpoint["targetRef"] = serde_json::json!({
+                "kind": "Pod",
+                "namespace": "scale",
+                "name": format!("service-{number:05}-6d4b75cb6d-{i:05}"),
+                "uid": format!("7f2b54f4-38d7-4d0f-9d4c-{number:06}{i:06}"),
+            });
+        }
+    }
+    slices
+}

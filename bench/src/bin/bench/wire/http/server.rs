@@ -1,0 +1,84 @@
+//! The smallest HTTP server that keeps connections.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    thread::{self, JoinHandle},
+};
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Socket, Type};
+use traffic_policy_testing::netns::Namespace;
+
+use super::super::cpu::keep_off;
+
+/// So many connections are served at once.
+const THREADS: usize = 2;
+pub(super) const BODY: [u8; 256] = [b'.'; 256];
+
+pub(super) struct Server {
+    listener: Socket,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens when this returns; its threads stay away from the busy CPU.
+    pub(super) fn start(namespace: &Namespace, address: SocketAddr, busy: usize) -> Result<Self> {
+        let listener = namespace.run(|| -> Result<Socket> {
+            let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            listener.set_reuse_address(true)?;
+            listener.bind(&address.into()).with_context(|| format!("binding {address}"))?;
+            listener.listen(128)?;
+            Ok(listener)
+        })?;
+        let mut server = Self { listener, threads: Vec::new() };
+        for _ in 0..THREADS {
+            let listener = server.listener.try_clone()?;
+            server.threads.push(thread::spawn(move || {
+                if let Err(error) = keep_off(0, busy) {
+                    eprintln!("an HTTP server stays on the busy CPU: {error:#}");
+                }
+                // Ends when the listener is shut down.
+                while let Ok((stream, _)) = listener.accept() {
+                    // A client that goes away has no need of an answer.
+                    let _ = serve(stream.into());
+                }
+            }));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It fails only where nothing listens any more.
+        let _ = self.listener.shutdown(Shutdown::Both);
+        for thread in self.threads.drain(..) {
+            // A panic was printed by its own thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Answers until the client closes.
+fn serve(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let head =
+        format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n", BODY.len());
+    let answer = [head.as_bytes(), &BODY].concat();
+    let mut request = Vec::new();
+    let mut buffer = [0; 1024];
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(()),
+            read => request.extend_from_slice(&buffer[..read]),
+        }
+        if request.ends_with(b"\r\n\r\n") {
+            if !request.starts_with(b"GET ") {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            stream.write_all(&answer)?;
+            request.clear();
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A real kube-proxy, if the environment names one: it then writes the rules, from the small API server of the tests.
+
+use std::{
+    env,
+    fs::{self, File},
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+use traffic_policy_testing::{api_server::ApiServer, netns::Process};
+
+use super::{services::NODE_NAME, stand::Stand};
+
+/// Names the program.
+pub(crate) const VARIABLE: &str = "KUBE_PROXY";
+/// The longest time for all rules.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program, if it is named.
+pub(crate) fn program() -> Option<PathBuf> {
+    env::var_os(VARIABLE).map(PathBuf::from)
+}
+
+/// A running kube-proxy, and the API server that it follows.
+pub(crate) struct KubeProxy {
+    _process: Process,
+    _server: ApiServer,
+    _runtime: Runtime,
+}
+
+impl KubeProxy {
+    /// Starts it on the node, `mode` as in `--proxy-mode`, and waits until the program of `listing` names the rules of the
+    /// Service that is flooded. Those of all Services come in one transaction.
+    pub(crate) fn start(stand: &Stand, mode: &str, objects: Vec<Value>, listing: &[&str]) -> Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let server = {
+            let _inside = runtime.enter();
+            ApiServer::start_in(&stand.node, SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)))?
+        };
+        objects.into_iter().try_for_each(|object| server.put(object))?;
+        let folder = stand.folder.logs();
+        let (kubeconfig, config) = (folder.join("kubeconfig"), folder.join("kube-proxy.json"));
+        server.write_kubeconfig(&kubeconfig)?;
+        fs::write(&config, configuration(&kubeconfig.display().to_string(), mode).to_string())?;
+        let log = File::create(folder.join("kube-proxy.log"))?;
+        let mut command = Command::new(program().context("no kube-proxy is named")?);
+        command.arg("--config").arg(&config).args(["--v", "2"]);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut process = stand.node.spawn(command)?;
+        let started = Instant::now();
+        loop {
+            let mut list = Command::new(listing[0]);
+            list.args(&listing[1..]);
+            let rules = stand.node.output(list)?;
+            if String::from_utf8_lossy(&rules.stdout).contains("default/flooded") {
+                return Ok(Self { _process: process, _server: server, _runtime: runtime });
+            }
+            let ended = process.try_wait()?.is_some();
+            ensure!(
+                !ended && started.elapsed() < PATIENCE,
+                "kube-proxy {} within {PATIENCE:?}:\n{}",
+                if ended { "ended" } else { "wrote no rules" },
+                fs::read_to_string(folder.join("kube-proxy.log")).unwrap_or_default()
+            );
+            sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// A KubeProxyConfiguration that leaves the machine's own settings alone: limits of connection tracking are not of a
+/// namespace.
+fn configuration(kubeconfig: &str, mode: &str) -> Value {
+    serde_json::json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": mode,
+        "hostnameOverride": NODE_NAME,
+        "clusterCIDR": super::services::CLUSTER,
+        "clientConnection": {
+            "kubeconfig": kubeconfig,
+            "contentType": "application/json",
+            "acceptContentTypes": "application/json",
+        },
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        "iptables": {"localhostNodePorts": false},
+        "nodePortAddresses": ["primary"],
+    })
+}

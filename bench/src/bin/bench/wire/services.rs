@@ -1,0 +1,90 @@
+//! The Services of a cluster, as every subject gets them.
+
+use serde_json::{Value, json};
+use std::net::Ipv4Addr;
+use traffic_policy_testing::{
+    lab::Addresses,
+    object::{Backend, Port, Service as Object},
+};
+
+use super::{
+    generator::{NODE_PORT, TARGET_PORT, later},
+    stand::{ENDPOINTS, NODE, SERVER},
+};
+
+/// The node port of the Service that answers HTTP.
+pub(crate) const HTTP_NODE_PORT: u16 = 30_081;
+/// Endpoints of the Service that is flooded.
+pub(crate) const FLOODED: u32 = 8;
+/// Endpoints of each Service that nobody asks.
+const OTHERS: u32 = 3;
+pub(crate) const PORT: u16 = 80;
+pub(crate) const CLUSTER: &str = "10.1.0.0/16";
+pub(crate) const CLUSTER_IPS: &str = "10.96.0.0/12";
+pub(crate) const NODE_NAME: &str = "node";
+
+/// One Service with one TCP port, of policy Cluster.
+pub(crate) struct Service {
+    pub(crate) name: String,
+    pub(crate) cluster_ip: Ipv4Addr,
+    pub(crate) node_port: Option<u16>,
+    pub(crate) endpoints: Vec<Ipv4Addr>,
+}
+
+/// So many Services, those with a node port in the middle: first that of floods, then, if there are two, that of HTTP.
+pub(crate) fn services(number: u32) -> Vec<Service> {
+    let service = |i: u32| {
+        let (name, node_port, endpoints) = match i.wrapping_sub(number / 2) {
+            0 => {
+                let endpoints = (0..FLOODED).map(|i| later(ENDPOINTS, 1 + i)).collect();
+                ("flooded".to_owned(), Some(NODE_PORT), endpoints)
+            }
+            1 => ("http".to_owned(), Some(HTTP_NODE_PORT), vec![SERVER]),
+            _ => {
+                let first = later(ENDPOINTS, 1_000 + i * OTHERS);
+                (format!("other-{i}"), None, (0..OTHERS).map(|i| later(first, i)).collect())
+            }
+        };
+        Service { name, cluster_ip: later(Ipv4Addr::new(10, 96, 1, 0), i), node_port, endpoints }
+    };
+    (0..number).map(service).collect()
+}
+
+/// As Kubernetes objects: the Node, and each Service with its EndpointSlice.
+pub(crate) fn objects(services: &[Service]) -> Vec<Value> {
+    let mut objects = vec![node()];
+    for service in services {
+        let mut port = Port::tcp(PORT, TARGET_PORT);
+        if let Some(node_port) = service.node_port {
+            port = port.node_port(node_port);
+        }
+        let object = Object::new(&service.name).families(&[traffic_policy_testing::lab::Family::V4]);
+        let mut object = object.port(port).cluster_ip(service.cluster_ip.into());
+        if service.node_port.is_none() {
+            object = object.only_cluster_ip();
+        }
+        let backends: Vec<_> = service
+            .endpoints
+            .iter()
+            .map(|address| {
+                Backend::at(&Addresses::new(address.octets(), [0xfd00, 0, 0, 0, 0, 0, 0, 1])).on_node("other")
+            })
+            .collect();
+        objects.extend(object.slices(&backends));
+        objects.push(object.object());
+    }
+    objects
+}
+
+fn node() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE_NAME, "labels": {"kubernetes.io/hostname": NODE_NAME}},
+        "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"]},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": NODE}, {"type": "Hostname", "address": NODE_NAME}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    })
+}

@@ -1,0 +1,58 @@
+//! Receiving on one CPU, whoever sends.
+//!
+//! What a veth receives is otherwise handled on the CPU that sent it, or where its receiver happens to run already: a flood
+//! of one CPU and requests of another would push each other around. A thread of its own for a device's receiver (threaded
+//! NAPI) stays where it is put, as the interrupts of a real device's queue do.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+use traffic_policy_testing::netns::Namespace;
+
+use super::cpu::{run_first, stay};
+
+/// Gives a device's receiver a thread that stays on this CPU. The device must have a receiver: GRO, or an XDP program.
+pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Result<()> {
+    let before = threads(device)?;
+    let changed = namespace
+        .run(|| -> Result<bool> {
+            // A sysfs shows the devices of the namespace that mounts it. Nobody else sees this one, which ends with the thread.
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+            mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>)?;
+            let threaded = Path::new("/sys/class/net").join(device).join("threaded");
+            if fs::read_to_string(&threaded)?.trim() == "1" {
+                return Ok(false);
+            }
+            fs::write(&threaded, "1")?;
+            Ok(true)
+        })
+        .with_context(|| format!("a thread for what {device} receives"))?;
+    if !changed {
+        return Ok(());
+    }
+    let made: Vec<_> = threads(device)?.difference(&before).copied().collect();
+    ensure!(!made.is_empty(), "no thread receives for {device}");
+    // As an interrupt would, it interrupts whoever sends.
+    made.into_iter().try_for_each(|thread| stay(thread, cpu).and_then(|()| run_first(thread)))
+}
+
+/// Receivers' threads of all devices of this name.
+fn threads(device: &str) -> Result<BTreeSet<i32>> {
+    let start = format!("napi/{device}-");
+    let mut threads = BTreeSet::new();
+    for process in fs::read_dir("/proc")? {
+        let process = process?;
+        let Ok(id) = process.file_name().to_string_lossy().parse() else { continue };
+        // A process may have ended meanwhile.
+        let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        if name.starts_with(&start) {
+            threads.insert(id);
+        }
+    }
+    Ok(threads)
+}

@@ -1,0 +1,114 @@
+//! Packets, all of one length, as the feed writes them, and what they must become: both by etherparse.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHeader};
+use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS};
+
+use super::stand::{MAC, ROUTER_MAC};
+use traffic_policy_testing::netlink::Mac;
+
+/// A frame in words of its bytes.
+pub type Frame = [u64; FRAME_WORDS];
+
+/// What is above IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    Syn,
+    SynAck,
+    Ack,
+    Datagram,
+    /// ICMP, IPv4 only.
+    Echo,
+    /// The middle of a datagram, IPv4 only.
+    LaterFragment,
+}
+
+/// The endpoint's first sequence number.
+const SEQUENCE: u32 = 7_000;
+const TTL: u8 = 64;
+
+/// A packet that comes to the node from its router.
+///
+/// # Errors
+/// The addresses are of two families.
+pub fn frame(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Frame> {
+    let bytes = bytes([ROUTER_MAC, MAC], TTL, source, destination, content)?;
+    let mut frame = [0; FRAME_WORDS];
+    for (word, bytes) in frame.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into()?);
+    }
+    Ok(frame)
+}
+
+/// The same packet as the node forwards it to its router: one hop further, with these addresses.
+///
+/// # Errors
+/// The addresses are of two families.
+pub fn forwarded(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Vec<u8>> {
+    bytes([MAC, ROUTER_MAC], TTL - 1, source, destination, content)
+}
+
+/// The same frame for another node than the stand's.
+#[must_use]
+pub fn addressed(mut frame: Frame, to: Mac) -> Frame {
+    let [first, ..] = &mut frame;
+    let mut bytes = first.to_ne_bytes();
+    bytes[..6].copy_from_slice(&to);
+    *first = u64::from_ne_bytes(bytes);
+    frame
+}
+
+/// The bytes of a frame.
+pub fn unpacked(frame: &Frame) -> Vec<u8> {
+    frame.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn bytes(
+    [from, to]: [Mac; 2],
+    ttl: u8,
+    source: SocketAddr,
+    destination: SocketAddr,
+    content: Content,
+) -> Result<Vec<u8>> {
+    let ethernet = PacketBuilder::ethernet2(from, to);
+    let ip: PacketBuilderStep<IpHeaders> = match (source.ip(), destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            ethernet.ipv4(source.octets(), destination.octets(), ttl)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            ethernet.ipv6(source.octets(), destination.octets(), ttl)
+        }
+        _ => anyhow::bail!("{source} and {destination} are of two families"),
+    };
+    let (from, to) = (source.port(), destination.port());
+    let mut bytes = Vec::with_capacity(FRAME_LENGTH);
+    match content {
+        Content::Syn => tcp(ip.tcp(from, to, 1_000, 65_535).syn(), &mut bytes)?,
+        Content::SynAck => tcp(ip.tcp(from, to, SEQUENCE, 65_535).syn().ack(1_001), &mut bytes)?,
+        Content::Ack => tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?,
+        Content::Datagram => {
+            let step: PacketBuilderStep<UdpHeader> = ip.udp(from, to);
+            let payload = vec![0; FRAME_LENGTH - step.size(0)];
+            step.write(&mut bytes, &payload)?;
+        }
+        Content::Echo => {
+            let step = ip.icmpv4_echo_request(1, 2);
+            let payload = vec![0; FRAME_LENGTH - step.size(0)];
+            step.write(&mut bytes, &payload)?;
+        }
+        Content::LaterFragment => {
+            tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?;
+            // More fragments, and an offset. The programs do not look at the checksum of the IP header.
+            bytes[20..22].copy_from_slice(&(1u16 << 13 | 185).to_be_bytes());
+        }
+    }
+    ensure!(bytes.len() == FRAME_LENGTH, "a frame of {} bytes", bytes.len());
+    Ok(bytes)
+}
+
+fn tcp(step: PacketBuilderStep<TcpHeader>, bytes: &mut Vec<u8>) -> Result<()> {
+    let payload = vec![0; FRAME_LENGTH - step.size(0)];
+    Ok(step.write(bytes, &payload)?)
+}

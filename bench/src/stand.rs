@@ -1,0 +1,118 @@
+//! The test stand: a namespace with one uplink, behind which clients and endpoints are.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+use traffic_policy_testing::{
+    netlink::{Mac, VethEnd, index},
+    netns::{Namespace, Owned},
+};
+
+const UPLINK: &str = "uplink";
+const IDLE: [&str; 2] = ["idle0", "idle1"];
+/// The node's own.
+pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
+/// Clients and endpoints of other nodes are behind this router.
+pub const ROUTER_MAC: Mac = [2, 0, 0, 0, 0, 2];
+
+/// Addresses of one family.
+#[derive(Clone, Copy)]
+pub struct Addresses {
+    pub node: IpAddr,
+    pub router: IpAddr,
+    /// The first client, and the first endpoint; the others follow.
+    pub client: IpAddr,
+    pub endpoint: IpAddr,
+}
+
+pub const V4: Addresses = Addresses {
+    node: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+    router: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
+    client: IpAddr::V4(Ipv4Addr::new(172, 16, 0, 1)),
+    endpoint: IpAddr::V4(Ipv4Addr::new(10, 1, 0, 1)),
+};
+pub const V6: Addresses = Addresses {
+    node: IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1)),
+    router: IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2)),
+    client: IpAddr::V6(Ipv6Addr::new(0xfd01, 0, 0, 0, 0, 0, 0, 1)),
+    endpoint: IpAddr::V6(Ipv6Addr::new(0xfd02, 0, 0, 0, 0, 0, 0, 1)),
+};
+
+/// The namespaces, gone with this value.
+pub struct Stand {
+    node: Owned,
+    /// The other end of the uplink.
+    _wire: Owned,
+    /// The uplink's number.
+    pub ifindex: u32,
+    /// Devices that no packet ever comes by: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
+    pub idle: [u32; 2],
+}
+
+impl Stand {
+    /// # Errors
+    /// No privileges, or what the kernel refuses.
+    pub fn build() -> Result<Self> {
+        static BUILT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), BUILT.fetch_add(1, Ordering::Relaxed));
+        let node = Namespace::create(&format!("tp-bench-{id}"))?;
+        let wire = Namespace::create(&format!("tp-bench-{id}-wire"))?;
+        let (ifindex, idle) = node.netlink(async |net| {
+            net.up("lo").await?;
+            let uplink = VethEnd { name: UPLINK, mac: Some(MAC), mtu: None };
+            let end = VethEnd { name: "end", mac: Some(ROUTER_MAC), mtu: None };
+            net.veth(&uplink, None, &end, &wire).await?;
+            for Addresses { node, router, client, endpoint } in [V4, V6] {
+                let (local, all) = if node.is_ipv4() { (24, 16) } else { (64, 64) };
+                net.address(UPLINK, node, local).await?;
+                net.neighbour(UPLINK, router, ROUTER_MAC).await?;
+                net.route(network(client), all, router).await?;
+                net.route(network(endpoint), all, router).await?;
+            }
+            let [one, other] = IDLE.map(|name| VethEnd { name, mac: None, mtu: None });
+            net.veth(&one, None, &other, &node).await?;
+            for device in IDLE {
+                net.down(device).await?;
+            }
+            Ok((index(UPLINK)?, [index(IDLE[0])?, index(IDLE[1])?]))
+        })?;
+        node.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")])?;
+        Ok(Self { node, _wire: wire, ifindex, idle })
+    }
+
+    /// Runs inside, on one CPU: flow elements and caches belong to a CPU.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.node.run(|| {
+            let mut one = CpuSet::new();
+            let cpu = nix::sched::sched_getcpu().context("no number of this CPU")?;
+            one.set(cpu)?;
+            sched_setaffinity(Pid::from_raw(0), &one).context("staying on one CPU failed")?;
+            work()
+        })
+    }
+}
+
+/// The first /16 or /64 that holds an address.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, _, _] = address.octets();
+            Ipv4Addr::new(a, b, 0, 0).into()
+        }
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Programs that take turns: what each packet costs, less what feeding costs, after a look at what comes out.
+
+use anyhow::{Context, Result, ensure};
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+use super::{
+    feeder::{Hook, Window},
+    flows::{Flow, Kind, expected},
+    frame::{Frame, unpacked},
+    loaded::{Loaded, Subject},
+};
+use traffic_policy_testing::packet::difference;
+
+/// XDP_DROP, XDP_PASS, XDP_TX of linux/bpf.h.
+const XDP: [u32; 3] = [1, 2, 3];
+/// TC_ACT_SHOT, TC_ACT_UNSPEC, TC_ACT_REDIRECT of linux/pkt_cls.h.
+const TC: [u32; 3] = [2, u32::MAX, 7];
+
+/// What must become of a packet.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    pub verdict: Verdict,
+    pub frame: Vec<u8>,
+}
+
+impl Expected {
+    /// The packet of an open flow.
+    ///
+    /// # Errors
+    /// The addresses of the flow are of two families.
+    pub fn of(flow: &Flow, kind: Kind) -> Result<Self> {
+        Ok(Self { verdict: Verdict::Send, frame: expected(flow, kind)? })
+    }
+
+    /// The packet as it came.
+    pub fn unchanged(verdict: Verdict, frame: &Frame) -> Self {
+        Self { verdict, frame: unpacked(frame) }
+    }
+}
+
+/// A program and the packets that it gets.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub subject: Subject,
+    pub window: Window,
+    /// What must become of each packet, of the packet path's own.
+    pub outcome: Outcome,
+    /// What must become of the first.
+    pub expected: Expected,
+}
+
+impl Case {
+    /// Packets of open flows.
+    ///
+    /// # Errors
+    /// The addresses of the flow are of two families.
+    pub fn open(subject: Subject, window: Window, first: &Flow, kind: Kind) -> Result<Self> {
+        Ok(Self { subject, window, outcome: kind.outcome(), expected: Expected::of(first, kind)? })
+    }
+
+    /// Sends one packet, and compares what comes out.
+    ///
+    /// # Errors
+    /// It differs.
+    pub fn check(&self, loaded: &mut Loaded) -> Result<()> {
+        let took = match self.subject {
+            Subject::Ours(hook) => loaded.run_to(hook, self.window, 1, self.outcome)?,
+            other => loaded.run(other, self.window, 1)?,
+        };
+        let verdicts = if self.subject.hook() == Hook::Xdp { XDP } else { TC };
+        let expected = match self.expected.verdict {
+            Verdict::Drop => verdicts[0],
+            Verdict::Pass => verdicts[1],
+            Verdict::Send => verdicts[2],
+        };
+        ensure!(took.verdict == expected, "the kernel is told {}, not {expected}", took.verdict as i32);
+        match difference(&self.expected.frame, &took.packet) {
+            None => Ok(()),
+            Some(difference) => anyhow::bail!("the packet is wrong:\n{difference}"),
+        }
+    }
+}
+
+/// Nanoseconds per packet of each program, of `rounds` rounds in which they take turns on `packets` packets, or as many more
+/// as make a whole number of rounds over their window.
+///
+/// # Errors
+/// A packet that does not become what it must.
+pub fn costs<const N: usize>(
+    loaded: &mut Loaded,
+    rounds: usize,
+    packets: u32,
+    cases: &[Case; N],
+) -> Result<[Vec<f64>; N]> {
+    for case in cases {
+        case.check(loaded).with_context(|| format!("{:?}", case.subject))?;
+    }
+    let mut runs = [const { Vec::new() }; N];
+    for _ in 0..rounds {
+        for (runs, Case { subject, window, outcome, .. }) in runs.iter_mut().zip(cases) {
+            let packets = packets.next_multiple_of(window.len);
+            let empty = loaded.run(Subject::Empty(subject.hook()), *window, packets)?;
+            // What it finds in the caches is what it left there itself, not what the others did.
+            loaded.run(*subject, *window, window.len)?;
+            let took = match subject {
+                Subject::Ours(hook) => loaded.run_to(*hook, *window, packets, *outcome)?,
+                other => loaded.run(*other, *window, packets)?,
+            };
+            runs.push(took.on_average - empty.on_average);
+        }
+    }
+    Ok(runs)
+}
+
+/// How many times the cost of the first case the second costs: the lower quartile of the pairs of runs, of which a disturbed
+/// one counts as little as possible.
+///
+/// # Errors
+/// As [`costs`].
+pub fn ratio(loaded: &mut Loaded, rounds: usize, packets: u32, cases: &[Case; 2]) -> Result<f64> {
+    let [floor, ours] = costs(loaded, rounds, packets, cases)?;
+    Ok(low(ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect()))
+}
+
+/// The lower quartile: whatever else the machine does can only add to a run.
+pub fn low(mut runs: Vec<f64>) -> f64 {
+    runs.sort_by(f64::total_cmp);
+    runs[runs.len() / 4]
+}

@@ -1,0 +1,43 @@
+//! The policy is changed while requests come, with and without a drain.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use traffic_policy_testing::object::Policy;
+
+use crate::stage::{Stage, chapter, health_check};
+
+pub fn show(stage: &Stage) -> Result<()> {
+    chapter(
+        "4. THE LIVE SWITCH, CLUSTER → LOCAL",
+        "The moment the policy turns Local, node-3 must take no more requests; but the load balancer needs three failed checks\n\
+         to believe it. With a drain, node-3 says 503 at once and still forwards until the drain ends: nobody notices.\n\
+         Without one it drops what the load balancer still sends.",
+    );
+    println!("  {:<22} {:>9} {:>7} {:>7}   LOAD BALANCER", "DRAIN", "REQUESTS", "OK", "LOST");
+    for (drain, label) in [("6s", "6 s"), ("0", "none (--drain 0)")] {
+        stage.set(Policy::Cluster, Some(drain))?;
+        let balancer = stage.balancer(Policy::Cluster)?;
+        let requests = stage.requests(&balancer);
+        std::thread::sleep(Duration::from_secs(1));
+        stage.set(Policy::Local, Some(drain))?;
+        // The cloud's controller follows the Service, too.
+        let (port, path) = health_check(Policy::Local);
+        balancer.ask_at(port, path);
+        std::thread::sleep(Duration::from_secs(7));
+        let report = requests.finish();
+        let noticed = balancer.changes().iter().rfind(|change| !change.healthy).map_or(
+            "never noticed".to_owned(),
+            |change| {
+                format!("gave up {} after {:.1} s: {}", change.node, change.at.as_secs_f64(), change.answer)
+            },
+        );
+        println!(
+            "  {label:<22} {:>9} {:>7} {:>7}   {noticed}",
+            report.ok + report.failed,
+            report.ok,
+            report.failed
+        );
+    }
+    Ok(())
+}
