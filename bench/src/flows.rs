@@ -17,10 +17,10 @@ use traffic_policy_ebpf::{
 
 use super::{
     feeder::{Feeder, Hook},
+    fixture::{Addresses, V4, V6},
     frame::{Content, Frame, forwarded, frame},
     loaded::{Loaded, NODE_PORT, TARGET_PORT},
     service,
-    stand::{Addresses, V4, V6},
 };
 
 /// Flows of one batch: fewer than may be unconfirmed.

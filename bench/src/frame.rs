@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHeader};
 use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS};
 
-use super::stand::{MAC, ROUTER_MAC};
+use super::fixture::{MAC, ROUTER_MAC};
 use traffic_policy_testing::netlink::Mac;
 
 /// A frame in words of its bytes.
@@ -50,7 +50,7 @@ pub fn forwarded(source: SocketAddr, destination: SocketAddr, content: Content) 
     bytes([MAC, ROUTER_MAC], TTL - 1, source, destination, content)
 }
 
-/// The same frame for another node than the stand's.
+/// The same frame for another node than the fixture's.
 #[must_use]
 pub fn addressed(mut frame: Frame, to: Mac) -> Frame {
     let [first, ..] = &mut frame;

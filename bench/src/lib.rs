@@ -2,18 +2,18 @@
 //! with the packets of flows. For `cargo xtask bench`, and for tests that keep what it found.
 
 pub mod feeder;
+pub mod fixture;
 pub mod flows;
 pub mod frame;
 pub mod loaded;
 mod service;
-pub mod stand;
 pub mod turns;
 
 pub use self::{
     feeder::{Feeder, Hook, Room, Took, Window},
+    fixture::Fixture,
     flows::{Flow, Kind, Protocol},
     frame::{Content, Frame},
     loaded::{Loaded, Setup, Subject},
-    stand::Stand,
     turns::{Case, Expected},
 };

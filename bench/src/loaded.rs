@@ -9,8 +9,8 @@ use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
+    fixture::Fixture,
     service,
-    stand::Stand,
 };
 
 /// A node port of a Service with endpoints on other nodes.
@@ -91,15 +91,15 @@ impl Loaded {
     ///
     /// # Errors
     /// The kernel refuses, or there is no BPF object.
-    pub fn new(stand: &Stand, setup: Setup) -> Result<Self> {
+    pub fn new(fixture: &Fixture, setup: Setup) -> Result<Self> {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
         let mut tables = Tables::take(&mut ours)?;
         jumps(&ours, &mut tables)?;
-        let mut feeder = Feeder::load(stand.ifindex, &setup.room)?;
-        feeder.keep_ready(stand.idle)?;
+        let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
+        feeder.keep_ready(fixture.idle)?;
         service::set_state(&mut tables);
-        service::set_services(&mut tables, stand.ifindex, setup.endpoints)?;
+        service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;
         Ok(Self { ours, feeder, tables, setup })
     }

@@ -16,8 +16,8 @@ use traffic_policy_ebpf::{
 
 use super::{
     feeder::Feeder,
+    fixture::{Addresses, MAC, ROUTER_MAC, V4, V6},
     flows::later,
-    stand::{Addresses, MAC, ROUTER_MAC, V4, V6},
 };
 
 pub(super) const NODE_PORT: u16 = 30_080;

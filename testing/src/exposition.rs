@@ -1,7 +1,7 @@
 //! The Prometheus text format: read as strictly as a scraper may, and judged by the rules of `promtool check metrics`
 //! (<https://github.com/prometheus/client_golang/tree/main/prometheus/testutil/promlint>).
 
-mod judge;
+mod lint;
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ impl Exposition {
 
     /// What `promtool check metrics` would say, and what it does not look at: that histograms add up. Empty: all is well.
     pub fn complaints(&self) -> Vec<String> {
-        self.families.iter().flat_map(judge::complaints).collect()
+        self.families.iter().flat_map(lint::complaints).collect()
     }
 
     pub fn kind(&self, family: &str) -> Option<Kind> {

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result};
 use traffic_policy_bench::{
-    Case, Hook, Kind, Loaded, Protocol, Setup, Stand, Subject,
+    Case, Fixture, Hook, Kind, Loaded, Protocol, Setup, Subject,
     flows::{flows, frames, mirror, open, supposed},
     turns,
 };
@@ -39,9 +39,9 @@ fn established_packets_stay_near_the_floor() {
 
 /// The kind of packet that is over the budget each time it is measured, with the least ratio; `None` if none is.
 fn least(ipv6: bool, hook: Hook, budget: f64) -> Result<Option<(Kind, f64)>> {
-    let stand = Stand::build().context("the stand cannot be built: this test needs root")?;
-    stand.run(|| {
-        let mut loaded = Loaded::new(&stand, Setup::default())?;
+    let fixture = Fixture::build().context("the fixture cannot be built: this test needs root")?;
+    fixture.run(|| {
+        let mut loaded = Loaded::new(&fixture, Setup::default())?;
         let mut own = flows(ipv6, Protocol::Tcp, FLOWS);
         open(&mut loaded, Hook::Xdp, &mut own)?;
         let floors = supposed(FLOWS, loaded.setup.endpoints);

@@ -14,7 +14,7 @@ use traffic_policy_testing::{
 use super::{
     explain::{Fate, Flow, differences},
     reference::Endpoint,
-    world::{self, Folder, PORT, TARGET, endpoint_address, ip},
+    topology::{self, Folder, PORT, TARGET, endpoint_address, ip},
 };
 
 /// What is chosen, and on which of these a node port then is: the primary and the other address, and loopback, of IPv4 and
@@ -54,11 +54,11 @@ fn objects() -> Vec<Value> {
     [1, NOWHERE]
         .into_iter()
         .flat_map(|number| {
-            let port = Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(number));
-            let service = world::service(number).policy(Policy::Local).port(port);
+            let port = Port::tcp(PORT, TARGET).named("web").node_port(topology::node_port(number));
+            let service = topology::service(number).policy(Policy::Local).port(port);
             let slices = Family::BOTH.map(|family| {
                 let endpoints = if number == NOWHERE { Vec::new() } else { endpoints(family) };
-                world::slice(&service, family, "TCP", &endpoints)
+                topology::slice(&service, family, "TCP", &endpoints)
             });
             [service.object()].into_iter().chain(slices)
         })
@@ -71,16 +71,16 @@ fn flows(served: [bool; 6]) -> Vec<(Flow, Fate)> {
         let v4 = family == Family::V4;
         let loopbacks: &[&str] = if v4 { &["127.0.0.1", "127.9.8.7"] } else { &["::1"] };
         let mut addresses = vec![
-            (world::primary(family), served[if v4 { 0 } else { 3 }]),
-            (world::secondary(family), served[if v4 { 1 } else { 4 }]),
+            (topology::primary(family), served[if v4 { 0 } else { 3 }]),
+            (topology::secondary(family), served[if v4 { 1 } else { 4 }]),
         ];
         addresses.extend(loopbacks.iter().map(|text| (ip(text), served[if v4 { 2 } else { 5 }])));
         for (address, served) in addresses {
             // No packet with a loopback address comes from outside, and a pod's loopback is its own.
             let inside = address.is_loopback();
-            let node = if inside { address } else { world::primary(family) };
+            let node = if inside { address } else { topology::primary(family) };
             for (number, used) in [(1, true), (NOWHERE, false)] {
-                let dst = SocketAddr::new(address, world::node_port(number));
+                let dst = SocketAddr::new(address, topology::node_port(number));
                 let name = |source: &str| format!("{source} to {address}, endpoints: {used}");
                 let fate = |fate: Fate| if served { fate } else { Fate::Unhandled };
                 let from_node = if used { all(family) } else { Fate::Reject };
@@ -94,7 +94,7 @@ fn flows(served: [bool; 6]) -> Vec<(Flow, Fate)> {
                     flow.from = Some("pod");
                     flows.push((flow, Fate::Unhandled));
                 } else {
-                    let (_, client, _) = world::sources(family)[4];
+                    let (_, client, _) = topology::sources(family)[4];
                     let from_client = if used { Fate::Drop } else { Fate::Reject };
                     flows.push((Flow::new(name("external client"), client, dst, "TCP"), fate(from_client)));
                 }
@@ -115,7 +115,7 @@ fn node_port_addresses() {
     let mut wrong = Vec::new();
     for (chosen, served) in CHOICES {
         let options = chosen.map(|chosen| ["--node-port-addresses", chosen]);
-        let options = world::options(options.as_ref().map_or(&[], |options| &options[..]));
+        let options = topology::options(options.as_ref().map_or(&[], |options| &options[..]));
         let flows = flows(served);
         assert_eq!(flows.len(), 42);
         let differences = differences(folder.path(), &options, &flows);
@@ -128,9 +128,9 @@ fn node_port_addresses() {
 #[test]
 fn addresses_of_the_node_object() {
     let folder = Folder::new(&objects());
-    let dst = |address: IpAddr| SocketAddr::new(address, world::node_port(1));
+    let dst = |address: IpAddr| SocketAddr::new(address, topology::node_port(1));
     let flows = Family::BOTH.map(|family| {
-        let node = world::primary(family);
+        let node = topology::primary(family);
         (Flow::new("node to itself", node, dst(node), "TCP"), all(family))
     });
     let wrong = differences(folder.path(), &[], &flows);

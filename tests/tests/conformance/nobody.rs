@@ -9,7 +9,7 @@ use traffic_policy_testing::{
 use super::{
     deviations::To,
     explain::{Fate, Flow, differences},
-    world::{self, Folder, PORT, TARGET},
+    topology::{self, Folder, PORT, TARGET},
 };
 
 const CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:10:96::/112"];
@@ -17,36 +17,36 @@ const CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:10:96::/112"];
 const FREE: u16 = 200;
 
 fn web() -> Service {
-    world::service(1).port(Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(1)))
+    topology::service(1).port(Port::tcp(PORT, TARGET).named("web").node_port(topology::node_port(1)))
 }
 
 /// Flows beside those of `web`, from everywhere. `free`: what becomes of those to a ClusterIP that nobody has.
 fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
     let mut flows = Vec::new();
     for family in Family::BOTH {
-        for (source, src, _) in world::sources(family) {
+        for (source, src, _) in topology::sources(family) {
             let mut flow = |what: &str, dst: std::net::SocketAddr, protocol: &str, fate: &Fate| {
                 flows.push((Flow::new(format!("{source} to {what}"), src, dst, protocol), fate.clone()));
             };
-            let at = |to| world::address(1, family, to);
+            let at = |to| topology::address(1, family, to);
             let other_port = |to| (at(to).ip(), PORT + 1).into();
             // Known addresses: of a ClusterIP every port is the Service's, of the others only those it names.
             flow("another port of a ClusterIP", other_port(To::ClusterIp), "TCP", &Fate::Reject);
             flow("a ClusterIP by another protocol", at(To::ClusterIp), "UDP", &Fate::Reject);
-            let number_of_node_port = (at(To::ClusterIp).ip(), world::node_port(1)).into();
+            let number_of_node_port = (at(To::ClusterIp).ip(), topology::node_port(1)).into();
             flow("the node port's number on a ClusterIP", number_of_node_port, "TCP", &Fate::Reject);
             for to in [To::LoadBalancer, To::ExternalIp] {
                 flow(&format!("another port of {to:?}"), other_port(to), "TCP", &Fate::Unhandled);
                 flow(&format!("{to:?} by another protocol"), at(to), "UDP", &Fate::Unhandled);
             }
             flow("a node port by another protocol", at(To::NodePort), "UDP", &Fate::Unhandled);
-            let node_port = world::address(2, family, To::NodePort);
+            let node_port = topology::address(2, family, To::NodePort);
             flow("a node port that nobody has", node_port, "TCP", &Fate::Unhandled);
-            let service_port = (world::primary(family), PORT).into();
+            let service_port = (topology::primary(family), PORT).into();
             flow("the Service's port on the node", service_port, "TCP", &Fate::Unhandled);
-            let endpoint = world::endpoint_address(family, 1, 1);
+            let endpoint = topology::endpoint_address(family, 1, 1);
             flow("an endpoint itself", endpoint, "TCP", &Fate::Unhandled);
-            let free_address = world::address(FREE, family, To::ClusterIp);
+            let free_address = topology::address(FREE, family, To::ClusterIp);
             flow("a ClusterIP that nobody has", free_address, "TCP", free);
             flow("a ClusterIP that nobody has", free_address, "UDP", free);
             // SCTP is never touched.
@@ -62,7 +62,7 @@ fn objects() -> Vec<Value> {
 
 fn agrees(folder: &Folder, options: &[&str], free: &Fate) {
     let flows = flows(free);
-    let wrong = differences(folder.path(), &world::options(options), &flows);
+    let wrong = differences(folder.path(), &topology::options(options), &flows);
     assert!(wrong.is_empty(), "{} of {} flows:\n{}", wrong.len(), flows.len(), wrong.join("\n"));
 }
 
@@ -83,9 +83,9 @@ fn beside_a_service_with_service_cidrs_by_option() {
 
 #[test]
 fn services_of_others_are_left_alone() {
-    let port = |number: u16| Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(number));
+    let port = |number: u16| Port::tcp(PORT, TARGET).named("web").node_port(topology::node_port(number));
     let mut objects: Vec<Value> =
-        (1..=4).map(|number| world::service(number).port(port(number)).object()).collect();
+        (1..=4).map(|number| topology::service(number).port(port(number)).object()).collect();
     objects[0]["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "mesh"});
     objects[1]["metadata"]["labels"] = json!({"service.kubernetes.io/headless": ""});
     objects[2]["spec"]["clusterIP"] = json!("None");
@@ -95,17 +95,17 @@ fn services_of_others_are_left_alone() {
     let mut flows = Vec::new();
     for number in 1..=4 {
         for family in Family::BOTH {
-            for (source, src, _) in world::sources(family) {
+            for (source, src, _) in topology::sources(family) {
                 for to in [To::ClusterIp, To::NodePort, To::LoadBalancer, To::ExternalIp] {
                     let name = format!("{source} to {to:?} of Service {number}");
-                    let flow = Flow::new(name, src, world::address(number, family, to), "TCP");
+                    let flow = Flow::new(name, src, topology::address(number, family, to), "TCP");
                     flows.push((flow, Fate::Unhandled));
                 }
             }
         }
     }
     let folder = Folder::new(&objects);
-    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    let wrong = differences(folder.path(), &topology::options(&[]), &flows);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -118,12 +118,12 @@ fn a_cluster_ip_without_a_port_that_is_served() {
     let flows: Vec<_> = Family::BOTH
         .into_iter()
         .flat_map(|family| {
-            let at = world::address(1, family, To::ClusterIp);
-            world::sources(family).map(|(source, src, _)| {
+            let at = topology::address(1, family, To::ClusterIp);
+            topology::sources(family).map(|(source, src, _)| {
                 (Flow::new(format!("{source} to a ClusterIP for SCTP only"), src, at, "TCP"), Fate::Reject)
             })
         })
         .collect();
-    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    let wrong = differences(folder.path(), &topology::options(&[]), &flows);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

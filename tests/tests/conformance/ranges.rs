@@ -12,7 +12,7 @@ use super::{
     deviations::{Origin, Policy, To},
     explain::{Flow, differences},
     reference::{Endpoint, Policies, decide},
-    world::{self, Folder, PORT, TARGET, endpoint_address, ip},
+    topology::{self, Folder, PORT, TARGET, endpoint_address, ip},
 };
 
 /// Ranges, and which sources they let in: the list is by what `explain` must answer, written by hand.
@@ -43,18 +43,18 @@ const CASES: [Case; 6] = [
 ];
 
 fn sources(number: u16) -> Vec<(&'static str, IpAddr, Origin)> {
-    let vip = |family| world::address(number, family, To::LoadBalancer).ip();
+    let vip = |family| topology::address(number, family, To::LoadBalancer).ip();
     vec![
         ("client", ip("203.0.113.2"), Origin::External),
         ("other client", ip("203.0.113.130"), Origin::External),
         ("pod", ip("10.180.0.9"), Origin::Pod),
-        ("node", world::primary(Family::V4), Origin::Node),
-        ("other", world::secondary(Family::V4), Origin::Node),
+        ("node", topology::primary(Family::V4), Origin::Node),
+        ("other", topology::secondary(Family::V4), Origin::Node),
         ("vip", vip(Family::V4), Origin::External),
         ("client6", ip("2001:db8:cafe::2"), Origin::External),
         ("other client6", ip("2001:db8:beef::2"), Origin::External),
         ("pod6", ip("fd00:10::9"), Origin::Pod),
-        ("node6", world::primary(Family::V6), Origin::Node),
+        ("node6", topology::primary(Family::V6), Origin::Node),
         ("vip6", vip(Family::V6), Origin::External),
     ]
 }
@@ -87,17 +87,18 @@ fn source_ranges() {
             number += 1;
             let policy =
                 if external == Policy::Local { object::Policy::Local } else { object::Policy::Cluster };
-            let service = world::service(number)
+            let service = topology::service(number)
                 .policy(policy)
-                .port(Port::tcp(PORT, TARGET).named("web").node_port(world::node_port(number)))
+                .port(Port::tcp(PORT, TARGET).named("web").node_port(topology::node_port(number)))
                 .spec("loadBalancerSourceRanges", json!(case.ranges));
             let endpoints = |family| match endpoints_too {
                 true => vec![ready(family, 1, "node-near"), ready(family, 2, "node-far")],
                 false => Vec::new(),
             };
             objects.push(service.object());
-            objects
-                .extend(Family::BOTH.map(|family| world::slice(&service, family, "TCP", &endpoints(family))));
+            objects.extend(
+                Family::BOTH.map(|family| topology::slice(&service, family, "TCP", &endpoints(family))),
+            );
             for (source, src, origin) in sources(number) {
                 let family = if src.is_ipv4() { Family::V4 } else { Family::V6 };
                 for to in [To::LoadBalancer, To::ClusterIp, To::NodePort, To::ExternalIp] {
@@ -106,13 +107,13 @@ fn source_ranges() {
                     let fate = decide(policies, &endpoints(family), src, origin, to, allowed);
                     let state = if endpoints_too { "" } else { ", no endpoint" };
                     let name = format!("{} let in, eTP {external:?}{state}: {source} to {to:?}", case.what);
-                    flows.push((Flow::new(name, src, world::address(number, family, to), "TCP"), fate));
+                    flows.push((Flow::new(name, src, topology::address(number, family, to), "TCP"), fate));
                 }
             }
         }
     }
     assert!(flows.len() > 1_000);
     let folder = Folder::new(&objects);
-    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    let wrong = differences(folder.path(), &topology::options(&[]), &flows);
     assert!(wrong.is_empty(), "{} of {} flows:\n{}", wrong.len(), flows.len(), wrong.join("\n"));
 }

@@ -7,34 +7,34 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;
 
-use crate::stand::{START, Stand};
+use crate::fixture::{Fixture, START};
 use crate::wires::{Wire, ip, run};
 
 const BYTES: u64 = 200_000;
 
-fn goes_on(stand: &Stand, agent: &Agent, what: &str) {
-    let served = stand.requests().and_then(|()| stand.transfers(BYTES));
+fn goes_on(fixture: &Fixture, agent: &Agent, what: &str) {
+    let served = fixture.requests().and_then(|()| fixture.transfers(BYTES));
     served.unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.log()));
 }
 
-fn has_xdp(stand: &Stand) -> bool {
-    stand.node.netlink(async |net| net.has_xdp("eth0").await).unwrap()
+fn has_xdp(fixture: &Fixture) -> bool {
+    fixture.node.netlink(async |net| net.has_xdp("eth0").await).unwrap()
 }
 
 /// Of the node's card alone.
-fn set_mtu(stand: &Stand, mtu: u32) {
-    ip(Some(&stand.node), &["link", "set", "eth0", "mtu", &mtu.to_string()]).unwrap();
+fn set_mtu(fixture: &Fixture, mtu: u32) {
+    ip(Some(&fixture.node), &["link", "set", "eth0", "mtu", &mtu.to_string()]).unwrap();
 }
 
 /// Of all devices between the client and the pod: nobody on a wire may send what another cannot receive.
-fn set_all_mtus(stand: &Stand, mtu: u32) {
+fn set_all_mtus(fixture: &Fixture, mtu: u32) {
     let devices: [(&Namespace, &str); 6] = [
-        (&stand.node, "eth0"),
-        (&stand.near, "eth0"),
-        (&stand.near, "client0"),
-        (&stand.client, "eth0"),
-        (&stand.node, "pod0"),
-        (&stand.pod, "eth0"),
+        (&fixture.node, "eth0"),
+        (&fixture.near, "eth0"),
+        (&fixture.near, "client0"),
+        (&fixture.client, "eth0"),
+        (&fixture.node, "pod0"),
+        (&fixture.pod, "eth0"),
     ];
     for (namespace, device) in devices {
         ip(Some(namespace), &["link", "set", device, "mtu", &mtu.to_string()]).unwrap();
@@ -46,17 +46,17 @@ fn set_all_mtus(stand: &Stand, mtu: u32) {
 fn mtu_and_queues() {
     let test = "changed::mtu_and_queues";
     let Some([first, second]) = Wire::find(test, [0, 1]) else { return };
-    let stand = Stand::build(first, second).unwrap();
+    let fixture = Fixture::build(first, second).unwrap();
     for attach in ["xdp", "tc"] {
-        let agent = stand.agent(attach).unwrap().start().unwrap();
+        let agent = fixture.agent(attach).unwrap().start().unwrap();
         agent.wait_ready(START).unwrap();
         for mtu in [1400, 1500] {
-            set_mtu(&stand, mtu);
-            goes_on(&stand, &agent, &format!("{attach}, MTU {mtu}"));
+            set_mtu(&fixture, mtu);
+            goes_on(&fixture, &agent, &format!("{attach}, MTU {mtu}"));
         }
         for queues in ["1", "2"] {
             let change = ["-L", "eth0", "combined", queues];
-            match run(Some(&stand.node), "ethtool", &change) {
+            match run(Some(&fixture.node), "ethtool", &change) {
                 Ok(_) => println!("{attach}: {queues} queues"),
                 // The driver keeps its queues while XDP uses them.
                 Err(error) => {
@@ -64,7 +64,7 @@ fn mtu_and_queues() {
                     assert_eq!(attach, "xdp", "{error:#}");
                 }
             }
-            goes_on(&stand, &agent, &format!("{attach}, {queues} queues"));
+            goes_on(&fixture, &agent, &format!("{attach}, {queues} queues"));
         }
     }
 }
@@ -72,22 +72,22 @@ fn mtu_and_queues() {
 /// Frames become longer than XDP takes, and short again: the agent says so, TC takes over meanwhile.
 fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
-    let stand = Stand::build(first, second).unwrap();
-    set_all_mtus(&stand, 1500);
-    let agent = stand.agent(attach).unwrap().start().unwrap();
+    let fixture = Fixture::build(first, second).unwrap();
+    set_all_mtus(&fixture, 1500);
+    let agent = fixture.agent(attach).unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
-    goes_on(&stand, &agent, "MTU 1500");
-    assert!(has_xdp(&stand), "{}", agent.log());
-    set_all_mtus(&stand, 9000);
+    goes_on(&fixture, &agent, "MTU 1500");
+    assert!(has_xdp(&fixture), "{}", agent.log());
+    set_all_mtus(&fixture, 9000);
     println!("{}", agent.wait_said(words, START).unwrap());
-    goes_on(&stand, &agent, "MTU 9000");
-    set_all_mtus(&stand, 1500);
+    goes_on(&fixture, &agent, "MTU 9000");
+    set_all_mtus(&fixture, 1500);
     let start = Instant::now();
-    while !has_xdp(&stand) {
+    while !has_xdp(&fixture) {
         assert!(start.elapsed() < scaled(START), "XDP does not come back\n{}", agent.log());
         sleep(Duration::from_millis(50));
     }
-    goes_on(&stand, &agent, "MTU 1500 again");
+    goes_on(&fixture, &agent, "MTU 1500 again");
 }
 
 #[test]

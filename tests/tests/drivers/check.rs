@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::stand::Stand;
+use crate::fixture::Fixture;
 
 #[derive(Debug)]
 pub struct Said {
@@ -13,7 +13,7 @@ pub struct Said {
     findings: Vec<Value>,
 }
 
-impl Stand {
+impl Fixture {
     /// `check` for these devices.
     pub fn check(&self, attach: &str, devices: &[&str]) -> Result<Said> {
         let mut command = Command::new(self.program()?);

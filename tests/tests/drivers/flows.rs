@@ -8,12 +8,12 @@ use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::traffic::transfer::transfer;
 
-use crate::stand::{Place, Stand};
+use crate::fixture::{Fixture, Place};
 
 /// A request that was not answered by then is lost: TCP has sent it again several times.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Stand {
+impl Fixture {
     /// Every endpoint answers by both families and protocols, and sees the address it should.
     pub fn requests(&self) -> Result<()> {
         for place in Place::ALL {

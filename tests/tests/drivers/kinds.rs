@@ -2,17 +2,17 @@
 
 use traffic_policy_testing::netns::Namespace;
 
+use crate::fixture::{Fixture, Link, START};
 use crate::flows::{nothing_failed, served};
-use crate::stand::{Link, START, Stand};
 use crate::wires::{Wire, ip};
 
 const BYTES: u64 = 1_000_000;
 
-fn works(stand: &Stand, attach: &str, hook: &str) {
-    let agent = stand.agent(attach).unwrap().start().unwrap();
+fn works(fixture: &Fixture, attach: &str, hook: &str) {
+    let agent = fixture.agent(attach).unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
-    stand.requests().unwrap_or_else(|error| panic!("{attach}: {error:#}\n{}", agent.log()));
-    stand.transfers(BYTES).unwrap_or_else(|error| panic!("{attach}: {error:#}"));
+    fixture.requests().unwrap_or_else(|error| panic!("{attach}: {error:#}\n{}", agent.log()));
+    fixture.transfers(BYTES).unwrap_or_else(|error| panic!("{attach}: {error:#}"));
     nothing_failed(&agent).unwrap();
     let packets = served(&agent, hook).unwrap();
     assert!(packets > 500, "{attach}: only {packets} packets by {hook}");
@@ -21,11 +21,11 @@ fn works(stand: &Stand, attach: &str, hook: &str) {
 #[test]
 fn vlan() {
     let Some([first, second]) = Wire::find("kinds::vlan", [0, 1]) else { return };
-    let stand = Stand::build_with(first, second, Link::Vlan).unwrap();
-    works(&stand, "auto", "tc-ingress");
-    works(&stand, "xdp-generic", "xdp");
+    let fixture = Fixture::build_with(first, second, Link::Vlan).unwrap();
+    works(&fixture, "auto", "tc-ingress");
+    works(&fixture, "xdp-generic", "xdp");
     // The kernel's VLAN devices have no XDP of their own.
-    let mut agent = stand.agent("xdp").unwrap().start().unwrap();
+    let mut agent = fixture.agent("xdp").unwrap().start().unwrap();
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
     let said = agent.wait_said(&["the driver of eth0.5", "has no XDP", "--attach tc"], START).unwrap();
     println!("run: {said}");
@@ -34,19 +34,19 @@ fn vlan() {
 #[test]
 fn bond() {
     let Some([first, second, third]) = Wire::find("kinds::bond", [0, 1, 2]) else { return };
-    let stand = Stand::build_with(first, second, Link::Bond(third)).unwrap();
-    works(&stand, "auto", "tc-ingress");
-    works(&stand, "xdp", "xdp");
+    let fixture = Fixture::build_with(first, second, Link::Bond(third)).unwrap();
+    works(&fixture, "auto", "tc-ingress");
+    works(&fixture, "xdp", "xdp");
     // The other card takes over.
-    ip(Some(&stand.node), &["link", "set", "eth0", "down"]).unwrap();
-    stand.requests().unwrap();
-    ip(Some(&stand.node), &["link", "set", "eth0", "up"]).unwrap();
+    ip(Some(&fixture.node), &["link", "set", "eth0", "down"]).unwrap();
+    fixture.requests().unwrap();
+    ip(Some(&fixture.node), &["link", "set", "eth0", "up"]).unwrap();
 }
 
 #[test]
 fn tunnels_without_ethernet_header() {
     let Some([first, second]) = Wire::find("kinds::tunnels_without_ethernet_header", [0, 1]) else { return };
-    let stand = Stand::build(first, second).unwrap();
+    let fixture = Fixture::build(first, second).unwrap();
     let tunnels: [(&str, &[&str], &str); 3] = [
         ("ipip", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),
         ("sit", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),
@@ -54,13 +54,13 @@ fn tunnels_without_ethernet_header() {
     ];
     for (kind, ends, fix) in tunnels {
         let cause = ["device tun9", "has no Ethernet header", &format!("(type {kind})")];
-        let node: &Namespace = &stand.node;
+        let node: &Namespace = &fixture.node;
         ip(Some(node), &[&["link", "add", "tun9", "type", kind], ends].concat()).unwrap();
         ip(Some(node), &["link", "set", "tun9", "up"]).unwrap();
-        let said = stand.check("auto", &["tun9"]).unwrap();
+        let said = fixture.check("auto", &["tun9"]).unwrap();
         said.has("error", &cause, fix);
         assert_eq!(said.code, Some(1));
-        let agent = stand.agent("auto").unwrap().devices(&["tun9", "eth0"]);
+        let agent = fixture.agent("auto").unwrap().devices(&["tun9", "eth0"]);
         let mut agent = agent.start().unwrap();
         assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
         let sentence = agent.wait_said(&[&cause[..], &[fix]].concat(), START).unwrap();
@@ -68,7 +68,7 @@ fn tunnels_without_ethernet_header() {
         // Found by a route to other nodes' pods, it is left out, and that is said.
         ip(Some(node), &["route", "add", "10.244.9.0/24", "dev", "tun9", "via", "10.244.9.1", "onlink"])
             .unwrap();
-        stand.check("auto", &[]).unwrap().has("warning", &cause, fix);
+        fixture.check("auto", &[]).unwrap().has("warning", &cause, fix);
         ip(Some(node), &["link", "delete", "tun9"]).unwrap();
     }
 }

@@ -7,9 +7,9 @@
 
 mod changed;
 mod check;
+mod fixture;
 mod flows;
 mod kinds;
 mod matrix;
 mod refused;
-mod stand;
 mod wires;

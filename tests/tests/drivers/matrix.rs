@@ -2,8 +2,8 @@
 
 use traffic_policy_testing::agent::Agent;
 
+use crate::fixture::{Fixture, START};
 use crate::flows::{nothing_failed, served};
-use crate::stand::{START, Stand};
 use crate::wires::Wire;
 
 const BYTES: u64 = 1_000_000;
@@ -15,11 +15,11 @@ fn second(first: u8) -> u8 {
 
 fn works(test: &str, number: u8, attach: &str) {
     let Some([first, second]) = Wire::find(test, [number, second(number)]) else { return };
-    let stand = Stand::build(first, second).unwrap();
-    let agent: Agent = stand.agent(attach).unwrap().start().unwrap();
+    let fixture = Fixture::build(first, second).unwrap();
+    let agent: Agent = fixture.agent(attach).unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
-    stand.requests().unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
-    stand.transfers(BYTES).unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
+    fixture.requests().unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
+    fixture.transfers(BYTES).unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
     nothing_failed(&agent).unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));
     let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
     let packets = served(&agent, hook).unwrap();

@@ -1,8 +1,8 @@
 //! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the fix, and
 //! `--attach auto` serves by TC.
 
+use crate::fixture::{Fixture, START};
 use crate::flows::{nothing_failed, served};
-use crate::stand::{START, Stand};
 use crate::wires::Wire;
 
 const BYTES: u64 = 1_000_000;
@@ -10,26 +10,26 @@ const BYTES: u64 = 1_000_000;
 /// `cause`: words of the sentence.
 fn refused(test: &str, number: u8, cause: &[&str]) {
     let Some([first, second]) = Wire::find(test, [number, 0]) else { return };
-    let stand = Stand::build(first, second).unwrap();
+    let fixture = Fixture::build(first, second).unwrap();
     let words = [&["eth0"], cause].concat();
-    let said = stand.check("xdp", &["eth0"]).unwrap();
+    let said = fixture.check("xdp", &["eth0"]).unwrap();
     said.has("error", &words, "--attach tc");
     assert_eq!(said.code, Some(1), "{said:#?}");
 
-    let mut agent = stand.agent("xdp").unwrap().start().unwrap();
+    let mut agent = fixture.agent("xdp").unwrap().start().unwrap();
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
     let words = [&words[..], &["--attach tc"]].concat();
     let log = agent.log();
     let line = log.lines().find(|line| words.iter().all(|word| line.contains(word)));
     println!("run: {}", line.unwrap_or_else(|| panic!("no line with {words:?} in\n{log}")));
 
-    let agent = stand.agent("auto").unwrap().start().unwrap();
+    let agent = fixture.agent("auto").unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
-    stand.requests().unwrap();
-    stand.transfers(BYTES).unwrap();
+    fixture.requests().unwrap();
+    fixture.transfers(BYTES).unwrap();
     nothing_failed(&agent).unwrap();
     assert!(served(&agent, "tc-ingress").unwrap() > 500);
-    stand.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
+    fixture.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use traffic_policy_agent::source::{Access, Kubernetes};
 use traffic_policy_testing::api_server::{ApiServer, Certificate};
 
-use crate::stand::{Agent, service};
+use crate::fixture::{Agent, service};
 
 #[tokio::test]
 async fn an_api_that_comes_late_is_waited_for() {

@@ -7,7 +7,7 @@ use traffic_policy_agent::{model::ServiceName, source::ServiceEvent};
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
 
-use crate::stand::{Agent, PATIENCE, node, service, slice, until};
+use crate::fixture::{Agent, PATIENCE, node, service, slice, until};
 
 #[tokio::test]
 async fn nothing_is_whole_before_all_lists_have_come() {

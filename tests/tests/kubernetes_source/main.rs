@@ -3,6 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod access;
+mod fixture;
 mod follow;
 mod service_cidrs;
-mod stand;

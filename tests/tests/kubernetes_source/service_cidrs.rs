@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
 
-use crate::stand::{Agent, PATIENCE, service, slice};
+use crate::fixture::{Agent, PATIENCE, service, slice};
 
 fn service_cidr(name: &str, cidrs: &str) -> String {
     format!(

@@ -13,7 +13,7 @@ use traffic_policy_bench::flows::{self, Table, ends, expected, mirror};
 use traffic_policy_bench::frame::addressed;
 use traffic_policy_bench::turns::{self, low};
 use traffic_policy_bench::{
-    Case, Feeder, Flow, Frame, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Window,
+    Case, Feeder, Fixture, Flow, Frame, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
 };
 use traffic_policy_ebpf::abi::Address4;
 use traffic_policy_testing::agent::Agent;
@@ -71,9 +71,9 @@ fn programs_are_pinned_replaced_and_removed() {
 
 /// The bench's own ratio, in its own namespaces with maps of its own.
 fn inside() -> Result<f64> {
-    let stand = Stand::build()?;
-    stand.run(|| {
-        let mut loaded = Loaded::new(&stand, Setup::default())?;
+    let fixture = Fixture::build()?;
+    fixture.run(|| {
+        let mut loaded = Loaded::new(&fixture, Setup::default())?;
         let mut own = flows::flows(false, Protocol::Tcp, FLOWS.into());
         flows::open(&mut loaded, Hook::Xdp, &mut own)?;
         mirror(&mut loaded.feeder, &own)?;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use traffic_policy_testing::harness::{Frontend, Harness, Setup, Spot};
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT};
-use crate::talk::{Talk, everywhere};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
@@ -28,18 +28,18 @@ fn setup(frontend: Frontend) -> Setup {
 
 /// The endpoint of one more connection.
 #[track_caller]
-fn endpoint(harness: &Harness, talk: Talk) -> SocketAddr {
-    let outcome = talk.open(harness).outcome;
+fn endpoint(harness: &Harness, dialogue: Dialogue) -> SocketAddr {
+    let outcome = dialogue.open(harness).outcome;
     assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
-    talk.request_half(harness).unwrap().new_to
+    dialogue.request_half(harness).unwrap().new_to
 }
 
 /// The endpoint of many connections from the ports after `first`, which must be one.
 #[track_caller]
-fn only_endpoint(harness: &Harness, talk: Talk, first: u16) -> SocketAddr {
-    let had = endpoint(harness, talk.with_port(first));
+fn only_endpoint(harness: &Harness, dialogue: Dialogue, first: u16) -> SocketAddr {
+    let had = endpoint(harness, dialogue.with_port(first));
     for port in first + 1..first + MANY {
-        assert_eq!(endpoint(harness, talk.with_port(port)), had, "port {port}");
+        assert_eq!(endpoint(harness, dialogue.with_port(port)), had, "port {port}");
     }
     had
 }
@@ -53,17 +53,17 @@ fn others(terms: crate::table::Terms, had: SocketAddr) -> Vec<(Spot, u16)> {
 fn a_client_stays() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(sticky(&ALL)));
-        let talk = Talk::new(terms, NODE);
-        let had = only_endpoint(harness, talk, 40000);
+        let dialogue = Dialogue::new(terms, NODE);
+        let had = only_endpoint(harness, dialogue, 40000);
 
         // Written anew in another order, with more and with less around it.
         let mut list = others(terms, had);
         let own = *ALL.iter().find(|endpoint| SocketAddr::from(terms.at(**endpoint)) == had).unwrap();
         list.push(own);
         harness.put(FIRST, &sticky(&list));
-        assert_eq!(only_endpoint(harness, talk, 41000), had);
+        assert_eq!(only_endpoint(harness, dialogue, 41000), had);
         harness.put(FIRST, &sticky(&[list[0], own]));
-        assert_eq!(only_endpoint(harness, talk, 42000), had);
+        assert_eq!(only_endpoint(harness, dialogue, 42000), had);
     });
 }
 
@@ -71,9 +71,9 @@ fn a_client_stays() {
 fn without_affinity_each_connection_chooses() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Frontend::new(NODE.0, NODE.1).endpoints(&ALL)));
-        let talk = Talk::new(terms, NODE);
-        let first = endpoint(harness, talk.with_port(40000));
-        assert!((40001..40000 + 3 * MANY).any(|port| endpoint(harness, talk.with_port(port)) != first));
+        let dialogue = Dialogue::new(terms, NODE);
+        let first = endpoint(harness, dialogue.with_port(40000));
+        assert!((40001..40000 + 3 * MANY).any(|port| endpoint(harness, dialogue.with_port(port)) != first));
     });
 }
 
@@ -83,8 +83,8 @@ fn clients_are_told_apart() {
         // Whether two clients get two endpoints is chance: some seed of these does it.
         let apart = (1..MANY.into()).any(|seed| {
             harness.set_up(&setup(sticky(&ALL)).with(|setup| setup.seed = seed));
-            let one = Talk::new(terms, NODE);
-            let other = Talk { client: (Spot::OtherClient, 40000), ..one };
+            let one = Dialogue::new(terms, NODE);
+            let other = Dialogue { client: (Spot::OtherClient, 40000), ..one };
             let (one, other) = (only_endpoint(harness, one, 40000), only_endpoint(harness, other, 40000));
             one != other
         });
@@ -96,14 +96,14 @@ fn clients_are_told_apart() {
 fn an_endpoint_that_leaves_is_left() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(sticky(&ALL)));
-        let talk = Talk::new(terms, NODE);
-        let had = only_endpoint(harness, talk, 40000);
+        let dialogue = Dialogue::new(terms, NODE);
+        let had = only_endpoint(harness, dialogue, 40000);
         harness.put(FIRST, &sticky(&others(terms, had)));
-        let next = only_endpoint(harness, talk, 41000);
+        let next = only_endpoint(harness, dialogue, 41000);
         assert_ne!(next, had);
         // Coming back does not call the client back.
         harness.put(FIRST, &sticky(&ALL));
-        assert_eq!(only_endpoint(harness, talk, 42000), next);
+        assert_eq!(only_endpoint(harness, dialogue, 42000), next);
     });
 }
 
@@ -112,21 +112,21 @@ fn it_ends_after_its_time() {
     everywhere(|harness, terms| {
         let fresh = |harness: &mut Harness, age: u32| {
             harness.set_up(&setup(sticky(&ALL)));
-            let talk = Talk::new(terms, NODE);
-            let had = only_endpoint(harness, talk, 40000);
+            let dialogue = Dialogue::new(terms, NODE);
+            let had = only_endpoint(harness, dialogue, 40000);
             harness.age_affinity(age);
-            (talk, had)
+            (dialogue, had)
         };
-        let (talk, had) = fresh(harness, 55);
-        assert_eq!(endpoint(harness, talk.with_port(41000)), had);
+        let (dialogue, had) = fresh(harness, 55);
+        assert_eq!(endpoint(harness, dialogue.with_port(41000)), had);
         // That connection counted: from here on another 60 s.
         harness.age_affinity(55);
-        assert_eq!(endpoint(harness, talk.with_port(41001)), had);
+        assert_eq!(endpoint(harness, dialogue.with_port(41001)), had);
 
-        let (talk, had) = fresh(harness, 61);
+        let (dialogue, had) = fresh(harness, 61);
         // Chosen anew, which may give the same one.
         let changed = (41000..41000 + 3 * MANY).any(|port| {
-            let now = endpoint(harness, talk.with_port(port));
+            let now = endpoint(harness, dialogue.with_port(port));
             harness.age_affinity(61);
             now != had
         });
@@ -139,11 +139,11 @@ fn policies_have_lists_of_their_own() {
     everywhere(|harness, terms| {
         // With policy Local there is one endpoint to have.
         harness.set_up(&setup(sticky(&ALL).local()));
-        let talk = Talk::new(terms, NODE);
+        let dialogue = Dialogue::new(terms, NODE);
         let local = SocketAddr::from(terms.at(LOCAL));
-        assert_eq!(only_endpoint(harness, talk, 40000), local);
+        assert_eq!(only_endpoint(harness, dialogue, 40000), local);
         // Back to Cluster: it is in that list too, so the client stays.
         harness.put(FIRST, &sticky(&ALL));
-        assert_eq!(only_endpoint(harness, talk, 41000), local);
+        assert_eq!(only_endpoint(harness, dialogue, 41000), local);
     });
 }

@@ -4,8 +4,8 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Input, Setup
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
+use crate::dialogue::everywhere;
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
-use crate::talk::everywhere;
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);

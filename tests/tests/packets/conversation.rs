@@ -6,8 +6,8 @@ use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST};
 use traffic_policy_testing::harness::{Frontend, Half, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
-use crate::talk::{ANSWER_NUMBER, Talk, everywhere};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
@@ -20,11 +20,11 @@ fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
 }
 
 /// Where the endpoints of this test are: the same must hold for those of this node and of others.
-fn each(work: impl Fn(&mut Harness, Terms, Talk) + Sync) {
+fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, &[endpoint]);
-            work(harness, terms, Talk::new(terms, VIP));
+            work(harness, terms, Dialogue::new(terms, VIP));
         }
     });
 }
@@ -35,28 +35,28 @@ fn states((request, reply): (Half, Half)) -> (u8, u8) {
 
 #[test]
 fn confirmed_by_the_right_packet_only() {
-    each(|harness, terms, talk| {
-        talk.open(harness);
-        assert_eq!(states(talk.halves(harness)), (0, 0));
+    each(|harness, terms, dialogue| {
+        dialogue.open(harness);
+        assert_eq!(states(dialogue.halves(harness)), (0, 0));
         assert_eq!(harness.usage().unconfirmed[terms.family as usize], 1);
-        talk.send(harness, ACK);
-        assert_eq!(states(talk.halves(harness)), (0, 0), "the endpoint has not answered");
-        talk.answer(harness, SYN_ACK);
-        assert_eq!(states(talk.halves(harness)), (0, ANSWERED));
+        dialogue.send(harness, ACK);
+        assert_eq!(states(dialogue.halves(harness)), (0, 0), "the endpoint has not answered");
+        dialogue.answer(harness, SYN_ACK);
+        assert_eq!(states(dialogue.halves(harness)), (0, ANSWERED));
         if terms.tcp {
             for wrong in [ANSWER_NUMBER, ANSWER_NUMBER + 2, 0] {
-                let packet = talk.request(ACK).with(|p| p.tcp_mut().acknowledgement = wrong);
+                let packet = dialogue.request(ACK).with(|p| p.tcp_mut().acknowledgement = wrong);
                 harness.run(terms.hook, &packet);
-                assert_eq!(talk.halves(harness).0.state, 0, "acknowledged {wrong}");
+                assert_eq!(dialogue.halves(harness).0.state, 0, "acknowledged {wrong}");
             }
-            talk.open(harness);
-            talk.send(harness, flag::RST | ACK);
-            assert_eq!(talk.halves(harness).0.state & CONFIRMED, 0, "an RST confirms nothing");
+            dialogue.open(harness);
+            dialogue.send(harness, flag::RST | ACK);
+            assert_eq!(dialogue.halves(harness).0.state & CONFIRMED, 0, "an RST confirms nothing");
         }
-        talk.send(harness, ACK);
-        assert_eq!(states(talk.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
+        dialogue.send(harness, ACK);
+        assert_eq!(states(dialogue.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
         assert_eq!(harness.usage().unconfirmed, [0, 0]);
-        talk.send(harness, ACK);
+        dialogue.send(harness, ACK);
         assert_eq!(harness.usage().unconfirmed, [0, 0], "confirmed once");
     });
 }
@@ -64,28 +64,28 @@ fn confirmed_by_the_right_packet_only() {
 /// The entry program alone translates an established packet, in either direction.
 #[test]
 fn established_packets_go_no_further_than_the_entry_program() {
-    each(|harness, _, talk| {
-        talk.establish(harness);
+    each(|harness, _, dialogue| {
+        dialogue.establish(harness);
         // The first reply finds the way back.
-        talk.answer(harness, ACK);
+        dialogue.answer(harness, ACK);
         harness.without_jumps(|harness| {
             for _ in 0..2 {
-                let outcome = talk.send(harness, ACK).outcome;
+                let outcome = dialogue.send(harness, ACK).outcome;
                 assert!(matches!(outcome, "forwarded" | "delivered"), "request {outcome}");
-                let outcome = talk.answer(harness, ACK).outcome;
+                let outcome = dialogue.answer(harness, ACK).outcome;
                 assert!(matches!(outcome, "replied" | "replied-local"), "reply {outcome}");
             }
-            talk.with_port(7).open(harness).expect("passed-missed-tail-call");
+            dialogue.with_port(7).open(harness).expect("passed-missed-tail-call");
         });
     });
 }
 
 #[test]
 fn packets_and_bytes_are_counted() {
-    each(|harness, terms, talk| {
-        talk.establish(harness);
-        let (request, reply) = talk.halves(harness);
-        let length = talk.request(ACK).bytes().len() as u64 - 14;
+    each(|harness, terms, dialogue| {
+        dialogue.establish(harness);
+        let (request, reply) = dialogue.halves(harness);
+        let length = dialogue.request(ACK).bytes().len() as u64 - 14;
         assert_eq!((request.packets, request.bytes), (2, 2 * length), "{terms:?}");
         assert_eq!(reply.packets, 1);
         assert_eq!((request.service, reply.service), (1, 1));
@@ -94,76 +94,76 @@ fn packets_and_bytes_are_counted() {
 
 #[test]
 fn a_syn_changes_nothing_in_a_living_flow() {
-    each(|harness, terms, talk| {
+    each(|harness, terms, dialogue| {
         // Retransmitted before the answer, and after it; in a flow that lives, with an endpoint more to choose from.
-        talk.open(harness);
-        let first = talk.halves(harness);
+        dialogue.open(harness);
+        let first = dialogue.halves(harness);
         let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(1, &more);
-        talk.open(harness);
-        assert_eq!(talk.halves(harness).0.new_to, first.0.new_to);
+        dialogue.open(harness);
+        assert_eq!(dialogue.halves(harness).0.new_to, first.0.new_to);
         assert_eq!(harness.flows(terms.family).len(), 2);
-        talk.establish(harness);
-        let before = states(talk.halves(harness));
-        talk.open(harness);
-        assert_eq!(talk.halves(harness).0.new_to, first.0.new_to);
-        assert_eq!(states(talk.halves(harness)), before);
+        dialogue.establish(harness);
+        let before = states(dialogue.halves(harness));
+        dialogue.open(harness);
+        assert_eq!(dialogue.halves(harness).0.new_to, first.0.new_to);
+        assert_eq!(states(dialogue.halves(harness)), before);
         assert_eq!(harness.flows(terms.family).len(), 2);
     });
 }
 
 #[test]
 fn the_end_of_a_connection() {
-    each(|harness, terms, talk| {
+    each(|harness, terms, dialogue| {
         if !terms.tcp {
             return;
         }
-        talk.establish(harness);
-        talk.send(harness, FIN_ACK);
-        assert_eq!(talk.halves(harness).0.state, CONFIRMED | FIN);
-        talk.answer(harness, ACK);
-        let open = talk.halves(harness).0.new_from;
-        talk.open(harness);
-        assert_eq!(talk.halves(harness).0.new_from, open, "half closed is not closed");
-        talk.answer(harness, FIN_ACK);
-        talk.send(harness, ACK);
-        assert_eq!(states(talk.halves(harness)), (CONFIRMED | FIN, CONFIRMED | ANSWERED | FIN));
+        dialogue.establish(harness);
+        dialogue.send(harness, FIN_ACK);
+        assert_eq!(dialogue.halves(harness).0.state, CONFIRMED | FIN);
+        dialogue.answer(harness, ACK);
+        let open = dialogue.halves(harness).0.new_from;
+        dialogue.open(harness);
+        assert_eq!(dialogue.halves(harness).0.new_from, open, "half closed is not closed");
+        dialogue.answer(harness, FIN_ACK);
+        dialogue.send(harness, ACK);
+        assert_eq!(states(dialogue.halves(harness)), (CONFIRMED | FIN, CONFIRMED | ANSWERED | FIN));
         // Data after an RST: it was forged.
-        talk.send(harness, flag::RST);
-        assert_eq!(talk.halves(harness).0.state & RST, RST);
-        talk.send(harness, ACK);
-        assert_eq!(talk.halves(harness).0.state & RST, 0);
+        dialogue.send(harness, flag::RST);
+        assert_eq!(dialogue.halves(harness).0.state & RST, RST);
+        dialogue.send(harness, ACK);
+        assert_eq!(dialogue.halves(harness).0.state & RST, 0);
     });
 }
 
 /// A connection that is over gives its place to the next one; what still comes from its endpoint is not translated.
 #[test]
 fn a_syn_on_a_closed_connection_chooses_anew() {
-    let closings: [fn(Talk, &Harness); 3] = [
-        |talk, harness| {
-            talk.send(harness, FIN_ACK);
-            talk.answer(harness, FIN_ACK);
+    let closings: [fn(Dialogue, &Harness); 3] = [
+        |dialogue, harness| {
+            dialogue.send(harness, FIN_ACK);
+            dialogue.answer(harness, FIN_ACK);
         },
-        |talk, harness| {
-            talk.send(harness, flag::RST);
+        |dialogue, harness| {
+            dialogue.send(harness, flag::RST);
         },
-        |talk, harness| {
-            talk.answer(harness, flag::RST);
+        |dialogue, harness| {
+            dialogue.answer(harness, flag::RST);
         },
     ];
-    each(|harness, terms, talk| {
+    each(|harness, terms, dialogue| {
         if !terms.tcp {
             return;
         }
         for close in closings {
-            talk.establish(harness);
-            close(talk, harness);
-            let old = talk.halves(harness);
-            let late = talk.answer_packet(harness, ACK);
+            dialogue.establish(harness);
+            close(dialogue, harness);
+            let old = dialogue.halves(harness);
+            let late = dialogue.answer_packet(harness, ACK);
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
             let unconfirmed = harness.usage().unconfirmed[terms.family as usize];
-            talk.open(harness).expect("forwarded");
-            let new = talk.halves(harness);
+            dialogue.open(harness).expect("forwarded");
+            let new = dialogue.halves(harness);
             assert_ne!(new.0.new_to, old.0.new_to, "another endpoint");
             assert_eq!(states(new), (0, 0));
             assert_eq!(harness.usage().unconfirmed[terms.family as usize], unconfirmed + 1);
@@ -175,8 +175,8 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
                 terms.hook
             };
             harness.run(hook, &late).expect("passed-stale-flow");
-            talk.establish(harness);
-            assert_eq!(states(talk.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
+            dialogue.establish(harness);
+            assert_eq!(states(dialogue.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
             let endpoint =
                 if old.0.kind == traffic_policy_ebpf::abi::kind::DELIVER { Spot::Local } else { Spot::Near };
             set_up(harness, &[endpoint]);
@@ -192,52 +192,52 @@ fn a_connection_to_this_node_opens_again() {
             return;
         }
         set_up(harness, &[Spot::Local]);
-        let talk = Talk::new(terms, VIP);
-        talk.establish(harness);
-        talk.answer(harness, flag::RST);
-        let (_, old) = talk.halves(harness);
+        let dialogue = Dialogue::new(terms, VIP);
+        dialogue.establish(harness);
+        dialogue.answer(harness, flag::RST);
+        let (_, old) = dialogue.halves(harness);
         let key = ServiceCountKey { service: old.service, outcome: Outcome::RepliedLocal as u32 };
         let counted = |harness: &Harness| harness.tables.service_counts.get(&key, 0).unwrap_or_default();
         let before = counted(harness);
-        talk.open(harness).expect("delivered");
+        dialogue.open(harness).expect("delivered");
         assert_eq!(harness.flows(terms.family).len(), 2);
-        let (request, reply) = talk.halves(harness);
+        let (request, reply) = dialogue.halves(harness);
         assert_eq!(states((request, reply)), (0, 0));
         // What the old one had answered is the Service's now.
         assert_eq!((old.packets, reply.packets, reply.bytes), (2, 0, 0));
         let after = counted(harness);
         assert_eq!((after.packets, after.flows), (before.packets + 2, before.flows + 1));
         assert_eq!(after.bytes, before.bytes + old.bytes);
-        talk.establish(harness);
-        assert_eq!(states(talk.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
+        dialogue.establish(harness);
+        assert_eq!(states(dialogue.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
     });
 }
 
 #[test]
 fn a_vanished_endpoint_gets_nothing_new() {
-    each(|harness, terms, talk| {
-        talk.establish(harness);
-        let old = talk.halves(harness);
+    each(|harness, terms, dialogue| {
+        dialogue.establish(harness);
+        let old = dialogue.halves(harness);
         harness.change(&old.0, |half| half.state |= GONE);
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
         if terms.tcp {
-            talk.send(harness, ACK);
-            assert_eq!(talk.halves(harness).0.new_to, old.0.new_to, "an open connection goes on");
+            dialogue.send(harness, ACK);
+            assert_eq!(dialogue.halves(harness).0.new_to, old.0.new_to, "an open connection goes on");
         }
-        talk.open(harness).expect("forwarded");
-        assert_ne!(talk.halves(harness).0.new_to, old.0.new_to);
-        talk.establish(harness);
+        dialogue.open(harness).expect("forwarded");
+        assert_ne!(dialogue.halves(harness).0.new_to, old.0.new_to);
+        dialogue.establish(harness);
     });
 }
 
 /// Another CPU is writing it: what it holds may be half old, half new.
 #[test]
 fn a_half_that_is_being_written_translates_nothing() {
-    each(|harness, _, talk| {
-        talk.establish(harness);
-        talk.answer(harness, ACK);
-        let (request, _) = talk.halves(harness);
+    each(|harness, _, dialogue| {
+        dialogue.establish(harness);
+        dialogue.answer(harness, ACK);
+        let (request, _) = dialogue.halves(harness);
         harness.change(&request, |half| half.kind = 0);
-        talk.send(harness, ACK).expect("passed-stale-flow");
+        dialogue.send(harness, ACK).expect("passed-stale-flow");
     });
 }

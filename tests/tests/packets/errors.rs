@@ -3,8 +3,8 @@
 use traffic_policy_testing::harness::{Device, Frontend, Half, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
-use crate::talk::{Talk, everywhere};
 
 pub(crate) const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -85,7 +85,7 @@ pub(crate) fn reply(terms: Terms, to: (Spot, u16)) -> Quoted {
 }
 
 /// Makes the flow, with a reply.
-pub(crate) fn talk(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
+pub(crate) fn dialogue(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
     let forwarded = terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear);
     [
         Step::new(&terms.request(to), "forwarded", &forwarded),
@@ -129,7 +129,7 @@ fn about_flows_to_other_nodes() {
     table::run(|terms| {
         let mut cases = Vec::new();
         for to in [NODE, VIP] {
-            let mut steps = Vec::from(talk(terms, to));
+            let mut steps = Vec::from(dialogue(terms, to));
             for kind in kinds(terms) {
                 for from in [Spot::RouterNear, Spot::Near] {
                     steps.push(to_client(terms, kind, from, to, WHOLE));
@@ -209,7 +209,7 @@ fn errors_that_pass() {
     table::run(|terms| {
         let (kind, Quoted { seen, .. }) = (port_unreachable(terms), request(terms, NODE));
         let of = |packet: &Packet| error(terms, kind, Spot::Near, packet, WHOLE);
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         let mut pass = |packet: Packet, outcome| {
             steps.push(Step::passed(&packet, outcome));
             steps.push(Step::passed(&packet, outcome).leaving());
@@ -258,7 +258,7 @@ fn errors_that_cannot_go_on() {
     table::run(|terms| {
         let kind = port_unreachable(terms);
         let comes = error(terms, kind, Spot::Near, &request(terms, NODE).seen, WHOLE);
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         steps.push(Step::dropped(&comes.clone().ttl(1), "dropped-ttl-exceeded"));
         steps.push(Step::dropped(&comes.ttl(0), "dropped-ttl-exceeded"));
         vec![Case::new("TTL", setup(NODE, NEAR), steps)]
@@ -314,11 +314,11 @@ fn the_flow_stays_as_it_is() {
             for endpoint in [NEAR, LOCAL] {
                 for established in [false, true] {
                     harness.set_up(&setup(NODE, endpoint).unconfirmed_limit(limit));
-                    let talk = Talk::new(terms, NODE);
+                    let dialogue = Dialogue::new(terms, NODE);
                     if established {
-                        talk.establish(harness);
+                        dialogue.establish(harness);
                     } else {
-                        talk.open(harness);
+                        dialogue.open(harness);
                     }
                     // The way out is no part of the state: whoever needs it first looks it up.
                     let flows = |harness: &Harness| -> Vec<Half> {
@@ -326,8 +326,8 @@ fn the_flow_stays_as_it_is() {
                         halves.map(|half| Half { hop: 0, epoch: 0, ..half }).collect()
                     };
                     let before = flows(harness);
-                    let (half, _) = talk.halves(harness);
-                    let seen = talk
+                    let (half, _) = dialogue.halves(harness);
+                    let seen = dialogue
                         .opening()
                         .source((half.new_from.ip(), half.new_from.port()))
                         .destination(terms.at(endpoint));
@@ -337,7 +337,7 @@ fn the_flow_stays_as_it_is() {
                     } else {
                         harness.run(Hook::Egress, &comes).expect("replied-local-icmp-error");
                     }
-                    let answer = talk.answer_packet(harness, flag::ACK);
+                    let answer = dialogue.answer_packet(harness, flag::ACK);
                     let answered = answer.source(terms.at(NODE)).destination(terms.at(CLIENT));
                     let comes = error(terms, port_unreachable(terms), Spot::Client, &answered, WHOLE);
                     let outcome =
@@ -355,9 +355,9 @@ fn the_flow_stays_as_it_is() {
 fn half_a_flow_is_not_believed() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(NODE, NEAR).unconfirmed_limit(0));
-        let talk = Talk::new(terms, NODE);
-        talk.open(harness).expect("forwarded");
-        let (request_half, _) = talk.halves(harness);
+        let dialogue = Dialogue::new(terms, NODE);
+        dialogue.open(harness).expect("forwarded");
+        let (request_half, _) = dialogue.halves(harness);
         harness.evict(&request_half);
         let comes = error(terms, port_unreachable(terms), Spot::Near, &request(terms, NODE).seen, WHOLE);
         harness.run(terms.hook, &comes).expect("passed-stale-flow");

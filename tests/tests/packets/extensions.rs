@@ -3,8 +3,8 @@
 use traffic_policy_testing::harness::{Device, Frontend, Input, Setup, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
+use crate::dialogue::everywhere;
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
-use crate::talk::everywhere;
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);

@@ -5,8 +5,8 @@ use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
+use crate::dialogue::everywhere;
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step};
-use crate::talk::everywhere;
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const VIP: (Spot, u16) = (Spot::Vip, PORT);

@@ -7,8 +7,8 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netlink::Mac;
 use traffic_policy_testing::packet::flag;
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
-use crate::talk::{Talk, everywhere};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
@@ -33,8 +33,8 @@ fn route(harness: &Harness, terms: Terms, to: Spot, router: Spot) {
 
 /// The MAC address that the client's next packet is sent to.
 #[track_caller]
-fn sent_to(talk: Talk, harness: &Harness) -> Mac {
-    let ran = talk.send(harness, ACK);
+fn sent_to(dialogue: Dialogue, harness: &Harness) -> Mac {
+    let ran = dialogue.send(harness, ACK);
     ran.expect("forwarded");
     ran.frame[..6].try_into().unwrap()
 }
@@ -60,19 +60,20 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
         for occasion in occasions {
             set_up(harness);
             harness.change_state(|state| state.hop_max_age = 1000);
-            let (talk, sharer) = (Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(2));
-            talk.establish(harness);
+            let (dialogue, sharer) =
+                (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
+            dialogue.establish(harness);
             sharer.establish(harness);
-            assert_eq!(talk.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
+            assert_eq!(dialogue.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
             neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
             age_hops(harness, 900);
-            for talk in [talk, sharer] {
-                assert_eq!(sent_to(talk, harness), Spot::RouterNear.mac(), "nothing said so yet");
+            for dialogue in [dialogue, sharer] {
+                assert_eq!(sent_to(dialogue, harness), Spot::RouterNear.mac(), "nothing said so yet");
             }
             occasion(harness);
-            for talk in [talk, sharer] {
-                assert_eq!(sent_to(talk, harness), MOVED);
-                harness.without_jumps(|harness| talk.send(harness, ACK).expect("forwarded").clone());
+            for dialogue in [dialogue, sharer] {
+                assert_eq!(sent_to(dialogue, harness), MOVED);
+                harness.without_jumps(|harness| dialogue.send(harness, ACK).expect("forwarded").clone());
             }
             neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
         }
@@ -83,13 +84,13 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
 fn new_flows_use_the_route_of_their_slot() {
     everywhere(|harness, terms| {
         set_up(harness);
-        Talk::new(terms, VIP).with_port(1).establish(harness);
+        Dialogue::new(terms, VIP).with_port(1).establish(harness);
         neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
-        let second = Talk::new(terms, VIP).with_port(2);
+        let second = Dialogue::new(terms, VIP).with_port(2);
         let ran = second.open(harness);
         assert_eq!(ran.frame[..6], Spot::RouterNear.mac(), "the FIB was asked once");
         harness.change_state(|state| state.route += 1);
-        let ran = Talk::new(terms, VIP).with_port(3).open(harness);
+        let ran = Dialogue::new(terms, VIP).with_port(3).open(harness);
         assert_eq!(ran.frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
     });
@@ -100,16 +101,16 @@ fn new_flows_use_the_route_of_their_slot() {
 fn a_route_that_moves_to_another_device() {
     everywhere(|harness, terms| {
         set_up(harness);
-        let talk = Talk::new(terms, VIP);
-        talk.establish(harness);
-        let before = talk.halves(harness).0;
+        let dialogue = Dialogue::new(terms, VIP);
+        dialogue.establish(harness);
+        let before = dialogue.halves(harness).0;
         route(harness, terms, Spot::Near, Spot::RouterFar);
         harness.change_state(|state| state.route += 1);
         for _ in 0..2 {
-            let ran = talk.send(harness, ACK);
+            let ran = dialogue.send(harness, ACK);
             ran.expect("forwarded");
             assert_eq!(ran.way, Way::Redirect);
-            let expected = talk
+            let expected = dialogue
                 .request(ACK)
                 .source((before.new_from.ip(), before.new_from.port()))
                 .destination(terms.at((Spot::Near, ENDPOINT_PORT)))
@@ -125,12 +126,12 @@ fn a_route_that_moves_to_another_device() {
 fn a_reply_asks_for_the_way_back_once() {
     everywhere(|harness, terms| {
         set_up(harness);
-        let talk = Talk::new(terms, VIP);
-        talk.establish(harness);
+        let dialogue = Dialogue::new(terms, VIP);
+        dialogue.establish(harness);
         neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
-        assert_eq!(talk.answer(harness, ACK).frame[..6], Spot::Router.mac());
+        assert_eq!(dialogue.answer(harness, ACK).frame[..6], Spot::Router.mac());
         harness.change_state(|state| state.hop_epoch += 1);
-        assert_eq!(talk.answer(harness, ACK).frame[..6], MOVED);
+        assert_eq!(dialogue.answer(harness, ACK).frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
     });
 }
@@ -140,21 +141,21 @@ fn a_reply_asks_for_the_way_back_once() {
 fn a_neighbour_that_is_lost() {
     everywhere(|harness, terms| {
         set_up(harness);
-        let talk = Talk::new(terms, VIP);
-        talk.establish(harness);
-        let before = talk.halves(harness);
+        let dialogue = Dialogue::new(terms, VIP);
+        dialogue.establish(harness);
+        let before = dialogue.halves(harness);
         route(harness, terms, Spot::Near, Spot::RouterSilent);
         harness.change_state(|state| state.route += 1);
-        let ran = talk.send(harness, ACK);
+        let ran = dialogue.send(harness, ACK);
         if terms.xdp() {
             ran.expect("passed-to-tc");
-            assert_eq!(talk.halves(harness), before, "nothing was noted");
+            assert_eq!(dialogue.halves(harness), before, "nothing was noted");
         } else {
             ran.expect("forwarded");
         }
         route(harness, terms, Spot::Near, Spot::RouterNear);
         harness.change_state(|state| state.route += 1);
-        assert_eq!(sent_to(talk, harness), Spot::RouterNear.mac());
+        assert_eq!(sent_to(dialogue, harness), Spot::RouterNear.mac());
     });
 }
 
@@ -163,14 +164,14 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
     everywhere(|harness, terms| {
         let endpoint = [(Spot::Silent, ENDPOINT_PORT)];
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoint)));
-        let talk = Talk::new(terms, VIP);
-        talk.open(harness);
+        let dialogue = Dialogue::new(terms, VIP);
+        dialogue.open(harness);
         if terms.xdp() {
             assert_eq!(harness.flows(terms.family), []);
             assert_eq!(harness.usage().unconfirmed, [0, 0]);
         } else {
-            assert_eq!(talk.halves(harness).0.hop, 0, "to be asked for again");
-            talk.establish(harness);
+            assert_eq!(dialogue.halves(harness).0.hop, 0, "to be asked for again");
+            dialogue.establish(harness);
         }
     });
 }
@@ -192,15 +193,15 @@ fn spoil<A: Address>(routes: &mut Array<MapData, SlotRoute<A>>, other: A) {
 fn a_way_that_was_not_written_in_one_piece_is_asked_for_anew() {
     everywhere(|harness, terms| {
         set_up(harness);
-        let first = Talk::new(terms, VIP).with_port(1);
+        let first = Dialogue::new(terms, VIP).with_port(1);
         first.establish(harness);
         match terms.family {
             Family::V4 => spoil(&mut harness.tables.v4.slot_routes, 0x0101_0101),
             Family::V6 => spoil(&mut harness.tables.v6.slot_routes, [1, 1]),
         }
-        let second = Talk::new(terms, VIP).with_port(2);
+        let second = Dialogue::new(terms, VIP).with_port(2);
         second.establish(harness);
-        let sources = [first, second].map(|talk| talk.halves(harness).0.new_from.ip());
+        let sources = [first, second].map(|dialogue| dialogue.halves(harness).0.new_from.ip());
         assert_eq!(sources[0], sources[1], "the node's own");
     });
 }
@@ -212,12 +213,12 @@ fn no_room_for_another_hop() {
         set_up(harness);
         // SAFETY: a field of the mapped element.
         unsafe { (*harness.tables.usage.pointer()).hops[0] = u64::from(HOP_ARENA) };
-        let talk = Talk::new(terms, VIP);
-        let outcome = talk.open(harness).outcome;
+        let dialogue = Dialogue::new(terms, VIP);
+        let outcome = dialogue.open(harness).outcome;
         assert_eq!(outcome, if terms.xdp() { "passed-to-tc" } else { "forwarded" });
         // The other arena is empty.
         harness.change_state(|state| state.route = 1 << 16 | 2);
-        talk.open(harness).expect("forwarded");
-        assert!(u32::from(talk.halves(harness).0.hop) > HOP_ARENA);
+        dialogue.open(harness).expect("forwarded");
+        assert!(u32::from(dialogue.halves(harness).0.hop) > HOP_ARENA);
     });
 }

@@ -8,16 +8,16 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::{
+    dialogue::{Dialogue, everywhere},
     table::{ENDPOINT_PORT, PORT, Terms},
-    talk::{Talk, everywhere},
 };
 
-fn set_up(harness: &mut Harness, terms: Terms, endpoint: Spot) -> Talk {
+fn set_up(harness: &mut Harness, terms: Terms, endpoint: Spot) -> Dialogue {
     let frontend = Frontend::new(Spot::Node, PORT).endpoints(&[(endpoint, ENDPOINT_PORT)]);
     harness.set_up(&Setup::of(frontend).pool(1024..5120));
-    let talk = Talk::new(terms, (Spot::Node, PORT));
-    talk.establish(harness);
-    talk
+    let dialogue = Dialogue::new(terms, (Spot::Node, PORT));
+    dialogue.establish(harness);
+    dialogue
 }
 
 fn ipv6(address: IpAddr) -> Ipv6Addr {
@@ -54,23 +54,23 @@ fn untranslated(harness: &Harness, hook: Hook, packet: &Packet, outcome: &str) {
 #[test]
 fn a_request_whose_key_is_taken_has_no_flow() {
     only_ipv6(|harness, terms, endpoint| {
-        let talk = set_up(harness, terms, endpoint);
-        let (request, _) = talk.halves(harness);
+        let dialogue = set_up(harness, terms, endpoint);
+        let (request, _) = dialogue.halves(harness);
         let to = ipv6(request.to.ip());
         let taken = harness.exchange(&request, elsewhere(to));
         assert_eq!(taken.to.ip(), elsewhere(to));
         assert_ne!(taken.from.ip(), request.from.ip(), "the key is the same");
 
         let known = if terms.tcp { "passed-no-flow" } else { "dropped-table-full" };
-        untranslated(harness, terms.hook, &talk.request(flag::ACK), known);
-        untranslated(harness, terms.hook, &talk.opening(), "dropped-table-full");
+        untranslated(harness, terms.hook, &dialogue.request(flag::ACK), known);
+        untranslated(harness, terms.hook, &dialogue.opening(), "dropped-table-full");
         let halves = harness.flows(terms.family);
         assert!(halves.contains(&taken), "the other's flow is as it was: {halves:#?}");
 
         let back = harness.exchange(&taken, to);
         assert_eq!(back, request);
         let local = request.kind == kind::DELIVER;
-        assert_eq!(talk.send(harness, flag::ACK).outcome, if local { "delivered" } else { "forwarded" });
+        assert_eq!(dialogue.send(harness, flag::ACK).outcome, if local { "delivered" } else { "forwarded" });
         let halves = harness.flows(terms.family);
         // Where the endpoint is local, the reply half that was left was taken for the flow that could not be made.
         assert_eq!(halves.len(), if local { 1 } else { 2 }, "what was tried is gone: {halves:#?}");
@@ -80,11 +80,11 @@ fn a_request_whose_key_is_taken_has_no_flow() {
 #[test]
 fn a_reply_whose_key_is_taken_stays_as_it_is() {
     only_ipv6(|harness, terms, endpoint| {
-        let talk = set_up(harness, terms, endpoint);
-        let (request, reply) = talk.halves(harness);
+        let dialogue = set_up(harness, terms, endpoint);
+        let (request, reply) = dialogue.halves(harness);
         let local = request.kind == kind::DELIVER;
         let hook = if local { Hook::Egress } else { terms.hook };
-        let answer = talk.answer_packet(harness, flag::ACK);
+        let answer = dialogue.answer_packet(harness, flag::ACK);
         let to = ipv6(reply.to.ip());
         let taken = harness.exchange(&reply, elsewhere(to));
         let passed = harness.run(hook, &answer);

@@ -3,8 +3,8 @@
 use traffic_policy_testing::harness::{Frontend, Hook, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT};
-use crate::talk::{Talk, everywhere};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -20,10 +20,10 @@ fn a_full_table_drops_new_flows_only() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             harness.set_up(&setup(endpoint));
-            let flows = (1..).map(|port| Talk::new(terms, VIP).with_port(port));
+            let flows = (1..).map(|port| Dialogue::new(terms, VIP).with_port(port));
             let opened = flows
                 .clone()
-                .take_while(|talk| match talk.open(harness).outcome {
+                .take_while(|dialogue| match dialogue.open(harness).outcome {
                     "forwarded" | "delivered" => true,
                     outcome => {
                         assert_eq!(outcome, "dropped-table-full");
@@ -33,16 +33,17 @@ fn a_full_table_drops_new_flows_only() {
                 .count();
             assert_eq!(opened, 128, "two halves a flow in a table of 256");
             assert_eq!(harness.flows(terms.family).len(), 256, "no half is left behind");
-            for talk in [Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(128)] {
-                talk.establish(harness);
+            for dialogue in [Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(128)]
+            {
+                dialogue.establish(harness);
             }
             // Gone are the halves of one flow, but one is enough for half a flow only.
-            let (request, reply) = Talk::new(terms, VIP).with_port(5).halves(harness);
+            let (request, reply) = Dialogue::new(terms, VIP).with_port(5).halves(harness);
             harness.evict(&request);
-            Talk::new(terms, VIP).with_port(500).open(harness).expect("dropped-table-full");
+            Dialogue::new(terms, VIP).with_port(500).open(harness).expect("dropped-table-full");
             assert_eq!(harness.flows(terms.family).len(), 255, "the claimed reply half is given back");
             harness.evict(&reply);
-            let outcome = Talk::new(terms, VIP).with_port(500).open(harness).outcome;
+            let outcome = Dialogue::new(terms, VIP).with_port(500).open(harness).outcome;
             assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         }
     });
@@ -53,19 +54,19 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near).pool(5000..5020));
         for port in 1..=20 {
-            Talk::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
+            Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let ports: std::collections::BTreeSet<_> = (1..=20)
-            .map(|port| Talk::new(terms, VIP).with_port(port).halves(harness).0.new_from.port())
+            .map(|port| Dialogue::new(terms, VIP).with_port(port).halves(harness).0.new_from.port())
             .collect();
         assert_eq!(ports, (5000..5020).collect(), "each port once");
-        let late = Talk::new(terms, VIP).with_port(21);
+        let late = Dialogue::new(terms, VIP).with_port(21);
         late.open(harness).expect("dropped-no-snat-port");
         assert_eq!(late.request_half(harness), None);
-        Talk::new(terms, VIP).with_port(1).establish(harness);
+        Dialogue::new(terms, VIP).with_port(1).establish(harness);
         let other = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(2, &other);
-        Talk::new(terms, (Spot::OtherVip, PORT)).with_port(21).open(harness).expect("forwarded");
+        Dialogue::new(terms, (Spot::OtherVip, PORT)).with_port(21).open(harness).expect("forwarded");
     });
 }
 
@@ -73,7 +74,7 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
 fn an_empty_pool_hurts_no_endpoint_of_this_node() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Local).pool([]));
-        Talk::new(terms, VIP).establish(harness);
+        Dialogue::new(terms, VIP).establish(harness);
     });
 }
 
@@ -84,7 +85,7 @@ fn two_frontends_that_meet_in_one_tuple() {
         let endpoints = [(Spot::Local, ENDPOINT_PORT)];
         let both = setup(Spot::Local).and(Frontend::new(NODE.0, NODE.1).endpoints(&endpoints));
         harness.set_up(&both);
-        let (first, second) = (Talk::new(terms, VIP), Talk::new(terms, NODE));
+        let (first, second) = (Dialogue::new(terms, VIP), Dialogue::new(terms, NODE));
         first.open(harness).expect("delivered");
         let ran = second.open(harness);
         ran.expect("delivered");
@@ -93,12 +94,13 @@ fn two_frontends_that_meet_in_one_tuple() {
         assert!((5000..6000).contains(&request.new_from.port()), "{}", request.new_from);
         let expected = second.opening().source((request.new_from.ip(), request.new_from.port()));
         ran.expect_frame(&expected.destination(terms.at(endpoints[0])));
-        for talk in [first, second] {
-            let answer = talk.answer_packet(harness, SYN_ACK);
-            let expected = answer.clone().source(terms.at(talk.frontend)).destination(terms.at(talk.client));
+        for dialogue in [first, second] {
+            let answer = dialogue.answer_packet(harness, SYN_ACK);
+            let expected =
+                answer.clone().source(terms.at(dialogue.frontend)).destination(terms.at(dialogue.client));
             harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&expected);
-            talk.send(harness, ACK).expect("delivered");
-            talk.establish(harness);
+            dialogue.send(harness, ACK).expect("delivered");
+            dialogue.establish(harness);
         }
         for pool in [vec![CLIENT_PORT], vec![]] {
             harness.set_up(&both.clone().pool(pool));

@@ -4,8 +4,8 @@ use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
 use traffic_policy_testing::harness::{Frontend, Harness, Hook, Place, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
-use crate::talk::{Talk, everywhere};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
@@ -18,12 +18,12 @@ fn setup(endpoint: Spot, limit: u32) -> Setup {
 }
 
 /// With the table of pending flows in use from the first flow on, for endpoints of both kinds.
-fn each(work: impl Fn(&mut Harness, Terms, Talk, Hook) + Sync) {
+fn each(work: impl Fn(&mut Harness, Terms, Dialogue, Hook) + Sync) {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             harness.set_up(&setup(endpoint, 0));
             let back = if endpoint == Spot::Local { Hook::Egress } else { terms.hook };
-            work(harness, terms, Talk::new(terms, VIP), back);
+            work(harness, terms, Dialogue::new(terms, VIP), back);
         }
     });
 }
@@ -37,34 +37,34 @@ fn new_flows_go_there_past_the_limit() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 2));
         for port in 1..=4 {
-            Talk::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
+            Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
-        let place = |port| Talk::new(terms, VIP).with_port(port).halves(harness).0.place;
+        let place = |port| Dialogue::new(terms, VIP).with_port(port).halves(harness).0.place;
         assert_eq!([1, 2, 3, 4].map(place), [Place::Main, Place::Main, Place::Pending, Place::Pending]);
         let usage = harness.usage();
         assert_eq!((usage.unconfirmed[terms.family as usize], usage.pending_created), (2, 2));
         // One is confirmed, which makes room for one more.
-        Talk::new(terms, VIP).with_port(1).establish(harness);
-        Talk::new(terms, VIP).with_port(5).open(harness).expect("forwarded");
-        assert_eq!(Talk::new(terms, VIP).with_port(5).halves(harness).0.place, Place::Main);
+        Dialogue::new(terms, VIP).with_port(1).establish(harness);
+        Dialogue::new(terms, VIP).with_port(5).open(harness).expect("forwarded");
+        assert_eq!(Dialogue::new(terms, VIP).with_port(5).halves(harness).0.place, Place::Main);
     });
 }
 
 #[test]
 fn a_confirmed_flow_moves_to_the_main_table() {
-    each(|harness, terms, talk, _| {
-        talk.open(harness);
-        talk.answer(harness, SYN_ACK);
-        let before = talk.halves(harness);
+    each(|harness, terms, dialogue, _| {
+        dialogue.open(harness);
+        dialogue.answer(harness, SYN_ACK);
+        let before = dialogue.halves(harness);
         assert_eq!(places(harness, terms), [Place::Pending; 2]);
-        talk.send(harness, ACK);
+        dialogue.send(harness, ACK);
         assert_eq!(places(harness, terms), [Place::Main; 2]);
-        let (request, reply) = talk.halves(harness);
+        let (request, reply) = dialogue.halves(harness);
         assert_eq!((request.state, reply.state), (CONFIRMED, CONFIRMED | ANSWERED));
         assert_eq!((request.new_from, request.new_to), (before.0.new_from, before.0.new_to));
         assert_eq!(request.packets, before.0.packets + 1, "what was counted moves along");
         assert_eq!(harness.usage().unconfirmed, [0, 0], "it was never counted there");
-        let outcome = talk.answer(harness, ACK).outcome;
+        let outcome = dialogue.answer(harness, ACK).outcome;
         assert!(matches!(outcome, "replied" | "replied-local"), "{outcome}");
     });
 }
@@ -74,58 +74,58 @@ fn a_confirmed_flow_moves_to_the_main_table() {
 fn a_confirmed_flow_moves_when_there_is_room() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1000).pool(5000..6000));
-        (1..=128).for_each(|port| Talk::new(terms, VIP).with_port(port).establish(harness));
+        (1..=128).for_each(|port| Dialogue::new(terms, VIP).with_port(port).establish(harness));
         harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
-        let talk = Talk::new(terms, VIP).with_port(500);
-        talk.establish(harness);
-        talk.send(harness, ACK).expect("forwarded");
-        assert_eq!(talk.halves(harness).0.place, Place::Pending);
-        assert_eq!(talk.halves(harness).0.state, CONFIRMED);
-        let (request, reply) = Talk::new(terms, VIP).with_port(1).halves(harness);
+        let dialogue = Dialogue::new(terms, VIP).with_port(500);
+        dialogue.establish(harness);
+        dialogue.send(harness, ACK).expect("forwarded");
+        assert_eq!(dialogue.halves(harness).0.place, Place::Pending);
+        assert_eq!(dialogue.halves(harness).0.state, CONFIRMED);
+        let (request, reply) = Dialogue::new(terms, VIP).with_port(1).halves(harness);
         harness.evict(&request);
-        talk.send(harness, ACK).expect("forwarded");
-        assert_eq!(talk.halves(harness).0.place, Place::Pending, "room for a half is not enough");
+        dialogue.send(harness, ACK).expect("forwarded");
+        assert_eq!(dialogue.halves(harness).0.place, Place::Pending, "room for a half is not enough");
         harness.evict(&reply);
-        let later = talk.request(ACK).with(|packet| {
+        let later = dialogue.request(ACK).with(|packet| {
             if terms.tcp {
                 packet.tcp_mut().acknowledgement += 1000;
             }
         });
         harness.run(terms.hook, &later).expect("forwarded");
-        assert_eq!(talk.halves(harness).0.place, Place::Main);
+        assert_eq!(dialogue.halves(harness).0.place, Place::Main);
         assert_eq!(harness.usage().unconfirmed, [0, 0]);
-        talk.answer(harness, ACK).expect("replied");
+        dialogue.answer(harness, ACK).expect("replied");
     });
 }
 
 #[test]
 fn without_its_request_half_a_reply_passes() {
-    each(|harness, terms, talk, back| {
-        talk.open(harness);
-        let answer = talk.answer_packet(harness, SYN_ACK);
-        harness.evict(&talk.halves(harness).0);
+    each(|harness, terms, dialogue, back| {
+        dialogue.open(harness);
+        let answer = dialogue.answer_packet(harness, SYN_ACK);
+        harness.evict(&dialogue.halves(harness).0);
         harness.run(back, &answer).expect("passed-stale-flow");
-        let outcome = talk.open(harness).outcome;
+        let outcome = dialogue.open(harness).outcome;
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
-        talk.establish(harness);
-        assert_eq!(talk.halves(harness).0.place, Place::Main, "{terms:?}");
+        dialogue.establish(harness);
+        assert_eq!(dialogue.halves(harness).0.place, Place::Main, "{terms:?}");
     });
 }
 
 #[test]
 fn without_its_reply_half_a_request_starts_anew() {
-    each(|harness, terms, talk, _| {
-        talk.open(harness);
-        let (request, reply) = talk.halves(harness);
+    each(|harness, terms, dialogue, _| {
+        dialogue.open(harness);
+        let (request, reply) = dialogue.halves(harness);
         harness.evict(&reply);
         if terms.tcp {
-            talk.send(harness, ACK).expect("reset-no-flow");
-            assert_eq!(talk.request_half(harness), Some(request), "only a SYN starts anew");
+            dialogue.send(harness, ACK).expect("reset-no-flow");
+            assert_eq!(dialogue.request_half(harness), Some(request), "only a SYN starts anew");
         }
-        let outcome = talk.open(harness).outcome;
+        let outcome = dialogue.open(harness).outcome;
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
-        talk.establish(harness);
-        assert_eq!(talk.halves(harness).0.place, Place::Main);
+        dialogue.establish(harness);
+        assert_eq!(dialogue.halves(harness).0.place, Place::Main);
     });
 }
 
@@ -134,7 +134,8 @@ fn without_its_reply_half_a_request_starts_anew() {
 fn a_reply_half_of_another_flow_is_not_believed() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
-        let (first, second) = (Talk::new(terms, VIP).with_port(1), Talk::new(terms, VIP).with_port(2));
+        let (first, second) =
+            (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
         first.open(harness).expect("forwarded");
         harness.evict(&first.halves(harness).1);
         second.open(harness).expect("forwarded");
@@ -148,12 +149,12 @@ fn a_reply_half_of_another_flow_is_not_believed() {
 fn a_port_taken_in_one_table_is_taken_in_the_other() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1).pool([5000]));
-        Talk::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
-        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
+        Dialogue::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
+        Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
-        Talk::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
+        Dialogue::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
         harness.change_state(|state| state.unconfirmed_limit = [100; 2]);
-        Talk::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
+        Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
     });
 }
 
@@ -162,10 +163,10 @@ fn a_port_taken_in_one_table_is_taken_in_the_other() {
 fn a_flood_evicts_pending_flows_only() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1).pool(1000..9000));
-        let established = Talk::new(terms, VIP).with_port(1);
+        let established = Dialogue::new(terms, VIP).with_port(1);
         established.establish(harness);
         for port in 1000..3000 {
-            Talk::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
+            Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let (main, pending): (Vec<_>, Vec<_>) =
             harness.flows(terms.family).into_iter().partition(|half| half.place == Place::Main);
@@ -173,7 +174,7 @@ fn a_flood_evicts_pending_flows_only() {
         assert!(pending.len() <= 64, "{} pending halves", pending.len());
         established.send(harness, ACK).expect("forwarded");
         established.answer(harness, ACK).expect("replied");
-        let last = Talk::new(terms, VIP).with_port(2999);
+        let last = Dialogue::new(terms, VIP).with_port(2999);
         last.answer(harness, SYN_ACK).expect("replied");
         last.send(harness, ACK).expect("forwarded");
         assert_eq!(last.halves(harness).0.place, Place::Main);

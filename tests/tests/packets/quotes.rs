@@ -4,7 +4,7 @@ use traffic_policy_testing::harness::{Device, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::errors::{
-    NEAR, NODE, Quoted, WHOLE, error, kinds, port_unreachable, reply, request, setup, talk, to_client,
+    NEAR, NODE, Quoted, WHOLE, dialogue, error, kinds, port_unreachable, reply, request, setup, to_client,
     to_endpoint,
 };
 use crate::table::{self, Case, Step};
@@ -14,7 +14,7 @@ use crate::table::{self, Case, Step};
 fn quotes_of_any_length() {
     table::run(|terms| {
         let ip = if terms.v4() { 20 } else { 40 };
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         for quoted in 0..ip + 40 {
             if terms.tcp && quoted == ip + 17 {
                 // Half a checksum stays as it is.
@@ -44,7 +44,7 @@ fn padding_is_no_quote() {
         let about = |packet: &Packet, from| error(terms, kind, from, packet, ip + 8);
         let comes = about(&seen, Spot::Near).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
         let goes = about(&known, Spot::Node).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63);
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         steps.push(Step::with_trailer(&comes, "replied-icmp-error", &goes, &[0xee; 30]));
         vec![Case::new("padded error", setup(NODE, NEAR), steps)]
     });
@@ -54,7 +54,7 @@ fn padding_is_no_quote() {
 fn longer_headers_outside_and_inside() {
     table::run(|terms| {
         let kind = port_unreachable(terms);
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         let longer = |packet: Packet, words: usize| {
             packet.with(|p| {
                 if terms.v4() {
@@ -95,7 +95,7 @@ fn about_fragments() {
         let goes = error(terms, kind, Spot::Node, &known[0], WHOLE)
             .macs(Device::Eth0.mac(), Spot::Router.mac())
             .ttl(63);
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         steps.push(Step::new(&comes(0), "replied-icmp-error", &goes));
         steps.push(Step::passed(&comes(1), "passed-icmp-no-flow"));
         vec![Case::new("fragments", setup(NODE, NEAR), steps)]
@@ -121,7 +121,7 @@ fn about_datagrams_without_a_checksum() {
         let goes = error(terms, kind, Spot::Node, &without(known), WHOLE)
             .macs(Device::Eth0.mac(), Spot::Router.mac())
             .ttl(63);
-        let mut steps = Vec::from(talk(terms, NODE));
+        let mut steps = Vec::from(dialogue(terms, NODE));
         steps.push(Step::new(&comes, "replied-icmp-error", &goes));
         vec![Case::new("no checksum", setup(NODE, NEAR), steps)]
     });

@@ -3,8 +3,8 @@
 use traffic_policy_ebpf::abi::HOPS;
 use traffic_policy_testing::harness::{self, Frontend, Setup, Spot};
 
+use crate::dialogue::Dialogue;
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
-use crate::talk::Talk;
 
 #[test]
 fn nothing_of_an_earlier_test_is_left() {
@@ -24,7 +24,7 @@ fn nothing_of_an_earlier_test_is_left() {
             let frontend = Frontend::new(Spot::Vip, PORT).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
             harness.set_up(&Setup::of(frontend));
             harness.change_state(|state| state.monitor_until = u64::MAX);
-            Talk::new(terms, (Spot::Vip, PORT)).establish(harness);
+            Dialogue::new(terms, (Spot::Vip, PORT)).establish(harness);
         }
         let mut hop = harness.tables.hops.get(&1, 0).unwrap();
         hop.epoch = 7;

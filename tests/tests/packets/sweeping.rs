@@ -8,8 +8,8 @@ use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
 use traffic_policy_testing::harness::{Frontend, Half, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
-use crate::talk::{Talk, everywhere};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
@@ -45,45 +45,45 @@ fn idle(harness: &mut Harness, (request, reply): (Half, Half), jiffies: u32) {
 }
 
 /// Packets that bring a flow into a state.
-type Reach = fn(Talk, &Harness);
+type Reach = fn(Dialogue, &Harness);
 
 /// Each state with its time-out.
 fn states(terms: Terms) -> Vec<(Reach, u32)> {
     if !terms.tcp {
         return vec![
-            (|talk, harness| drop(talk.open(harness)), TIMEOUTS.udp),
-            (|talk, harness| talk.establish(harness), TIMEOUTS.udp_answered),
+            (|dialogue, harness| drop(dialogue.open(harness)), TIMEOUTS.udp),
+            (|dialogue, harness| dialogue.establish(harness), TIMEOUTS.udp_answered),
         ];
     }
     vec![
-        (|talk, harness| drop(talk.open(harness)), TIMEOUTS.unconfirmed),
+        (|dialogue, harness| drop(dialogue.open(harness)), TIMEOUTS.unconfirmed),
         (
-            |talk, harness| {
-                talk.open(harness);
-                talk.answer(harness, SYN_ACK);
+            |dialogue, harness| {
+                dialogue.open(harness);
+                dialogue.answer(harness, SYN_ACK);
             },
             TIMEOUTS.unconfirmed,
         ),
-        (|talk, harness| talk.establish(harness), TIMEOUTS.established),
+        (|dialogue, harness| dialogue.establish(harness), TIMEOUTS.established),
         (
-            |talk, harness| {
-                talk.establish(harness);
-                talk.send(harness, FIN_ACK);
+            |dialogue, harness| {
+                dialogue.establish(harness);
+                dialogue.send(harness, FIN_ACK);
             },
             TIMEOUTS.established,
         ),
         (
-            |talk, harness| {
-                talk.establish(harness);
-                talk.send(harness, FIN_ACK);
-                talk.answer(harness, FIN_ACK);
+            |dialogue, harness| {
+                dialogue.establish(harness);
+                dialogue.send(harness, FIN_ACK);
+                dialogue.answer(harness, FIN_ACK);
             },
             TIMEOUTS.finished,
         ),
         (
-            |talk, harness| {
-                talk.establish(harness);
-                talk.answer(harness, flag::RST);
+            |dialogue, harness| {
+                dialogue.establish(harness);
+                dialogue.answer(harness, flag::RST);
             },
             TIMEOUTS.reset,
         ),
@@ -93,22 +93,22 @@ fn states(terms: Terms) -> Vec<(Reach, u32)> {
 #[test]
 fn each_state_has_its_time() {
     everywhere(|harness, terms| {
-        let talk = Talk::new(terms, VIP);
+        let dialogue = Dialogue::new(terms, VIP);
         for endpoint in [Spot::Near, Spot::Local] {
             for (reach, timeout) in states(terms) {
                 set_up(harness, endpoint);
-                reach(talk, harness);
+                reach(dialogue, harness);
                 let mut sweeper = sweeper();
-                idle(harness, talk.halves(harness), timeout - SLACK);
+                idle(harness, dialogue.halves(harness), timeout - SLACK);
                 for _ in 0..3 {
                     let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                     assert_eq!((found.entries, found.deleted), (2, 0));
                 }
-                assert_eq!(talk.halves(harness).0.state & MARKED, 0);
-                idle(harness, talk.halves(harness), timeout + SLACK);
+                assert_eq!(dialogue.halves(harness).0.state & MARKED, 0);
+                idle(harness, dialogue.halves(harness), timeout + SLACK);
                 let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                 assert_eq!((found.entries, found.deleted), (2, 0), "two passes");
-                assert_eq!(talk.halves(harness).0.state & MARKED, MARKED);
+                assert_eq!(dialogue.halves(harness).0.state & MARKED, MARKED);
                 let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                 assert_eq!(found.deleted, 1);
                 assert_eq!(harness.flows(terms.family), [], "both halves");
@@ -120,21 +120,23 @@ fn each_state_has_its_time() {
 
 #[test]
 fn traffic_between_the_passes_keeps_a_flow() {
-    let packets: [fn(Talk, &Harness); 2] =
-        [|talk, harness| drop(talk.send(harness, ACK)), |talk, harness| drop(talk.answer(harness, ACK))];
+    let packets: [fn(Dialogue, &Harness); 2] = [
+        |dialogue, harness| drop(dialogue.send(harness, ACK)),
+        |dialogue, harness| drop(dialogue.answer(harness, ACK)),
+    ];
     everywhere(|harness, terms| {
         for packet in packets {
             set_up(harness, Spot::Near);
-            let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
-            talk.establish(harness);
-            idle(harness, talk.halves(harness), TIMEOUTS.established * 2);
+            let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
+            dialogue.establish(harness);
+            idle(harness, dialogue.halves(harness), TIMEOUTS.established * 2);
             harness.sweep(&mut sweeper, false);
-            packet(talk, harness);
+            packet(dialogue, harness);
             let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
             assert_eq!((found.entries, found.deleted), (2, 0));
-            talk.send(harness, ACK).expect("forwarded");
-            assert_eq!(talk.halves(harness).0.state & MARKED, 0, "a packet takes the mark off");
-            harness.without_jumps(|harness| talk.send(harness, ACK).expect("forwarded").clone());
+            dialogue.send(harness, ACK).expect("forwarded");
+            assert_eq!(dialogue.halves(harness).0.state & MARKED, 0, "a packet takes the mark off");
+            harness.without_jumps(|harness| dialogue.send(harness, ACK).expect("forwarded").clone());
         }
     });
 }
@@ -144,11 +146,11 @@ fn traffic_between_the_passes_keeps_a_flow() {
 fn a_reply_half_that_nobody_names_goes() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
-        let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
-        talk.establish(harness);
-        let (request, old) = talk.halves(harness);
+        let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
+        dialogue.establish(harness);
+        let (request, old) = dialogue.halves(harness);
         harness.change(&request, |half| half.state |= GONE);
-        talk.open(harness).expect("forwarded");
+        dialogue.open(harness).expect("forwarded");
         assert_eq!(harness.flows(terms.family).len(), 3);
         let last = harness.now().wrapping_sub(TIMEOUTS.unconfirmed + SLACK);
         harness.change(&old, |half| {
@@ -159,7 +161,7 @@ fn a_reply_half_that_nobody_names_goes() {
         assert_eq!(harness.flows(terms.family).len(), 3);
         harness.sweep(&mut sweeper, false);
         assert_eq!(harness.flows(terms.family).len(), 2);
-        talk.establish(harness);
+        dialogue.establish(harness);
     });
 }
 
@@ -174,12 +176,12 @@ fn gone_endpoints_are_marked_and_no_others() {
     everywhere(|harness, terms| {
         let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::OtherNear, ENDPOINT_PORT)];
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..6000));
-        let talks: Vec<_> = (1..=20).map(|port| Talk::new(terms, VIP).with_port(port)).collect();
-        talks.iter().for_each(|talk| talk.establish(harness));
+        let dialogues: Vec<_> = (1..=20).map(|port| Dialogue::new(terms, VIP).with_port(port)).collect();
+        dialogues.iter().for_each(|dialogue| dialogue.establish(harness));
         let (address, port) = terms.at(endpoints[0]);
         let gone = SocketAddr::new(address, port);
         let mut sweeper = sweeper();
-        let service = talks[0].halves(harness).0.service;
+        let service = dialogues[0].halves(harness).0.service;
         let same = gone_from(terms, service, gone);
         let protocol = if terms.tcp { Protocol::Udp } else { Protocol::Tcp };
         for (what, other) in [
@@ -188,16 +190,19 @@ fn gone_endpoints_are_marked_and_no_others() {
         ] {
             harness.tables.gone.insert(endpoint_key(&other), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
-            assert!(talks.iter().all(|talk| talk.halves(harness).0.state & GONE == 0), "{what}");
+            assert!(dialogues.iter().all(|dialogue| dialogue.halves(harness).0.state & GONE == 0), "{what}");
         }
         harness.tables.gone.insert(endpoint_key(&same), 1, 0).unwrap();
         harness.sweep(&mut sweeper, false);
-        assert!(talks.iter().all(|talk| talk.halves(harness).0.state & GONE == 0), "not asked to");
+        assert!(
+            dialogues.iter().all(|dialogue| dialogue.halves(harness).0.state & GONE == 0),
+            "not asked to"
+        );
         harness.sweep(&mut sweeper, true);
-        let marked = talks.iter().filter(|talk| talk.halves(harness).0.new_to == gone).count();
+        let marked = dialogues.iter().filter(|dialogue| dialogue.halves(harness).0.new_to == gone).count();
         assert!((1..20).contains(&marked), "{marked} of 20 flows to one of two endpoints");
-        for talk in talks {
-            let (request, _) = talk.halves(harness);
+        for dialogue in dialogues {
+            let (request, _) = dialogue.halves(harness);
             assert_eq!(request.state & GONE != 0, request.new_to == gone);
         }
     });
@@ -210,18 +215,18 @@ fn pending_flows_leave_a_gone_endpoint() {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, endpoint);
             harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
-            let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
-            talk.open(harness);
-            let Half { service, new_to: gone, .. } = talk.halves(harness).0;
+            let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
+            dialogue.open(harness);
+            let Half { service, new_to: gone, .. } = dialogue.halves(harness).0;
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
             harness.sweep(&mut sweeper, true);
-            talk.open(harness);
-            assert_eq!(talk.halves(harness).0.new_to, gone, "not named yet");
+            dialogue.open(harness);
+            assert_eq!(dialogue.halves(harness).0.new_to, gone, "not named yet");
             harness.tables.gone.insert(endpoint_key(&gone_from(terms, service, gone)), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
-            talk.open(harness).expect("forwarded");
-            assert_ne!(talk.halves(harness).0.new_to, gone);
-            talk.establish(harness);
+            dialogue.open(harness).expect("forwarded");
+            assert_ne!(dialogue.halves(harness).0.new_to, gone);
+            dialogue.establish(harness);
         }
     });
 }
@@ -231,10 +236,10 @@ fn pending_flows_leave_a_gone_endpoint() {
 fn a_nearly_full_table_lets_the_longest_idle_go() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
-        let talks: Vec<_> = (1..=120).map(|port| Talk::new(terms, VIP).with_port(port)).collect();
+        let dialogues: Vec<_> = (1..=120).map(|port| Dialogue::new(terms, VIP).with_port(port)).collect();
         let mut halves: Vec<(Half, Half)> = Vec::new();
-        for talk in &talks {
-            talk.establish(harness);
+        for dialogue in &dialogues {
+            dialogue.establish(harness);
         }
         let flows = harness.flows(terms.family);
         for request in flows.iter().filter(|half| half.is_request()) {
@@ -261,17 +266,17 @@ fn a_nearly_full_table_lets_the_longest_idle_go() {
 fn the_pool_bits_are_asked_only_while_there_are_flows() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
-        let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
+        let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         let stray = terms.packet((Spot::OtherNear, 1), (Spot::Node, 5500));
         harness.run(terms.hook, &stray).expect("passed");
-        talk.establish(harness);
+        dialogue.establish(harness);
         harness.run(terms.hook, &stray).expect("passed-not-service");
         for _ in 0..3 {
             harness.sweep(&mut sweeper, false);
         }
         harness.run(terms.hook, &stray).expect("passed-not-service");
-        talk.answer(harness, ACK).expect("replied");
-        idle(harness, talk.halves(harness), TIMEOUTS.established * 2);
+        dialogue.answer(harness, ACK).expect("replied");
+        idle(harness, dialogue.halves(harness), TIMEOUTS.established * 2);
         harness.sweep(&mut sweeper, false);
         harness.sweep(&mut sweeper, false);
         assert_eq!(harness.flows(terms.family), []);
@@ -280,8 +285,8 @@ fn the_pool_bits_are_asked_only_while_there_are_flows() {
         harness.run(terms.hook, &stray).expect("passed-not-service");
         harness.sweep(&mut sweeper, false);
         harness.run(terms.hook, &stray).expect("passed");
-        talk.establish(harness);
-        talk.answer(harness, ACK).expect("replied");
+        dialogue.establish(harness);
+        dialogue.answer(harness, ACK).expect("replied");
     });
 }
 
@@ -289,7 +294,7 @@ fn the_pool_bits_are_asked_only_while_there_are_flows() {
 fn flows_to_this_node_need_no_pool_bits() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Local);
-        Talk::new(terms, VIP).establish(harness);
+        Dialogue::new(terms, VIP).establish(harness);
         let found = harness.sweep(&mut sweeper(), false)[terms.family as usize];
         assert_eq!((found.snat, harness.usage().snat_created), (0, 0));
     });
@@ -300,10 +305,10 @@ fn pending_flows_are_asked_for_only_while_there_are_some() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
         harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
-        let (talk, mut sweeper) = (Talk::new(terms, VIP), sweeper());
-        talk.open(harness);
+        let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
+        dialogue.open(harness);
         assert_eq!(harness.sweep(&mut sweeper, false)[terms.family as usize].pending, 2);
-        idle(harness, talk.halves(harness), TIMEOUTS.unconfirmed + SLACK);
+        idle(harness, dialogue.halves(harness), TIMEOUTS.unconfirmed + SLACK);
         for _ in 0..3 {
             harness.sweep(&mut sweeper, false);
         }
@@ -311,6 +316,6 @@ fn pending_flows_are_asked_for_only_while_there_are_some() {
         let mut swept = 0;
         harness.change_state(|state| swept = state.pending_swept);
         assert_eq!(swept, harness.usage().pending_created);
-        talk.establish(harness);
+        dialogue.establish(harness);
     });
 }

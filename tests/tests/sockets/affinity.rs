@@ -6,7 +6,7 @@ use serde_json::json;
 use traffic_policy_testing::object::Service;
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{Stand, service, service_at, until};
+use crate::fixture::{Fixture, service, service_at, until};
 
 fn sticky(seconds: u32) -> Service {
     service(10)
@@ -20,12 +20,12 @@ fn pod(caller: &Caller, kind: Kind) -> String {
 
 #[test]
 fn a_namespace_stays_with_its_endpoint() {
-    let stand = Stand::start(&[2, 2], |cluster| {
+    let fixture = Fixture::start(&[2, 2], |cluster| {
         cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
     });
     for kind in [Kind::V4, Kind::V6] {
         let to = service_at(10, kind);
-        let (one, other) = (stand.in_pod(1, 1), stand.in_pod(1, 1));
+        let (one, other) = (fixture.in_pod(1, 1), fixture.in_pod(1, 1));
         let first = pod(&one, kind);
         for _ in 0..15 {
             assert_eq!(pod(&one, kind), first, "{kind:?}");
@@ -42,21 +42,21 @@ fn a_namespace_stays_with_its_endpoint() {
         }
 
         // The endpoint leaves: another, and that one holds when the first comes back.
-        let backends = stand.cluster.backends();
-        let names: Vec<_> = stand.cluster.lab.pods().map(|pod| pod.name.clone()).collect();
+        let backends = fixture.cluster.backends();
+        let names: Vec<_> = fixture.cluster.lab.pods().map(|pod| pod.name.clone()).collect();
         let rest: Vec<_> = names
             .iter()
             .zip(&backends)
             .filter(|(name, _)| **name != first)
             .map(|(_, backend)| backend.clone())
             .collect();
-        stand.cluster.manifests.endpoints(&sticky(600), &rest).unwrap();
+        fixture.cluster.manifests.endpoints(&sticky(600), &rest).unwrap();
         let second = until("the client stays with an endpoint that is gone", || {
             let now = pod(&one, kind);
             (now != first).then_some(now)
         });
-        stand.cluster.manifests.endpoints(&sticky(600), &backends).unwrap();
-        stand.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
+        fixture.cluster.manifests.endpoints(&sticky(600), &backends).unwrap();
+        fixture.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
         for _ in 0..15 {
             assert_eq!(pod(&other, kind), second, "{kind:?}");
         }
@@ -65,20 +65,20 @@ fn a_namespace_stays_with_its_endpoint() {
 
 #[test]
 fn another_namespace_is_another_client() {
-    let stand = Stand::start(&[8, 8], |cluster| {
+    let fixture = Fixture::start(&[8, 8], |cluster| {
         cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
     });
     // That eight clients choose the same one of 16 by chance happens once in 10^8 runs.
-    let pods: Vec<_> = (1..=8).map(|number| pod(&stand.in_pod(1, number), Kind::V4)).collect();
+    let pods: Vec<_> = (1..=8).map(|number| pod(&fixture.in_pod(1, number), Kind::V4)).collect();
     assert!(pods.iter().any(|pod| *pod != pods[0]), "{pods:?}");
 }
 
 #[test]
 fn it_ends_after_its_time() {
-    let stand = Stand::start(&[4, 4], |cluster| {
+    let fixture = Fixture::start(&[4, 4], |cluster| {
         cluster.manifests.apply(&sticky(1), &cluster.backends()).unwrap();
     });
-    let caller = stand.on_node(1);
+    let caller = fixture.on_node(1);
     let first = pod(&caller, Kind::V4);
     until("the client never leaves its endpoint", || {
         std::thread::sleep(Duration::from_millis(1200));

@@ -7,7 +7,7 @@ use nix::libc;
 use traffic_policy_testing::object::{Backend, Policy};
 
 use crate::caller::{Caller, Kind, Socket};
-use crate::stand::{Stand, service, service_at, until};
+use crate::fixture::{Fixture, service, service_at, until};
 
 /// The Service whose endpoints change.
 const NUMBER: u8 = 10;
@@ -15,8 +15,8 @@ const NUMBER: u8 = 10;
 const OTHER: u8 = 11;
 
 /// Two endpoints, on the caller's node and on the other one.
-fn stand() -> Stand {
-    Stand::start(&[2, 1], |cluster| {
+fn fixture() -> Fixture {
+    Fixture::start(&[2, 1], |cluster| {
         let backends = [(1, 2), (2, 1)].map(|(node, pod)| Backend::of(cluster.lab.node(node).pod(pod)));
         for number in [NUMBER, OTHER] {
             cluster.manifests.apply(&service(number), &backends).unwrap();
@@ -24,8 +24,8 @@ fn stand() -> Stand {
     })
 }
 
-fn one_endpoint(stand: &Stand, pod: &str) -> Backend {
-    if pod == "pod-2-1" { stand.backend(2, 1) } else { stand.backend(1, 2) }
+fn one_endpoint(fixture: &Fixture, pod: &str) -> Backend {
+    if pod == "pod-2-1" { fixture.backend(2, 1) } else { fixture.backend(1, 2) }
 }
 
 fn other(pod: &str) -> &'static str {
@@ -46,9 +46,9 @@ fn connected_to(caller: &Caller, number: u8, kind: Kind, pod: &str) -> Socket {
 
 #[test]
 fn connected_udp_sockets_get_an_error_and_connect_again() {
-    let stand = stand();
-    let callers = [stand.in_pod(1, 1), stand.on_node(1)];
-    let both = [stand.backend(1, 2), stand.backend(2, 1)];
+    let fixture = fixture();
+    let callers = [fixture.in_pod(1, 1), fixture.on_node(1)];
+    let both = [fixture.backend(1, 2), fixture.backend(2, 1)];
     for gone in ["pod-2-1", "pod-1-2"] {
         let sockets: Vec<_> = callers
             .iter()
@@ -59,8 +59,12 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
             .flat_map(|kind| [(NUMBER, other(gone)), (OTHER, gone)].map(|(number, pod)| (*kind, number, pod)))
             .map(|(kind, number, pod)| (connected_to(&callers[0], number, kind, pod), pod))
             .collect();
-        stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, other(gone))]).unwrap();
-        stand.agents[0].wait_said(&["ended UDP sockets", "sockets=6"], Duration::from_secs(10)).unwrap();
+        fixture
+            .cluster
+            .manifests
+            .endpoints(&service(NUMBER), &[one_endpoint(&fixture, other(gone))])
+            .unwrap();
+        fixture.agents[0].wait_said(&["ended UDP sockets", "sockets=6"], Duration::from_secs(10)).unwrap();
         for (kind, socket) in &sockets {
             let to = kind.written(service_at(NUMBER, *kind));
             // Told to whoever listens; whoever sends learns that nobody is there.
@@ -77,7 +81,7 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
             socket.send("who").unwrap();
             assert_eq!(&socket.receive().unwrap().1.pod, pod);
         }
-        stand.cluster.manifests.endpoints(&service(NUMBER), &both).unwrap();
+        fixture.cluster.manifests.endpoints(&service(NUMBER), &both).unwrap();
         // Until both are chosen again.
         for kind in Kind::ALL {
             until("the endpoint does not come back", || {
@@ -89,17 +93,17 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
 
 #[test]
 fn an_endpoint_that_went_while_no_agent_ran() {
-    let mut stand = stand();
-    let caller = stand.on_node(1);
+    let mut fixture = fixture();
+    let caller = fixture.on_node(1);
     let sockets = Kind::ALL.map(|kind| connected_to(&caller, NUMBER, kind, "pod-2-1"));
     let staying = connected_to(&caller, NUMBER, Kind::V4, "pod-1-2");
-    stand.agents[0].kill().unwrap();
-    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    fixture.agents[0].kill().unwrap();
+    fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
     // Nobody has told the programs.
     sockets[0].send("who").unwrap();
     assert_eq!(sockets[0].receive().unwrap().1.pod, "pod-2-1");
-    stand.agents[0].start_again().unwrap();
-    stand.agents[0].wait_said(&["ended UDP sockets", "sockets=3"], Duration::from_secs(20)).unwrap();
+    fixture.agents[0].start_again().unwrap();
+    fixture.agents[0].wait_said(&["ended UDP sockets", "sockets=3"], Duration::from_secs(20)).unwrap();
     for socket in &sockets {
         assert_eq!(socket.receive().unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
     }
@@ -107,8 +111,8 @@ fn an_endpoint_that_went_while_no_agent_ran() {
     assert_eq!(staying.receive().unwrap().1.pod, "pod-1-2");
 
     // The Service goes altogether.
-    stand.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
-    stand.cluster.manifests.delete(&service(NUMBER)).unwrap();
+    fixture.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
+    fixture.cluster.manifests.delete(&service(NUMBER)).unwrap();
     let error = staying.receive().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{error}");
     let error = staying.connect(service_at(NUMBER, Kind::V4)).unwrap_err();
@@ -118,24 +122,24 @@ fn an_endpoint_that_went_while_no_agent_ran() {
 /// The table of sockets holds 65,536; one that only ever sends is never looked up.
 #[test]
 fn a_socket_is_not_forgotten_for_many_others() {
-    let stand = stand();
-    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-2-1")]).unwrap();
-    stand.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
-    let caller = stand.in_pod(1, 1);
+    let fixture = fixture();
+    fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-2-1")]).unwrap();
+    fixture.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
+    let caller = fixture.in_pod(1, 1);
     let old = caller.udp(Kind::V4);
     old.connect(service_at(NUMBER, Kind::V4)).unwrap();
     caller.udp(Kind::V4).churn(200_000, service_at(NUMBER, Kind::V4));
     old.send("still").unwrap();
-    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
-    stand.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
+    fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
+    fixture.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
     assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
 }
 
 /// What is there goes on while its endpoint serves; lists and policies are for what is new.
 #[test]
 fn datagrams_stay_with_an_endpoint_that_serves() {
-    let stand = stand();
-    let caller = stand.in_pod(1, 1);
+    let fixture = fixture();
+    let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let to = kind.written(service_at(NUMBER, kind));
         let socket = loop {
@@ -159,15 +163,15 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
                 (in_a_row == 20).then_some(())
             });
         };
-        let terminating = [stand.backend(1, 2), stand.backend(2, 1).terminating()];
-        stand.cluster.manifests.endpoints(&service(NUMBER), &terminating).unwrap();
+        let terminating = [fixture.backend(1, 2), fixture.backend(2, 1).terminating()];
+        fixture.cluster.manifests.endpoints(&service(NUMBER), &terminating).unwrap();
         new_ones_go_elsewhere();
         stays();
-        let both = [stand.backend(1, 2), stand.backend(2, 1)];
-        stand.cluster.manifests.apply(&service(NUMBER).internal_policy(Policy::Local), &both).unwrap();
+        let both = [fixture.backend(1, 2), fixture.backend(2, 1)];
+        fixture.cluster.manifests.apply(&service(NUMBER).internal_policy(Policy::Local), &both).unwrap();
         new_ones_go_elsewhere();
         stays();
-        stand.cluster.manifests.apply(&service(NUMBER), &both).unwrap();
+        fixture.cluster.manifests.apply(&service(NUMBER), &both).unwrap();
         until("the endpoint does not come back", || {
             (caller.udp(kind).exchange(to).unwrap().1.pod == "pod-2-1").then_some(())
         });
@@ -178,15 +182,15 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
 /// The endpoint is named as gone only until the next sweep.
 #[test]
 fn datagrams_leave_an_endpoint_that_went_long_ago() {
-    let stand = stand();
-    let caller = stand.in_pod(1, 1);
+    let fixture = fixture();
+    let caller = fixture.in_pod(1, 1);
     let sockets = Kind::ALL.map(|kind| {
         let to = kind.written(service_at(NUMBER, kind));
         let sockets: Vec<_> = (0..10).map(|_| caller.udp(kind)).collect();
         sockets.iter().for_each(|socket| drop(socket.exchange(to).unwrap()));
         (to, sockets)
     });
-    stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, "pod-1-2")]).unwrap();
+    fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
     for (to, _) in &sockets {
         let mut in_a_row = 0;
         until("new conversations still go there", || {
@@ -207,8 +211,8 @@ fn datagrams_leave_an_endpoint_that_went_long_ago() {
 
 #[test]
 fn datagrams_move_and_connections_stay() {
-    let stand = stand();
-    let caller = stand.in_pod(1, 1);
+    let fixture = fixture();
+    let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let to = kind.written(service_at(NUMBER, kind));
         let (answer, connection) = caller.ask(kind, service_at(NUMBER, kind)).unwrap();
@@ -219,25 +223,29 @@ fn datagrams_move_and_connections_stay() {
                 break socket;
             }
         };
-        stand.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&stand, other(&gone))]).unwrap();
-        let before = stand.calls(1, "connected");
+        fixture
+            .cluster
+            .manifests
+            .endpoints(&service(NUMBER), &[one_endpoint(&fixture, other(&gone))])
+            .unwrap();
+        let before = fixture.calls(1, "connected");
         until("the datagrams do not move", || {
             let (from, answer) = socket.exchange(to).unwrap();
             assert_eq!(from, to, "{kind:?}");
             (answer.pod != gone).then_some(())
         });
         // It moved once, and stays there when the first endpoint comes back.
-        stand
+        fixture
             .cluster
             .manifests
-            .endpoints(&service(NUMBER), &[stand.backend(1, 2), stand.backend(2, 1)])
+            .endpoints(&service(NUMBER), &[fixture.backend(1, 2), fixture.backend(2, 1)])
             .unwrap();
         until("the endpoint does not come back", || {
             let (answer, _) = caller.ask(kind, service_at(NUMBER, kind)).unwrap();
             assert_eq!(socket.exchange(to).unwrap().1.pod, other(&gone), "{kind:?}");
             (answer.pod == gone).then_some(())
         });
-        assert!(stand.calls(1, "connected") > before);
+        assert!(fixture.calls(1, "connected") > before);
         assert_eq!(connection.line("still").unwrap().pod, gone, "{kind:?}");
         assert_eq!(connection.peer().unwrap(), to, "{kind:?}");
     }

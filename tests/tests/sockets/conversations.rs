@@ -8,7 +8,7 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::Policy;
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{Stand, cluster_ip, service, service_at};
+use crate::fixture::{Fixture, cluster_ip, service, service_at};
 
 /// Pods that answered by TCP, until there are as many as wanted.
 fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BTreeSet<String> {
@@ -25,12 +25,12 @@ fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BT
 
 #[test]
 fn cluster_ips_of_policy_cluster_and_local() {
-    let stand = Stand::start(&[2, 1], |cluster| {
+    let fixture = Fixture::start(&[2, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
         let local = service(11).internal_policy(Policy::Local);
         cluster.manifests.apply(&local, &cluster.backends()).unwrap();
     });
-    let callers = [("pod", stand.in_pod(1, 1)), ("node", stand.on_node(1))];
+    let callers = [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))];
     let mut connected = 0;
     for (who, caller) in &callers {
         for kind in Kind::ALL {
@@ -46,11 +46,11 @@ fn cluster_ips_of_policy_cluster_and_local() {
             };
             assert_eq!(socket.peer().unwrap(), kind.written(to), "{what}");
             let own = match *who {
-                "pod" => stand.pod_address(1, 1, kind.family()),
-                _ => stand.cluster.lab.node(1).address(kind.family()),
+                "pod" => fixture.pod_address(1, 1, kind.family()),
+                _ => fixture.cluster.lab.node(1).address(kind.family()),
             };
             assert_eq!(answer.client.ip().to_canonical(), own, "{what}");
-            connected = stand.calls(1, "connected");
+            connected = fixture.calls(1, "connected");
             let local = pods_by_tcp(caller, kind, service_at(11, kind), 2);
             assert_eq!(local, ["pod-1-1", "pod-1-2"].map(str::to_owned).into(), "{what}");
             for _ in 0..20 {
@@ -58,22 +58,22 @@ fn cluster_ips_of_policy_cluster_and_local() {
             }
         }
     }
-    assert!(stand.calls(1, "connected") >= connected + 20);
+    assert!(fixture.calls(1, "connected") >= connected + 20);
     // No packet of theirs was translated.
     for hook in ["tc-ingress", "tc-egress"] {
         for outcome in ["forwarded", "delivered", "replied", "replied-local"] {
-            assert_eq!(stand.agents[0].packets(hook, outcome).unwrap(), 0, "{hook} {outcome}");
+            assert_eq!(fixture.agents[0].packets(hook, outcome).unwrap(), 0, "{hook} {outcome}");
         }
     }
 }
 
 #[test]
 fn datagrams_connected_and_not() {
-    let stand = Stand::start(&[1, 2], |cluster| {
+    let fixture = Fixture::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
         cluster.manifests.apply(&service(11), &cluster.backends()).unwrap();
     });
-    for caller in [stand.in_pod(1, 1), stand.on_node(1)] {
+    for caller in [fixture.in_pod(1, 1), fixture.on_node(1)] {
         for kind in Kind::ALL {
             let (first, second) = (kind.written(service_at(10, kind)), kind.written(service_at(11, kind)));
             let socket = caller.udp(kind);
@@ -104,14 +104,14 @@ fn datagrams_connected_and_not() {
                 assert_eq!(from, to, "{kind:?}");
                 answer.pod
             });
-            let before = stand.calls(1, "connected");
+            let before = fixture.calls(1, "connected");
             for _ in 0..20 {
                 for (to, pod) in [first, second].into_iter().zip(&pods) {
                     let (from, answer) = socket.exchange(to).unwrap();
                     assert_eq!((from, &answer.pod), (to, pod), "{kind:?}: the endpoint changed");
                 }
             }
-            assert_eq!(stand.calls(1, "connected"), before, "{kind:?}: chosen anew");
+            assert_eq!(fixture.calls(1, "connected"), before, "{kind:?}: chosen anew");
             // Aside from a connection, perhaps to the same endpoint by another name.
             for _ in 0..5 {
                 let socket = caller.udp(kind);
@@ -128,10 +128,10 @@ fn datagrams_connected_and_not() {
 /// As some resolvers do. The kernel lets a connected socket hear its peer only.
 #[test]
 fn connected_sockets_that_name_the_address_again() {
-    let stand = Stand::start(&[1, 2], |cluster| {
+    let fixture = Fixture::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
-    let caller = stand.in_pod(1, 1);
+    let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let to = kind.written(service_at(10, kind));
         for _ in 0..10 {
@@ -139,20 +139,20 @@ fn connected_sockets_that_name_the_address_again() {
             socket.connect(to).unwrap();
             socket.send("who").unwrap();
             let pod = socket.receive().unwrap().1.pod;
-            let before = stand.calls(1, "connected");
+            let before = fixture.calls(1, "connected");
             let (from, answer) = socket.exchange(to).unwrap();
             assert_eq!((from, answer.pod), (to, pod), "{kind:?}");
-            assert_eq!(stand.calls(1, "connected"), before, "{kind:?}: chosen anew");
+            assert_eq!(fixture.calls(1, "connected"), before, "{kind:?}: chosen anew");
         }
     }
 }
 
 #[test]
 fn every_endpoint_gets_its_share_of_datagrams() {
-    let stand = Stand::start(&[1, 2], |cluster| {
+    let fixture = Fixture::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
-    let caller = stand.in_pod(1, 1);
+    let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let mut pods = BTreeSet::new();
         for _ in 0..100 {
@@ -165,14 +165,14 @@ fn every_endpoint_gets_its_share_of_datagrams() {
 
 #[test]
 fn a_pod_reaches_itself() {
-    let stand = Stand::start(&[1, 0], |cluster| {
+    let fixture = Fixture::start(&[1, 0], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
-    let caller = stand.in_pod(1, 1);
+    let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let to = service_at(10, kind);
         let (answer, socket) = caller.ask(kind, to).unwrap();
-        assert_eq!(answer.client.ip().to_canonical(), stand.pod_address(1, 1, kind.family()));
+        assert_eq!(answer.client.ip().to_canonical(), fixture.pod_address(1, 1, kind.family()));
         assert_eq!(socket.peer().unwrap(), kind.written(to));
         let socket = caller.udp(kind);
         assert_eq!(socket.exchange(kind.written(to)).unwrap().0, kind.written(to));
@@ -183,31 +183,31 @@ fn a_pod_reaches_itself() {
 /// are not told when the subflow connects: it shows the endpoint.
 #[test]
 fn multipath_tcp() {
-    let stand = Stand::start(&[1, 1], |cluster| {
+    let fixture = Fixture::start(&[1, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
-    let caller = stand.in_pod(1, 1);
+    let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let socket = caller.mptcp(kind);
         socket.connect(kind.written(service_at(10, kind))).unwrap();
         let answer = socket.line("who").unwrap();
         let node = if answer.pod == "pod-1-1" { 1 } else { 2 };
-        let endpoint = SocketAddr::new(stand.pod_address(node, 1, kind.family()), TARGET);
+        let endpoint = SocketAddr::new(fixture.pod_address(node, 1, kind.family()), TARGET);
         assert_eq!(socket.peer().unwrap(), kind.written(endpoint), "{kind:?}");
     }
 }
 
 #[test]
 fn other_cgroups_are_left_alone() {
-    let stand = Stand::start(&[1, 0], |cluster| {
+    let fixture = Fixture::start(&[1, 0], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     // A process in the pod's network and in another node's cgroup.
-    let pod = stand.cluster.lab.node(1).pod(1);
-    let caller = Caller::start(pod.netns(), &stand.cgroups(2).node);
+    let pod = fixture.cluster.lab.node(1).pod(1);
+    let caller = Caller::start(pod.netns(), &fixture.cgroups(2).node);
     let to = SocketAddr::new(cluster_ip(10, Family::V4), 80);
-    let before = stand.calls(1, "connected");
+    let before = fixture.calls(1, "connected");
     // Its packets lead nowhere: the pod's node looks at those from outside only.
     caller.ask(Kind::V4, to).ok();
-    assert_eq!(stand.calls(1, "connected"), before);
+    assert_eq!(fixture.calls(1, "connected"), before);
 }

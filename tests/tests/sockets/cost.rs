@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use traffic_policy_testing::cgroup::Cgroup;
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{Stand, service, service_at};
+use crate::fixture::{Fixture, service, service_at};
 
 /// A run is over before the scheduler gives the CPU to somebody else, most of the time.
 const CALLS: u32 = 3000;
@@ -14,14 +14,14 @@ const RUNS: usize = 100;
 /// Other destinations than Services must not pay for them. `--nocapture` shows the figures.
 #[test]
 fn of_connect() {
-    let stand = Stand::start(&[1, 1], |cluster| {
+    let fixture = Fixture::start(&[1, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
-    let outside = Cgroup::create(&format!("{}-outside", stand.cluster.lab.id())).unwrap();
-    let namespace = stand.cluster.lab.node(1).pod(1).netns();
-    let (without, with) = (Caller::start(namespace, &outside), stand.in_pod(1, 1));
+    let outside = Cgroup::create(&format!("{}-outside", fixture.cluster.lab.id())).unwrap();
+    let namespace = fixture.cluster.lab.node(1).pod(1).netns();
+    let (without, with) = (Caller::start(namespace, &outside), fixture.in_pod(1, 1));
     for kind in [Kind::V4, Kind::V6] {
-        let endpoint = SocketAddr::new(stand.pod_address(2, 1, kind.family()), 9);
+        let endpoint = SocketAddr::new(fixture.pod_address(2, 1, kind.family()), 9);
         let sockets = [
             (without.udp(kind), endpoint),
             (with.udp(kind), endpoint),

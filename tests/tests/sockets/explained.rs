@@ -14,7 +14,7 @@ use traffic_policy_testing::object::{Policy, Service};
 use traffic_policy_testing::traffic;
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{NODE_PORT, PORT, Stand, cluster_ip};
+use crate::fixture::{Fixture, NODE_PORT, PORT, cluster_ip};
 
 /// Pods of these are the endpoints: node, pod.
 const PLACES: [(&str, &[(usize, usize)]); 4] =
@@ -54,8 +54,8 @@ fn service(number: u8) -> Service {
     service
 }
 
-fn stand() -> Stand {
-    Stand::start(&[2, 1], |cluster| {
+fn fixture() -> Fixture {
+    Fixture::start(&[2, 1], |cluster| {
         for number in 0..SERVICES {
             let (_, endpoints) = PLACES[usize::from(number % 4)];
             let pods = endpoints.iter().map(|(node, pod)| cluster.lab.node(*node).pod(*pod));
@@ -65,18 +65,18 @@ fn stand() -> Stand {
     })
 }
 
-fn destination(stand: &Stand, way: &str, number: u8, family: Family) -> SocketAddr {
+fn destination(fixture: &Fixture, way: &str, number: u8, family: Family) -> SocketAddr {
     let node_port = NODE_PORT + u16::from(number);
     match way {
         "cluster IP" => SocketAddr::new(cluster_ip(number + 1, family), PORT),
         "unknown port" => SocketAddr::new(cluster_ip(number + 1, family), PORT + 1),
         "unallocated" => SocketAddr::new(cluster_ip(number + 100, family), PORT),
-        "own node port" => stand.cluster.at(1, family, node_port),
+        "own node port" => fixture.cluster.at(1, family, node_port),
         "load balancer" => SocketAddr::new(announced(0, number, family), PORT),
         "external IP" => SocketAddr::new(announced(1, number, family), PORT),
         "loopback" if family == Family::V4 => SocketAddr::new([127, 0, 0, 1].into(), node_port),
         "loopback" => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), node_port),
-        _ => stand.cluster.at(2, family, node_port),
+        _ => fixture.cluster.at(2, family, node_port),
     }
 }
 
@@ -113,7 +113,7 @@ fn meet(caller: &Caller, kind: Kind, call: Call, to: SocketAddr) -> Met {
 }
 
 struct Asked<'a> {
-    stand: &'a Stand,
+    fixture: &'a Fixture,
     counters: &'a Counters,
     caller: &'a Caller,
     kind: Kind,
@@ -156,7 +156,7 @@ impl Asked<'_> {
 
     fn judge_endpoint(&self, answer: &Answer, met: &traffic::Answer, peer: SocketAddr) -> Result<(), String> {
         let family = self.kind.family();
-        let pod = self.stand.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();
+        let pod = self.fixture.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();
         let endpoint = SocketAddr::new(pod.address(family), TARGET);
         if !answer.candidates.contains(&endpoint) {
             return Err(format!("{endpoint} is none of {:?}", answer.candidates));
@@ -167,7 +167,7 @@ impl Asked<'_> {
         // explain answers for an endpoint of its own choice; only the pod itself as endpoint makes a difference.
         let source = answer.source.unwrap().ip();
         let seen = met.client.ip().to_canonical();
-        let on_node = self.stand.cluster.lab.node(1);
+        let on_node = self.fixture.cluster.lab.node(1);
         let from_node = source == on_node.address(family) || answer.masquerade;
         let own_gateway = met.node == on_node.name && from_node;
         if seen != source && !own_gateway {
@@ -184,9 +184,9 @@ fn flow(source: IpAddr, to: SocketAddr, call: Call, from: &'static str, name: St
 
 #[test]
 fn of_this_node() {
-    let stand = stand();
-    let callers = [("pod", stand.in_pod(1, 1)), ("node", stand.on_node(1))];
-    let counters = Counters::of(&stand.agents[0]).unwrap();
+    let fixture = fixture();
+    let callers = [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))];
+    let counters = Counters::of(&fixture.agents[0]).unwrap();
     let mut flows = Vec::new();
     let mut asked = Vec::new();
     for (from, caller) in &callers {
@@ -198,23 +198,23 @@ fn of_this_node() {
                 }
                 for kind in Kind::ALL {
                     let family = kind.family();
-                    let to = destination(&stand, way, number, family);
+                    let to = destination(&fixture, way, number, family);
                     let own = match *from {
                         _ if to.ip().is_loopback() => to.ip(),
-                        "pod" => stand.pod_address(1, 1, family),
-                        _ => stand.cluster.lab.node(1).address(family),
+                        "pod" => fixture.pod_address(1, 1, family),
+                        _ => fixture.cluster.lab.node(1).address(family),
                     };
                     for call in [Call::Tcp, Call::ConnectedUdp, Call::Udp] {
                         let (place, _) = PLACES[usize::from(number % 4)];
                         let name = format!("{from} {kind:?} {call:?} {way} of s{number}, endpoints {place}");
                         flows.push(flow(own, to, call, from, name));
-                        asked.push(Asked { stand: &stand, counters: &counters, caller, kind, call, to });
+                        asked.push(Asked { fixture: &fixture, counters: &counters, caller, kind, call, to });
                     }
                 }
             }
         }
     }
-    let answers = explain::live(&stand.agents[0], &flows, &[]).unwrap();
+    let answers = explain::live(&fixture.agents[0], &flows, &[]).unwrap();
     let mut wrong = Vec::new();
     let mut outcomes: BTreeMap<&str, u32> = BTreeMap::new();
     for (asked, answer) in asked.iter().zip(&answers) {
@@ -245,34 +245,34 @@ fn of_this_node() {
 /// Another node's addresses are not this one's: here nothing is done, and there the caller is an outsider.
 #[test]
 fn of_another_node() {
-    let stand = stand();
-    let callers = [("pod", stand.in_pod(1, 1)), ("node", stand.on_node(1))];
+    let fixture = fixture();
+    let callers = [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))];
     let (mut asked, mut flows) = (Vec::new(), Vec::new());
     for (from, caller) in &callers {
         for kind in [Kind::V4, Kind::V6] {
             let family = kind.family();
             let own = match *from {
-                "pod" => stand.pod_address(1, 1, family),
-                _ => stand.cluster.lab.node(1).address(family),
+                "pod" => fixture.pod_address(1, 1, family),
+                _ => fixture.cluster.lab.node(1).address(family),
             };
             // Both external policies; the internal one makes no difference.
             for number in 0..8 {
-                let to = destination(&stand, WAYS[7], number, family);
+                let to = destination(&fixture, WAYS[7], number, family);
                 flows.push(flow(own, to, Call::Tcp, from, format!("{from} {kind:?} s{number} {to}")));
                 asked.push((caller, kind, to));
             }
         }
     }
-    for here in explain::live(&stand.agents[0], &flows, &[]).unwrap() {
+    for here in explain::live(&fixture.agents[0], &flows, &[]).unwrap() {
         assert_eq!((here.verdict.as_str(), here.endpoint), ("unhandled", None), "{here:?}");
     }
     let outside: Vec<_> = flows.into_iter().map(|flow| Flow { from: None, ..flow }).collect();
-    let there = explain::live(&stand.agents[1], &outside, &[]).unwrap();
-    let before = stand.calls(1, "connected");
+    let there = explain::live(&fixture.agents[1], &outside, &[]).unwrap();
+    let before = fixture.calls(1, "connected");
     for ((caller, kind, to), answer) in asked.into_iter().zip(&there) {
         match (meet(caller, kind, Call::Tcp, to), answer.verdict.as_str()) {
             (Ok((met, peer)), "endpoints") => {
-                let pod = stand.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();
+                let pod = fixture.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();
                 let endpoint = SocketAddr::new(pod.address(kind.family()), TARGET);
                 assert!(answer.candidates.contains(&endpoint), "{endpoint}: {answer:?}");
                 assert_eq!(peer, to, "{answer:?}");
@@ -286,7 +286,7 @@ fn of_another_node() {
             (met, _) => panic!("{met:?}: {answer:?}"),
         }
     }
-    assert_eq!(stand.calls(1, "connected"), before);
+    assert_eq!(fixture.calls(1, "connected"), before);
     let verdicts: BTreeSet<_> = there.iter().map(|answer| answer.verdict.as_str()).collect();
     assert!(verdicts.into_iter().eq(["drop", "endpoints", "reject"]), "{there:?}");
 }

@@ -12,10 +12,10 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::lab::Lab;
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{Stand, service, service_at};
+use crate::fixture::{Fixture, service, service_at};
 
-fn stand() -> Stand {
-    Stand::start(&[1, 1], |cluster| {
+fn fixture() -> Fixture {
+    Fixture::start(&[1, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     })
 }
@@ -29,23 +29,23 @@ fn links(pins: &Path) -> usize {
 
 #[test]
 fn killed_started_again_and_cleaned_up() {
-    let mut stand = stand();
-    let cgroup = stand.cgroups(1).node.path().to_owned();
+    let mut fixture = fixture();
+    let cgroup = fixture.cgroups(1).node.path().to_owned();
     let first = socket_programs(&cgroup).unwrap();
     assert!(first.iter().all(|programs| programs.len() == 1), "{first:?}");
-    let caller = stand.in_pod(1, 1);
+    let caller = fixture.in_pod(1, 1);
     let datagrams = caller.udp(Kind::V6);
     let to = service_at(10, Kind::V6);
     let pod = datagrams.exchange(to).unwrap().1.pod;
 
-    stand.agents[0].kill().unwrap();
+    fixture.agents[0].kill().unwrap();
     for kind in Kind::ALL {
         caller.ask(kind, service_at(10, kind)).unwrap();
     }
     assert_eq!(socket_programs(&cgroup).unwrap(), first);
 
     // Started again, five times, while somebody connects without a break.
-    let (namespace, pods) = (stand.cluster.lab.node(1).pod(1).netns(), &stand.cgroups(1).pods);
+    let (namespace, pods) = (fixture.cluster.lab.node(1).pod(1).netns(), &fixture.cgroups(1).pods);
     let stop = AtomicBool::new(false);
     let (calls, mut agent) = thread::scope(|scope| {
         let load = scope.spawn(|| {
@@ -62,10 +62,10 @@ fn killed_started_again_and_cleaned_up() {
         });
         // A panic of this thread must not leave the other one running.
         let restart = || -> anyhow::Result<Agent> {
-            let cluster = &stand.cluster;
+            let cluster = &fixture.cluster;
             let builder = || {
                 Agent::builder(&cluster.lab, cluster.lab.node(1))
-                    .cgroup(stand.cgroups(1).node.path())
+                    .cgroup(fixture.cgroups(1).node.path())
                     .flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
             };
             let mut agent = builder().start()?;
@@ -100,11 +100,11 @@ fn killed_started_again_and_cleaned_up() {
 
 #[test]
 fn another_cgroup_and_none() {
-    let mut stand = stand();
-    let cgroup = stand.cgroups(1).node.path().to_owned();
-    stand.agents[0].stop().unwrap();
-    let other = Cgroup::create(&format!("{}-other", stand.cluster.lab.id())).unwrap();
-    let builder = || Agent::builder(&stand.cluster.lab, stand.cluster.lab.node(1));
+    let mut fixture = fixture();
+    let cgroup = fixture.cgroups(1).node.path().to_owned();
+    fixture.agents[0].stop().unwrap();
+    let other = Cgroup::create(&format!("{}-other", fixture.cluster.lab.id())).unwrap();
+    let builder = || Agent::builder(&fixture.cluster.lab, fixture.cluster.lab.node(1));
     let mut agent = builder().cgroup(other.path()).start().unwrap();
     agent.wait_ready(Duration::from_secs(20)).unwrap();
     // The old one's are given up once the new ones are in place.

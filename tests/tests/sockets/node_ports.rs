@@ -9,7 +9,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::Server;
 
 use crate::caller::Kind;
-use crate::stand::{NODE_PORT, PORT, Stand, cluster_ip};
+use crate::fixture::{Fixture, NODE_PORT, PORT, cluster_ip};
 
 const OTHER_PORT: u16 = 30081;
 
@@ -28,8 +28,8 @@ fn external_ip(family: Family) -> IpAddr {
 }
 
 /// Policy Local: `far` has its only endpoint on node-2, `near` its only one on node-1.
-fn local() -> Stand {
-    Stand::start(&[2, 1], |cluster| {
+fn local() -> Fixture {
+    Fixture::start(&[2, 1], |cluster| {
         let mut far = Cluster::node_port("far", Policy::Local, NODE_PORT);
         for family in Family::BOTH {
             far = far.vip(vip(family)).external_ip(external_ip(family)).cluster_ip(cluster_ip(10, family));
@@ -43,9 +43,9 @@ fn local() -> Stand {
 }
 
 /// Every way by which the caller's own node offers `far`, on which it has no endpoint.
-fn own_ways(stand: &Stand, family: Family) -> Vec<SocketAddr> {
+fn own_ways(fixture: &Fixture, family: Family) -> Vec<SocketAddr> {
     vec![
-        stand.cluster.at(1, family, NODE_PORT),
+        fixture.cluster.at(1, family, NODE_PORT),
         SocketAddr::new(vip(family), PORT),
         SocketAddr::new(external_ip(family), PORT),
         SocketAddr::new(cluster_ip(10, family), PORT),
@@ -54,13 +54,13 @@ fn own_ways(stand: &Stand, family: Family) -> Vec<SocketAddr> {
 
 #[test]
 fn policy_local_without_an_endpoint_here() {
-    let stand = local();
+    let fixture = local();
     for (caller, own) in [
-        (stand.in_pod(1, 1), stand.cluster.lab.node(1).pod(1).addresses),
-        (stand.on_node(1), stand.cluster.lab.node(1).addresses),
+        (fixture.in_pod(1, 1), fixture.cluster.lab.node(1).pod(1).addresses),
+        (fixture.on_node(1), fixture.cluster.lab.node(1).addresses),
     ] {
         for kind in Kind::ALL {
-            for to in own_ways(&stand, kind.family()) {
+            for to in own_ways(&fixture, kind.family()) {
                 let what = format!("{own} {kind:?} {to}");
                 let (answer, socket) = caller.ask(kind, to).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!(answer.pod, "pod-2-1", "{what}");
@@ -77,31 +77,35 @@ fn policy_local_without_an_endpoint_here() {
 /// There its own policy holds: the caller is an outsider.
 #[test]
 fn policy_local_on_another_node() {
-    let stand = local();
+    let fixture = local();
     for (caller, own) in [
-        (stand.in_pod(1, 1), stand.cluster.lab.node(1).pod(1).addresses),
-        (stand.on_node(1), stand.cluster.lab.node(1).addresses),
+        (fixture.in_pod(1, 1), fixture.cluster.lab.node(1).pod(1).addresses),
+        (fixture.on_node(1), fixture.cluster.lab.node(1).addresses),
     ] {
-        let before = stand.calls(1, "connected");
+        let before = fixture.calls(1, "connected");
         for kind in Kind::ALL {
             let family = kind.family();
-            let (answer, _) = caller.ask(kind, stand.cluster.at(2, family, NODE_PORT)).unwrap();
+            let (answer, _) = caller.ask(kind, fixture.cluster.at(2, family, NODE_PORT)).unwrap();
             assert_eq!(answer.pod, "pod-2-1", "{own} {kind:?}");
             assert_eq!(answer.client.ip().to_canonical(), own.of(family), "{own} {kind:?}: not its address");
             // `near` has no endpoint there: silence, until the caller loses patience.
-            let error = caller.ask(kind, stand.cluster.at(2, family, OTHER_PORT)).unwrap_err();
+            let error = caller.ask(kind, fixture.cluster.at(2, family, OTHER_PORT)).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{own} {kind:?}: {error}");
         }
-        assert_eq!(stand.calls(1, "connected"), before, "{own}: another node's addresses are not this one's");
+        assert_eq!(
+            fixture.calls(1, "connected"),
+            before,
+            "{own}: another node's addresses are not this one's"
+        );
     }
-    assert!(stand.agents[1].packets("tc-ingress", "dropped-no-local-endpoint").unwrap() >= 6);
+    assert!(fixture.agents[1].packets("tc-ingress", "dropped-no-local-endpoint").unwrap() >= 6);
 }
 
 /// `curl localhost:30080`.
 #[test]
 fn loopback_of_the_node() {
-    let stand = local();
-    let caller = stand.on_node(1);
+    let fixture = local();
+    let caller = fixture.on_node(1);
     for (kind, ip) in [
         (Kind::V4, "127.0.0.1"),
         (Kind::V4, "127.9.8.7"),
@@ -128,9 +132,9 @@ fn loopback_of_the_node() {
 
 #[test]
 fn loopback_of_a_pod_is_its_own() {
-    let stand = local();
-    let caller = stand.in_pod(1, 1);
-    let before = stand.calls(1, "connected");
+    let fixture = local();
+    let caller = fixture.in_pod(1, 1);
+    let before = fixture.calls(1, "connected");
     let own = [
         (Kind::V4, IpAddr::from([127, 0, 0, 1])),
         (Kind::V6, Ipv6Addr::LOCALHOST.into()),
@@ -140,13 +144,13 @@ fn loopback_of_a_pod_is_its_own() {
         let error = caller.ask(kind, SocketAddr::new(ip, NODE_PORT)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{ip}: {error}");
     }
-    let pod = stand.cluster.lab.node(1).pod(1);
-    let _server = Server::start(pod, NODE_PORT, &stand.cluster.ledger).unwrap();
+    let pod = fixture.cluster.lab.node(1).pod(1);
+    let _server = Server::start(pod, NODE_PORT, &fixture.cluster.ledger).unwrap();
     for (kind, ip) in own {
         let (answer, _) = caller.ask(kind, SocketAddr::new(ip, NODE_PORT)).unwrap();
         assert_eq!(answer.pod, "pod-1-1", "{ip}");
         let socket = caller.udp(kind);
         assert_eq!(socket.exchange(SocketAddr::new(ip, NODE_PORT)).unwrap().1.pod, "pod-1-1", "{ip}");
     }
-    assert_eq!(stand.calls(1, "connected"), before);
+    assert_eq!(fixture.calls(1, "connected"), before);
 }

@@ -6,7 +6,7 @@ use nix::libc;
 use traffic_policy_testing::object::Policy;
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{PORT, Stand, cluster_ip, error_at_once, service, service_at};
+use crate::fixture::{Fixture, PORT, cluster_ip, error_at_once, service, service_at};
 
 /// Errors of connect() by TCP, of connect() by UDP, and of sendto().
 fn errors(caller: &Caller, kind: Kind, to: SocketAddr) -> [i32; 3] {
@@ -23,7 +23,7 @@ const DROPPED: [i32; 3] = [libc::ETIMEDOUT, libc::EPERM, libc::EPERM];
 
 #[test]
 fn each_reason_has_its_error() {
-    let stand = Stand::start(&[1, 1], |cluster| {
+    let fixture = Fixture::start(&[1, 1], |cluster| {
         let remote = traffic_policy_testing::object::Backend::of(cluster.lab.node(2).pod(1));
         cluster.manifests.apply(&service(10), &[]).unwrap();
         cluster.manifests.apply(&service(11), &cluster.backends()).unwrap();
@@ -32,7 +32,7 @@ fn each_reason_has_its_error() {
         cluster.manifests.apply(&local(13), &[]).unwrap();
         cluster.manifests.apply(&service(14), &[remote.not_ready()]).unwrap();
     });
-    for (who, caller) in [("pod", stand.in_pod(1, 1)), ("node", stand.on_node(1))] {
+    for (who, caller) in [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))] {
         for kind in Kind::ALL {
             let at = |number, port| SocketAddr::new(cluster_ip(number, kind.family()), port);
             for (to, wanted, outcome) in [
@@ -44,9 +44,9 @@ fn each_reason_has_its_error() {
                 (service_at(12, kind), DROPPED, "dropped-no-local-endpoint"),
                 (at(99, PORT), DROPPED, "dropped-unallocated-cluster-ip"),
             ] {
-                let before = stand.calls(1, outcome);
+                let before = fixture.calls(1, outcome);
                 assert_eq!(errors(&caller, kind, to), wanted, "{who} {kind:?} {to}");
-                assert_eq!(stand.calls(1, outcome), before + 3, "{who} {kind:?} {to}");
+                assert_eq!(fixture.calls(1, outcome), before + 3, "{who} {kind:?} {to}");
             }
             caller.ask(kind, service_at(11, kind)).unwrap();
         }

@@ -10,7 +10,7 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Port, Service};
 
 use crate::caller::{Caller, Kind};
-use crate::stand::{NODE_PORT, PORT, Stand};
+use crate::fixture::{Fixture, NODE_PORT, PORT};
 
 fn vip(number: u8, family: Family) -> IpAddr {
     match family {
@@ -58,7 +58,7 @@ fn may(caller: &Caller, kind: Kind, number: u8, bound: Option<IpAddr>) -> bool {
 
 #[test]
 fn by_the_address_that_a_caller_will_have() {
-    let stand = Stand::start(&[2, 1], |cluster| {
+    let fixture = Fixture::start(&[2, 1], |cluster| {
         let lab = &cluster.lab;
         let range = |addresses: &traffic_policy_testing::lab::Addresses, lengths: [u8; 2]| {
             [format!("{}/{}", addresses.v4, lengths[0]), format!("{}/{}", addresses.v6, lengths[1])]
@@ -73,27 +73,27 @@ fn by_the_address_that_a_caller_will_have() {
         let nobody = restricted(NOBODY, &["198.51.100.0/24", "2001:db8:dead::/48"]);
         cluster.manifests.apply(&nobody, &cluster.backends()).unwrap();
     });
-    let (pod, node) = (stand.in_pod(1, 1), stand.on_node(1));
+    let (pod, node) = (fixture.in_pod(1, 1), fixture.on_node(1));
     for kind in Kind::ALL {
         let family = kind.family();
         assert!(may(&pod, kind, PODS, None) && !may(&node, kind, PODS, None));
         assert!(!may(&pod, kind, NODE, None) && may(&node, kind, NODE, None));
         assert!(!may(&pod, kind, NOBODY, None) && !may(&node, kind, NOBODY, None));
         // One pod's own address is known once it is bound to it.
-        let own = stand.pod_address(1, 1, family);
+        let own = fixture.pod_address(1, 1, family);
         assert!(!may(&pod, kind, ONE_POD, None) && may(&pod, kind, ONE_POD, Some(own)));
         assert!(!may(&pod, kind, NODE, Some(own)) && may(&pod, kind, PODS, Some(own)));
         // The node's end of the pods' network is in their range.
         let bridge = match family {
-            Family::V4 => {
-                IpAddr::from(stand.cluster.lab.node(1).pod_network.v4.to_bits().wrapping_add(1).to_be_bytes())
-            }
-            Family::V6 => (stand.cluster.lab.node(1).pod_network.v6.to_bits() | 1).to_be_bytes().into(),
+            Family::V4 => IpAddr::from(
+                fixture.cluster.lab.node(1).pod_network.v4.to_bits().wrapping_add(1).to_be_bytes(),
+            ),
+            Family::V6 => (fixture.cluster.lab.node(1).pod_network.v6.to_bits() | 1).to_be_bytes().into(),
         };
         assert!(!may(&node, kind, NODE, Some(bridge)) && may(&node, kind, PODS, Some(bridge)));
         // Node ports are not restricted.
-        let to = stand.cluster.at(1, family, NODE_PORT + u16::from(NOBODY));
+        let to = fixture.cluster.at(1, family, NODE_PORT + u16::from(NOBODY));
         pod.ask(kind, to).unwrap();
     }
-    assert!(stand.calls(1, "dropped-source-range") > 0);
+    assert!(fixture.calls(1, "dropped-source-range") > 0);
 }

@@ -11,7 +11,7 @@ use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::object::Backend;
 
 use crate::caller::Kind;
-use crate::stand::{Stand, service, service_at};
+use crate::fixture::{Fixture, service, service_at};
 
 const SOCKETS: u32 = 10_000;
 const ENDPOINTS: u8 = 7;
@@ -28,8 +28,8 @@ fn endpoint(number: u8) -> Addresses {
 }
 
 /// How many sockets were sent to each endpoint, by the table in which the packet path notes it.
-fn counts(stand: &Stand, family: Family) -> BTreeMap<u8, u32> {
-    let version = fs::read_dir(stand.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
+fn counts(fixture: &Fixture, family: Family) -> BTreeMap<u8, u32> {
+    let version = fs::read_dir(fixture.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
     let map = MapData::from_pin(version.join("maps/SOCKETS")).unwrap();
     let sockets: HashMap<_, SocketKey, Socket> = Map::LruHashMap(map).try_into().unwrap();
     let mut counts = BTreeMap::new();
@@ -52,15 +52,15 @@ fn counts(stand: &Stand, family: Family) -> BTreeMap<u8, u32> {
 
 #[test]
 fn choice() {
-    let stand = Stand::start(&[1, 1], |cluster| {
+    let fixture = Fixture::start(&[1, 1], |cluster| {
         let backends: Vec<_> = (1..=ENDPOINTS).map(|number| Backend::at(&endpoint(number))).collect();
         cluster.manifests.apply(&service(10), &backends).unwrap();
     });
-    let caller = stand.in_pod(1, 1);
+    let caller = fixture.in_pod(1, 1);
     for kind in [Kind::V4, Kind::V6] {
         let to: SocketAddr = service_at(10, kind);
         caller.udp(kind).scatter(SOCKETS, to);
-        let counts = counts(&stand, kind.family());
+        let counts = counts(&fixture, kind.family());
         let total: u32 = counts.values().sum();
         assert_eq!(total, SOCKETS, "{kind:?}: {counts:?}");
         let share = f64::from(SOCKETS) / f64::from(ENDPOINTS);

@@ -7,7 +7,7 @@ mod fresh;
 mod refused;
 
 use anyhow::Result;
-use traffic_policy_bench::{Case, Expected, Frame, Hook, Loaded, Stand, Subject, turns};
+use traffic_policy_bench::{Case, Expected, Fixture, Frame, Hook, Loaded, Subject, turns};
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{Effort, report::Report};
@@ -81,12 +81,12 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     {
         return Ok(());
     }
-    let stand = Stand::build()?;
-    stand.run(|| {
-        floor::measure(&floor, &stand, effort, report)?;
-        established::measure(&established, &stand, effort, report)?;
-        fresh::measure(&fresh, &stand, effort, report)?;
-        refused::measure(&refused, &stand, effort, report)?;
-        foreign::measure(&foreign, &stand, effort, report)
+    let fixture = Fixture::build()?;
+    fixture.run(|| {
+        floor::measure(&floor, &fixture, effort, report)?;
+        established::measure(&established, &fixture, effort, report)?;
+        fresh::measure(&fresh, &fixture, effort, report)?;
+        refused::measure(&refused, &fixture, effort, report)?;
+        foreign::measure(&foreign, &fixture, effort, report)
     })
 }

@@ -7,6 +7,7 @@ mod background;
 mod conntrack;
 mod cpu;
 mod established;
+mod fixture;
 mod fresh;
 mod generator;
 mod http;
@@ -15,7 +16,6 @@ mod load;
 mod plan;
 mod rules;
 mod services;
-mod stand;
 mod subject;
 mod threaded;
 

@@ -1,10 +1,10 @@
 //! `cargo xtask demo`: the three stories that this project exists for, on real packets between real nodes.
 
-mod misled;
+mod cluster;
+mod local_curl;
 mod policies;
 mod preemption;
 mod share;
-mod stage;
 mod switch;
 
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
-use stage::Stage;
+use cluster::DemoCluster;
 
 /// Shows what externalTrafficPolicy does to real requests: three nodes in network namespaces, an agent on each, a client
 /// and a load balancer. Takes about a minute; everything is removed at the end.
@@ -41,16 +41,16 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     if let Some(to) = cli.fetch {
-        return misled::fetch(to);
+        return local_curl::fetch(to);
     }
     let start = Instant::now();
-    let stage = Stage::build(&cli.attach)?;
-    stage.introduce();
-    policies::show(&stage)?;
-    misled::show(&stage)?;
-    preemption::show(&stage)?;
-    switch::show(&stage)?;
-    share::show(&stage)?;
+    let cluster = DemoCluster::build(&cli.attach)?;
+    cluster.introduce();
+    policies::show(&cluster)?;
+    local_curl::show(&cluster)?;
+    preemption::show(&cluster)?;
+    switch::show(&cluster)?;
+    share::show(&cluster)?;
     println!(
         "\nThat was all, in {:.0} s. Namespaces, programs and processes are removed now.",
         start.elapsed().as_secs_f64()

@@ -10,36 +10,39 @@ use anyhow::Result;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
-use crate::stage::{Stage, chapter, health_check};
+use crate::cluster::{DemoCluster, health_check, section};
 
 const REQUESTS: usize = 12;
 
-pub fn show(stage: &Stage) -> Result<()> {
-    chapter(
+pub fn show(cluster: &DemoCluster) -> Result<()> {
+    section(
         "1. THE TWO POLICIES",
         "Cluster: every node takes requests and forwards them to any pod; a second hop, and then the pod sees the node's\n\
          address. Local: a node takes requests for its own pods only and the pod sees the client; a node without a pod\n\
          drops in silence — and says so on the health port, for load balancers that listen.",
     );
     for policy in [Policy::Cluster, Policy::Local] {
-        stage.set(policy, Some("0"))?;
+        cluster.set(policy, Some("0"))?;
         let (port, path) = health_check(policy);
         println!("externalTrafficPolicy: {policy:?}   (a load balancer asks :{port}{path})");
         println!(
             "  {:<7} {:<5} {:<32} {:<26} {:<12} HEALTH PORT",
             "NODE", "", "ANSWERED BY", "CLIENT ADDRESS AT THE POD", "SECOND HOP"
         );
-        for node in stage.lab.nodes() {
-            let (status, weight) = stage.health(node, policy)?;
+        for node in cluster.lab.nodes() {
+            let (status, weight) = cluster.health(node, policy)?;
             let health = weight.map_or(format!("{status}"), |weight| format!("{status}, weight {weight}"));
             for (name, udp) in [("HTTP", false), ("UDP", true)] {
                 let mut row = Row::default();
                 for _ in 0..REQUESTS {
-                    let to = stage.node_port(node);
-                    let outcome =
-                        if udp { Probe::udp(to).from(stage.lab.client().netns())? } else { get(stage, to)? };
+                    let to = cluster.node_port(node);
+                    let outcome = if udp {
+                        Probe::udp(to).from(cluster.lab.client().netns())?
+                    } else {
+                        get(cluster, to)?
+                    };
                     let silent = outcome == Outcome::Silent;
-                    row.add(outcome, stage, &node.name);
+                    row.add(outcome, cluster, &node.name);
                     if silent {
                         // More of the same silence would tell nothing.
                         break;
@@ -59,9 +62,9 @@ pub fn show(stage: &Stage) -> Result<()> {
 }
 
 /// One HTTP request from the client.
-fn get(stage: &Stage, to: SocketAddr) -> Result<Outcome> {
+fn get(cluster: &DemoCluster, to: SocketAddr) -> Result<Outcome> {
     let limit = Duration::from_millis(800);
-    match stage.lab.client().netns().block_on(async || http::get(to, "/", limit).await) {
+    match cluster.lab.client().netns().block_on(async || http::get(to, "/", limit).await) {
         Ok(response) => Ok(Outcome::Answered(Answer::parse(response.body.trim())?)),
         Err(error) => {
             let refused = |error: &Error| error.kind() == ErrorKind::ConnectionRefused;
@@ -80,11 +83,11 @@ struct Row {
 }
 
 impl Row {
-    fn add(&mut self, outcome: Outcome, stage: &Stage, node: &str) {
+    fn add(&mut self, outcome: Outcome, cluster: &DemoCluster, node: &str) {
         match outcome {
             Outcome::Answered(answer) => {
                 let seen = answer.client.ip();
-                let of = if seen == stage.client() { "client" } else { "node" };
+                let of = if seen == cluster.client() { "client" } else { "node" };
                 self.clients.insert(format!("{seen} ({of})"));
                 self.hops.insert(if answer.node == node { "no" } else { "yes" });
                 self.pods.insert(answer.pod);

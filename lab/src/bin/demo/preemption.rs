@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::Result;
 use traffic_policy_testing::object::Policy;
 
-use crate::stage::{RATE, Stage, chapter};
+use crate::cluster::{DemoCluster, RATE, section};
 
-pub fn show(stage: &Stage) -> Result<()> {
-    chapter(
+pub fn show(cluster: &DemoCluster) -> Result<()> {
+    section(
         "3. THE PREEMPTED NODE",
         "A load balancer checks the nodes once a second and gives up a node after 3 failures. node-3 has no pod. After two\n\
          seconds it is preempted: gone without a word. Under Cluster it was passing requests on, and those die with it;\n\
@@ -16,19 +16,19 @@ pub fn show(stage: &Stage) -> Result<()> {
     );
     println!("  {:<9} {:>9} {:>7} {:>7}   SENT TO", "POLICY", "REQUESTS", "OK", "LOST");
     for policy in [Policy::Cluster, Policy::Local] {
-        stage.set(policy, Some("0"))?;
-        let balancer = stage.balancer(policy)?;
-        let requests = stage.requests(&balancer);
+        cluster.set(policy, Some("0"))?;
+        let balancer = cluster.balancer(policy)?;
+        let requests = cluster.requests(&balancer);
         std::thread::sleep(Duration::from_secs(2));
-        let node = stage.lab.node(3);
-        stage.lab.cut(node)?;
+        let node = cluster.lab.node(3);
+        cluster.lab.cut(node)?;
         std::thread::sleep(Duration::from_secs(4));
         let report = requests.finish();
-        stage.lab.mend(node)?;
+        cluster.lab.mend(node)?;
         let shares: Result<Vec<_>> = report
             .by_target
             .iter()
-            .map(|(target, count)| Ok(format!("{} {count}", stage.node_at(*target)?)))
+            .map(|(target, count)| Ok(format!("{} {count}", cluster.node_at(*target)?)))
             .collect();
         println!(
             "  {:<9} {:>9} {:>7} {:>7}   {}",

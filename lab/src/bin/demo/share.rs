@@ -7,12 +7,12 @@ use anyhow::Result;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::NewConnections;
 
-use crate::stage::{RATE, Stage, chapter};
+use crate::cluster::{DemoCluster, RATE, section};
 
 const REQUESTS: u64 = 600;
 
-pub fn show(stage: &Stage) -> Result<()> {
-    chapter(
+pub fn show(cluster: &DemoCluster) -> Result<()> {
+    section(
         "5. THE UNEVEN LOAD",
         "node-1 has one pod, node-2 has two. Under Local a load balancer that gives each healthy node the same share\n\
          overloads the pod that is alone. The health port tells the number of pods as a weight; one that heeds it is fair.",
@@ -28,19 +28,19 @@ pub fn show(stage: &Stage) -> Result<()> {
         ("Local, by weight header", Policy::Local, &weighted),
     ];
     for (label, policy, spread) in cases {
-        stage.set(policy, Some("0"))?;
+        cluster.set(policy, Some("0"))?;
         let mut nodes = Vec::new();
-        for node in stage.lab.nodes() {
-            let (status, weight) = stage.health(node, policy)?;
+        for node in cluster.lab.nodes() {
+            let (status, weight) = cluster.health(node, policy)?;
             if status == 200 {
                 let weight = weight.and_then(|weight| weight.trim().parse().ok()).unwrap_or(1);
-                nodes.push((stage.node_port(node), weight));
+                nodes.push((cluster.node_port(node), weight));
             }
         }
         let turn = spread(&nodes);
         let choose = move |number: u64| turn.get((number % turn.len() as u64) as usize).copied();
         let report =
-            NewConnections::start_bounded(stage.lab.client().netns(), RATE * 2, REQUESTS, choose).wait();
+            NewConnections::start_bounded(cluster.lab.client().netns(), RATE * 2, REQUESTS, choose).wait();
         println!("  {label}");
         bars(&report.by_pod);
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::Result;
 use traffic_policy_testing::object::Policy;
 
-use crate::stage::{Stage, chapter, health_check};
+use crate::cluster::{DemoCluster, health_check, section};
 
-pub fn show(stage: &Stage) -> Result<()> {
-    chapter(
+pub fn show(cluster: &DemoCluster) -> Result<()> {
+    section(
         "4. THE LIVE SWITCH, CLUSTER → LOCAL",
         "The moment the policy turns Local, node-3 must take no more requests; but the load balancer needs three failed checks\n\
          to believe it. With a drain, node-3 says 503 at once and still forwards until the drain ends: nobody notices.\n\
@@ -16,11 +16,11 @@ pub fn show(stage: &Stage) -> Result<()> {
     );
     println!("  {:<22} {:>9} {:>7} {:>7}   LOAD BALANCER", "DRAIN", "REQUESTS", "OK", "LOST");
     for (drain, label) in [("6s", "6 s"), ("0", "none (--drain 0)")] {
-        stage.set(Policy::Cluster, Some(drain))?;
-        let balancer = stage.balancer(Policy::Cluster)?;
-        let requests = stage.requests(&balancer);
+        cluster.set(Policy::Cluster, Some(drain))?;
+        let balancer = cluster.balancer(Policy::Cluster)?;
+        let requests = cluster.requests(&balancer);
         std::thread::sleep(Duration::from_secs(1));
-        stage.set(Policy::Local, Some(drain))?;
+        cluster.set(Policy::Local, Some(drain))?;
         // The cloud's controller follows the Service, too.
         let (port, path) = health_check(Policy::Local);
         balancer.ask_at(port, path);

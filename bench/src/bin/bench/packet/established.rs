@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 use anyhow::Result;
 use traffic_policy_agent::dataplane::Sizes;
 use traffic_policy_bench::{
-    Case, Feeder, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Window,
+    Case, Feeder, Fixture, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
     flows::{flows, frames, mirror, open, supposed},
     turns,
 };
@@ -149,7 +149,12 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     wanted
 }
 
-pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+pub(super) fn measure(
+    wanted: &[Wanted],
+    fixture: &Fixture,
+    effort: Effort,
+    report: &mut Report,
+) -> Result<()> {
     // Rows with the same tables share them.
     let mut tables: BTreeMap<_, Vec<Wanted>> = BTreeMap::new();
     for row in wanted {
@@ -168,7 +173,7 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         let loads = if rows[0].size <= Size::Thousand { LOADS } else { 1 };
         let seed = report.seed;
         report.measure(|| {
-            let open = || Table::open(stand, rows[0].size, ipv6, protocol, seed);
+            let open = || Table::open(fixture, rows[0].size, ipv6, protocol, seed);
             let all = over_loads(loads, &rows, open, |table, row| table.costs(row, effort, loads))?;
             let row = |(row, [floor, ours]): (&Wanted, [Vec<f64>; 2])| {
                 let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours).beside("floor", &floor);
@@ -207,8 +212,8 @@ struct Table {
 }
 
 impl Table {
-    fn open(stand: &Stand, size: Size, ipv6: bool, protocol: Protocol, seed: u64) -> Result<Self> {
-        let mut loaded = Loaded::new(stand, setup(size, ipv6))?;
+    fn open(fixture: &Fixture, size: Size, ipv6: bool, protocol: Protocol, seed: u64) -> Result<Self> {
+        let mut loaded = Loaded::new(fixture, setup(size, ipv6))?;
         let mut ours = flows(ipv6, protocol, size.flows());
         open(&mut loaded, Hook::Xdp, &mut ours)?;
         let floor = if !ipv6 && protocol == Protocol::Tcp {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    Case, Expected, Kind, Loaded, Stand, Subject,
+    Case, Expected, Fixture, Kind, Loaded, Subject,
     flows::{frames, mirror, supposed},
     frame::unpacked,
     turns,
@@ -46,7 +46,12 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     all
 }
 
-pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+pub(super) fn measure(
+    wanted: &[Wanted],
+    fixture: &Fixture,
+    effort: Effort,
+    report: &mut Report,
+) -> Result<()> {
     for row in wanted {
         let (size, subject) = match row {
             Wanted::MacSwap => (Size::Thousand, Subject::MacSwap),
@@ -55,7 +60,7 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         let loads = if size <= Size::Thousand { LOADS } else { 1 };
         let seed = report.seed;
         report.measure(|| {
-            let load = || load(stand, *row, size, subject, seed);
+            let load = || load(fixture, *row, size, subject, seed);
             let all = over_loads(loads, &[()], load, |(loaded, case), ()| {
                 let cases = std::slice::from_ref(case).try_into()?;
                 turns::costs(loaded, effort.rounds_of(loads), effort.packets, cases)
@@ -66,8 +71,8 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
     Ok(())
 }
 
-fn load(stand: &Stand, row: Wanted, size: Size, subject: Subject, seed: u64) -> Result<(Loaded, Case)> {
-    let mut loaded = Loaded::new(stand, setup(size, false))?;
+fn load(fixture: &Fixture, row: Wanted, size: Size, subject: Subject, seed: u64) -> Result<(Loaded, Case)> {
+    let mut loaded = Loaded::new(fixture, setup(size, false))?;
     let mut flows = supposed(size.flows(), loaded.setup.endpoints);
     mirror(&mut loaded.feeder, &flows)?;
     if size == Size::ManyShuffled || size == Size::Million {

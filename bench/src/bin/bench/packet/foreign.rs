@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    Content, Expected, Frame, Hook, Loaded, Protocol, Setup, Stand,
+    Content, Expected, Fixture, Frame, Hook, Loaded, Protocol, Setup,
+    fixture::V4,
     flows::{flows, later, open},
     frame::frame,
     loaded::{NODE_PORT, POOL_PORT, TARGET_PORT},
-    stand::V4,
 };
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -91,7 +91,12 @@ pub(super) fn wanted(report: &mut Report) -> Vec<Wanted> {
     all().into_iter().filter(|row| report.wants(GROUP, &row.name())).collect()
 }
 
-pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+pub(super) fn measure(
+    wanted: &[Wanted],
+    fixture: &Fixture,
+    effort: Effort,
+    report: &mut Report,
+) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
@@ -99,7 +104,7 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         let all = alone(
             wanted,
             effort,
-            || load(stand),
+            || load(fixture),
             |row| {
                 let frames = row.frames()?;
                 let expected = Expected::unchanged(Verdict::Pass, &frames[0]);
@@ -114,8 +119,8 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
     })
 }
 
-fn load(stand: &Stand) -> Result<Loaded> {
-    let mut loaded = Loaded::new(stand, Setup::default())?;
+fn load(fixture: &Fixture) -> Result<Loaded> {
+    let mut loaded = Loaded::new(fixture, Setup::default())?;
     // Without a flow, pool ports are not asked about at all.
     open(&mut loaded, Hook::Xdp, &mut flows(false, Protocol::Tcp, SENDERS))?;
     Ok(loaded)

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use aya::Pod;
 use traffic_policy_agent::dataplane::Sizes;
 use traffic_policy_bench::{
-    Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Stand, Subject, Took, Window,
+    Fixture, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Took, Window,
     flows::{check_new, expected, flows, frames, learn, remove, remove_floor},
     turns::low,
 };
@@ -111,7 +111,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<(Wanted, Vec<St
 
 pub(super) fn measure(
     wanted: &[(Wanted, Vec<String>)],
-    stand: &Stand,
+    fixture: &Fixture,
     effort: Effort,
     report: &mut Report,
 ) -> Result<()> {
@@ -123,7 +123,7 @@ pub(super) fn measure(
         };
         let room = Room { frames: 262_144, ..Room::default() };
         let setup = Setup { sizes: setup, room, ..Setup::default() };
-        let mut loaded = Loaded::new(stand, setup)?;
+        let mut loaded = Loaded::new(fixture, setup)?;
         if kind.state == State::Filled {
             fill(&mut loaded, kind.ipv6)?;
         }

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    Content, Expected, Frame, Hook, Loaded, Setup, Stand,
+    Content, Expected, Fixture, Frame, Hook, Loaded, Setup,
+    fixture::{MAC, ROUTER_MAC, V4, V6},
     flows::later,
     frame::{frame, unpacked},
     loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
-    stand::{MAC, ROUTER_MAC, V4, V6},
 };
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
@@ -138,7 +138,12 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     wanted
 }
 
-pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: &mut Report) -> Result<()> {
+pub(super) fn measure(
+    wanted: &[Wanted],
+    fixture: &Fixture,
+    effort: Effort,
+    report: &mut Report,
+) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
@@ -146,7 +151,7 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
         let all = alone(
             wanted,
             effort,
-            || load(stand),
+            || load(fixture),
             |row| {
                 let frames = row.frames()?;
                 let expected = row.expected(&frames[0]);
@@ -159,8 +164,8 @@ pub(super) fn measure(wanted: &[Wanted], stand: &Stand, effort: Effort, report: 
     })
 }
 
-fn load(stand: &Stand) -> Result<Loaded> {
-    let mut loaded = Loaded::new(stand, Setup::default())?;
+fn load(fixture: &Fixture) -> Result<Loaded> {
+    let mut loaded = Loaded::new(fixture, Setup::default())?;
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
     loaded.feeder.restore_lengths(true);
     Ok(loaded)

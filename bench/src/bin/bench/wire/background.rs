@@ -44,7 +44,7 @@ pub(crate) fn flooded<T>(
     let worked = thread::scope(|scope| -> Result<T> {
         let (name, named) = mpsc::channel();
         let sender = scope.spawn(move || {
-            subject.stand.client.run(|| {
+            subject.fixture.client.run(|| {
                 // Whoever waits for it has gone only if this fails.
                 let _ = name.send(gettid());
                 traffic.send(u32::MAX)

@@ -49,7 +49,7 @@ fn measure(
     }
     let mut once = |subject: &Subject, flows: u32| -> Result<(Run, u64)> {
         traffic.aim(subject.kind.path(), Send::Openings, flows, flags)?;
-        let run = traffic.flood(&subject.stand, flows)?;
+        let run = traffic.flood(&subject.fixture, flows)?;
         // At once: the kernel's table of connections is one for all namespaces.
         subject.empty()?;
         let arrived = run.counts.of(wanted);

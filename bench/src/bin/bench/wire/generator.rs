@@ -28,7 +28,7 @@ use traffic_policy_testing::{netlink::index, netns::Namespace};
 
 use super::{
     cpu::stay,
-    stand::{END, ENDPOINTS, NODE, SENDERS, Stand},
+    fixture::{END, ENDPOINTS, Fixture, NODE, SENDERS},
 };
 
 pub(crate) const NODE_PORT: u16 = 30_080;
@@ -156,9 +156,9 @@ impl Traffic {
     }
 
     /// Has so many turns: sends as many packets as fast as they go, or fewer if it is paced. Then counts what has arrived when nothing arrives any more.
-    pub(crate) fn flood(&mut self, stand: &Stand, turns: u32) -> Result<Run> {
+    pub(crate) fn flood(&mut self, fixture: &Fixture, turns: u32) -> Result<Run> {
         let before = self.begin(turns)?;
-        stand.client.run(|| self.send(turns))?;
+        fixture.client.run(|| self.send(turns))?;
         let ended = self.generator.get(&0, 0)?.ended;
         let mut seen = self.counts()?;
         loop {
@@ -203,21 +203,21 @@ impl Traffic {
     }
 
     /// Opens flows by their handshake, then sends one packet of each and demands that all arrive with right checksums.
-    pub(crate) fn open(&mut self, stand: &Stand, to: Path4, flows: u32) -> Result<()> {
+    pub(crate) fn open(&mut self, fixture: &Fixture, to: Path4, flows: u32) -> Result<()> {
         self.aim(to, Send::Openings, flows, sink::ANSWER | sink::CONFIRM | sink::VERIFY)?;
-        let run = self.flood(stand, flows)?;
+        let run = self.flood(fixture, flows)?;
         for arrived in [Arrived::Opening, Arrived::Answer, Arrived::Request] {
             let number = run.counts.of(arrived);
             ensure!(number == u64::from(flows), "{flows} handshakes, {number} {arrived:?}: {:?}", run.counts);
         }
         self.aim(to, Send::Requests, flows, sink::VERIFY)?;
-        self.verify(stand, flows, Arrived::Request)?;
+        self.verify(fixture, flows, Arrived::Request)?;
         self.set_flags(0)
     }
 
     /// One packet of each flow, all of which must arrive.
-    pub(crate) fn verify(&mut self, stand: &Stand, flows: u32, wanted: Arrived) -> Result<()> {
-        let run = self.flood(stand, flows)?;
+    pub(crate) fn verify(&mut self, fixture: &Fixture, flows: u32, wanted: Arrived) -> Result<()> {
+        let run = self.flood(fixture, flows)?;
         ensure!(
             run.counts.of(wanted) == u64::from(flows),
             "{flows} packets sent to the node, but arrived: {:?}",

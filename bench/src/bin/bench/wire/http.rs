@@ -16,10 +16,10 @@ use super::{
     background::flooded,
     cpu::keep_off,
     established::capacity,
+    fixture::{DOWNLINK, Fixture, NODE, SERVER, UPLINK},
     generator::{TARGET_PORT, Traffic},
     plan::{Background, CONNECTIONS, NFTABLES, PERCENTILES, REQUESTS, WAYS, latency},
     services::HTTP_NODE_PORT,
-    stand::{DOWNLINK, NODE, SERVER, Stand, UPLINK},
     subject::{Kind, Subject},
     threaded::receive_on,
 };
@@ -47,11 +47,11 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
     let mut served = Vec::new();
     for subject in subjects {
         let server =
-            Server::start(&subject.stand.endpoint, SocketAddr::from((SERVER, TARGET_PORT)), traffic.cpu)?;
+            Server::start(&subject.fixture.endpoint, SocketAddr::from((SERVER, TARGET_PORT)), traffic.cpu)?;
         subject.open(traffic)?;
         let half = capacity(subject, traffic)? / 2.0;
         for device in [UPLINK, DOWNLINK] {
-            receive_on(&subject.stand.node, device, traffic.cpu)?;
+            receive_on(&subject.fixture.node, device, traffic.cpu)?;
         }
         served.push((*subject, half, server));
     }
@@ -61,7 +61,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
             for (background, runs) in Background::BOTH.into_iter().zip(runs) {
                 let busy = traffic.cpu;
                 let (percentiles, connections) = (&mut runs.percentiles, &mut runs.connections);
-                let ask = || ask(&subject.stand, subject.kind, busy, percentiles, connections);
+                let ask = || ask(&subject.fixture, subject.kind, busy, percentiles, connections);
                 let rate = if background == Background::None { 0.0 } else { *half };
                 let ((), arrived) = flooded(subject, traffic, rate, ask)
                     .with_context(|| format!("HTTP by way of {}", background.name(subject.kind)))?;
@@ -79,7 +79,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
 
 /// Both ways of asking, one after the other.
 fn ask(
-    stand: &Stand,
+    fixture: &Fixture,
     kind: Kind,
     busy: usize,
     percentiles: &mut Percentiles,
@@ -89,7 +89,7 @@ fn ask(
         Kind::Router => SocketAddr::from((SERVER, TARGET_PORT)),
         _ => SocketAddr::from((NODE, HTTP_NODE_PORT)),
     };
-    let [kept, fresh] = stand.client.run(|| -> Result<_> {
+    let [kept, fresh] = fixture.client.run(|| -> Result<_> {
         keep_off(0, busy)?;
         let client = Client::new(server);
         Ok([client.keep_asking(WINDOW)?, client.keep_connecting(WINDOW)?])

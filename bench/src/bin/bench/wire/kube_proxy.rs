@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use traffic_policy_testing::{api_server::ApiServer, netns::Process};
 
-use super::{services::NODE_NAME, stand::Stand};
+use super::{fixture::Fixture, services::NODE_NAME};
 
 /// Names the program.
 pub(crate) const VARIABLE: &str = "KUBE_PROXY";
@@ -37,14 +37,19 @@ pub(crate) struct KubeProxy {
 impl KubeProxy {
     /// Starts it on the node, `mode` as in `--proxy-mode`, and waits until the program of `listing` names the rules of the
     /// Service that is flooded. Those of all Services come in one transaction.
-    pub(crate) fn start(stand: &Stand, mode: &str, objects: Vec<Value>, listing: &[&str]) -> Result<Self> {
+    pub(crate) fn start(
+        fixture: &Fixture,
+        mode: &str,
+        objects: Vec<Value>,
+        listing: &[&str],
+    ) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let server = {
             let _inside = runtime.enter();
-            ApiServer::start_in(&stand.node, SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)))?
+            ApiServer::start_in(&fixture.node, SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)))?
         };
         objects.into_iter().try_for_each(|object| server.put(object))?;
-        let folder = stand.folder.logs();
+        let folder = fixture.folder.logs();
         let (kubeconfig, config) = (folder.join("kubeconfig"), folder.join("kube-proxy.json"));
         server.write_kubeconfig(&kubeconfig)?;
         fs::write(&config, configuration(&kubeconfig.display().to_string(), mode).to_string())?;
@@ -52,12 +57,12 @@ impl KubeProxy {
         let mut command = Command::new(program().context("no kube-proxy is named")?);
         command.arg("--config").arg(&config).args(["--v", "2"]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let mut process = stand.node.spawn(command)?;
+        let mut process = fixture.node.spawn(command)?;
         let started = Instant::now();
         loop {
             let mut list = Command::new(listing[0]);
             list.args(&listing[1..]);
-            let rules = stand.node.output(list)?;
+            let rules = fixture.node.output(list)?;
             if String::from_utf8_lossy(&rules.stdout).contains("default/flooded") {
                 return Ok(Self { _process: process, _server: server, _runtime: runtime });
             }

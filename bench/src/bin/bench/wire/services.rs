@@ -8,8 +8,8 @@ use traffic_policy_testing::{
 };
 
 use super::{
+    fixture::{ENDPOINTS, NODE, SERVER},
     generator::{NODE_PORT, TARGET_PORT, later},
-    stand::{ENDPOINTS, NODE, SERVER},
 };
 
 /// The node port of the Service that answers HTTP.

@@ -1,4 +1,4 @@
-//! Who forwards: each on a stand of its own.
+//! Who forwards: each on a fixture of its own.
 
 use std::{fmt, time::Duration};
 
@@ -15,11 +15,11 @@ use traffic_policy_testing::{agent::Agent, netns::Owned, object::Manifests, pinn
 use super::{
     conntrack,
     cpu::keep_process_off,
+    fixture::{DOWNLINK, END, ENDPOINTS, Fixture, NODE, UPLINK},
     generator::{NODE_PORT, Path4, TARGET_PORT, Traffic, client, later},
     kube_proxy::{self, KubeProxy},
     rules,
     services::{FLOODED, NODE_NAME, objects, services},
-    stand::{DOWNLINK, END, ENDPOINTS, NODE, Stand, UPLINK},
 };
 
 /// What is measured.
@@ -75,22 +75,22 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A stand on which someone forwards.
+/// A fixture on which someone forwards.
 pub(crate) struct Subject {
     pub(crate) kind: Kind,
-    // Before the stand, whose folder it uses.
+    // Before the fixture, whose folder it uses.
     agent: Option<Agent>,
     kube_proxy: Option<KubeProxy>,
-    pub(crate) stand: Stand,
+    pub(crate) fixture: Fixture,
 }
 
 impl Subject {
     /// `traffic` counts at both ends.
     pub(crate) fn start(kind: Kind, traffic: &mut Traffic) -> Result<Self> {
-        let stand = Stand::build(&kind.short())?;
-        traffic.attach("sink_xdp", &stand.client, END)?;
-        traffic.attach("sink_xdp", &stand.endpoint, END)?;
-        let mut subject = Self { kind, agent: None, kube_proxy: None, stand };
+        let fixture = Fixture::build(&kind.short())?;
+        traffic.attach("sink_xdp", &fixture.client, END)?;
+        traffic.attach("sink_xdp", &fixture.endpoint, END)?;
+        let mut subject = Self { kind, agent: None, kube_proxy: None, fixture };
         subject.prepare(traffic).with_context(|| format!("preparing {kind}"))?;
         // Whoever forwards nothing, or what is wrong, is out here.
         subject.open(traffic)?;
@@ -98,8 +98,8 @@ impl Subject {
     }
 
     fn prepare(&mut self, traffic: &mut Traffic) -> Result<()> {
-        let file = self.stand.folder.logs().join("rules");
-        let node: &Owned = &self.stand.node;
+        let file = self.fixture.folder.logs().join("rules");
+        let node: &Owned = &self.fixture.node;
         match self.kind {
             Kind::Router => Ok(()),
             Kind::Bounce => traffic.attach("mac_swap", node, UPLINK),
@@ -126,12 +126,12 @@ impl Subject {
 
     fn kube_proxy(&mut self, mode: &str, number: u32, listing: &[&str]) -> Result<()> {
         let objects = objects(&services(number));
-        self.kube_proxy = Some(KubeProxy::start(&self.stand, mode, objects, listing)?);
+        self.kube_proxy = Some(KubeProxy::start(&self.fixture, mode, objects, listing)?);
         Ok(())
     }
 
     fn agent(&mut self, attach: &str, number: u32, busy: usize) -> Result<()> {
-        let Stand { folder, node, .. } = &self.stand;
+        let Fixture { folder, node, .. } = &self.fixture;
         Manifests::at(&folder.manifests())?.write("all", &objects(&services(number)))?;
         let agent = Agent::in_folder(folder, NODE_NAME, node);
         let agent = agent.attach(attach).flags(&["--device", DOWNLINK]).start()?;
@@ -147,9 +147,9 @@ impl Subject {
         match self.kind {
             Kind::Bounce | Kind::Floor => {
                 traffic.aim(path, super::generator::Send::Requests, super::FLOWS, 0)?;
-                traffic.verify(&self.stand, super::FLOWS, self.wanted())
+                traffic.verify(&self.fixture, super::FLOWS, self.wanted())
             }
-            _ => traffic.open(&self.stand, path, super::FLOWS),
+            _ => traffic.open(&self.fixture, path, super::FLOWS),
         }
         .with_context(|| format!("opening flows of {}", self.kind))
     }
@@ -158,7 +158,7 @@ impl Subject {
     pub(crate) fn empty(&self) -> Result<()> {
         match self.kind {
             Kind::Bounce | Kind::Floor | Kind::Router => Ok(()),
-            Kind::Nftables(_) | Kind::Iptables(_) => conntrack::flush(&self.stand.node),
+            Kind::Nftables(_) | Kind::Iptables(_) => conntrack::flush(&self.fixture.node),
             Kind::Xdp(_) | Kind::Tc(_) => {
                 let agent = self.agent.as_ref().context("no agent is running")?;
                 let maps = agent.pin_dir().join(format!("v{ABI_VERSION}")).join("maps");

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use socket2::{Domain, Socket, Type};
 
-use super::{super::stand::CLIENTS, server::BODY};
+use super::{super::fixture::CLIENTS, server::BODY};
 
 /// Longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(3);

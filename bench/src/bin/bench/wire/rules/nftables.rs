@@ -5,9 +5,9 @@
 use std::fmt::{self, Write as _};
 
 use super::super::{
+    fixture::NODE,
     generator::TARGET_PORT,
     services::{CLUSTER, CLUSTER_IPS, PORT, Service},
-    stand::NODE,
 };
 
 /// All but the Services.

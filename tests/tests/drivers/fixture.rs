@@ -88,7 +88,7 @@ pub enum Link {
 }
 
 /// Namespaces, cards and servers. Dropping it gives the cards back.
-pub struct Stand {
+pub struct Fixture {
     // Dropped in this order.
     _servers: Vec<Server>,
     manifests: Manifests,
@@ -104,7 +104,7 @@ pub struct Stand {
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Stand {
+impl Fixture {
     /// Cards on `first` and `second`.
     pub fn build(first: Wire, second: Wire) -> Result<Self> {
         Self::build_with(first, second, Link::Card)
@@ -119,7 +119,7 @@ impl Stand {
         let create = |role: &str| Namespace::create(&format!("{id}-{role}"));
         let folder = Folder::create(&id)?;
         let manifests = Manifests::at(&folder.manifests())?;
-        let mut stand = Self {
+        let mut fixture = Self {
             _servers: Vec::new(),
             manifests,
             folder: Some(folder),
@@ -132,10 +132,10 @@ impl Stand {
             uplink: "eth0",
             _turn: turn,
         };
-        stand.plug(first, second, link)?;
-        stand.configure(first.mtu)?;
-        stand.serve()?;
-        Ok(stand)
+        fixture.plug(first, second, link)?;
+        fixture.configure(first.mtu)?;
+        fixture.serve()?;
+        Ok(fixture)
     }
 
     fn plug(&mut self, first: Wire, second: Wire, link: Link) -> Result<()> {
@@ -262,7 +262,7 @@ impl Stand {
     }
 
     pub fn folder(&self) -> Result<&Folder> {
-        self.folder.as_ref().context("the stand is being taken down")
+        self.folder.as_ref().context("the fixture is being taken down")
     }
 
     /// Where the Service is reached whose endpoint is at this place.
@@ -281,7 +281,7 @@ impl Stand {
     }
 }
 
-impl Drop for Stand {
+impl Drop for Fixture {
     fn drop(&mut self) {
         // What an agent has pinned goes first, and so is off the cards.
         self.folder = None;

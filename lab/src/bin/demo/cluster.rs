@@ -24,7 +24,7 @@ pub const RATE: u32 = 250;
 const LOAD_BALANCER_IP: &str = "203.0.113.80";
 
 /// Three nodes, one agent each; node-1 has one pod, node-2 two, node-3 none.
-pub struct Stage {
+pub struct DemoCluster {
     pub lab: Lab,
     manifests: Manifests,
     agents: Vec<Agent>,
@@ -34,7 +34,7 @@ pub struct Stage {
     cgroup: Cgroup,
 }
 
-impl Stage {
+impl DemoCluster {
     pub fn build(attach: &str) -> Result<Self> {
         let lab = Lab::builder().pods(&[1, 2, 0]).wire_offloads(attach == "tc").build()?;
         let ledger = Ledger::default();
@@ -195,6 +195,6 @@ fn backends(lab: &Lab) -> Vec<Backend> {
 }
 
 /// A heading with the story it tells.
-pub fn chapter(title: &str, story: &str) {
+pub fn section(title: &str, story: &str) {
     println!("\n\n{title}\n{}\n{story}\n", "─".repeat(title.chars().count()));
 }

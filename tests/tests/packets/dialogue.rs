@@ -13,13 +13,13 @@ pub(crate) const ANSWER_NUMBER: u32 = 5000;
 
 /// One client's packets to a frontend, and the answers to it. The endpoint is the one that the flow table names.
 #[derive(Clone, Copy)]
-pub(crate) struct Talk {
+pub(crate) struct Dialogue {
     pub(crate) terms: Terms,
     pub(crate) client: (Spot, u16),
     pub(crate) frontend: (Spot, u16),
 }
 
-impl Talk {
+impl Dialogue {
     pub(crate) fn new(terms: Terms, frontend: (Spot, u16)) -> Self {
         Self { terms, client: (Spot::Client, CLIENT_PORT), frontend }
     }
@@ -53,7 +53,7 @@ impl Talk {
         harness.run(self.terms.hook, &self.request(flags))
     }
 
-    /// The two halves of this talk.
+    /// The two halves of this dialogue.
     #[track_caller]
     pub(crate) fn halves(self, harness: &Harness) -> (Half, Half) {
         let request = self.request_half(harness).expect("no request half");

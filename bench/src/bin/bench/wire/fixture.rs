@@ -1,4 +1,4 @@
-//! The test stand of one subject: clients – node – endpoints, each in a namespace of its own.
+//! The fixture of one subject: clients – node – endpoints, each in a namespace of its own.
 //!
 //! ```text
 //!   client ── eth0  node  eth1 ── endpoint
@@ -10,7 +10,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
-use traffic_policy_bench::stand::{MAC, ROUTER_MAC};
+use traffic_policy_bench::fixture::{MAC, ROUTER_MAC};
 use traffic_policy_testing::{
     lab::Folder,
     netlink::{Mac, VethEnd},
@@ -47,28 +47,28 @@ pub(crate) const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 0);
 const INNER_MAC: Mac = [2, 0, 0, 0, 1, 1];
 const SERVER_MAC: Mac = [2, 0, 0, 0, 1, 2];
 
-pub(crate) struct Stand {
+pub(crate) struct Fixture {
     pub(crate) client: Owned,
     pub(crate) node: Owned,
     pub(crate) endpoint: Owned,
     pub(crate) folder: Folder,
 }
 
-impl Stand {
+impl Fixture {
     /// `name`: of the subject, short and unique.
     pub(crate) fn build(name: &str) -> Result<Self> {
         let id = format!("tp-{}-wire-{name}", std::process::id());
-        let stand = Self {
+        let fixture = Self {
             client: Namespace::create(&format!("{id}-client"))?,
             node: Namespace::create(&format!("{id}-node"))?,
             endpoint: Namespace::create(&format!("{id}-endpoint"))?,
             folder: Folder::create(&id)?,
         };
-        stand.node.netlink(async |net| {
+        fixture.node.netlink(async |net| {
             net.up("lo").await?;
             let links = [
-                (UPLINK, MAC, ROUTER_MAC, &stand.client, NODE, ROUTER),
-                (DOWNLINK, INNER_MAC, SERVER_MAC, &stand.endpoint, INNER, SERVER),
+                (UPLINK, MAC, ROUTER_MAC, &fixture.client, NODE, ROUTER),
+                (DOWNLINK, INNER_MAC, SERVER_MAC, &fixture.endpoint, INNER, SERVER),
             ];
             for (device, mac, end_mac, namespace, address, neighbour) in links {
                 let here = VethEnd { name: device, mac: Some(mac), mtu: None };
@@ -83,9 +83,9 @@ impl Stand {
             net.route(SENDERS.into(), 16, ROUTER.into()).await?;
             net.route(ENDPOINTS.into(), 16, ROUTER.into()).await
         })?;
-        end(&stand.client, &CLIENTS, NODE, MAC, Ipv4Addr::new(10, 0, 1, 0))?;
-        end(&stand.endpoint, &[SERVER], INNER, INNER_MAC, Ipv4Addr::new(10, 0, 0, 0))?;
-        stand.node.sysctls(&[
+        end(&fixture.client, &CLIENTS, NODE, MAC, Ipv4Addr::new(10, 0, 1, 0))?;
+        end(&fixture.endpoint, &[SERVER], INNER, INNER_MAC, Ipv4Addr::new(10, 0, 0, 0))?;
+        fixture.node.sysctls(&[
             ("net.ipv4.ip_forward", "1"),
             // A router that sends packets back by the device they came from would tell the sender, too.
             ("net.ipv4.conf.all.send_redirects", "0"),
@@ -93,14 +93,17 @@ impl Stand {
             ("net.ipv4.conf.all.rp_filter", "0"),
             ("net.ipv4.conf.eth0.rp_filter", "0"),
         ])?;
-        for (namespace, device) in
-            [(&stand.node, UPLINK), (&stand.node, DOWNLINK), (&stand.client, END), (&stand.endpoint, END)]
-        {
+        for (namespace, device) in [
+            (&fixture.node, UPLINK),
+            (&fixture.node, DOWNLINK),
+            (&fixture.client, END),
+            (&fixture.endpoint, END),
+        ] {
             // Live frames have no checksum to be finished, and all else is to be treated alike.
             namespace.set_offloads(device, false)?;
             namespace.set_gro(device, true)?;
         }
-        Ok(stand)
+        Ok(fixture)
     }
 }
 

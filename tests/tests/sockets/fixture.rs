@@ -19,7 +19,7 @@ pub const NODE_PORT: u16 = 30080;
 /// Ranges of the cluster IPs of these tests.
 const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:10:96::/112";
 
-pub struct Stand {
+pub struct Fixture {
     pub agents: Vec<Agent>,
     pub cluster: Cluster,
     cgroups: Vec<Cgroups>,
@@ -30,7 +30,7 @@ pub struct Cgroups {
     pub node: Cgroup,
 }
 
-impl Stand {
+impl Fixture {
     /// `pods`: how many each node has.
     pub fn start(pods: &[u8], prepare: impl FnOnce(&Cluster)) -> Self {
         let cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();

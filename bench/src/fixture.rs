@@ -1,4 +1,4 @@
-//! The test stand: a namespace with one uplink, behind which clients and endpoints are.
+//! The test fixture: a namespace with one uplink, behind which clients and endpoints are.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -47,7 +47,7 @@ pub const V6: Addresses = Addresses {
 };
 
 /// The namespaces, gone with this value.
-pub struct Stand {
+pub struct Fixture {
     node: Owned,
     /// The other end of the uplink.
     _wire: Owned,
@@ -57,7 +57,7 @@ pub struct Stand {
     pub idle: [u32; 2],
 }
 
-impl Stand {
+impl Fixture {
     /// # Errors
     /// No privileges, or what the kernel refuses.
     pub fn build() -> Result<Self> {

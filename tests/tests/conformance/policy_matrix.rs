@@ -13,7 +13,7 @@ use super::{
     deviations::{Policy, To},
     explain::{Fate, Flow, NODE, differences},
     reference::{Endpoint, Policies, decide},
-    world::{self, Folder, PORT, TARGET, endpoint_address},
+    topology::{self, Folder, PORT, TARGET, endpoint_address},
 };
 
 const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
@@ -159,15 +159,15 @@ impl Case<'_> {
             Policy::Cluster => object::Policy::Cluster,
             Policy::Local => object::Policy::Local,
         };
-        let mut service = world::service(self.number)
+        let mut service = topology::service(self.number)
             .policy(policy(self.policies.external))
             .internal_policy(policy(self.policies.internal))
-            .port(port.named("web").node_port(world::node_port(self.number)));
+            .port(port.named("web").node_port(topology::node_port(self.number)));
         if self.number.is_multiple_of(2) {
             service = service.spec("sessionAffinity", json!("ClientIP"));
         }
         let slices = Family::BOTH
-            .map(|family| world::slice(&service, family, self.protocol(), &self.endpoints(family)));
+            .map(|family| topology::slice(&service, family, self.protocol(), &self.endpoints(family)));
         [service.object()].into_iter().chain(slices).collect()
     }
 
@@ -175,9 +175,9 @@ impl Case<'_> {
         let mut flows = Vec::new();
         for family in Family::BOTH {
             let endpoints = self.endpoints(family);
-            for (source, src, origin) in world::sources(family) {
+            for (source, src, origin) in topology::sources(family) {
                 for to in DESTINATIONS {
-                    let dst: SocketAddr = world::address(self.number, family, to);
+                    let dst: SocketAddr = topology::address(self.number, family, to);
                     let Policies { external, internal } = self.policies;
                     let name =
                         format!("{}, eTP {external:?}, iTP {internal:?}: {source} to {to:?}", self.what);
@@ -219,6 +219,6 @@ fn policies_endpoints_sources_and_destinations() {
     assert!(counts.iter().all(|count| *count > 200), "too few of a kind to mean something: {counts:?}");
 
     let folder = Folder::new(&objects);
-    let wrong = differences(folder.path(), &world::options(&[]), &flows);
+    let wrong = differences(folder.path(), &topology::options(&[]), &flows);
     assert!(wrong.is_empty(), "{} of {} flows:\n{}", wrong.len(), flows.len(), wrong.join("\n"));
 }

@@ -9,28 +9,28 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
-use crate::stage::{NODE_PORT, Stage, chapter};
+use crate::cluster::{DemoCluster, NODE_PORT, section};
 
 const PATIENCE: Duration = Duration::from_millis(800);
 
-pub fn show(stage: &Stage) -> Result<()> {
-    chapter(
+pub fn show(cluster: &DemoCluster) -> Result<()> {
+    section(
         "2. THE TEST THAT MISLEADS",
         "Under Local a load balancer's request to node-3, which has no pod, times out. Then somebody logs in there, and\n\
          `curl localhost:30080` works: what begins on the node is not external, so the policy is not for it. The socket is\n\
          connected to a pod elsewhere before any packet exists, also on ::1.",
     );
-    stage.set(Policy::Local, Some("0"))?;
-    let (node, _) = stage.inside();
-    let from_client = Probe::tcp(stage.node_port(node)).from(stage.lab.client().netns())?;
-    println!("  {:<20} {:<20} {}", "the client", stage.node_port(node).to_string(), said(&from_client));
+    cluster.set(Policy::Local, Some("0"))?;
+    let (node, _) = cluster.inside();
+    let from_client = Probe::tcp(cluster.node_port(node)).from(cluster.lab.client().netns())?;
+    println!("  {:<20} {:<20} {}", "the client", cluster.node_port(node).to_string(), said(&from_client));
     let destinations = [
         SocketAddr::new(Ipv4Addr::LOCALHOST.into(), NODE_PORT),
         SocketAddr::new(Ipv6Addr::LOCALHOST.into(), NODE_PORT),
-        stage.node_port(node),
+        cluster.node_port(node),
     ];
     for to in destinations {
-        let answer = fetch_there(stage, to)?;
+        let answer = fetch_there(cluster, to)?;
         let who = answer.client.ip();
         let of = if IpAddr::is_ipv4(&who) { node.address(Family::V4) } else { node.address(Family::V6) };
         let whose = if who == of { format!("{} itself", node.name) } else { "somebody else".to_owned() };
@@ -42,17 +42,17 @@ pub fn show(stage: &Stage) -> Result<()> {
         );
     }
     println!("\nAsked on {}, without sending a packet:\n", node.name);
-    let client = stage.client().to_string();
-    let at_node = stage.node_port(node).to_string();
-    explain(stage, &[&client, &at_node])?;
-    explain(stage, &["127.0.0.1", &format!("127.0.0.1:{NODE_PORT}")])?;
+    let client = cluster.client().to_string();
+    let at_node = cluster.node_port(node).to_string();
+    explain(cluster, &[&client, &at_node])?;
+    explain(cluster, &["127.0.0.1", &format!("127.0.0.1:{NODE_PORT}")])?;
     println!("What would become of the client's request under the other policy:\n");
-    explain(stage, &[&client, &at_node, "--policy", "Cluster"])
+    explain(cluster, &[&client, &at_node, "--policy", "Cluster"])
 }
 
 /// Prints what a user would see.
-fn explain(stage: &Stage, arguments: &[&str]) -> Result<()> {
-    let (_, agent) = stage.inside();
+fn explain(cluster: &DemoCluster, arguments: &[&str]) -> Result<()> {
+    let (_, agent) = cluster.inside();
     let output = agent.command(&[&["explain"], arguments].concat())?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "explain {arguments:?}: {complaint}");
@@ -73,11 +73,11 @@ fn said(outcome: &Outcome) -> String {
 }
 
 /// An HTTP request by a process of the node whose connections are served.
-fn fetch_there(stage: &Stage, to: SocketAddr) -> Result<Answer> {
-    let (node, _) = stage.inside();
+fn fetch_there(cluster: &DemoCluster, to: SocketAddr) -> Result<Answer> {
+    let (node, _) = cluster.inside();
     let mut command = Command::new(std::env::current_exe().context("this program's own path is unknown")?);
     command.args(["--fetch", &to.to_string()]);
-    stage.cgroup().enter_on_exec(&mut command)?;
+    cluster.cgroup().enter_on_exec(&mut command)?;
     let output = node.netns().output(command)?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "a process of {} got no answer from {to}: {complaint}", node.name);
