@@ -1,11 +1,124 @@
-//! The programs, for the BPF target only. On the host this is an empty program, so that the workspace builds as a whole.
+//! Every program, and the function that it is. For the BPF target only: on the host this is an empty program, so that the
+//! workspace builds as a whole.
+//!
+//! The way of a packet from program to program is drawn in [`datapath`].
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
-mod prog;
+mod datapath;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
+
+/// Programs of one kind: `name => function` with what the function is given, made of the kernel's context.
+#[cfg(target_arch = "bpf")]
+macro_rules! programs {
+    (
+        $section:literal, $parameter:ident: *mut $context:ty => $argument:expr, $verdict:ty;
+        $($(#[$attribute:meta])* $name:ident => $run:path;)+
+    ) => {
+        $(
+            $(#[$attribute])*
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = $section)]
+            pub fn $name($parameter: *mut $context) -> $verdict {
+                $run($argument) as $verdict
+            }
+        )+
+    };
+}
+
+/// Programs that the kernel calls for each element of a map (`bpf_map_elem` iterators): `name: key => value, function`.
+#[cfg(target_arch = "bpf")]
+macro_rules! iterators {
+    ($($name:ident: $key:ty => $value:ty, $visit:path;)+) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "iter/bpf_map_elem")]
+            pub fn $name(element: *const Element<$key, $value>) -> i32 {
+                sweep::visit(element, $visit)
+            }
+        )+
+    };
+}
+
+#[cfg(target_arch = "bpf")]
+mod programs {
+    use aya_ebpf::{
+        bindings::{__sk_buff, bpf_sock, bpf_sock_addr, xdp_md},
+        cty::c_void,
+    };
+    use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, Socket, SocketKey};
+
+    use crate::datapath::{
+        answer,
+        context::{Tc, Xdp},
+        egress, error, established,
+        family::{V4, V6},
+        hop, ingress, irregular, question,
+        socket::{self, Call, Closing},
+        sweep::{self, Element},
+    };
+
+    programs! {
+        "xdp", context: *mut xdp_md => Xdp::new(context), u32;
+        xdp_ingress => established::run;
+        xdp_attend4 => ingress::attend::<Xdp, V4>;
+        xdp_attend6 => ingress::attend::<Xdp, V6>;
+        xdp_irregular4 => irregular::run::<Xdp, V4>;
+        xdp_irregular6 => irregular::run::<Xdp, V6>;
+        xdp_error4 => error::run::<Xdp, V4>;
+        xdp_error6 => error::run::<Xdp, V6>;
+        xdp_answer4 => answer::run::<Xdp, V4>;
+        xdp_answer6 => answer::run::<Xdp, V6>;
+        // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
+        explain_socket => question::run;
+    }
+
+    programs! {
+        "classifier", context: *mut __sk_buff => Tc::new(context), i32;
+        tc_ingress => established::run;
+        tc_attend4 => ingress::attend::<Tc, V4>;
+        tc_attend6 => ingress::attend::<Tc, V6>;
+        tc_irregular4 => irregular::run::<Tc, V4>;
+        tc_irregular6 => irregular::run::<Tc, V6>;
+        tc_error4 => error::run::<Tc, V4>;
+        tc_error6 => error::run::<Tc, V6>;
+        tc_answer4 => answer::run::<Tc, V4>;
+        tc_answer6 => answer::run::<Tc, V6>;
+        tc_egress => egress::run;
+        tc_irregular_out4 => irregular::run_out::<Tc, V4>;
+        tc_irregular_out6 => irregular::run_out::<Tc, V6>;
+        tc_error_out4 => error::run_out::<Tc, V4>;
+        tc_error_out6 => error::run_out::<Tc, V6>;
+    }
+
+    programs! { "cgroup/connect4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect4 => socket::connect4; }
+    programs! { "cgroup/connect6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect6 => socket::connect6; }
+    programs! { "cgroup/sendmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg4 => socket::sendmsg4; }
+    programs! { "cgroup/sendmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg6 => socket::sendmsg6; }
+    programs! { "cgroup/recvmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg4 => socket::recvmsg4; }
+    programs! { "cgroup/recvmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg6 => socket::recvmsg6; }
+    programs! { "cgroup/getpeername4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername4 => socket::getpeername4; }
+    programs! { "cgroup/getpeername6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername6 => socket::getpeername6; }
+    programs! { "cgroup/sock_release", socket: *mut bpf_sock => Closing::new(socket), i32; socket_release => socket::release; }
+
+    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
+    programs! {
+        "raw_tp/sys_enter", context: *mut c_void => context, u32;
+        sweep => sweep::begin;
+        clock => hop::clock;
+    }
+
+    // Walks over the tables of flows and sockets, which `sweep` begins; read by the agent a piece at a time.
+    iterators! {
+        sweep_flows4: FlowKey<Address4> => Flow<Address4>, sweep::half::<V4>;
+        sweep_flows6: FlowKey<Address6> => Flow<Address6>, sweep::half::<V6>;
+        sweep_pending4: FlowKey<Address4> => Flow<Address4>, sweep::unconfirmed::<V4>;
+        sweep_pending6: FlowKey<Address6> => Flow<Address6>, sweep::unconfirmed::<V6>;
+        sweep_sockets: SocketKey => Socket, sweep::conversation;
+    }
+}
 
 #[cfg(target_arch = "bpf")]
 #[panic_handler]

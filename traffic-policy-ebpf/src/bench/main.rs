@@ -19,7 +19,7 @@ mod generator;
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod sink;
 #[cfg(target_arch = "bpf")]
-#[path = "../prog/wire.rs"]
+#[path = "../datapath/wire.rs"]
 #[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
 mod wire;
 

@@ -1,0 +1,64 @@
+//! Packets of each Service by outcome.
+//!
+//! Flows count their own packets, so that an established packet pays nothing for it; what is here are refusals, and flows
+//! that are over.
+
+use core::ptr;
+
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, NO_SERVICE, ServiceCount, ServiceCountKey, kind},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    maps::{NOEXIST, SERVICE_COUNTS, Table},
+    wire::fetch_add,
+};
+
+static NONE: ServiceCount = ServiceCount { packets: 0, bytes: 0, flows: 0 };
+
+/// Adds to what was counted for a Service port; nothing for [`NO_SERVICE`].
+#[inline(always)]
+pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64) {
+    if service == NO_SERVICE {
+        return;
+    }
+    let table = Table::of(&raw const SERVICE_COUNTS);
+    let key = ServiceCountKey { service, outcome: outcome as u32 };
+    let mut count: *mut ServiceCount = table.lookup(&key).unwrap_or(ptr::null_mut());
+    if count.is_null() {
+        // Another CPU may be first, which is as good.
+        table.insert(&key, &raw const NONE, NOEXIST);
+        count = table.lookup(&key).unwrap_or(ptr::null_mut());
+    }
+    if count.is_null() {
+        return;
+    }
+    // An atomic addition of zero costs as much as any other, and the compiler must not leave it out.
+    unsafe {
+        if packets != 0 {
+            fetch_add(&raw mut (*count).packets, packets);
+        }
+        if bytes != 0 {
+            fetch_add(&raw mut (*count).bytes, bytes);
+        }
+        if flows != 0 {
+            fetch_add(&raw mut (*count).flows, flows);
+        }
+    }
+}
+
+/// Adds what went by a half that is about to go.
+#[inline(always)]
+pub fn end<A: Address>(half: *const Flow<A>) {
+    let (kind, service, packets, bytes) =
+        unsafe { ((*half).kind, (*half).service, (*half).packets, (*half).bytes) };
+    let outcome = match kind {
+        kind::FORWARD => Outcome::Forwarded,
+        kind::REPLY => Outcome::Replied,
+        kind::DELIVER => Outcome::Delivered,
+        kind::REPLY_LOCAL => Outcome::RepliedLocal,
+        _ => return,
+    };
+    add(service, outcome, packets, bytes, 1);
+}

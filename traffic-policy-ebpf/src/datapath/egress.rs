@@ -1,0 +1,96 @@
+//! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
+
+use traffic_policy_ebpf::{
+    abi::{Flow, hook, kind, source_port},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    carried::Carried,
+    context::{LINEAR, Packet},
+    exit::{self, Exit},
+    family::{V4, V6},
+    hop,
+    ingress::bit,
+    irregular,
+    maps::FILTER,
+    pair::{self, Tracked},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    rewrite::Rewrite,
+    wire::load16,
+};
+
+/// The program at the end of every attached device, and of those to pods.
+#[inline(always)]
+pub fn run<P: Packet>(packet: P) -> i32 {
+    packet.reach(LINEAR);
+    exit::leave(packet, hook::EGRESS, outgoing(packet))
+}
+
+#[inline(always)]
+fn outgoing<P: Packet>(packet: P) -> Exit {
+    let data = packet.data();
+    if data + parse::ETHERNET > packet.end() || packet.tagged() {
+        return Outcome::PassedNotIp.into();
+    }
+    let outcome = match unsafe { load16::<12>(data) } {
+        ETHERTYPE_IPV4 => family::<P, V4>(packet),
+        ETHERTYPE_IPV6 => family::<P, V6>(packet),
+        _ => Outcome::PassedNotIp,
+    };
+    outcome.into()
+}
+
+#[inline(always)]
+fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
+    let parsed = match F::headers(packet) {
+        Ok(parsed) => parsed,
+        Err(outcome) => return irregular::hand_over::<P, F, true>(packet, outcome).outcome,
+    };
+    reply(packet, &parsed)
+}
+
+/// What becomes of a packet with ports that leaves.
+#[inline(always)]
+pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
+    let Some(filter) = FILTER.get_ptr(0) else { return Outcome::Passed };
+    let port = u16::from_be(source_port(parsed.tuple.ports));
+    if !unsafe { bit((&raw const (*filter).endpoints).cast(), port) } {
+        return Outcome::Passed;
+    }
+    if let Err(outcome) = parse::finish(packet, parsed) {
+        return outcome;
+    }
+    let (mut half, pending) = pair::find::<F>(&parsed.tuple);
+    if half.is_null() {
+        return Outcome::PassedNotService;
+    }
+    if unsafe { (*half).kind } != kind::REPLY_LOCAL {
+        return Outcome::PassedStaleFlow;
+    }
+    if pending || !pair::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
+        match pair::track(parsed, half, pending) {
+            Tracked::Keep(kept) => half = kept,
+            Tracked::Leave(outcome) => return outcome,
+            Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStaleFlow,
+        }
+    }
+    translate(packet, parsed, half)
+}
+
+/// Carries out what a half says of packets that leave.
+#[inline(always)]
+pub fn translate<P: Packet, F: Rewrite, C: Carried<P, F>>(
+    packet: P,
+    carried: &C,
+    half: *mut Flow<F::Address>,
+) -> Outcome {
+    if unsafe { (*half).kind } != kind::REPLY_LOCAL {
+        return Outcome::PassedStaleFlow;
+    }
+    carried.account(half, hop::now());
+    if !carried.translate(packet, half, false) {
+        return Outcome::DroppedInternalError;
+    }
+    C::outcome(kind::REPLY_LOCAL)
+}

@@ -1,0 +1,110 @@
+//! How a packet leaves: an outcome, counted once, and what the kernel is told.
+
+use core::ptr;
+
+use aya_ebpf::cty::c_void;
+use traffic_policy_ebpf::{
+    abi::{Counters, NO_SERVICE, step},
+    outcome::{Outcome, Verdict},
+};
+
+use crate::datapath::{context::Packet, maps::COUNTERS, trace};
+
+/// An outcome with what it needs to be carried out.
+#[must_use]
+#[derive(Clone, Copy)]
+pub struct Exit {
+    pub outcome: Outcome,
+    /// For outcomes that send: the verdict that does it.
+    pub action: i32,
+    /// For [`Outcome::RejectedMtuExceeded`]: what would have fitted, in bytes.
+    pub mtu: u32,
+    /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that answers.
+    pub service: u32,
+}
+
+impl From<Outcome> for Exit {
+    #[inline(always)]
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, action: 0, mtu: 0, service: NO_SERVICE }
+    }
+}
+
+impl Exit {
+    #[inline(always)]
+    pub fn sent(outcome: Outcome, action: i32) -> Self {
+        Self { outcome, action, mtu: 0, service: NO_SERVICE }
+    }
+
+    #[inline(always)]
+    pub fn refused(outcome: Outcome, service: u32) -> Self {
+        Self { outcome, action: 0, mtu: 0, service }
+    }
+
+    /// Whether the program itself answers the sender.
+    #[inline(always)]
+    pub fn answers(self) -> bool {
+        matches!(
+            self.outcome,
+            Outcome::RejectedNoEndpoint
+                | Outcome::RejectedUnknownPort
+                | Outcome::RejectedTtlExceeded
+                | Outcome::RejectedMtuExceeded
+                | Outcome::ResetNoFlow
+        )
+    }
+}
+
+/// This CPU's counters of a hook; null never, but the verifier does not know.
+#[inline(always)]
+pub fn counters(hook: u32) -> *mut Counters {
+    COUNTERS.get_ptr_mut(hook).unwrap_or(ptr::null_mut())
+}
+
+/// Counts the outcome and translates it for the kernel.
+#[inline(always)]
+pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
+    leave_by(packet, hook, counters(hook), exit)
+}
+
+/// As [`leave`], with counters that were looked up before.
+#[inline(always)]
+pub fn leave_by<P: Packet>(packet: P, hook: u32, counters: *mut Counters, exit: Exit) -> i32 {
+    log(packet.raw(), hook, exit.outcome as u32);
+    trace::note(step::OUTCOME, exit.outcome as u32, [hook as u64, 0]);
+    unsafe { count(counters, exit.outcome) };
+    match exit.outcome.verdict() {
+        Verdict::Pass => P::PASS,
+        Verdict::Drop => P::DROP,
+        Verdict::Send => exit.action,
+    }
+}
+
+/// Adds one packet.
+///
+/// # Safety
+/// Null, or an element of `COUNTERS`.
+#[inline(always)]
+pub unsafe fn count(counters: *mut Counters, outcome: Outcome) {
+    if !counters.is_null() {
+        unsafe { *counters.cast::<u64>().add(outcome as usize) += 1 };
+    }
+}
+
+/// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function of its own, for the
+/// stack of `attend` has little room to spare.
+#[cfg(feature = "log")]
+#[inline(never)]
+fn log(context: *mut c_void, hook: u32, outcome: u32) {
+    struct Context(*mut c_void);
+    impl aya_ebpf::EbpfContext for Context {
+        fn as_ptr(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    aya_log_ebpf::info!(&Context(context), "hook {}: outcome {}", hook, outcome);
+}
+
+#[cfg(not(feature = "log"))]
+#[inline(always)]
+fn log(_: *mut c_void, _: u32, _: u32) {}

@@ -1,0 +1,138 @@
+//! Fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
+//! ones learn where they belong. A later fragment that comes before its first one passes: it may be the stack's own, and
+//! nothing here can hold it back. Senders send the first one first, and a datagram that a network shuffled is one that its
+//! sender loses and sends again.
+//!
+//! The identification is kept. Towards an endpoint on another node it was chosen by the client, whose address is replaced by
+//! the node's: datagrams of two clients to one endpoint with the same 16 bits within a second or so spoil each other there,
+//! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
+
+use core::ptr;
+
+use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
+use traffic_policy_ebpf::{
+    abi::{Flow, Fragment, FragmentKey, REASSEMBLY},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    carried::{self, Carried},
+    context::Packet,
+    exit::Exit,
+    irregular::{Irregular, Laid},
+    maps::ANY,
+    pair,
+    parse::Parsed,
+    rewrite::Rewrite,
+};
+
+/// A fragment without a transport header: only its addresses can be translated.
+pub struct Later<F: Rewrite> {
+    pub parsed: Parsed<F>,
+}
+
+/// Notes what the other fragments of a packet are found by, if it is one.
+#[inline(always)]
+pub fn note<F: Irregular>(laid: &Laid<F>) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    let tuple = &laid.parsed.tuple;
+    let protocol = if F::V6 { 0 } else { tuple.protocol };
+    unsafe {
+        ptr::write_volatile(&raw mut (*scratch).fragmented, laid.fragmented);
+        (*scratch).fragment_key = FragmentKey {
+            source: tuple.source,
+            destination: tuple.destination,
+            identification: laid.identification,
+            protocol,
+        };
+    }
+    true
+}
+
+/// Leaves the record of a packet that has been noted, if it is a fragment, which is the first one. Without it (the kernel has
+/// no room at once) the later ones pass.
+///
+/// Asks what was noted, rather than whoever knows: else the verifier would follow all that lies between twice.
+#[inline(always)]
+pub fn record<F: Irregular>(parsed: &Parsed<F>) {
+    let Some(scratch) = F::scratch() else { return };
+    unsafe {
+        if ptr::read_volatile(&raw const (*scratch).fragmented) == 0 {
+            return;
+        }
+        (*scratch).fragment = Fragment {
+            ports: parsed.tuple.ports,
+            protocol: parsed.tuple.protocol,
+            seen: bpf_ktime_get_coarse_ns(),
+        };
+        F::fragments().insert(&(*scratch).fragment_key, &raw const (*scratch).fragment, ANY);
+    }
+}
+
+/// Completes a later fragment by the record of its first one, and finds its half.
+///
+/// # Errors
+/// There is no record, or its flow is gone.
+#[inline(always)]
+pub fn later<F: Irregular>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
+    let key = unsafe { &(*scratch).fragment_key };
+    let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
+        return Err(Outcome::PassedFragment);
+    };
+    let Fragment { ports, protocol, seen } = unsafe { *record };
+    if unsafe { bpf_ktime_get_coarse_ns() }.wrapping_sub(seen) > REASSEMBLY {
+        return Err(Outcome::PassedFragment);
+    }
+    let mut parsed = laid.parsed;
+    parsed.tuple.ports = ports;
+    parsed.tuple.protocol = protocol;
+    let (half, _) = pair::find::<F>(&parsed.tuple);
+    if half.is_null() {
+        return Err(Outcome::PassedFragment);
+    }
+    Ok((Later { parsed }, half))
+}
+
+impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
+    #[inline(always)]
+    fn outcome(kind: u8) -> Outcome {
+        <Parsed<F> as Carried<P, F>>::outcome(kind)
+    }
+    #[inline(always)]
+    fn ip(&self) -> usize {
+        self.parsed.ip
+    }
+    #[inline(always)]
+    fn ttl(&self) -> u8 {
+        self.parsed.ttl
+    }
+    #[inline(always)]
+    fn wire_length(&self, _: P) -> u32 {
+        self.parsed.length
+    }
+    #[inline(always)]
+    fn expired(&self) -> Outcome {
+        Outcome::DroppedTtlExceeded
+    }
+    /// No error speaks of it. The first fragment, as long as any, was answered.
+    #[inline(always)]
+    fn too_long(&self, _: u32) -> Exit {
+        Outcome::DroppedMtuExceeded.into()
+    }
+    #[inline(always)]
+    fn account(&self, half: *mut Flow<F::Address>, now: u32) {
+        carried::account::<F>(half, self.parsed.length, now);
+    }
+    #[inline(always)]
+    fn translate(&self, packet: P, half: *const Flow<F::Address>, step: bool) -> bool {
+        unsafe {
+            F::addresses(&self.parsed, half, step);
+            if F::V6 {
+                // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
+                packet.update_sum((*half).address_delta);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,30 @@
+//! The packet path: what the programs of `main.rs` are made of.
+
+pub mod answer;
+pub mod carried;
+pub mod choose;
+pub mod claim;
+pub mod context;
+pub mod count;
+pub mod create;
+pub mod egress;
+pub mod error;
+pub mod established;
+pub mod event;
+pub mod exit;
+pub mod extension;
+pub mod family;
+pub mod flows;
+pub mod fragment;
+pub mod hop;
+pub mod ingress;
+pub mod irregular;
+pub mod maps;
+pub mod pair;
+pub mod parse;
+pub mod question;
+pub mod rewrite;
+pub mod socket;
+pub mod sweep;
+pub mod trace;
+pub mod wire;

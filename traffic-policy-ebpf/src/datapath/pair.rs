@@ -1,0 +1,224 @@
+//! The two halves of a flow, and what a packet changes in them.
+//!
+//! Either half names the other: a half's translated tuple, reversed, is the key of the other half.
+
+use core::ptr;
+
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, Tuple, kind},
+    outcome::Outcome,
+    tcp::{self, ANSWERED, CONFIRMED, GONE, MARKED, flag},
+};
+
+use crate::datapath::{
+    family::{Family, pending_in_use},
+    flows::Flows,
+    maps::{NOEXIST, USAGE},
+    parse::Parsed,
+    wire::{fetch_add, load32},
+};
+
+/// What is to be done with a packet whose half was found.
+pub enum Tracked<A: Address> {
+    /// Translate it as this half says.
+    Keep(*mut Flow<A>),
+    /// It opens a new conversation: choose again, in place of this half (of the main table).
+    Restart(*mut Flow<A>),
+    /// As if no half had been found.
+    Forget,
+    Leave(Outcome),
+}
+
+/// Whether the half is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
+#[inline(always)]
+pub fn quiet(state: u8, tcp_flags: u8) -> bool {
+    state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
+}
+
+/// The half of a packet, null if it has none, and whether it lies in `PENDING`.
+#[inline(always)]
+pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
+    let main = F::flows().find(tuple);
+    if !main.is_null() || !pending_in_use() {
+        return (main, false);
+    }
+    let pending = F::pending().find(tuple);
+    if !pending.is_null() {
+        return (pending, true);
+    }
+    // Another CPU may have moved it to the main table between the two looks.
+    (F::flows().find(tuple), false)
+}
+
+/// The key of a half's other half, in `Scratch`: the stack has no room for all the keys that are looked up.
+#[inline(always)]
+pub fn other_key<F: Family>(
+    half: *const Flow<F::Address>,
+    protocol: u32,
+) -> Option<&'static Tuple<F::Address>> {
+    let scratch = F::scratch()?;
+    unsafe {
+        (*scratch).other = (*half).translated(protocol).reversed();
+        Some(&(*scratch).other)
+    }
+}
+
+/// Whether `other` is a half whose packets come back as packets of `tuple`.
+#[inline(always)]
+fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
+    (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
+}
+
+/// Whether the other half of a packet's half is there, and names it.
+#[inline(always)]
+pub fn whole<F: Family>(half: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
+    let Some(key) = other_key::<F>(half, tuple.protocol) else { return false };
+    let other = table::<F>(pending).find(key);
+    !other.is_null() && names::<F>(other, tuple)
+}
+
+/// Notes what the packet says of its conversation.
+#[inline(always)]
+pub fn track<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    pending: bool,
+) -> Tracked<F::Address> {
+    let (kind, state) = unsafe { ((*half).kind, (*half).state) };
+    if state & MARKED != 0 {
+        unsafe { (*half).state &= !MARKED };
+    }
+    if matches!(kind, kind::REPLY | kind::REPLY_LOCAL) && !pending && state & GONE == 0 {
+        // Nobody doubts it, so the look-up of the other half, which memory makes slow, is spared.
+        return reply(parsed, half, true, false);
+    }
+    let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
+        return Tracked::Leave(Outcome::DroppedInternalError);
+    };
+    let mut other = table::<F>(pending).find(key);
+    // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
+    // table a half left behind by a restart is marked as gone.
+    if !other.is_null() && !names::<F>(other, &parsed.tuple) {
+        other = ptr::null_mut();
+    }
+    match kind {
+        kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
+        kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, !other.is_null(), pending),
+        // A half that is just being written.
+        _ => Tracked::Leave(Outcome::PassedStaleFlow),
+    }
+}
+
+#[inline(always)]
+fn request<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
+    reply: *mut Flow<F::Address>,
+    pending: bool,
+) -> Tracked<F::Address> {
+    let again = if pending { Tracked::Forget } else { Tracked::Restart(half) };
+    if reply.is_null() {
+        // Its reply half is gone: nothing that this flow sends could come back.
+        return if !parsed.is_tcp() || parsed.opens() { again } else { Tracked::Forget };
+    }
+    let (state, reply_state) = unsafe { ((*half).state, (*reply).state) };
+    let mut confirmed = reply_state & ANSWERED != 0;
+    if parsed.is_tcp() {
+        let flags = parsed.tcp_flags();
+        if tcp::opens(flags) {
+            let over = state & GONE != 0 || tcp::closing(state, reply_state);
+            return if over { again } else { Tracked::Keep(half) };
+        }
+        let after = tcp::after(state, flags, parsed.payload());
+        if after != state {
+            unsafe { (*half).state = after };
+        }
+        // RFC 9293 section 3.10.7.4: the ACK of the SYN-ACK proves that the client is where it says.
+        confirmed = confirmed
+            && flags & (flag::ACK | flag::RST) == flag::ACK
+            && unsafe { load32::<8>(parsed.l4) == (*reply).confirming_ack };
+    } else if state & GONE != 0 {
+        return again;
+    }
+    // What found no room in the main table tries again.
+    if state & CONFIRMED == 0 && confirmed || state & CONFIRMED != 0 && pending {
+        return confirm(parsed, half, key, reply, pending);
+    }
+    Tracked::Keep(half)
+}
+
+#[inline(always)]
+fn confirm<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
+    reply: *mut Flow<F::Address>,
+    pending: bool,
+) -> Tracked<F::Address> {
+    unsafe {
+        (*half).state |= CONFIRMED;
+        (*reply).state |= CONFIRMED;
+    }
+    if !pending {
+        if let Some(usage) = USAGE.get_ptr_mut(0) {
+            let word = if F::V6 {
+                unsafe { &raw mut (*usage).unconfirmed[1] }
+            } else {
+                unsafe { &raw mut (*usage).unconfirmed[0] }
+            };
+            unsafe { fetch_add(word, u64::MAX) };
+        }
+        return Tracked::Keep(half);
+    }
+    // It has earned a place that is never evicted. Reply half first, as for a new flow.
+    if F::flows().insert(key, reply.cast_const(), NOEXIST) != 0 {
+        return Tracked::Keep(half);
+    }
+    if F::flows().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
+        F::flows().remove(key);
+        return Tracked::Keep(half);
+    }
+    F::pending().remove(&parsed.tuple);
+    F::pending().remove(key);
+    let half = F::flows().find(&parsed.tuple);
+    if half.is_null() { Tracked::Leave(Outcome::DroppedTableFull) } else { Tracked::Keep(half) }
+}
+
+#[inline(always)]
+fn reply<F: Family>(
+    parsed: &Parsed<F>,
+    half: *mut Flow<F::Address>,
+    believed: bool,
+    pending: bool,
+) -> Tracked<F::Address> {
+    let state = unsafe { (*half).state };
+    // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of the
+    // old connection would be taken for one of the new.
+    if !believed && (pending || state & GONE != 0 && parsed.is_tcp()) {
+        return Tracked::Leave(Outcome::PassedStaleFlow);
+    }
+    let mut after = state;
+    if parsed.is_tcp() {
+        let flags = parsed.tcp_flags();
+        if flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN | flag::ACK {
+            let sequence = u32::from_be(unsafe { load32::<4>(parsed.l4) });
+            unsafe { (*half).confirming_ack = sequence.wrapping_add(1).to_be() };
+            after |= ANSWERED;
+        } else {
+            after = tcp::after(state, flags, parsed.payload());
+        }
+    } else {
+        after |= ANSWERED;
+    }
+    if after != state {
+        unsafe { (*half).state = after };
+    }
+    Tracked::Keep(half)
+}
+
+/// The table that holds a half of a new flow.
+#[inline(always)]
+pub fn table<F: Family>(pending: bool) -> Flows<F::Address> {
+    if pending { F::pending() } else { F::flows() }
+}
