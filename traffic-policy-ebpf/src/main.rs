@@ -51,11 +51,11 @@ mod programs {
     use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, Socket, SocketKey};
 
     use crate::datapath::{
-        answer,
-        context::{Tc, Xdp},
+        answer, clock,
+        ctx::{Tc, Xdp},
         egress, error, established,
         family::{V4, V6},
-        hop, ingress, irregular, question,
+        ingress, irregular, question,
         socket::{self, Call, Closing},
         sweep::{self, Element},
     };
@@ -107,7 +107,7 @@ mod programs {
     programs! {
         "raw_tp/sys_enter", context: *mut c_void => context, u32;
         sweep => sweep::begin;
-        clock => hop::clock;
+        clock => clock::run;
     }
 
     // Walks over the tables of flows and sockets, which `sweep` begins; read by the agent a piece at a time.

@@ -10,6 +10,10 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
+#[path = "../datapath/barrier.rs"]
+#[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
+mod barrier;
+#[cfg(target_arch = "bpf")]
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod floor;
 #[cfg(target_arch = "bpf")]
@@ -19,9 +23,9 @@ mod generator;
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod sink;
 #[cfg(target_arch = "bpf")]
-#[path = "../datapath/wire.rs"]
+#[path = "../datapath/words.rs"]
 #[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
-mod wire;
+mod words;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
@@ -39,7 +43,7 @@ mod feed {
     };
     use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
 
-    use super::wire::{opaque, store64};
+    use super::{barrier::opaque, words::store64};
 
     /// BPF_F_MMAPABLE: a million frames are written by plain stores.
     const MMAPABLE: usize = 1024;

@@ -7,17 +7,17 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Packet,
-    count,
-    event::{self, Notice},
-    exit::{self, Exit},
+    barrier::opaque,
+    clock, counters,
+    ctx::Packet,
+    events::{self, Notice},
     extension,
     family::{V4, V6},
-    hop,
     maps::{BUCKETS, STATE},
     parse::ETHERNET,
     rewrite::Rewrite,
-    wire::{load8, load16, load32, load64, opaque, store8, store16, store32, store64},
+    verdict::{self, Exit},
+    words::{load8, load16, load32, load64, store8, store16, store32, store64},
 };
 
 /// How many jiffies' worth of answers one CPU may save up.
@@ -55,7 +55,7 @@ pub trait Answer: Rewrite {
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
-        return exit::leave(packet, P::HOOK, Outcome::DroppedInternalError.into());
+        return verdict::leave(packet, P::HOOK, Outcome::DroppedInternalError.into());
     };
     // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
     let number = unsafe { (*scratch).outcome } & (OUTCOMES - 1);
@@ -65,8 +65,8 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     };
     let service = unsafe { service::<F>(scratch) };
     if !matches!(exit.outcome.verdict(), Verdict::Pass) {
-        count::add(service, exit.outcome, 1, unsafe { (*scratch).length } as u64, 0);
-        event::tell::<F>(|| Notice {
+        counters::add(service, exit.outcome, 1, unsafe { (*scratch).length } as u64, 0);
+        events::tell::<F>(|| Notice {
             hook: P::HOOK,
             outcome: exit.outcome,
             service,
@@ -76,7 +76,7 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
             endpoint: (F::Address::default(), 0),
         });
     }
-    exit::leave(packet, P::HOOK, exit)
+    verdict::leave(packet, P::HOOK, exit)
 }
 
 /// The Service that refused the packet. The established path does not say: the flow knows.
@@ -120,7 +120,7 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
 #[inline(always)]
 fn take() -> bool {
     let (Some(bucket), Some(state)) = (BUCKETS.get_ptr_mut(0), STATE.get_ptr(0)) else { return false };
-    let now = hop::now();
+    let now = clock::jiffies();
     unsafe {
         let Bucket { tokens, filled } = *bucket;
         let rate = (*state).answers_per_jiffy;

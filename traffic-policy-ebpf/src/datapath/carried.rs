@@ -7,11 +7,11 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Packet,
-    exit::Exit,
+    ctx::Packet,
     parse::Parsed,
     rewrite::{self, Rewrite},
-    wire::load64,
+    verdict::Exit,
+    words::load64,
 };
 
 pub trait Carried<P: Packet, F: Rewrite> {

@@ -1,9 +1,6 @@
 //! Where a new connection goes: from what the client names to one endpoint. The same for packets and for sockets.
 
-use aya_ebpf::{
-    cty::c_void,
-    helpers::{bpf_ktime_get_coarse_ns, bpf_loop},
-};
+use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
         Address, Affinity, AffinityKey, CidrQuery, Frontend, FrontendKey, NO_SERVICE, Range, Search, Slot,
@@ -14,6 +11,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    clock,
     family::Family,
     maps::{AFFINITY, ANY, Table},
     trace,
@@ -21,7 +19,7 @@ use crate::datapath::{
 
 /// Endpoints of one list that are looked through for the one that a client had.
 const MOST_ENDPOINTS: u32 = 1 << 16;
-pub const NANOSECONDS: u64 = 1_000_000_000;
+pub const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
 /// What a client names.
 #[derive(Clone, Copy)]
@@ -126,7 +124,7 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
             if here.len != 0 {
                 range = here;
                 why = list::LOCAL;
-            } else if until == 0 || until <= unsafe { bpf_ktime_get_coarse_ns() } {
+            } else if until == 0 || until <= clock::nanoseconds() {
                 trace::note(step::LIST, list::NONE_HERE, [0; 2]);
                 return refuse(Outcome::DroppedNoLocalEndpoint);
             } else {
@@ -172,8 +170,8 @@ fn stay<F: Family>(
     fresh: u32,
     lasts: u32,
 ) -> u32 {
-    let now = unsafe { bpf_ktime_get_coarse_ns() };
-    let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS);
+    let now = clock::nanoseconds();
+    let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
     unsafe {
         (*search).key = AffinityKey {
             client: if client.netns == 0 { client.source.wide() } else { [client.netns, 0] },
@@ -185,7 +183,7 @@ fn stay<F: Family>(
     let mut offset = held::<F>(list, search, valid_from);
     // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
     // unconnected socket.
-    if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS {
+    if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS_PER_SECOND {
         trace::note(step::AFFINITY, 1, [0; 2]);
         return offset;
     }

@@ -10,14 +10,15 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Packet,
-    count,
-    exit::Exit,
-    family::{Family, pending_in_use},
+    barrier::fetch_add,
+    counters,
+    ctx::Packet,
+    family::{self, Family},
     maps::{EXISTS, NOEXIST, POOL},
-    pair::table,
+    pair,
     parse::Parsed,
-    wire::{fetch_add, load16, load32},
+    verdict::Exit,
+    words::{load16, load32},
 };
 
 /// Source ports tried for one new flow.
@@ -99,7 +100,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
     #[inline(always)]
     fn renew(&self) -> bool {
         let key = unsafe { &(*self.scratch).key };
-        let old = table::<F>(self.pending).find(key);
+        let old = pair::table::<F>(self.pending).find(key);
         if old.is_null()
             || unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed()
         {
@@ -108,7 +109,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         unsafe {
             // Where another CPU made it just now, there is nothing to count yet.
             if (*old).packets != 0 {
-                count::end(old.cast_const());
+                counters::end(old.cast_const());
                 (*old).packets = 0;
                 (*old).bytes = 0;
             }
@@ -208,10 +209,10 @@ fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
         (*scratch).reply.port_delta =
             checksum::delta(checksum::port_sum(claim.ports), checksum::port_sum(claim.client_ports));
         let (key, reply, pending) = (&(*scratch).key, &raw const (*scratch).reply, claim.pending != 0);
-        if pending_in_use() && !table::<F>(!pending).find(key).is_null() {
+        if family::pending_in_use() && !pair::table::<F>(!pending).find(key).is_null() {
             return EXISTS;
         }
-        table::<F>(pending).insert(key, reply, NOEXIST)
+        pair::table::<F>(pending).insert(key, reply, NOEXIST)
     }
 }
 

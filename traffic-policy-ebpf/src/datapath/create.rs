@@ -13,18 +13,18 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::{fetch_add, full_fence},
     choose::{self, Client, List, Target},
     claim::Halves,
-    context::Packet,
-    count,
-    exit::Exit,
-    family::{Family, pending_in_use},
+    counters,
+    ctx::Packet,
+    family::{self, Family},
     hop::{self, Route, Via},
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
-    pair::{other_key, table},
+    pair,
     parse::Parsed,
     trace,
-    wire::{fetch_add, full_fence},
+    verdict::Exit,
 };
 
 /// A flow that exists now.
@@ -91,7 +91,7 @@ fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let key = unsafe { &mut (*scratch).other };
     *key = parsed.tuple.reversed();
-    !F::flows().find(key).is_null() || pending_in_use() && !F::pending().find(key).is_null()
+    !F::flows().find(key).is_null() || family::pending_in_use() && !F::pending().find(key).is_null()
 }
 
 /// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
@@ -207,7 +207,7 @@ pub fn create<P: Packet, F: Family>(
         return Ok(Created { request: restart, unresolved });
     }
     let flags = if pending { ANY } else { NOEXIST };
-    match table::<F>(pending).insert(&parsed.tuple, request.cast_const(), flags) {
+    match pair::table::<F>(pending).insert(&parsed.tuple, request.cast_const(), flags) {
         0 if pending => {}
         0 => {
             unsafe { fetch_add(unconfirmed::<F>(usage), 1) };
@@ -219,7 +219,7 @@ pub fn create<P: Packet, F: Family>(
             let shared = !winner.is_null()
                 && unsafe { (*winner).translated(parsed.tuple.protocol) }.reversed() == *key;
             if !shared {
-                table::<F>(pending).remove(key);
+                pair::table::<F>(pending).remove(key);
             }
             if failed != EXISTS {
                 return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
@@ -227,7 +227,7 @@ pub fn create<P: Packet, F: Family>(
         }
     }
     // The entry as it lies in the table: ours, or that of the CPU that was first.
-    let request = table::<F>(pending).find(&parsed.tuple);
+    let request = pair::table::<F>(pending).find(&parsed.tuple);
     if request.is_null() {
         return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
     }
@@ -248,7 +248,7 @@ unsafe fn begin_anew<F: Family>(
     unsafe {
         let was_confirmed = (*half).state & CONFIRMED != 0;
         retire::<F>(half, protocol, reply_key);
-        count::end(half.cast_const());
+        counters::end(half.cast_const());
         let kind = (*request).kind;
         (*request).kind = 0;
         // It is this CPU's own.
@@ -273,7 +273,7 @@ fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
 /// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
 #[inline(always)]
 unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
-    let Some(key) = other_key::<F>(request, protocol) else { return };
+    let Some(key) = pair::other_key::<F>(request, protocol) else { return };
     if *key == *successor {
         return;
     }

@@ -7,24 +7,23 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     carried::Carried,
-    context::{LINEAR, Packet},
-    exit::{self, Exit},
+    clock,
+    ctx::{LINEAR, Packet},
     family::{V4, V6},
-    hop,
-    ingress::bit,
     irregular,
-    maps::FILTER,
     pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    prefilter,
     rewrite::Rewrite,
-    wire::load16,
+    verdict::{self, Exit},
+    words::load16,
 };
 
 /// The program at the end of every attached device, and of those to pods.
 #[inline(always)]
 pub fn run<P: Packet>(packet: P) -> i32 {
     packet.reach(LINEAR);
-    exit::leave(packet, hook::EGRESS, outgoing(packet))
+    verdict::leave(packet, hook::EGRESS, outgoing(packet))
 }
 
 #[inline(always)]
@@ -34,15 +33,15 @@ fn outgoing<P: Packet>(packet: P) -> Exit {
         return Outcome::PassedNotIp.into();
     }
     let outcome = match unsafe { load16::<12>(data) } {
-        ETHERTYPE_IPV4 => family::<P, V4>(packet),
-        ETHERTYPE_IPV6 => family::<P, V6>(packet),
+        ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
+        ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
         _ => Outcome::PassedNotIp,
     };
     outcome.into()
 }
 
 #[inline(always)]
-fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
+fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return irregular::hand_over::<P, F, true>(packet, outcome).outcome,
@@ -53,9 +52,7 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
 /// What becomes of a packet with ports that leaves.
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
-    let Some(filter) = FILTER.get_ptr(0) else { return Outcome::Passed };
-    let port = u16::from_be(source_port(parsed.tuple.ports));
-    if !unsafe { bit((&raw const (*filter).endpoints).cast(), port) } {
+    if !prefilter::is_endpoint(source_port(parsed.tuple.ports)) {
         return Outcome::Passed;
     }
     if let Err(outcome) = parse::finish(packet, parsed) {
@@ -88,7 +85,7 @@ pub fn translate<P: Packet, F: Rewrite, C: Carried<P, F>>(
     if unsafe { (*half).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    carried.account(half, hop::now());
+    carried.account(half, clock::jiffies());
     if !carried.translate(packet, half, false) {
         return Outcome::DroppedInternalError;
     }

@@ -9,18 +9,17 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::opaque,
     carried::Carried,
-    context::Packet,
-    egress,
-    exit::{self, Exit},
-    extension,
+    clock,
+    ctx::Packet,
+    egress, extension,
     family::{V4, V6},
-    hop,
-    ingress::{carry_out, way_out},
-    pair,
-    parse::{ETHERNET, is_tcp},
+    ingress, pair,
+    parse::{self, ETHERNET},
     rewrite::Rewrite,
-    wire::{load8, load16, load32, load64, opaque, store8, store16, store32, store64},
+    verdict::{self, Exit},
+    words::{load8, load16, load32, load64, store8, store16, store32, store64},
 };
 
 const ICMP: usize = 8;
@@ -37,7 +36,7 @@ pub struct Quoting<F: Rewrite> {
     /// The quoted IP header, and the transport header after it.
     quoted: usize,
     l4: usize,
-    /// Whether the quoted packet is TCP, see [`is_tcp`], and reaches to the checksum.
+    /// Whether the quoted packet is TCP, see [`parse::is_tcp`], and reaches to the checksum.
     tcp: u64,
     tcp_sum: u64,
     /// Bytes of the IP packet.
@@ -71,7 +70,7 @@ pub trait Quote: Rewrite {
 /// The program for errors that come in.
 #[inline(always)]
 pub fn run<P: Packet, F: Quote>(packet: P) -> i32 {
-    exit::leave(packet, P::HOOK, incoming::<P, F>(packet))
+    verdict::leave(packet, P::HOOK, incoming::<P, F>(packet))
 }
 
 #[inline(always)]
@@ -87,9 +86,9 @@ fn incoming<P: Packet, F: Quote>(packet: P) -> Exit {
     if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
         return Outcome::PassedStaleFlow.into();
     }
-    let now = hop::now();
-    match way_out::<P, F>(packet, half, now) {
-        Ok(ready) => carry_out(packet, &quoting, &ready, now),
+    let now = clock::jiffies();
+    match ingress::way_out::<P, F>(packet, half, now) {
+        Ok(ready) => ingress::carry_out(packet, &quoting, &ready, now),
         Err(exit) => exit,
     }
 }
@@ -97,7 +96,7 @@ fn incoming<P: Packet, F: Quote>(packet: P) -> Exit {
 /// The program for errors that leave this node: of its own stack, which knows only the translated packet, or of an endpoint.
 #[inline(always)]
 pub fn run_out<P: Packet, F: Quote>(packet: P) -> i32 {
-    exit::leave(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+    verdict::leave(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
 }
 
 #[inline(always)]
@@ -256,7 +255,7 @@ impl Quote for V4 {
             };
             let tcp_sum = (at + 18 <= length) as u64;
             let ttl = load8::<8>(ip);
-            Ok(Quoting { tuple, ip, icmp, quoted, l4, tcp: is_tcp(protocol), tcp_sum, length, ttl })
+            Ok(Quoting { tuple, ip, icmp, quoted, l4, tcp: parse::is_tcp(protocol), tcp_sum, length, ttl })
         }
     }
 
@@ -326,7 +325,7 @@ impl Quote for V6 {
             };
             let tcp_sum = (at + 18 <= length) as u64;
             let ttl = load8::<7>(ip);
-            let tcp = is_tcp(walked.protocol);
+            let tcp = parse::is_tcp(walked.protocol);
             Ok(Quoting { tuple, ip, icmp, quoted, l4, tcp, tcp_sum, length, ttl })
         }
     }

@@ -17,45 +17,45 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    choose,
-    context::{LINEAR, Packet},
-    create,
-    exit::{self, Exit},
-    family::{V4, V6, pending_in_use},
+    choose, clock, counters, create,
+    ctx::{LINEAR, Packet},
+    family::{self, V4, V6},
     flows,
-    hop::{self, Current},
-    ingress::{Ours, Ready, answered, carry_out, may_be_cluster_ip, ours},
+    hop::Current,
+    ingress::{self, Ready},
     irregular,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    prefilter::{self, Ours},
     rewrite::Rewrite,
     trace,
-    wire::load16,
+    verdict::{self, Exit},
+    words::load16,
 };
 
 #[inline(always)]
 pub fn run<P: Packet>(packet: P) -> i32 {
     packet.reach(LINEAR);
-    let counters = exit::counters(P::HOOK);
+    let counters = counters::of_hook(P::HOOK);
     let data = packet.data();
     let exit = if data + parse::ETHERNET > packet.end() || packet.tagged() {
         Outcome::PassedNotIp.into()
     } else {
         match unsafe { load16::<12>(data) } {
-            ETHERTYPE_IPV4 => family::<P, V4>(packet),
-            ETHERTYPE_IPV6 => family::<P, V6>(packet),
+            ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
+            ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
             _ => Outcome::PassedNotIp.into(),
         }
     };
-    exit::leave_by(packet, P::HOOK, counters, exit)
+    verdict::leave_by(packet, P::HOOK, counters, exit)
 }
 
 #[inline(always)]
-fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
+fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return irregular::hand_over::<P, F, false>(packet, outcome),
     };
-    let ours = ours(&parsed);
+    let ours = prefilter::ours::<F>(&parsed.tuple);
     trace::note(step::FILTER, ours as u32, [0; 2]);
     if matches!(ours, Ours::No) {
         return Outcome::Passed.into();
@@ -65,7 +65,7 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     }
     // What opens or ends a conversation changes its state.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
-        let now = hop::now();
+        let now = clock::jiffies();
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
         let half = F::flows().find(&parsed.tuple);
         if !half.is_null() {
@@ -78,19 +78,23 @@ fn family<P: Packet, F: Rewrite>(packet: P) -> Exit {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if kind == kind::DELIVER || !hop.is_null() {
-                    let exit = carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
+                    let exit = ingress::carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
                     if !matches!(exit.outcome, Outcome::DroppedMtuExceeded) {
-                        return if exit.answers() { answered::<P, F>(packet, &parsed, exit) } else { exit };
+                        return if exit.answers() {
+                            ingress::answered::<P, F>(packet, &parsed, exit)
+                        } else {
+                            exit
+                        };
                     }
                 }
             }
         } else if !P::TC
-            && !pending_in_use()
+            && !family::pending_in_use()
             && (matches!(ours, Ours::Pool)
                 || matches!(ours, Ours::Port)
                     && choose::frontend::<F>(&create::target::<F>(&parsed.tuple)).is_null())
-            && !may_be_cluster_ip::<F>(parsed.tuple.destination)
+            && !prefilter::may_be_cluster_ip::<F>(parsed.tuple.destination)
         {
             // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
             // delivered the packet.)

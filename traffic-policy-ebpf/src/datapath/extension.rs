@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     family::{Family, V6},
-    wire::{load8, load16, load32},
+    words::{load8, load16, load32},
 };
 
 const FIXED: usize = 40;

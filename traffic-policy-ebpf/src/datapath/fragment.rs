@@ -9,7 +9,6 @@
 
 use core::ptr;
 
-use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
     abi::{Flow, Fragment, FragmentKey, REASSEMBLY},
     outcome::Outcome,
@@ -17,13 +16,14 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     carried::{self, Carried},
-    context::Packet,
-    exit::Exit,
+    clock,
+    ctx::Packet,
     irregular::{Irregular, Laid},
     maps::ANY,
     pair,
     parse::Parsed,
     rewrite::Rewrite,
+    verdict::Exit,
 };
 
 /// A fragment without a transport header: only its addresses can be translated.
@@ -63,7 +63,7 @@ pub fn record<F: Irregular>(parsed: &Parsed<F>) {
         (*scratch).fragment = Fragment {
             ports: parsed.tuple.ports,
             protocol: parsed.tuple.protocol,
-            seen: bpf_ktime_get_coarse_ns(),
+            seen: clock::nanoseconds(),
         };
         F::fragments().insert(&(*scratch).fragment_key, &raw const (*scratch).fragment, ANY);
     }
@@ -81,7 +81,7 @@ pub fn later<F: Irregular>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Addr
         return Err(Outcome::PassedFragment);
     };
     let Fragment { ports, protocol, seen } = unsafe { *record };
-    if unsafe { bpf_ktime_get_coarse_ns() }.wrapping_sub(seen) > REASSEMBLY {
+    if clock::nanoseconds().wrapping_sub(seen) > REASSEMBLY {
         return Err(Outcome::PassedFragment);
     }
     let mut parsed = laid.parsed;

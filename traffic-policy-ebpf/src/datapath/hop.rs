@@ -2,21 +2,16 @@
 
 use core::ptr;
 
-use aya_ebpf::{
-    Global,
-    bindings::bpf_fib_lookup as FibParameters,
-    cty::c_void,
-    helpers::{bpf_fib_lookup, bpf_jiffies64},
-};
+use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{Device, HOP_ARENA, HOP_XDP, Hop, HopKey, State},
     outcome::Outcome,
 };
 
 use crate::datapath::{
+    barrier::{fetch_add, full_fence},
     family::Family,
     maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
-    wire::{fetch_add, full_fence},
 };
 
 /// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
@@ -61,18 +56,6 @@ pub struct Via<A> {
     pub attached: bool,
     /// The address of this node that the kernel would use.
     pub source: A,
-}
-
-/// Low half of jiffies, the clock of flows and hops: free, where ktime costs 30 ns.
-#[inline(always)]
-pub fn now() -> u32 {
-    (unsafe { bpf_jiffies64() }) as u32
-}
-
-/// The program that tells the time of [`now`].
-#[inline(always)]
-pub fn clock(_: *mut c_void) -> u32 {
-    now()
 }
 
 /// What stored hops are compared with.

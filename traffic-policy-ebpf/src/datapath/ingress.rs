@@ -5,22 +5,21 @@ use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{Address, Device, Flow, HOP_XDP, Hop, destination_port, jump, kind},
-    hash,
     outcome::{Outcome, Verdict},
 };
 
 use crate::datapath::{
     carried::Carried,
-    context::Packet,
-    create,
-    event::{self, Notice},
-    exit::{self, Exit},
+    clock, create,
+    ctx::Packet,
+    events::{self, Notice},
     flows,
     hop::{self, Route},
-    maps::{DEVICES, FILTER, HOPS, STATE, Table, USAGE},
+    maps::{DEVICES, HOPS, Table},
     pair::{self, Tracked},
     parse::{self, Parsed},
     rewrite::{self, Rewrite},
+    verdict::{self, Exit},
 };
 
 /// The program for everything that an established packet does not need: flows to be made, conversations that change
@@ -29,7 +28,7 @@ use crate::datapath::{
 pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
     let exit = match F::headers(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
         Ok(parsed) => {
-            let now = hop::now();
+            let now = clock::jiffies();
             let exit = match prepare(packet, &parsed, now) {
                 Ok(ready) => {
                     let exit = carry_out(packet, &parsed, &ready, now);
@@ -41,7 +40,7 @@ pub fn attend<P: Packet, F: Rewrite>(packet: P) -> i32 {
         }
         Err(outcome) => outcome.into(),
     };
-    exit::leave(packet, P::HOOK, exit)
+    verdict::leave(packet, P::HOOK, exit)
 }
 
 /// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
@@ -68,57 +67,6 @@ pub fn answered<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>, exit: Exit
         packet.jump::<F, { jump::ANSWER }>();
     }
     Outcome::PassedMissedTailCall.into()
-}
-
-/// What the bits say of a packet. Numbers as in [`step::FILTER`].
-#[derive(Clone, Copy)]
-pub enum Ours {
-    No,
-    /// It may be a reply; it is no request, unless to a ClusterIP.
-    Pool,
-    /// A frontend has its port.
-    Port,
-    /// Neither, but its address may be a ClusterIP.
-    ClusterIp,
-}
-
-#[inline(always)]
-pub fn ours<F: Rewrite>(parsed: &Parsed<F>) -> Ours {
-    let Some(filter) = FILTER.get_ptr(0) else { return Ours::No };
-    let port = u16::from_be(destination_port(parsed.tuple.ports));
-    // The ports first: an established packet asks no further.
-    unsafe {
-        if bit((&raw const (*filter).frontends).cast(), port) {
-            return Ours::Port;
-        }
-        if bit((&raw const (*filter).pool).cast(), port) && snat_in_use() {
-            return Ours::Pool;
-        }
-    }
-    if may_be_cluster_ip::<F>(parsed.tuple.destination) { Ours::ClusterIp } else { Ours::No }
-}
-
-/// What the bits say of a destination.
-#[inline(always)]
-pub fn may_be_cluster_ip<F: Rewrite>(destination: F::Address) -> bool {
-    let Some(filter) = FILTER.get_ptr(0) else { return false };
-    unsafe {
-        bit((&raw const (*filter).cluster_ips).cast(), hash::address(destination))
-            || bit((&raw const (*filter).service_cidrs).cast(), hash::prefix(destination))
-    }
-}
-
-/// Whether there may be flows with SNAT.
-#[inline(always)]
-fn snat_in_use() -> bool {
-    let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr(0)) else { return false };
-    unsafe { (*usage).snat_created != (*state).snat_swept }
-}
-
-/// Bit `index` of a bit array of 65,536.
-#[inline(always)]
-pub unsafe fn bit(array: *const u64, index: u16) -> bool {
-    unsafe { *array.add((index >> 6) as usize) >> (index & 63) & 1 != 0 }
 }
 
 /// A half that can be carried out, and how.
@@ -157,7 +105,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     if half.is_null() {
         let created = create::create(packet, parsed, restart, now)?;
         half = created.request;
-        event::tell::<F>(|| new_flow(packet, parsed, half));
+        events::tell::<F>(|| new_flow(packet, parsed, half));
         if created.unresolved != 0 {
             return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
         }

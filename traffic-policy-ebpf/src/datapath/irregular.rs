@@ -7,17 +7,19 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Packet,
+    barrier::opaque,
+    clock,
+    ctx::Packet,
     egress,
-    exit::{self, Exit},
     extension::{self, MORE, OFFSET},
     family::{V4, V6},
-    fragment, hop,
-    ingress::{Ours, carry_out, ours, prepare, refused, way_out},
+    fragment, ingress,
     maps::{FRAGMENTS4, FRAGMENTS6, Table},
-    parse::{self, ETHERNET, Parse, Parsed, is_tcp},
+    parse::{self, ETHERNET, Parse, Parsed},
+    prefilter::{self, Ours},
     rewrite::Rewrite,
-    wire::{load8, load16, load32, load64, opaque},
+    verdict::{self, Exit},
+    words::{load8, load16, load32, load64},
 };
 
 /// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a
@@ -64,7 +66,7 @@ pub trait Irregular: Rewrite {
 /// The program for packets that come in.
 #[inline(always)]
 pub fn run<P: Packet, F: Irregular>(packet: P) -> i32 {
-    exit::leave(packet, P::HOOK, incoming::<P, F>(packet))
+    verdict::leave(packet, P::HOOK, incoming::<P, F>(packet))
 }
 
 #[inline(always)]
@@ -76,7 +78,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     if !fragment::note(&laid) {
         return Outcome::DroppedInternalError.into();
     }
-    let now = hop::now();
+    let now = clock::jiffies();
     if laid.later != 0 {
         let (later, half) = match fragment::later(laid) {
             Ok(found) => found,
@@ -85,14 +87,18 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
         if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStaleFlow.into();
         }
-        let exit = match way_out::<P, F>(packet, half, now) {
-            Ok(ready) => carry_out(packet, &later, &ready, now),
+        let exit = match ingress::way_out::<P, F>(packet, half, now) {
+            Ok(ready) => ingress::carry_out(packet, &later, &ready, now),
             Err(exit) => exit,
         };
-        return refused::<P, F>(packet, &later.parsed, Exit { service: unsafe { (*half).service }, ..exit });
+        return ingress::refused::<P, F>(
+            packet,
+            &later.parsed,
+            Exit { service: unsafe { (*half).service }, ..exit },
+        );
     }
     let parsed = laid.parsed;
-    if matches!(ours(&parsed), Ours::No) {
+    if matches!(prefilter::ours::<F>(&parsed.tuple), Ours::No) {
         return Outcome::Passed.into();
     }
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
@@ -101,7 +107,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     if let Err(outcome) = parse::finish(packet, &parsed) {
         return outcome.into();
     }
-    let prepared = prepare(packet, &parsed, now);
+    let prepared = ingress::prepare(packet, &parsed, now);
     // Also where TC has to send it: the next fragment may be here before it has come there.
     let known = match &prepared {
         Ok(_) => true,
@@ -112,18 +118,18 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     }
     let exit = match prepared {
         Ok(ready) => {
-            let exit = carry_out(packet, &parsed, &ready, now);
+            let exit = ingress::carry_out(packet, &parsed, &ready, now);
             Exit { service: unsafe { (*ready.half).service }, ..exit }
         }
         Err(exit) => exit,
     };
-    refused::<P, F>(packet, &parsed, exit)
+    ingress::refused::<P, F>(packet, &parsed, exit)
 }
 
 /// The program for packets that leave.
 #[inline(always)]
 pub fn run_out<P: Packet, F: Irregular>(packet: P) -> i32 {
-    exit::leave(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+    verdict::leave(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
 }
 
 #[inline(always)]
@@ -195,7 +201,7 @@ impl Irregular for V4 {
                 l4_offset: (ETHERNET + header) as u32,
                 length,
                 ttl: load8::<8>(ip),
-                tcp: is_tcp(protocol),
+                tcp: parse::is_tcp(protocol),
             };
             let fragmented = opaque((fragment != 0) as u64);
             Ok(Laid { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
@@ -244,7 +250,7 @@ impl Irregular for V6 {
                 l4_offset: ETHERNET as u32 + walked.offset,
                 length,
                 ttl: load8::<7>(ip),
-                tcp: is_tcp(walked.protocol),
+                tcp: parse::is_tcp(walked.protocol),
             };
             let fragmented = opaque((walked.fragment != 0) as u64);
             Ok(Laid { parsed, fragmented, later, identification: walked.identification })

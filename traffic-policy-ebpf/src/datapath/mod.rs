@@ -1,17 +1,18 @@
 //! The packet path: what the programs of `main.rs` are made of.
 
 pub mod answer;
+pub mod barrier;
 pub mod carried;
 pub mod choose;
 pub mod claim;
-pub mod context;
-pub mod count;
+pub mod clock;
+pub mod counters;
 pub mod create;
+pub mod ctx;
 pub mod egress;
 pub mod error;
 pub mod established;
-pub mod event;
-pub mod exit;
+pub mod events;
 pub mod extension;
 pub mod family;
 pub mod flows;
@@ -22,9 +23,11 @@ pub mod irregular;
 pub mod maps;
 pub mod pair;
 pub mod parse;
+pub mod prefilter;
 pub mod question;
 pub mod rewrite;
 pub mod socket;
 pub mod sweep;
 pub mod trace;
-pub mod wire;
+pub mod verdict;
+pub mod words;

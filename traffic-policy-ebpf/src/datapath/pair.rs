@@ -11,11 +11,12 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    family::{Family, pending_in_use},
+    barrier::fetch_add,
+    family::{self, Family},
     flows::Flows,
     maps::{NOEXIST, USAGE},
     parse::Parsed,
-    wire::{fetch_add, load32},
+    words::load32,
 };
 
 /// What is to be done with a packet whose half was found.
@@ -39,7 +40,7 @@ pub fn quiet(state: u8, tcp_flags: u8) -> bool {
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
     let main = F::flows().find(tuple);
-    if !main.is_null() || !pending_in_use() {
+    if !main.is_null() || !family::pending_in_use() {
         return (main, false);
     }
     let pending = F::pending().find(tuple);

@@ -8,9 +8,10 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Packet,
+    barrier::opaque,
+    ctx::Packet,
     family::{Family, V4, V6},
-    wire::{load8, load16, load32, load64, opaque},
+    words::{load8, load16, load32, load64},
 };
 
 pub const ETHERNET: usize = EthHdr::LEN;

@@ -6,10 +6,10 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Xdp,
+    ctx::Xdp,
     family::{Family, V4, V6},
     maps::QUESTION,
-    socket::{self, Question},
+    socket::{self, decide::Question},
     trace,
 };
 

@@ -6,10 +6,10 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    context::Packet,
+    ctx::Packet,
     family::{V4, V6},
     parse::{Parse, Parsed},
-    wire::{load16, store8, store16, store32, store64},
+    words::{load16, store8, store16, store32, store64},
 };
 
 /// A family whose headers can be rewritten.

@@ -1,9 +1,9 @@
 //! Calls of sockets of this node and its pods: the destination is exchanged for an endpoint before any packet is made, and
 //! the application sees the address that it named.
 
-mod call;
-mod decide;
-mod entry;
+pub mod call;
+pub mod decide;
+pub mod entry;
 
 use core::{mem::MaybeUninit, ptr};
 
@@ -15,7 +15,6 @@ use traffic_policy_ebpf::{
 
 use self::{
     call::Named,
-    decide::{concerns, seconds},
     entry::{named_key, noted, peer_key, reverse},
 };
 pub use self::{
@@ -23,12 +22,11 @@ pub use self::{
     decide::{Decision, Question, decide},
 };
 use crate::datapath::{
-    count,
-    event::{self, Notice},
+    clock, counters,
+    events::{self, Notice},
     family::{Family, V4, V6},
-    ingress::bit,
-    maps::{ANY, COUNTERS, FILTER, NODE, Table},
-    wire::fetch_add,
+    maps::{ANY, NODE, Table},
+    prefilter,
 };
 
 /// Verdicts of socket hooks.
@@ -66,7 +64,7 @@ impl<A: Address> Destined<A> {
     fn exchange<F: Family<Address = A>>(&self) -> Exchange<A> {
         let call = self.call;
         let (protocol, port) = (call.protocol(), call.port());
-        if protocol == 0 || !concerns::<F>(self.destination, port) {
+        if protocol == 0 || !prefilter::concerns::<F>(self.destination, port) {
             return Exchange::none(GO_ON);
         }
         let netns = call.netns();
@@ -137,9 +135,9 @@ impl<A: Address> Destined<A> {
     /// Counts a refusal or a new conversation, and tells whoever listens.
     #[inline(always)]
     fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, decision: &Decision<A>) {
-        count(outcome);
-        count::add(decision.service, outcome, 1, 0, 0);
-        event::tell::<F>(|| Notice {
+        counters::count_call(outcome);
+        counters::add(decision.service, outcome, 1, 0, 0);
+        events::tell::<F>(|| Notice {
             hook: hook::SOCKET,
             outcome,
             service: decision.service,
@@ -188,7 +186,7 @@ impl<A: Address> Destined<A> {
     ) {
         let sockets = noted(PROTOCOL_UDP, false);
         let (address, port) = (decision.address.wide(), decision.port);
-        let used = seconds();
+        let used = clock::seconds();
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
             unsafe {
                 if (*had).offset != decision.offset {
@@ -222,14 +220,6 @@ impl<A: Address> Destined<A> {
         if shown.is_none_or(|shown| unsafe { (*shown).address != key.address || (*shown).port != key.port }) {
             self.note_peer(key, netns, decision);
         }
-    }
-}
-
-/// Counts what happened. A process may be interrupted here by another one on the same CPU.
-#[inline(always)]
-fn count(outcome: Outcome) {
-    if let Some(counters) = COUNTERS.get_ptr_mut(hook::SOCKET) {
-        unsafe { fetch_add(counters.cast::<u64>().add(outcome as usize), 1) };
     }
 }
 
@@ -321,16 +311,9 @@ fn show6(call: Call, sockets: Table, protocol: u32) {
     }
 }
 
-/// Whether an endpoint has this port (memory order).
-#[inline(always)]
-fn is_endpoint(port: u16) -> bool {
-    let Some(filter) = FILTER.get_ptr(0) else { return false };
-    unsafe { bit((&raw const (*filter).endpoints).cast(), u16::from_be(port)) }
-}
-
 #[inline(always)]
 pub fn recvmsg4(call: Call) -> i32 {
-    if is_endpoint(call.port()) {
+    if prefilter::is_endpoint(call.port()) {
         show4(call, noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
     GO_ON
@@ -338,7 +321,7 @@ pub fn recvmsg4(call: Call) -> i32 {
 
 #[inline(always)]
 pub fn recvmsg6(call: Call) -> i32 {
-    if is_endpoint(call.port()) {
+    if prefilter::is_endpoint(call.port()) {
         show6(call, noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
     GO_ON
@@ -362,7 +345,7 @@ pub fn getpeername6(call: Call) -> i32 {
 #[inline(always)]
 pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());
-    if protocol != 0 && is_endpoint(port) {
+    if protocol != 0 && prefilter::is_endpoint(port) {
         let key = named_key(closing.cookie(), protocol, closing.peer(), port);
         noted(protocol, true).remove(&key);
     }

@@ -16,11 +16,10 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    count,
+    barrier::{fetch_add, opaque},
+    clock, counters,
     family::Family,
-    hop,
-    maps::{GONE as GONE_ENDPOINTS, SWEEP, Table, USAGE},
-    wire::{fetch_add, opaque},
+    maps::{self, SWEEP, Table, USAGE},
 };
 
 /// Whether the endpoint of a request half takes no more new flows of its Service port.
@@ -33,7 +32,7 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
         ipv6: F::V6 as u8,
         service: request.service,
     };
-    Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
+    Table::of(&raw const maps::GONE).lookup::<_, u32>(&endpoint).is_some()
 }
 
 #[inline(always)]
@@ -47,7 +46,7 @@ fn idle(now: u32, last: u32) -> u32 {
 pub fn begin(_: *mut c_void) -> u32 {
     let (Some(sweep), Some(usage)) = (SWEEP.get_ptr_mut(0), USAGE.get_ptr(0)) else { return 0 };
     unsafe {
-        (*sweep).now = hop::now();
+        (*sweep).now = clock::jiffies();
         (*sweep).snat_created = (*usage).snat_created;
         (*sweep).pending_created = (*usage).pending_created;
     }
@@ -116,7 +115,7 @@ pub fn conversation(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socke
         ipv6: ipv6 as u8,
         service: unsafe { (*socket).service },
     };
-    if Table::of(&raw const GONE_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
+    if Table::of(&raw const maps::GONE).lookup::<_, u32>(&endpoint).is_some() {
         unsafe { (*socket).used = 0 };
     }
 }
@@ -196,9 +195,9 @@ fn request<F: Family>(
     }
     // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
     // gap between the two a new conversation with the same endpoint may take over the reply half.
-    count::end(half.cast_const());
+    counters::end(half.cast_const());
     if !reply.is_null() {
-        count::end(reply.cast_const());
+        counters::end(reply.cast_const());
     }
     F::flows().remove(tuple);
     if !reply.is_null() {
@@ -242,7 +241,7 @@ fn reply<F: Family>(
             (*sweep).marked += 1;
         }
     } else {
-        count::end(half.cast_const());
+        counters::end(half.cast_const());
         F::flows().remove(tuple);
         unsafe { (*sweep).deleted += 1 };
     }
@@ -262,7 +261,7 @@ pub fn unconfirmed<F: Family>(
     if mark != mark::ONLY && idle(now, flow.last) > timeouts.unconfirmed
         || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
-        count::end(half.cast_const());
+        counters::end(half.cast_const());
         F::pending().remove(&tuple);
         return;
     }

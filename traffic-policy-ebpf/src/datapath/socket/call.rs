@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     family::{Family, V4},
-    wire::{load16, load32, load64, store32},
+    words::{load16, load32, load64, store32},
 };
 
 const PROTOCOL_MPTCP: u32 = 262;

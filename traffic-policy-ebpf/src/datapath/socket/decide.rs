@@ -1,7 +1,6 @@
 //! What becomes of a destination that a socket names. Nothing here needs a socket: the kernel cannot test-run socket
 //! hooks, so `explain` asks the same function from an XDP program.
 
-use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use traffic_policy_ebpf::{
     abi::{Address, EndpointKey, NO_SERVICE, Node, Search, Slot, Socket, scope, step},
     hash,
@@ -9,11 +8,11 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    choose::{self, Client, List, NANOSECONDS, Refusal, Target},
+    choose::{self, Client, List, Refusal, Target},
+    clock,
     family::Family,
-    ingress::bit,
-    maps::{FILTER, GONE, NODE, Table},
-    trace,
+    maps::{GONE, NODE, Table},
+    prefilter, trace,
 };
 
 /// What a socket is about to do.
@@ -82,17 +81,6 @@ impl<A: Address> Decision<A> {
     }
 }
 
-/// Whether a destination may be ours by the bit arrays: all that other calls pay for.
-#[inline(always)]
-pub fn concerns<F: Family>(destination: F::Address, port: u16) -> bool {
-    let Some(filter) = FILTER.get_ptr(0) else { return false };
-    unsafe {
-        bit((&raw const (*filter).frontends).cast(), u16::from_be(port))
-            || bit((&raw const (*filter).cluster_ips).cast(), hash::address(destination))
-            || bit((&raw const (*filter).service_cidrs).cast(), hash::prefix(destination))
-    }
-}
-
 /// Whether an address leads to the caller's own namespace: 127.0.0.0/8, ::1, and the unspecified address, which the kernel
 /// takes for loopback.
 #[inline(always)]
@@ -120,7 +108,7 @@ pub fn decide<F: Family>(
     search: *mut Search<F::Address>,
 ) -> Decision<F::Address> {
     let mut decision = Decision::none();
-    if !concerns::<F>(question.destination, question.port) {
+    if !prefilter::concerns::<F>(question.destination, question.port) {
         trace::note(step::FILTER, 0, [0; 2]);
         return decision;
     }
@@ -190,12 +178,6 @@ pub fn decide<F: Family>(
 /// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
 const CONVERSATION: u32 = 120;
 
-/// Seconds of CLOCK_MONOTONIC.
-#[inline(always)]
-pub fn seconds() -> u32 {
-    (unsafe { bpf_ktime_get_coarse_ns() } / NANOSECONDS) as u32
-}
-
 /// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
 /// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
 #[inline(always)]
@@ -205,7 +187,7 @@ fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Addres
         return false;
     }
     let (service, used) = unsafe { ((*had).service, (*had).used) };
-    if used == 0 || seconds().wrapping_sub(used) > CONVERSATION {
+    if used == 0 || clock::seconds().wrapping_sub(used) > CONVERSATION {
         return false;
     }
     let found = choose::frontend::<F>(target);

@@ -2,13 +2,14 @@
 //!
 //! Nobody listens, as a rule: then it costs one load, and only packets that are refused or make a flow come by here.
 
-use aya_ebpf::helpers::{bpf_ktime_get_coarse_ns, bpf_ringbuf_reserve, bpf_ringbuf_submit};
+use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
     abi::{Address, Event, Tuple},
     outcome::Outcome,
 };
 
 use crate::datapath::{
+    clock,
     family::Family,
     maps::{EVENT_BUCKETS, EVENTS, STATE, Table},
 };
@@ -43,7 +44,7 @@ pub fn tell<F: Family>(notice: impl FnOnce() -> Notice<F::Address>) {
     if until == 0 {
         return;
     }
-    let now = unsafe { bpf_ktime_get_coarse_ns() };
+    let now = clock::nanoseconds();
     if until <= now {
         return;
     }

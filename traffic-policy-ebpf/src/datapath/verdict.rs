@@ -1,14 +1,12 @@
 //! How a packet leaves: an outcome, counted once, and what the kernel is told.
 
-use core::ptr;
-
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::{
     abi::{Counters, NO_SERVICE, step},
     outcome::{Outcome, Verdict},
 };
 
-use crate::datapath::{context::Packet, maps::COUNTERS, trace};
+use crate::datapath::{counters, ctx::Packet, trace};
 
 /// An outcome with what it needs to be carried out.
 #[must_use]
@@ -55,16 +53,10 @@ impl Exit {
     }
 }
 
-/// This CPU's counters of a hook; null never, but the verifier does not know.
-#[inline(always)]
-pub fn counters(hook: u32) -> *mut Counters {
-    COUNTERS.get_ptr_mut(hook).unwrap_or(ptr::null_mut())
-}
-
 /// Counts the outcome and translates it for the kernel.
 #[inline(always)]
 pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
-    leave_by(packet, hook, counters(hook), exit)
+    leave_by(packet, hook, counters::of_hook(hook), exit)
 }
 
 /// As [`leave`], with counters that were looked up before.
@@ -72,22 +64,11 @@ pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
 pub fn leave_by<P: Packet>(packet: P, hook: u32, counters: *mut Counters, exit: Exit) -> i32 {
     log(packet.raw(), hook, exit.outcome as u32);
     trace::note(step::OUTCOME, exit.outcome as u32, [hook as u64, 0]);
-    unsafe { count(counters, exit.outcome) };
+    unsafe { counters::count(counters, exit.outcome) };
     match exit.outcome.verdict() {
         Verdict::Pass => P::PASS,
         Verdict::Drop => P::DROP,
         Verdict::Send => exit.action,
-    }
-}
-
-/// Adds one packet.
-///
-/// # Safety
-/// Null, or an element of `COUNTERS`.
-#[inline(always)]
-pub unsafe fn count(counters: *mut Counters, outcome: Outcome) {
-    if !counters.is_null() {
-        unsafe { *counters.cast::<u64>().add(outcome as usize) += 1 };
     }
 }
 

@@ -1,19 +1,44 @@
-//! Packets of each Service by outcome.
+//! Packets counted by outcome: of each hook, and of each Service port.
 //!
-//! Flows count their own packets, so that an established packet pays nothing for it; what is here are refusals, and flows
-//! that are over.
+//! Flows count their own packets, so that an established packet pays nothing for its Service; what is counted here for
+//! Service ports are refusals, and flows that have ended.
 
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, NO_SERVICE, ServiceCount, ServiceCountKey, kind},
+    abi::{Address, Counters, Flow, NO_SERVICE, ServiceCount, ServiceCountKey, hook, kind},
     outcome::Outcome,
 };
 
 use crate::datapath::{
-    maps::{NOEXIST, SERVICE_COUNTS, Table},
-    wire::fetch_add,
+    barrier::fetch_add,
+    maps::{COUNTERS, NOEXIST, SERVICE_COUNTS, Table},
 };
+
+/// This CPU's counters of a hook; null never, but the verifier does not know.
+#[inline(always)]
+pub fn of_hook(hook: u32) -> *mut Counters {
+    COUNTERS.get_ptr_mut(hook).unwrap_or(ptr::null_mut())
+}
+
+/// Adds one packet.
+///
+/// # Safety
+/// Null, or an element of `COUNTERS`.
+#[inline(always)]
+pub unsafe fn count(counters: *mut Counters, outcome: Outcome) {
+    if !counters.is_null() {
+        unsafe { *counters.cast::<u64>().add(outcome as usize) += 1 };
+    }
+}
+
+/// Counts what happened. A process may be interrupted here by another one on the same CPU.
+#[inline(always)]
+pub fn count_call(outcome: Outcome) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(hook::SOCKET) {
+        unsafe { fetch_add(counters.cast::<u64>().add(outcome as usize), 1) };
+    }
+}
 
 static NONE: ServiceCount = ServiceCount { packets: 0, bytes: 0, flows: 0 };
 
