@@ -36,7 +36,7 @@ macro_rules! iterators {
             #[unsafe(no_mangle)]
             #[unsafe(link_section = "iter/bpf_map_elem")]
             pub fn $name(element: *const Element<$key, $value>) -> i32 {
-                sweep::visit(element, $visit)
+                gc::visit(element, $visit)
             }
         )+
     };
@@ -52,12 +52,12 @@ mod programs {
 
     use crate::datapath::{
         answer, clock,
-        ctx::{Tc, Xdp},
+        ctx::{tc::Tc, xdp::Xdp},
         egress, error, established,
         family::{V4, V6},
+        flow::gc::{self, Element},
         ingress, irregular, question,
         socket::{self, Call, Closing},
-        sweep::{self, Element},
     };
 
     programs! {
@@ -106,17 +106,17 @@ mod programs {
     // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
     programs! {
         "raw_tp/sys_enter", context: *mut c_void => context, u32;
-        sweep => sweep::begin;
+        sweep => gc::begin;
         clock => clock::run;
     }
 
     // Walks over the tables of flows and sockets, which `sweep` begins; read by the agent a piece at a time.
     iterators! {
-        sweep_flows4: FlowKey<Address4> => Flow<Address4>, sweep::half::<V4>;
-        sweep_flows6: FlowKey<Address6> => Flow<Address6>, sweep::half::<V6>;
-        sweep_pending4: FlowKey<Address4> => Flow<Address4>, sweep::unconfirmed::<V4>;
-        sweep_pending6: FlowKey<Address6> => Flow<Address6>, sweep::unconfirmed::<V6>;
-        sweep_sockets: SocketKey => Socket, sweep::conversation;
+        sweep_flows4: FlowKey<Address4> => Flow<Address4>, gc::half::<V4>;
+        sweep_flows6: FlowKey<Address6> => Flow<Address6>, gc::half::<V6>;
+        sweep_pending4: FlowKey<Address4> => Flow<Address4>, gc::unconfirmed::<V4>;
+        sweep_pending6: FlowKey<Address6> => Flow<Address6>, gc::unconfirmed::<V6>;
+        sweep_sockets: SocketKey => Socket, gc::conversation;
     }
 }
 

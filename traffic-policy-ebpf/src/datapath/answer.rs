@@ -13,6 +13,7 @@ use crate::datapath::{
     events::{self, Notice},
     extension,
     family::{V4, V6},
+    flow::table::FlowTable,
     maps::{BUCKETS, STATE},
     parse::ETHERNET,
     rewrite::Rewrite,
@@ -86,7 +87,7 @@ unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
     if service != NO_SERVICE {
         return service;
     }
-    let half = F::flows().find(unsafe { &(*scratch).key });
+    let half = FlowTable::<F>::main().find(unsafe { &(*scratch).key });
     if half.is_null() { NO_SERVICE } else { unsafe { (*half).service } }
 }
 

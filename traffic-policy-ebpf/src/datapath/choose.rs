@@ -3,8 +3,8 @@
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Affinity, AffinityKey, CidrQuery, Frontend, FrontendKey, NO_SERVICE, Range, Search, Slot,
-        SourceQuery, client, frontend, frontend_kind, list, scope, step,
+        Address, Address4, Address6, Affinity, AffinityKey, CidrQuery, Frontend, FrontendKey, NO_SERVICE,
+        Range, Search, Slot, SourceQuery, client, frontend, frontend_kind, list, scope, step,
     },
     hash,
     outcome::Outcome,
@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
-    family::Family,
+    family::{Family, V4, V6},
     maps::{AFFINITY, ANY, Table},
     trace,
 };
@@ -248,7 +248,7 @@ pub fn find<F: Family>(
         (*search).base = range.base;
         (*search).len = range.len;
         (*search).offset = 0;
-        bpf_loop(MOST_ENDPOINTS, F::next_slot(), (&raw mut context).cast::<c_void>(), 0);
+        bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0);
         if (*search).found != 0 { (*search).offset } else { NONE }
     }
 }
@@ -261,7 +261,7 @@ fn is_at<F: Family>(index: u32, address: F::Address, port: u16) -> bool {
 
 /// One turn of the search: 0 to go on, 1 to stop.
 #[inline(always)]
-pub fn next_slot<F: Family>(search: *mut Search<F::Address>) -> i64 {
+fn next_slot<F: Family>(search: *mut Search<F::Address>) -> i64 {
     unsafe {
         if (*search).offset >= (*search).len {
             return 1;
@@ -273,4 +273,18 @@ pub fn next_slot<F: Family>(search: *mut Search<F::Address>) -> i64 {
         (*search).offset += 1;
     }
     0
+}
+
+/// [`next_slot`] of a family, as `bpf_loop` calls it.
+#[inline(always)]
+fn turn<F: Family>() -> *mut c_void {
+    if F::V6 { next_slot6 as *mut c_void } else { next_slot4 as *mut c_void }
+}
+
+extern "C" fn next_slot4(_: u64, search: *mut *mut Search<Address4>) -> i64 {
+    next_slot::<V4>(unsafe { *search })
+}
+
+extern "C" fn next_slot6(_: u64, search: *mut *mut Search<Address6>) -> i64 {
+    next_slot::<V6>(unsafe { *search })
 }

@@ -4,24 +4,26 @@ use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, Usage, destination_port, frontend,
-        scope, source_port, step,
+        Address, Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, destination_port, frontend, scope,
+        source_port, step,
     },
     hash,
     outcome::Outcome,
-    tcp::{CONFIRMED, GONE, flag},
+    tcp::flag,
 };
 
 use crate::datapath::{
-    barrier::{fetch_add, full_fence},
+    barrier::fetch_add,
     choose::{self, Client, List, Target},
-    claim::Halves,
-    counters,
     ctx::Packet,
-    family::{self, Family},
+    family::Family,
+    flow::{
+        snat_port::Halves,
+        state,
+        table::{self, FlowTable},
+    },
     hop::{self, Route, Via},
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
-    pair,
     parse::Parsed,
     trace,
     verdict::Exit,
@@ -91,7 +93,8 @@ fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let key = unsafe { &mut (*scratch).other };
     *key = parsed.tuple.reversed();
-    !F::flows().find(key).is_null() || family::pending_in_use() && !F::pending().find(key).is_null()
+    !FlowTable::<F>::main().find(key).is_null()
+        || table::pending_in_use() && !FlowTable::<F>::pending().find(key).is_null()
 }
 
 /// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
@@ -203,23 +206,23 @@ pub fn create<P: Packet, F: Family>(
     let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 
     if !restart.is_null() {
-        unsafe { begin_anew::<F>(restart, request, parsed.tuple.protocol, key, usage) };
+        unsafe { state::begin_anew::<F>(restart, request, parsed.tuple.protocol, key, usage) };
         return Ok(Created { request: restart, unresolved });
     }
     let flags = if pending { ANY } else { NOEXIST };
-    match pair::table::<F>(pending).insert(&parsed.tuple, request.cast_const(), flags) {
+    match FlowTable::<F>::of(pending).insert(&parsed.tuple, request.cast_const(), flags) {
         0 if pending => {}
         0 => {
-            unsafe { fetch_add(unconfirmed::<F>(usage), 1) };
+            unsafe { fetch_add(table::unconfirmed::<F>(usage), 1) };
         }
         failed => {
             // Another CPU was first, or the table is full. Our reply half is nobody else's, unless the winner made it
             // too: for an endpoint on this node both have the same.
-            let winner = F::flows().find(&parsed.tuple);
+            let winner = FlowTable::<F>::main().find(&parsed.tuple);
             let shared = !winner.is_null()
                 && unsafe { (*winner).translated(parsed.tuple.protocol) }.reversed() == *key;
             if !shared {
-                pair::table::<F>(pending).remove(key);
+                FlowTable::<F>::of(pending).remove(key);
             }
             if failed != EXISTS {
                 return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
@@ -227,58 +230,9 @@ pub fn create<P: Packet, F: Family>(
         }
     }
     // The entry as it lies in the table: ours, or that of the CPU that was first.
-    let request = pair::table::<F>(pending).find(&parsed.tuple);
+    let request = FlowTable::<F>::of(pending).find(&parsed.tuple);
     if request.is_null() {
         return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
     }
     Ok(Created { request, unresolved })
-}
-
-/// Writes a new conversation over the request half of one that is over. Packets of the old one may be reading: the half
-/// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
-/// checksum if it gets a mixture of both.
-#[inline(always)]
-unsafe fn begin_anew<F: Family>(
-    half: *mut Flow<F::Address>,
-    request: *mut Flow<F::Address>,
-    protocol: u32,
-    reply_key: &Tuple<F::Address>,
-    usage: *mut Usage,
-) {
-    unsafe {
-        let was_confirmed = (*half).state & CONFIRMED != 0;
-        retire::<F>(half, protocol, reply_key);
-        counters::end(half.cast_const());
-        let kind = (*request).kind;
-        (*request).kind = 0;
-        // It is this CPU's own.
-        let own = &raw mut (*request).bytes;
-        ptr::write_volatile(&raw mut (*half).kind, 0);
-        full_fence(own);
-        *half = *request;
-        full_fence(own);
-        ptr::write_volatile(&raw mut (*half).kind, kind);
-        if was_confirmed {
-            fetch_add(unconfirmed::<F>(usage), 1);
-        }
-    }
-}
-
-#[inline(always)]
-fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
-    // SAFETY: fields of a map value.
-    unsafe { if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] } }
-}
-
-/// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
-#[inline(always)]
-unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
-    let Some(key) = pair::other_key::<F>(request, protocol) else { return };
-    if *key == *successor {
-        return;
-    }
-    let old = F::flows().find(key);
-    if !old.is_null() {
-        unsafe { (*old).state |= GONE };
-    }
 }

@@ -10,8 +10,11 @@ use crate::datapath::{
     clock,
     ctx::{LINEAR, Packet},
     family::{V4, V6},
+    flow::{
+        state::{self, Tracked},
+        table,
+    },
     irregular,
-    pair::{self, Tracked},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
     rewrite::Rewrite,
@@ -58,15 +61,15 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     if let Err(outcome) = parse::finish(packet, parsed) {
         return outcome;
     }
-    let (mut half, pending) = pair::find::<F>(&parsed.tuple);
+    let (mut half, pending) = table::find::<F>(&parsed.tuple);
     if half.is_null() {
         return Outcome::PassedNotService;
     }
     if unsafe { (*half).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    if pending || !pair::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
-        match pair::track(parsed, half, pending) {
+    if pending || !state::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
+        match state::track(parsed, half, pending) {
             Tracked::Keep(kept) => half = kept,
             Tracked::Leave(outcome) => return outcome,
             Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStaleFlow,

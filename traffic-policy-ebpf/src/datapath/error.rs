@@ -15,7 +15,8 @@ use crate::datapath::{
     ctx::Packet,
     egress, extension,
     family::{V4, V6},
-    ingress, pair,
+    flow::{state, table},
+    ingress,
     parse::{self, ETHERNET},
     rewrite::Rewrite,
     verdict::{self, Exit},
@@ -115,12 +116,12 @@ fn outgoing<P: Packet, F: Quote>(packet: P) -> Outcome {
 /// The half that translates packets of the error's direction.
 #[inline(always)]
 fn half<F: Quote>(quoting: &Quoting<F>) -> Result<*mut Flow<F::Address>, Outcome> {
-    let (half, pending) = pair::find::<F>(&quoting.tuple);
+    let (half, pending) = table::find::<F>(&quoting.tuple);
     if half.is_null() {
         return Err(Outcome::PassedIcmpNoFlow);
     }
     // In `PENDING` half a flow may be left, which says no more whose it is.
-    if pending && !pair::whole::<F>(half, &quoting.tuple, pending) {
+    if pending && !state::whole::<F>(half, &quoting.tuple, pending) {
         return Err(Outcome::PassedStaleFlow);
     }
     // Only whom the quoted packet came from may be told of it, as in nf_conntrack_inet_error:

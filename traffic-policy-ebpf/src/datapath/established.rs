@@ -19,8 +19,8 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     choose, clock, counters, create,
     ctx::{LINEAR, Packet},
-    family::{self, V4, V6},
-    flows,
+    family::{V4, V6},
+    flow::table::{self, FlowTable},
     hop::Current,
     ingress::{self, Ready},
     irregular,
@@ -67,10 +67,10 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
         let now = clock::jiffies();
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
-        let half = F::flows().find(&parsed.tuple);
+        let half = FlowTable::<F>::main().find(&parsed.tuple);
         if !half.is_null() {
             let (kind, state) = unsafe { ((*half).kind, (*half).state) };
-            let (index, epoch) = unsafe { flows::way(half) };
+            let (index, epoch) = unsafe { table::way(half) };
             if state & !ANSWERED == CONFIRMED {
                 let mut hop = ptr::null();
                 // A half that is being written has no kind.
@@ -90,7 +90,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
                 }
             }
         } else if !P::TC
-            && !family::pending_in_use()
+            && !table::pending_in_use()
             && (matches!(ours, Ours::Pool)
                 || matches!(ours, Ours::Port)
                     && choose::frontend::<F>(&create::target::<F>(&parsed.tuple)).is_null())

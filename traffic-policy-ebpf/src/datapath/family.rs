@@ -1,15 +1,10 @@
 //! IPv4 and IPv6 as types, so that the packet path is written once.
 
-use aya_ebpf::cty::c_void;
-use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, Search};
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
 
-use crate::datapath::{
-    choose, claim,
-    flows::Flows,
-    maps::{
-        self, FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4,
-        SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
-    },
+use crate::datapath::maps::{
+    FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4,
+    SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
 };
 
 pub trait Family: 'static {
@@ -20,18 +15,16 @@ pub trait Family: 'static {
     /// Address family number.
     const AF: u16;
 
-    fn flows() -> Flows<Self::Address>;
-    fn pending() -> Flows<Self::Address>;
+    /// The main table of flow entries.
+    fn flows() -> Table;
+    /// The table of flows that are not confirmed, used when the main one has many of those.
+    fn pending() -> Table;
     fn frontends() -> Table;
     fn sources() -> Table;
     fn service_cidrs() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
-    /// [`claim::next_port`] of this family, as `bpf_loop` calls it.
-    fn next_port() -> *mut c_void;
-    /// [`choose::next_slot`] of this family, as `bpf_loop` calls it.
-    fn next_slot() -> *mut c_void;
     /// From the wide form of the FIB.
     fn narrow(wide: [u64; 2]) -> Self::Address;
 }
@@ -46,12 +39,12 @@ impl Family for V4 {
     const AF: u16 = 2;
 
     #[inline(always)]
-    fn flows() -> Flows<Address4> {
-        Flows::of(&raw const FLOWS4)
+    fn flows() -> Table {
+        Table::of(&raw const FLOWS4)
     }
     #[inline(always)]
-    fn pending() -> Flows<Address4> {
-        Flows::of(&raw const PENDING4)
+    fn pending() -> Table {
+        Table::of(&raw const PENDING4)
     }
     #[inline(always)]
     fn frontends() -> Table {
@@ -78,14 +71,6 @@ impl Family for V4 {
         SCRATCH4.get_ptr_mut(0)
     }
     #[inline(always)]
-    fn next_port() -> *mut c_void {
-        next_port4 as *mut c_void
-    }
-    #[inline(always)]
-    fn next_slot() -> *mut c_void {
-        next_slot4 as *mut c_void
-    }
-    #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address4 {
         wide[0] as u32
     }
@@ -98,12 +83,12 @@ impl Family for V6 {
     const AF: u16 = 10;
 
     #[inline(always)]
-    fn flows() -> Flows<Address6> {
-        Flows::of(&raw const FLOWS6)
+    fn flows() -> Table {
+        Table::of(&raw const FLOWS6)
     }
     #[inline(always)]
-    fn pending() -> Flows<Address6> {
-        Flows::of(&raw const PENDING6)
+    fn pending() -> Table {
+        Table::of(&raw const PENDING6)
     }
     #[inline(always)]
     fn frontends() -> Table {
@@ -130,38 +115,7 @@ impl Family for V6 {
         SCRATCH6.get_ptr_mut(0)
     }
     #[inline(always)]
-    fn next_port() -> *mut c_void {
-        next_port6 as *mut c_void
-    }
-    #[inline(always)]
-    fn next_slot() -> *mut c_void {
-        next_slot6 as *mut c_void
-    }
-    #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address6 {
         wide
     }
-}
-
-/// Whether `PENDING` may hold anything.
-#[inline(always)]
-pub fn pending_in_use() -> bool {
-    let (Some(state), Some(usage)) = (maps::STATE.get_ptr(0), maps::USAGE.get_ptr(0)) else { return false };
-    unsafe { (*usage).pending_created != (*state).pending_swept }
-}
-
-extern "C" fn next_port4(_: u64, _: *mut c_void) -> i64 {
-    claim::next_port::<V4>()
-}
-
-extern "C" fn next_port6(_: u64, _: *mut c_void) -> i64 {
-    claim::next_port::<V6>()
-}
-
-extern "C" fn next_slot4(_: u64, search: *mut *mut Search<Address4>) -> i64 {
-    choose::next_slot::<V4>(unsafe { *search })
-}
-
-extern "C" fn next_slot6(_: u64, search: *mut *mut Search<Address6>) -> i64 {
-    choose::next_slot::<V6>(unsafe { *search })
 }

@@ -18,9 +18,9 @@ use crate::datapath::{
     carried::{self, Carried},
     clock,
     ctx::Packet,
+    flow::table,
     irregular::{Irregular, Laid},
     maps::ANY,
-    pair,
     parse::Parsed,
     rewrite::Rewrite,
     verdict::Exit,
@@ -87,7 +87,7 @@ pub fn later<F: Irregular>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Addr
     let mut parsed = laid.parsed;
     parsed.tuple.ports = ports;
     parsed.tuple.protocol = protocol;
-    let (half, _) = pair::find::<F>(&parsed.tuple);
+    let (half, _) = table::find::<F>(&parsed.tuple);
     if half.is_null() {
         return Err(Outcome::PassedFragment);
     }

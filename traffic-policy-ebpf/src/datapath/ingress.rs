@@ -13,10 +13,12 @@ use crate::datapath::{
     clock, create,
     ctx::Packet,
     events::{self, Notice},
-    flows,
+    flow::{
+        state::{self, Tracked},
+        table,
+    },
     hop::{self, Route},
     maps::{DEVICES, HOPS, Table},
-    pair::{self, Tracked},
     parse::{self, Parsed},
     rewrite::{self, Rewrite},
     verdict::{self, Exit},
@@ -86,7 +88,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     parsed: &Parsed<F>,
     now: u32,
 ) -> Result<Ready<F::Address>, Exit> {
-    let (half, pending) = pair::find::<F>(&parsed.tuple);
+    let (half, pending) = table::find::<F>(&parsed.tuple);
     // Null pointers rather than `Option`s, as in `find`.
     let mut restart = ptr::null_mut();
     let mut kept = ptr::null_mut();
@@ -94,7 +96,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
         if unsafe { (*half).kind } == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
-        match pair::track(parsed, half, pending) {
+        match state::track(parsed, half, pending) {
             Tracked::Keep(half) => kept = half,
             Tracked::Restart(half) => restart = half,
             Tracked::Forget => {}
@@ -121,7 +123,7 @@ pub fn way_out<P: Packet, F: Rewrite>(
     now: u32,
 ) -> Result<Ready<F::Address>, Exit> {
     let kind = unsafe { (*half).kind };
-    let (index, epoch) = unsafe { flows::way(half) };
+    let (index, epoch) = unsafe { table::way(half) };
     if kind == kind::DELIVER {
         return Ok(Ready { half, hop: ptr::null(), unresolved: 0 });
     }
@@ -132,7 +134,7 @@ pub fn way_out<P: Packet, F: Rewrite>(
     match hop::resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
-            unsafe { flows::set_way(half, via.hop, via.epoch) };
+            unsafe { table::set_way(half, via.hop, via.epoch) };
             Ok(Ready { half, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),

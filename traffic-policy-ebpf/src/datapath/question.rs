@@ -6,7 +6,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    ctx::Xdp,
+    ctx::xdp::Xdp,
     family::{Family, V4, V6},
     maps::QUESTION,
     socket::{self, decide::Question},

@@ -1,14 +1,13 @@
 //! A packet in XDP or TC: one set of verbs for the two kinds of context.
 
-mod tc;
-mod xdp;
+pub mod tc;
+pub mod xdp;
 
 use core::arch::asm;
 
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::abi::jump;
 
-pub use self::{tc::Tc, xdp::Xdp};
 use crate::datapath::{family::Family, maps::Table};
 
 /// BPF_FUNC_tail_call

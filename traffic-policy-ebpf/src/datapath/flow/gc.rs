@@ -19,6 +19,7 @@ use crate::datapath::{
     barrier::{fetch_add, opaque},
     clock, counters,
     family::Family,
+    flow::table::{self, FlowTable},
     maps::{self, SWEEP, Table, USAGE},
 };
 
@@ -152,7 +153,7 @@ fn request<F: Family>(
     let (now, pressure, timeouts, mark) =
         unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark) };
     let reply_key = flow.translated(tuple.protocol).reversed();
-    let reply = F::flows().find(&reply_key);
+    let reply = FlowTable::<F>::main().find(&reply_key);
     let mut quiet_for = idle(now, flow.last);
     let mut reply_state = RST;
     if !reply.is_null() {
@@ -199,19 +200,16 @@ fn request<F: Family>(
     if !reply.is_null() {
         counters::end(reply.cast_const());
     }
-    F::flows().remove(tuple);
+    FlowTable::<F>::main().remove(tuple);
     if !reply.is_null() {
-        F::flows().remove(&reply_key);
+        FlowTable::<F>::main().remove(&reply_key);
     }
     unsafe { (*sweep).deleted += 1 };
     if flow.state & CONFIRMED == 0
         && let Some(usage) = USAGE.get_ptr_mut(0)
     {
-        let word = unsafe {
-            if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] }
-        };
         unsafe {
-            fetch_add(word, u64::MAX);
+            fetch_add(table::unconfirmed::<F>(usage), u64::MAX);
             (*sweep).unconfirmed -= 1;
         }
     }
@@ -231,7 +229,7 @@ fn reply<F: Family>(
         return;
     }
     let key = flow.translated(tuple.protocol).reversed();
-    let request = F::flows().find(&key);
+    let request = FlowTable::<F>::main().find(&key);
     if !request.is_null() && unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple {
         return;
     }
@@ -242,7 +240,7 @@ fn reply<F: Family>(
         }
     } else {
         counters::end(half.cast_const());
-        F::flows().remove(tuple);
+        FlowTable::<F>::main().remove(tuple);
         unsafe { (*sweep).deleted += 1 };
     }
 }
@@ -262,7 +260,7 @@ pub fn unconfirmed<F: Family>(
         || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
         counters::end(half.cast_const());
-        F::pending().remove(&tuple);
+        FlowTable::<F>::pending().remove(&tuple);
         return;
     }
     unsafe {

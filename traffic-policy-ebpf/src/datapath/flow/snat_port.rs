@@ -2,7 +2,7 @@
 
 use core::ptr;
 
-use aya_ebpf::helpers::bpf_loop;
+use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{Address, Claim, Flow, Fold, Scratch, Slot, Tuple, Usage, kind, ports, source_port},
     checksum, hash,
@@ -13,9 +13,9 @@ use crate::datapath::{
     barrier::fetch_add,
     counters,
     ctx::Packet,
-    family::{self, Family},
+    family::{Family, V4, V6},
+    flow::table::{self, FlowTable},
     maps::{EXISTS, NOEXIST, POOL},
-    pair,
     parse::Parsed,
     verdict::Exit,
     words::{load16, load32},
@@ -86,7 +86,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         }
         // The first port is nearly always free. As a callback the verifier sees one turn only of the others.
         if next_port::<F>() == 0 {
-            unsafe { bpf_loop(TRIES - 1, F::next_port(), ptr::null_mut(), 0) };
+            unsafe { bpf_loop(TRIES - 1, turn::<F>(), ptr::null_mut(), 0) };
         }
         match unsafe { (*scratch).claim.result } as i64 {
             0 => Ok(()),
@@ -100,7 +100,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
     #[inline(always)]
     fn renew(&self) -> bool {
         let key = unsafe { &(*self.scratch).key };
-        let old = pair::table::<F>(self.pending).find(key);
+        let old = FlowTable::<F>::of(self.pending).find(key);
         if old.is_null()
             || unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed()
         {
@@ -209,16 +209,16 @@ fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
         (*scratch).reply.port_delta =
             checksum::delta(checksum::port_sum(claim.ports), checksum::port_sum(claim.client_ports));
         let (key, reply, pending) = (&(*scratch).key, &raw const (*scratch).reply, claim.pending != 0);
-        if family::pending_in_use() && !pair::table::<F>(!pending).find(key).is_null() {
+        if table::pending_in_use() && !FlowTable::<F>::of(!pending).find(key).is_null() {
             return EXISTS;
         }
-        pair::table::<F>(pending).insert(key, reply, NOEXIST)
+        FlowTable::<F>::of(pending).insert(key, reply, NOEXIST)
     }
 }
 
 /// One turn of the search: 0 to go on, 1 to stop.
 #[inline(always)]
-pub fn next_port<F: Family>() -> i64 {
+fn next_port<F: Family>() -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), POOL.get_ptr(0)) else { return 1 };
     let claim = unsafe { &mut (*scratch).claim };
     let port = unsafe { *pool.cast::<u16>().add((claim.at & 0xffff) as usize) };
@@ -229,4 +229,18 @@ pub fn next_port<F: Family>() -> i64 {
     let result = attempt::<F>(scratch, port.to_be());
     unsafe { (*scratch).claim.result = result as i32 };
     (result != EXISTS) as i64
+}
+
+/// [`next_port`] of a family, as `bpf_loop` calls it.
+#[inline(always)]
+fn turn<F: Family>() -> *mut c_void {
+    if F::V6 { next_port6 as *mut c_void } else { next_port4 as *mut c_void }
+}
+
+extern "C" fn next_port4(_: u64, _: *mut c_void) -> i64 {
+    next_port::<V4>()
+}
+
+extern "C" fn next_port6(_: u64, _: *mut c_void) -> i64 {
+    next_port::<V6>()
 }

@@ -5,15 +5,16 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Tuple, kind},
+    abi::{Address, Flow, Tuple, Usage, kind},
     outcome::Outcome,
     tcp::{self, ANSWERED, CONFIRMED, GONE, MARKED, flag},
 };
 
 use crate::datapath::{
-    barrier::fetch_add,
-    family::{self, Family},
-    flows::Flows,
+    barrier::{fetch_add, full_fence},
+    counters,
+    family::Family,
+    flow::table::{self, FlowTable},
     maps::{NOEXIST, USAGE},
     parse::Parsed,
     words::load32,
@@ -34,21 +35,6 @@ pub enum Tracked<A: Address> {
 #[inline(always)]
 pub fn quiet(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
-}
-
-/// The half of a packet, null if it has none, and whether it lies in `PENDING`.
-#[inline(always)]
-pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
-    let main = F::flows().find(tuple);
-    if !main.is_null() || !family::pending_in_use() {
-        return (main, false);
-    }
-    let pending = F::pending().find(tuple);
-    if !pending.is_null() {
-        return (pending, true);
-    }
-    // Another CPU may have moved it to the main table between the two looks.
-    (F::flows().find(tuple), false)
 }
 
 /// The key of a half's other half, in `Scratch`: the stack has no room for all the keys that are looked up.
@@ -74,7 +60,7 @@ fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -
 #[inline(always)]
 pub fn whole<F: Family>(half: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
     let Some(key) = other_key::<F>(half, tuple.protocol) else { return false };
-    let other = table::<F>(pending).find(key);
+    let other = FlowTable::<F>::of(pending).find(key);
     !other.is_null() && names::<F>(other, tuple)
 }
 
@@ -96,7 +82,7 @@ pub fn track<F: Family>(
     let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
         return Tracked::Leave(Outcome::DroppedInternalError);
     };
-    let mut other = table::<F>(pending).find(key);
+    let mut other = FlowTable::<F>::of(pending).find(key);
     // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
     // table a half left behind by a restart is marked as gone.
     if !other.is_null() && !names::<F>(other, &parsed.tuple) {
@@ -163,26 +149,21 @@ fn confirm<F: Family>(
     }
     if !pending {
         if let Some(usage) = USAGE.get_ptr_mut(0) {
-            let word = if F::V6 {
-                unsafe { &raw mut (*usage).unconfirmed[1] }
-            } else {
-                unsafe { &raw mut (*usage).unconfirmed[0] }
-            };
-            unsafe { fetch_add(word, u64::MAX) };
+            unsafe { fetch_add(table::unconfirmed::<F>(usage), u64::MAX) };
         }
         return Tracked::Keep(half);
     }
     // It has earned a place that is never evicted. Reply half first, as for a new flow.
-    if F::flows().insert(key, reply.cast_const(), NOEXIST) != 0 {
+    if FlowTable::<F>::main().insert(key, reply.cast_const(), NOEXIST) != 0 {
         return Tracked::Keep(half);
     }
-    if F::flows().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
-        F::flows().remove(key);
+    if FlowTable::<F>::main().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
+        FlowTable::<F>::main().remove(key);
         return Tracked::Keep(half);
     }
-    F::pending().remove(&parsed.tuple);
-    F::pending().remove(key);
-    let half = F::flows().find(&parsed.tuple);
+    FlowTable::<F>::pending().remove(&parsed.tuple);
+    FlowTable::<F>::pending().remove(key);
+    let half = FlowTable::<F>::main().find(&parsed.tuple);
     if half.is_null() { Tracked::Leave(Outcome::DroppedTableFull) } else { Tracked::Keep(half) }
 }
 
@@ -218,8 +199,45 @@ fn reply<F: Family>(
     Tracked::Keep(half)
 }
 
-/// The table that holds a half of a new flow.
+/// Writes a new conversation over the request half of one that is over. Packets of the old one may be reading: the half
+/// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
+/// checksum if it gets a mixture of both.
 #[inline(always)]
-pub fn table<F: Family>(pending: bool) -> Flows<F::Address> {
-    if pending { F::pending() } else { F::flows() }
+pub unsafe fn begin_anew<F: Family>(
+    half: *mut Flow<F::Address>,
+    request: *mut Flow<F::Address>,
+    protocol: u32,
+    reply_key: &Tuple<F::Address>,
+    usage: *mut Usage,
+) {
+    unsafe {
+        let was_confirmed = (*half).state & CONFIRMED != 0;
+        retire::<F>(half, protocol, reply_key);
+        counters::end(half.cast_const());
+        let kind = (*request).kind;
+        (*request).kind = 0;
+        // It is this CPU's own.
+        let own = &raw mut (*request).bytes;
+        ptr::write_volatile(&raw mut (*half).kind, 0);
+        full_fence(own);
+        *half = *request;
+        full_fence(own);
+        ptr::write_volatile(&raw mut (*half).kind, kind);
+        if was_confirmed {
+            fetch_add(table::unconfirmed::<F>(usage), 1);
+        }
+    }
+}
+
+/// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
+#[inline(always)]
+unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
+    let Some(key) = other_key::<F>(request, protocol) else { return };
+    if *key == *successor {
+        return;
+    }
+    let old = FlowTable::<F>::main().find(key);
+    if !old.is_null() {
+        unsafe { (*old).state |= GONE };
+    }
 }
