@@ -51,41 +51,42 @@ mod programs {
     use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, Socket, SocketKey};
 
     use crate::datapath::{
-        answer, clock,
+        clock,
         ctx::{tc::Tc, xdp::Xdp},
-        egress, error, established,
+        egress, error,
         family::{V4, V6},
+        fast_path,
         flow::gc::{self, Element},
-        ingress, irregular, question,
+        irregular, question, reject, slow_path,
         socket::{self, Call, Closing},
     };
 
     programs! {
         "xdp", context: *mut xdp_md => Xdp::new(context), u32;
-        xdp_ingress => established::run;
-        xdp_attend4 => ingress::attend::<Xdp, V4>;
-        xdp_attend6 => ingress::attend::<Xdp, V6>;
+        xdp_ingress => fast_path::run;
+        xdp_attend4 => slow_path::run::<Xdp, V4>;
+        xdp_attend6 => slow_path::run::<Xdp, V6>;
         xdp_irregular4 => irregular::run::<Xdp, V4>;
         xdp_irregular6 => irregular::run::<Xdp, V6>;
         xdp_error4 => error::run::<Xdp, V4>;
         xdp_error6 => error::run::<Xdp, V6>;
-        xdp_answer4 => answer::run::<Xdp, V4>;
-        xdp_answer6 => answer::run::<Xdp, V6>;
+        xdp_answer4 => reject::run::<Xdp, V4>;
+        xdp_answer6 => reject::run::<Xdp, V6>;
         // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
         explain_socket => question::run;
     }
 
     programs! {
         "classifier", context: *mut __sk_buff => Tc::new(context), i32;
-        tc_ingress => established::run;
-        tc_attend4 => ingress::attend::<Tc, V4>;
-        tc_attend6 => ingress::attend::<Tc, V6>;
+        tc_ingress => fast_path::run;
+        tc_attend4 => slow_path::run::<Tc, V4>;
+        tc_attend6 => slow_path::run::<Tc, V6>;
         tc_irregular4 => irregular::run::<Tc, V4>;
         tc_irregular6 => irregular::run::<Tc, V6>;
         tc_error4 => error::run::<Tc, V4>;
         tc_error6 => error::run::<Tc, V6>;
-        tc_answer4 => answer::run::<Tc, V4>;
-        tc_answer6 => answer::run::<Tc, V6>;
+        tc_answer4 => reject::run::<Tc, V4>;
+        tc_answer6 => reject::run::<Tc, V6>;
         tc_egress => egress::run;
         tc_irregular_out4 => irregular::run_out::<Tc, V4>;
         tc_irregular_out6 => irregular::run_out::<Tc, V6>;

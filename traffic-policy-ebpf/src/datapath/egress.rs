@@ -6,7 +6,6 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    carried::Carried,
     clock,
     ctx::{LINEAR, Packet},
     family::{V4, V6},
@@ -14,10 +13,10 @@ use crate::datapath::{
         state::{self, Tracked},
         table,
     },
+    forward::{Carried, Rewrite},
     irregular,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
-    rewrite::Rewrite,
     verdict::{self, Exit},
     words::load16,
 };

@@ -10,15 +10,13 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     barrier::opaque,
-    carried::Carried,
     clock,
     ctx::Packet,
     egress, extension,
     family::{V4, V6},
     flow::{state, table},
-    ingress,
+    forward::{self, Carried, Rewrite, nexthop},
     parse::{self, ETHERNET},
-    rewrite::Rewrite,
     verdict::{self, Exit},
     words::{load8, load16, load32, load64, store8, store16, store32, store64},
 };
@@ -88,8 +86,8 @@ fn incoming<P: Packet, F: Quote>(packet: P) -> Exit {
         return Outcome::PassedStaleFlow.into();
     }
     let now = clock::jiffies();
-    match ingress::way_out::<P, F>(packet, half, now) {
-        Ok(ready) => ingress::carry_out(packet, &quoting, &ready, now),
+    match nexthop::way_out::<P, F>(packet, half, now) {
+        Ok(ready) => forward::carry_out(packet, &quoting, &ready, now),
         Err(exit) => exit,
     }
 }

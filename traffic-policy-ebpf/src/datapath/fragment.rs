@@ -15,14 +15,13 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    carried::{self, Carried},
     clock,
     ctx::Packet,
     flow::table,
+    forward::{self, Carried, Rewrite},
     irregular::{Irregular, Laid},
     maps::ANY,
     parse::Parsed,
-    rewrite::Rewrite,
     verdict::Exit,
 };
 
@@ -122,7 +121,7 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
     }
     #[inline(always)]
     fn account(&self, half: *mut Flow<F::Address>, now: u32) {
-        carried::account::<F>(half, self.parsed.length, now);
+        forward::account::<F>(half, self.parsed.length, now);
     }
     #[inline(always)]
     fn translate(&self, packet: P, half: *const Flow<F::Address>, step: bool) -> bool {

@@ -13,11 +13,12 @@ use crate::datapath::{
     egress,
     extension::{self, MORE, OFFSET},
     family::{V4, V6},
-    fragment, ingress,
+    forward::{self, Rewrite, nexthop},
+    fragment,
     maps::{FRAGMENTS4, FRAGMENTS6, Table},
     parse::{self, ETHERNET, Parse, Parsed},
     prefilter::{self, Ours},
-    rewrite::Rewrite,
+    reject, slow_path,
     verdict::{self, Exit},
     words::{load8, load16, load32, load64},
 };
@@ -87,11 +88,11 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
         if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStaleFlow.into();
         }
-        let exit = match ingress::way_out::<P, F>(packet, half, now) {
-            Ok(ready) => ingress::carry_out(packet, &later, &ready, now),
+        let exit = match nexthop::way_out::<P, F>(packet, half, now) {
+            Ok(ready) => forward::carry_out(packet, &later, &ready, now),
             Err(exit) => exit,
         };
-        return ingress::refused::<P, F>(
+        return reject::if_refused::<P, F>(
             packet,
             &later.parsed,
             Exit { service: unsafe { (*half).service }, ..exit },
@@ -107,7 +108,7 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     if let Err(outcome) = parse::finish(packet, &parsed) {
         return outcome.into();
     }
-    let prepared = ingress::prepare(packet, &parsed, now);
+    let prepared = slow_path::prepare(packet, &parsed, now);
     // Also where TC has to send it: the next fragment may be here before it has come there.
     let known = match &prepared {
         Ok(_) => true,
@@ -118,12 +119,12 @@ fn incoming<P: Packet, F: Irregular>(packet: P) -> Exit {
     }
     let exit = match prepared {
         Ok(ready) => {
-            let exit = ingress::carry_out(packet, &parsed, &ready, now);
+            let exit = forward::carry_out(packet, &parsed, &ready, now);
             Exit { service: unsafe { (*ready.half).service }, ..exit }
         }
         Err(exit) => exit,
     };
-    ingress::refused::<P, F>(packet, &parsed, exit)
+    reject::if_refused::<P, F>(packet, &parsed, exit)
 }
 
 /// The program for packets that leave.

@@ -1,29 +1,26 @@
 //! The packet path: what the programs of `main.rs` are made of.
 
-pub mod answer;
 pub mod barrier;
-pub mod carried;
-pub mod choose;
 pub mod clock;
 pub mod counters;
-pub mod create;
 pub mod ctx;
 pub mod egress;
 pub mod error;
-pub mod established;
 pub mod events;
 pub mod extension;
 pub mod family;
+pub mod fast_path;
 pub mod flow;
+pub mod forward;
 pub mod fragment;
-pub mod hop;
-pub mod ingress;
 pub mod irregular;
+pub mod lb;
 pub mod maps;
 pub mod parse;
 pub mod prefilter;
 pub mod question;
-pub mod rewrite;
+pub mod reject;
+pub mod slow_path;
 pub mod socket;
 pub mod trace;
 pub mod verdict;

@@ -8,9 +8,9 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    choose::{self, Client, List, Refusal, Target},
     clock,
     family::Family,
+    lb::{Client, List, Refusal, Target, affinity, select},
     maps::{GONE, NODE, Table},
     prefilter, trace,
 };
@@ -142,7 +142,7 @@ pub fn decide<F: Family>(
     if client.source == F::Address::default() {
         client.source = usual_source::<F>(question.node);
     }
-    let list = match choose::list::<F>(&target, &client) {
+    let list = match select::list::<F>(&target, &client) {
         Ok(list) => list,
         Err(refusal) => return decision.refused(refusal),
     };
@@ -150,21 +150,21 @@ pub fn decide<F: Family>(
         return decision.nobody(&list);
     }
     let offset = conversation::<F>(question, &list, search);
-    let slot = if offset == choose::NONE {
-        choose::slot::<F>(&list, &client, search)
+    let slot = if offset == affinity::NONE {
+        select::slot::<F>(&list, &client, search)
     } else {
         list.range.base + offset
     };
     let decision = decision.at::<F>(&list, slot);
     // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the slots,
     // be written anew as somebody else's.
-    if choose::holds::<F>(&target, &list) {
+    if select::holds::<F>(&target, &list) {
         return decision;
     }
     // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To ask for the one that
     // the client had would make the verifier follow all of it tenfold.
     let decision = Decision::none();
-    match choose::list::<F>(&target, &client) {
+    match select::list::<F>(&target, &client) {
         Err(refusal) => decision.refused(refusal),
         Ok(list) if list.range.len == 0 => decision.nobody(&list),
         Ok(list) => {
@@ -190,7 +190,7 @@ fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Addres
     if used == 0 || clock::seconds().wrapping_sub(used) > CONVERSATION {
         return false;
     }
-    let found = choose::frontend::<F>(target);
+    let found = select::frontend::<F>(target);
     // Services with affinity know where their clients are.
     if found.is_null() || unsafe { (*found).service != service || (*found).affinity != 0 } {
         return false;
@@ -205,7 +205,7 @@ fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Addres
     Table::of(&raw const GONE).lookup::<_, u32>(&endpoint).is_none()
 }
 
-/// Place of the endpoint that this conversation has within the list, [`choose::NONE`] without one. Services with affinity
+/// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
 fn conversation<F: Family>(
@@ -215,7 +215,7 @@ fn conversation<F: Family>(
 ) -> u32 {
     let had = question.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
-        return choose::NONE;
+        return affinity::NONE;
     }
-    unsafe { choose::find::<F>(list, F::narrow((*had).address), (*had).port, (*had).offset, search) }
+    unsafe { affinity::find::<F>(list, F::narrow((*had).address), (*had).port, (*had).offset, search) }
 }

@@ -1,14 +1,12 @@
-//! The entry programs of what comes in: a packet of an established flow goes no further.
+//! The fast path: the entry programs of XDP and of TC ingress. A packet of an established flow needs nothing else.
 //!
 //! ```text
-//! parse → bit arrays → one flow lookup → translation as the entry says → verdict
-//!                          └ no flow, not quiet, or its hop is old: the program `attend`
+//! parse → prefilter → one flow lookup → translation as the entry says → verdict
+//!                       └ no flow, not established, or its next hop is old: the slow path
 //! ```
 //!
 //! What comes before the lookup costs next to nothing, for the packet waits for the lookup's hash meanwhile; each instruction
 //! after it counts. So all that can be known before is looked at before.
-
-use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{jump, kind, step},
@@ -16,18 +14,22 @@ use traffic_policy_ebpf::{
     tcp::{ANSWERED, CONFIRMED, flag},
 };
 
+use core::ptr;
+
 use crate::datapath::{
-    choose, clock, counters, create,
+    clock, counters,
     ctx::{LINEAR, Packet},
     family::{V4, V6},
     flow::table::{self, FlowTable},
-    hop::Current,
-    ingress::{self, Ready},
+    forward::{
+        self, Rewrite,
+        nexthop::{Current, Ready},
+    },
     irregular,
+    lb::{Target, select},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     prefilter::{self, Ours},
-    rewrite::Rewrite,
-    trace,
+    reject, trace,
     verdict::{self, Exit},
     words::load16,
 };
@@ -78,11 +80,11 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if kind == kind::DELIVER || !hop.is_null() {
-                    let exit = ingress::carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
+                    let exit = forward::carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
                     if !matches!(exit.outcome, Outcome::DroppedMtuExceeded) {
                         return if exit.answers() {
-                            ingress::answered::<P, F>(packet, &parsed, exit)
+                            reject::to_reject::<P, F>(packet, &parsed, exit)
                         } else {
                             exit
                         };
@@ -92,8 +94,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
         } else if !P::TC
             && !table::pending_in_use()
             && (matches!(ours, Ours::Pool)
-                || matches!(ours, Ours::Port)
-                    && choose::frontend::<F>(&create::target::<F>(&parsed.tuple)).is_null())
+                || matches!(ours, Ours::Port) && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null())
             && !prefilter::may_be_cluster_ip::<F>(parsed.tuple.destination)
         {
             // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have

@@ -1,50 +1,117 @@
-//! A new flow: from a frontend to a pair of halves in the table.
-
-use core::ptr;
+//! The slow path: everything that an established packet does not need. The flow of a packet is found and its state advanced, or
+//! made; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{
-        Address, Flow, HOP_LOCAL, SLOT_LOCAL, Slot, SlotRoute, Tuple, destination_port, frontend, scope,
-        source_port, step,
-    },
+    abi::{Address, Flow, Slot, destination_port, frontend, kind, source_port, step},
     hash,
     outcome::Outcome,
     tcp::flag,
 };
 
+use core::ptr;
+
 use crate::datapath::{
     barrier::fetch_add,
-    choose::{self, Client, List, Target},
+    clock,
     ctx::Packet,
+    events::{self, Notice},
     family::Family,
     flow::{
         snat_port::Halves,
-        state,
+        state::{self, Tracked},
         table::{self, FlowTable},
     },
-    hop::{self, Route, Via},
+    forward::{
+        self, Rewrite,
+        nexthop::{self, Ready, Route},
+    },
+    lb::{Client, List, Target, select},
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
-    parse::Parsed,
-    trace,
-    verdict::Exit,
+    parse::{self, Parsed},
+    reject, trace,
+    verdict::{self, Exit},
 };
 
+/// The program for everything that an established packet does not need: flows to be made, conversations that change
+/// their state, hops to be resolved.
+#[inline(always)]
+pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
+    let exit = match F::headers(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
+        Ok(parsed) => {
+            let now = clock::jiffies();
+            let exit = match prepare(packet, &parsed, now) {
+                Ok(ready) => {
+                    let exit = forward::carry_out(packet, &parsed, &ready, now);
+                    Exit { service: unsafe { (*ready.half).service }, ..exit }
+                }
+                Err(exit) => exit,
+            };
+            reject::if_refused::<P, F>(packet, &parsed, exit)
+        }
+        Err(outcome) => outcome.into(),
+    };
+    verdict::leave(packet, P::HOOK, exit)
+}
+
+/// Finds or makes the half of a packet, notes what the packet says, and resolves the hop.
+#[inline(always)]
+pub fn prepare<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    now: u32,
+) -> Result<Ready<F::Address>, Exit> {
+    let (half, pending) = table::find::<F>(&parsed.tuple);
+    // Null pointers rather than `Option`s, as in `find`.
+    let mut restart = ptr::null_mut();
+    let mut kept = ptr::null_mut();
+    if !half.is_null() {
+        if unsafe { (*half).kind } == kind::REPLY_LOCAL {
+            return Err(Outcome::PassedStaleFlow.into());
+        }
+        match state::track(parsed, half, pending) {
+            Tracked::Keep(half) => kept = half,
+            Tracked::Restart(half) => restart = half,
+            Tracked::Forget => {}
+            Tracked::Leave(outcome) => return Err(Exit::refused(outcome, unsafe { (*half).service })),
+        }
+    }
+    let mut half = kept;
+    if half.is_null() {
+        let created = create(packet, parsed, restart, now)?;
+        half = created.request;
+        events::tell::<F>(|| new_flow(packet, parsed, half));
+        if created.unresolved != 0 {
+            return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
+        }
+    }
+    nexthop::way_out::<P, F>(packet, half, now)
+}
+
+/// What is told of a flow that this packet has made.
+#[inline(always)]
+fn new_flow<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    half: *const Flow<F::Address>,
+) -> Notice<F::Address> {
+    let (kind, service, address, ports) =
+        unsafe { ((*half).kind, (*half).service, (*half).destination, (*half).ports) };
+    Notice {
+        hook: P::HOOK,
+        outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
+        service,
+        ifindex: packet.ingress(),
+        netns: 0,
+        tuple: parsed.tuple,
+        endpoint: (address, destination_port(ports)),
+    }
+}
+
 /// A flow that exists now.
-pub struct Created<A: Address> {
+struct Created<A: Address> {
     pub request: *mut Flow<A>,
     /// Not 0: the device to leave by; the FIB was asked, and its neighbour is not resolved.
     pub unresolved: u32,
-}
-
-/// What a packet is addressed to.
-#[inline(always)]
-pub fn target<F: Family>(tuple: &Tuple<F::Address>) -> Target<F::Address> {
-    Target {
-        address: tuple.destination,
-        port: destination_port(tuple.ports),
-        protocol: tuple.protocol as u16,
-        scope: scope::ADDRESS,
-    }
 }
 
 /// Endpoints for a packet that may start a flow: a list that is not empty.
@@ -54,7 +121,7 @@ fn list<P: Packet, F: Family>(
     parsed: &Parsed<F>,
     client: &Client<F::Address>,
 ) -> Result<List, Exit> {
-    let list = match choose::list::<F>(&target::<F>(&parsed.tuple), client) {
+    let list = match select::list::<F>(&Target::of(&parsed.tuple), client) {
         Err(refusal) if refusal.outcome as u32 == Outcome::PassedNotService as u32 => {
             return Err(Outcome::PassedNotService.into());
         }
@@ -97,61 +164,9 @@ fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
         || table::pending_in_use() && !FlowTable::<F>::pending().find(key).is_null()
 }
 
-/// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
-#[inline(always)]
-fn route<P: Packet, F: Family>(
-    packet: P,
-    index: u32,
-    slot: &Slot<F::Address>,
-    now: u32,
-) -> Route<F::Address> {
-    if slot.flags & SLOT_LOCAL != 0 {
-        return Route::Local;
-    }
-    let stored = F::slot_routes().lookup::<u32, SlotRoute<F::Address>>(&index);
-    let epoch = hop::epoch();
-    if let Some(stored) = stored {
-        // Each word once: another CPU may be writing.
-        let stored = unsafe {
-            SlotRoute {
-                source: ptr::read_volatile(&raw const (*stored).source),
-                word: ptr::read_volatile(&raw const (*stored).word),
-                check: ptr::read_volatile(&raw const (*stored).check),
-            }
-        };
-        if let Some((under, hop)) = stored.route()
-            && under == epoch
-        {
-            if hop == HOP_LOCAL {
-                return Route::Local;
-            }
-            if hop::fresh(epoch, hop, now).is_some() {
-                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source: stored.source });
-            }
-        }
-    }
-    let via =
-        match hop::resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now) {
-            // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
-            // marked.
-            Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
-            Route::Failed(outcome) => return Route::Failed(outcome),
-            Route::Via(via) => via,
-        };
-    if let Some(stored) = stored {
-        let (hop, source) =
-            if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
-        if hop != 0 {
-            unsafe { *stored = SlotRoute::new(source, epoch, hop) };
-        }
-    }
-    // Behind a device to which no program is attached is a pod.
-    if via.attached { Route::Via(via) } else { Route::Local }
-}
-
 /// Makes the flow of a packet that has none. `restart`: a half of the main table to be written over, or null.
 #[inline(always)]
-pub fn create<P: Packet, F: Family>(
+fn create<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     restart: *mut Flow<F::Address>,
@@ -167,14 +182,14 @@ pub fn create<P: Packet, F: Family>(
     let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     let list = list(packet, parsed, &client)?;
-    let index = choose::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).search });
+    let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).search });
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
     // Its range rests before it is written again, so it does not change under our hands.
     let slot = unsafe { &*slot.cast_const() };
 
-    let route = route::<P, F>(packet, index, slot, now);
+    let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => {
             trace::note(step::ROUTE, 3, [0; 2]);

@@ -1,17 +1,24 @@
-//! Next hops: found by the kernel's FIB, kept in `HOPS`, shared by all flows that leave the same way.
+//! Next hops: found by the kernel's FIB, kept in `HOPS`, shared by all flows that leave the same way; that of an endpoint, and
+//! that of a flow's packets.
 
 use core::ptr;
 
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
-    abi::{Device, HOP_ARENA, HOP_XDP, Hop, HopKey, State},
+    abi::{
+        Address, Device, Flow, HOP_ARENA, HOP_LOCAL, HOP_XDP, Hop, HopKey, SLOT_LOCAL, Slot, SlotRoute,
+        State, kind,
+    },
     outcome::Outcome,
 };
 
 use crate::datapath::{
     barrier::{fetch_add, full_fence},
+    ctx::Packet,
     family::Family,
+    flow::table,
     maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
+    verdict::Exit,
 };
 
 /// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
@@ -89,19 +96,129 @@ impl Current {
 
 /// As [`Current::hop`].
 #[inline(always)]
-pub fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
+fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
     Current::load()?.hop(epoch, hop, now)
 }
 
 /// Current route epoch.
 #[inline(always)]
-pub fn epoch() -> u16 {
+fn epoch() -> u16 {
     STATE.get_ptr(0).map_or(0, |state| unsafe { (*state).route as u16 })
+}
+
+/// A half that can be carried out, and how.
+pub struct Ready<A: Address> {
+    pub half: *mut Flow<A>,
+    /// Null for a half that the stack delivers, and where the neighbour is not resolved.
+    pub hop: *const Hop,
+    /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
+    /// `Option` leaves a register that the verifier has never seen written.
+    pub unresolved: u32,
+}
+
+/// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
+#[inline(always)]
+pub fn to_endpoint<P: Packet, F: Family>(
+    packet: P,
+    index: u32,
+    slot: &Slot<F::Address>,
+    now: u32,
+) -> Route<F::Address> {
+    if slot.flags & SLOT_LOCAL != 0 {
+        return Route::Local;
+    }
+    let stored = F::slot_routes().lookup::<u32, SlotRoute<F::Address>>(&index);
+    let epoch = epoch();
+    if let Some(stored) = stored {
+        // Each word once: another CPU may be writing.
+        let stored = unsafe {
+            SlotRoute {
+                source: ptr::read_volatile(&raw const (*stored).source),
+                word: ptr::read_volatile(&raw const (*stored).word),
+                check: ptr::read_volatile(&raw const (*stored).check),
+            }
+        };
+        if let Some((under, hop)) = stored.route()
+            && under == epoch
+        {
+            if hop == HOP_LOCAL {
+                return Route::Local;
+            }
+            if fresh(epoch, hop, now).is_some() {
+                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source: stored.source });
+            }
+        }
+    }
+    let via = match resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now) {
+        // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
+        // marked.
+        Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
+        Route::Failed(outcome) => return Route::Failed(outcome),
+        Route::Via(via) => via,
+    };
+    if let Some(stored) = stored {
+        let (hop, source) =
+            if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
+        if hop != 0 {
+            unsafe { *stored = SlotRoute::new(source, epoch, hop) };
+        }
+    }
+    // Behind a device to which no program is attached is a pod.
+    if via.attached { Route::Via(via) } else { Route::Local }
+}
+
+/// How the packets of a half leave.
+#[inline(always)]
+pub fn way_out<P: Packet, F: Family>(
+    packet: P,
+    half: *mut Flow<F::Address>,
+    now: u32,
+) -> Result<Ready<F::Address>, Exit> {
+    let kind = unsafe { (*half).kind };
+    let (index, epoch) = unsafe { table::way(half) };
+    if kind == kind::DELIVER {
+        return Ok(Ready { half, hop: ptr::null(), unresolved: 0 });
+    }
+    if let Some(hop) = fresh(epoch, index, now) {
+        return Ok(Ready { half, hop, unresolved: 0 });
+    }
+    let (source, destination) = unsafe { ((*half).source, (*half).destination) };
+    match resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
+        Route::Via(via) if via.hop != 0 => {
+            let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
+            unsafe { table::set_way(half, via.hop, via.epoch) };
+            Ok(Ready { half, hop, unresolved: 0 })
+        }
+        Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
+        Route::Via(via) => Ok(Ready { half, hop: ptr::null(), unresolved: via.ifindex }),
+        Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
+            way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: 0 })
+        }
+        Route::Failed(outcome) => Err(Exit::refused(outcome, unsafe { (*half).service })),
+        Route::Local => Err(Exit::refused(Outcome::DroppedNoRoute, unsafe { (*half).service })),
+    }
+}
+
+/// Without a route to the client: back where the request came from.
+#[inline(always)]
+fn way_back<F: Family>(half: *mut Flow<F::Address>) -> Result<*const Hop, Exit> {
+    let (ifindex, mac) = unsafe { ((*half).ifindex, (*half).mac) };
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
+        return Err(Outcome::DroppedNoRoute.into());
+    };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
+    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).way_back) };
+    spare.macs = u64::from_ne_bytes([mac[0], mac[1], mac[2], mac[3], mac[4], mac[5], own[0], own[1]]);
+    spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
+    spare.ifindex = ifindex;
+    spare.mtu = 0xffff;
+    spare.flags = unsafe { (*device).flags } & HOP_XDP;
+    Ok(ptr::from_ref(spare))
 }
 
 /// Asks the FIB for the way from `source` (zero: not known yet) to `destination`.
 #[inline(always)]
-pub fn resolve<F: Family>(
+fn resolve<F: Family>(
     context: *mut c_void,
     ingress: u32,
     source: F::Address,
