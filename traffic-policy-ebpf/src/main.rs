@@ -53,12 +53,17 @@ mod programs {
     use crate::datapath::{
         clock,
         ctx::{tc::Tc, xdp::Xdp},
-        egress, error,
+        egress,
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        irregular, question, reject, slow_path,
-        socket::{self, Call, Closing},
+        icmp_errors, reject, slow_path,
+        sock::{
+            self,
+            addr::{Call, Closing},
+            explain,
+        },
+        variable_headers,
     };
 
     programs! {
@@ -66,14 +71,14 @@ mod programs {
         xdp_ingress => fast_path::run;
         xdp_attend4 => slow_path::run::<Xdp, V4>;
         xdp_attend6 => slow_path::run::<Xdp, V6>;
-        xdp_irregular4 => irregular::run::<Xdp, V4>;
-        xdp_irregular6 => irregular::run::<Xdp, V6>;
-        xdp_error4 => error::run::<Xdp, V4>;
-        xdp_error6 => error::run::<Xdp, V6>;
+        xdp_irregular4 => variable_headers::run::<Xdp, V4>;
+        xdp_irregular6 => variable_headers::run::<Xdp, V6>;
+        xdp_error4 => icmp_errors::run::<Xdp, V4>;
+        xdp_error6 => icmp_errors::run::<Xdp, V6>;
         xdp_answer4 => reject::run::<Xdp, V4>;
         xdp_answer6 => reject::run::<Xdp, V6>;
         // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
-        explain_socket => question::run;
+        explain_socket => explain::run;
     }
 
     programs! {
@@ -81,28 +86,28 @@ mod programs {
         tc_ingress => fast_path::run;
         tc_attend4 => slow_path::run::<Tc, V4>;
         tc_attend6 => slow_path::run::<Tc, V6>;
-        tc_irregular4 => irregular::run::<Tc, V4>;
-        tc_irregular6 => irregular::run::<Tc, V6>;
-        tc_error4 => error::run::<Tc, V4>;
-        tc_error6 => error::run::<Tc, V6>;
+        tc_irregular4 => variable_headers::run::<Tc, V4>;
+        tc_irregular6 => variable_headers::run::<Tc, V6>;
+        tc_error4 => icmp_errors::run::<Tc, V4>;
+        tc_error6 => icmp_errors::run::<Tc, V6>;
         tc_answer4 => reject::run::<Tc, V4>;
         tc_answer6 => reject::run::<Tc, V6>;
         tc_egress => egress::run;
-        tc_irregular_out4 => irregular::run_out::<Tc, V4>;
-        tc_irregular_out6 => irregular::run_out::<Tc, V6>;
-        tc_error_out4 => error::run_out::<Tc, V4>;
-        tc_error_out6 => error::run_out::<Tc, V6>;
+        tc_irregular_out4 => variable_headers::run_out::<Tc, V4>;
+        tc_irregular_out6 => variable_headers::run_out::<Tc, V6>;
+        tc_error_out4 => icmp_errors::run_out::<Tc, V4>;
+        tc_error_out6 => icmp_errors::run_out::<Tc, V6>;
     }
 
-    programs! { "cgroup/connect4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect4 => socket::connect4; }
-    programs! { "cgroup/connect6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect6 => socket::connect6; }
-    programs! { "cgroup/sendmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg4 => socket::sendmsg4; }
-    programs! { "cgroup/sendmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg6 => socket::sendmsg6; }
-    programs! { "cgroup/recvmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg4 => socket::recvmsg4; }
-    programs! { "cgroup/recvmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg6 => socket::recvmsg6; }
-    programs! { "cgroup/getpeername4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername4 => socket::getpeername4; }
-    programs! { "cgroup/getpeername6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername6 => socket::getpeername6; }
-    programs! { "cgroup/sock_release", socket: *mut bpf_sock => Closing::new(socket), i32; socket_release => socket::release; }
+    programs! { "cgroup/connect4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect4 => sock::connect4; }
+    programs! { "cgroup/connect6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect6 => sock::connect6; }
+    programs! { "cgroup/sendmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg4 => sock::sendmsg4; }
+    programs! { "cgroup/sendmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg6 => sock::sendmsg6; }
+    programs! { "cgroup/recvmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg4 => sock::recvmsg4; }
+    programs! { "cgroup/recvmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg6 => sock::recvmsg6; }
+    programs! { "cgroup/getpeername4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername4 => sock::getpeername4; }
+    programs! { "cgroup/getpeername6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername6 => sock::getpeername6; }
+    programs! { "cgroup/sock_release", socket: *mut bpf_sock => Closing::new(socket), i32; socket_release => sock::release; }
 
     // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
     programs! {

@@ -14,7 +14,6 @@ use crate::datapath::{
         table,
     },
     forward::{Carried, Rewrite},
-    irregular,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
     verdict::{self, Exit},
@@ -46,7 +45,7 @@ fn outgoing<P: Packet>(packet: P) -> Exit {
 fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return irregular::hand_over::<P, F, true>(packet, outcome).outcome,
+        Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome).outcome,
     };
     reply(packet, &parsed)
 }

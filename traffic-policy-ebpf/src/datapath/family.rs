@@ -3,8 +3,8 @@
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
 
 use crate::datapath::maps::{
-    FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4,
-    SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
+    FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6,
+    SERVICE_CIDRS4, SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
 };
 
 pub trait Family: 'static {
@@ -24,6 +24,8 @@ pub trait Family: 'static {
     fn service_cidrs() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
+    /// Ports of fragmented datagrams.
+    fn fragments() -> Table;
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
     /// From the wide form of the FIB.
     fn narrow(wide: [u64; 2]) -> Self::Address;
@@ -65,6 +67,10 @@ impl Family for V4 {
     #[inline(always)]
     fn slot_routes() -> Table {
         Table::of(&raw const SLOT_ROUTES4)
+    }
+    #[inline(always)]
+    fn fragments() -> Table {
+        Table::of(&raw const FRAGMENTS4)
     }
     #[inline(always)]
     fn scratch() -> Option<*mut Scratch<Address4>> {
@@ -109,6 +115,10 @@ impl Family for V6 {
     #[inline(always)]
     fn slot_routes() -> Table {
         Table::of(&raw const SLOT_ROUTES6)
+    }
+    #[inline(always)]
+    fn fragments() -> Table {
+        Table::of(&raw const FRAGMENTS6)
     }
     #[inline(always)]
     fn scratch() -> Option<*mut Scratch<Address6>> {

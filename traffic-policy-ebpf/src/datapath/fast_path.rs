@@ -25,7 +25,6 @@ use crate::datapath::{
         self, Rewrite,
         nexthop::{Current, Ready},
     },
-    irregular,
     lb::{Target, select},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     prefilter::{self, Ours},
@@ -55,7 +54,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
 fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     let parsed = match F::headers(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return irregular::hand_over::<P, F, false>(packet, outcome),
+        Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
     };
     let ours = prefilter::ours::<F>(&parsed.tuple);
     trace::note(step::FILTER, ours as u32, [0; 2]);

@@ -2,6 +2,8 @@
 //!
 //! What can be translated: a whole packet here, a later fragment and an ICMP error in files of their own.
 
+pub mod fragment;
+pub mod icmp;
 pub mod nexthop;
 
 use traffic_policy_ebpf::{

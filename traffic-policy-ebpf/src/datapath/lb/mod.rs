@@ -1,12 +1,12 @@
 //! Load balancing: what is asked for, by whom, and the endpoints that may serve it.
 
+pub mod affinity;
+pub mod select;
+
 use traffic_policy_ebpf::{
     abi::{Address, Frontend, Range, Tuple, destination_port, scope},
     outcome::Outcome,
 };
-
-pub mod affinity;
-pub mod select;
 
 /// What a client names.
 #[derive(Clone, Copy)]

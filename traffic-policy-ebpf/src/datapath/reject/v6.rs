@@ -7,15 +7,14 @@ use super::{Answer, ICMP, TTL, segment, store_macs, swapped, words};
 use crate::datapath::{
     barrier::opaque,
     ctx::Packet,
-    extension,
     family::V6,
-    parse::ETHERNET,
+    parse::{ETHERNET, ipv6_ext},
     words::{load32, load64, store8, store16, store32, store64},
 };
 
 const IP6: usize = 40;
 /// Largest IPv6 header with its extension headers, and the eight bytes after it that an error repeats.
-const QUOTED6_WORDS: usize = (extension::REACH + 8) / 8;
+const QUOTED6_WORDS: usize = (ipv6_ext::REACH + 8) / 8;
 const PROTOCOL_ICMP6: u8 = 58;
 
 impl Answer for V6 {
@@ -38,7 +37,7 @@ impl Answer for V6 {
             let client = [load64::<8>(ip), load64::<16>(ip)];
             let frontend = [load64::<24>(ip), load64::<32>(ip)];
             // Up to the ports: without them the sender's stack cannot tell whose packet it was.
-            let Ok(walked) = extension::walk(ip, end) else { return false };
+            let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
             let count = walked.offset as usize / 8 + 1;
             let length = ICMP + count * 8;
             if !packet.resize((ETHERNET + IP6 + length) as u32) {
@@ -77,7 +76,7 @@ impl Answer for V6 {
 
     #[inline(always)]
     fn reset<P: Packet>(packet: P) -> bool {
-        packet.reach((ETHERNET + extension::REACH + 20) as u32);
+        packet.reach((ETHERNET + ipv6_ext::REACH + 20) as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         if ip + IP6 > end {
@@ -87,7 +86,7 @@ impl Answer for V6 {
             let macs = swapped(data);
             let client = [load64::<8>(ip), load64::<16>(ip)];
             let frontend = [load64::<24>(ip), load64::<32>(ip)];
-            let Ok(walked) = extension::walk(ip, end) else { return false };
+            let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
             let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
             if l4 + 20 > end {
                 return false;

@@ -17,22 +17,22 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     clock,
     ctx::Packet,
+    family::Family,
     flow::table,
     forward::{self, Carried, Rewrite},
-    irregular::{Irregular, Laid},
     maps::ANY,
-    parse::Parsed,
+    parse::{Parsed, variable::Laid},
     verdict::Exit,
 };
 
 /// A fragment without a transport header: only its addresses can be translated.
-pub struct Later<F: Rewrite> {
+pub struct Later<F: Family> {
     pub parsed: Parsed<F>,
 }
 
 /// Notes what the other fragments of a packet are found by, if it is one.
 #[inline(always)]
-pub fn note<F: Irregular>(laid: &Laid<F>) -> bool {
+pub fn note<F: Family>(laid: &Laid<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let tuple = &laid.parsed.tuple;
     let protocol = if F::V6 { 0 } else { tuple.protocol };
@@ -53,7 +53,7 @@ pub fn note<F: Irregular>(laid: &Laid<F>) -> bool {
 ///
 /// Asks what was noted, rather than whoever knows: else the verifier would follow all that lies between twice.
 #[inline(always)]
-pub fn record<F: Irregular>(parsed: &Parsed<F>) {
+pub fn record<F: Family>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };
     unsafe {
         if ptr::read_volatile(&raw const (*scratch).fragmented) == 0 {
@@ -73,7 +73,7 @@ pub fn record<F: Irregular>(parsed: &Parsed<F>) {
 /// # Errors
 /// There is no record, or its flow is gone.
 #[inline(always)]
-pub fn later<F: Irregular>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
+pub fn later<F: Family>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
     let key = unsafe { &(*scratch).fragment_key };
     let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {

@@ -1,9 +1,10 @@
 //! Calls of sockets of this node and its pods: the destination is exchanged for an endpoint before any packet is made, and
 //! the application sees the address that it named.
 
-pub mod call;
-pub mod decide;
-pub mod entry;
+pub mod addr;
+pub mod explain;
+pub mod lookup;
+pub mod map;
 
 use core::{mem::MaybeUninit, ptr};
 
@@ -13,20 +14,16 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-use self::{
-    call::Named,
-    entry::{named_key, noted, peer_key, reverse},
-};
-pub use self::{
-    call::{Call, Closing},
-    decide::{Decision, Question, decide},
-};
 use crate::datapath::{
     clock, counters,
     events::{self, Notice},
     family::{Family, V4, V6},
     maps::{ANY, NODE, Table},
     prefilter,
+    sock::{
+        addr::{Call, Closing, Named},
+        lookup::{Decision, Question},
+    },
 };
 
 /// Verdicts of socket hooks.
@@ -79,8 +76,8 @@ impl<A: Address> Destined<A> {
         };
         let connected = protocol == PROTOCOL_UDP && call.is_connected();
         if connected && !self.connects {
-            let peer = named_key(key.cookie, protocol, call.peer(), call.peer_port());
-            let shown = noted(protocol, true).lookup::<_, Socket>(&peer);
+            let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
+            let shown = map::noted(protocol, true).lookup::<_, Socket>(&peer);
             // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
             // connect() did must go to the same endpoint.
             if peer.ipv6 == key.ipv6
@@ -95,7 +92,7 @@ impl<A: Address> Destined<A> {
         let had = if self.connects {
             ptr::null_mut()
         } else {
-            noted(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
+            map::noted(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
         };
         let question = Question {
             destination: self.destination,
@@ -108,7 +105,7 @@ impl<A: Address> Destined<A> {
             had,
         };
         let mut search = MaybeUninit::<Search<A>>::uninit();
-        let decision = decide::<F>(&question, search.as_mut_ptr());
+        let decision = lookup::decide::<F>(&question, search.as_mut_ptr());
         match decision.outcome {
             Outcome::Connected => {}
             Outcome::Passed | Outcome::PassedNotService => return Exchange::none(GO_ON),
@@ -122,8 +119,8 @@ impl<A: Address> Destined<A> {
             self.note::<F>(Outcome::Connected, netns, &decision);
             if connected {
                 // It gets another peer; nobody will ask for this one again.
-                let peer = named_key(key.cookie, protocol, call.peer(), call.peer_port());
-                noted(protocol, true).remove(&peer);
+                let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
+                map::noted(protocol, true).remove(&peer);
             }
             self.note_peer(&mut key, netns, &decision);
         } else {
@@ -169,9 +166,9 @@ impl<A: Address> Destined<A> {
             offset: 0,
             used: 0,
         };
-        reverse(key, decision);
+        map::reverse(key, decision);
         // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
-        noted(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
+        map::noted(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
     /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
@@ -184,7 +181,7 @@ impl<A: Address> Destined<A> {
         decision: &Decision<A>,
         had: *mut Socket,
     ) {
-        let sockets = noted(PROTOCOL_UDP, false);
+        let sockets = map::noted(PROTOCOL_UDP, false);
         let (address, port) = (decision.address.wide(), decision.port);
         let used = clock::seconds();
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
@@ -213,7 +210,7 @@ impl<A: Address> Destined<A> {
             sockets.insert(&*key, &raw const value, ANY);
         }
         let mut back = *key;
-        reverse(&mut back, decision);
+        map::reverse(&mut back, decision);
         let shown = sockets.lookup::<_, Socket>(&back);
         // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
         // asked last.
@@ -281,7 +278,7 @@ pub fn sendmsg6(call: Call) -> i32 {
 /// What the application named, where the other end is an endpoint that it was exchanged for; or null.
 #[inline(always)]
 fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
-    let key = peer_key::<F>(call.cookie(), protocol, address, call.port());
+    let key = map::peer_key::<F>(call.cookie(), protocol, address, call.port());
     sockets.lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
 }
 
@@ -314,7 +311,7 @@ fn show6(call: Call, sockets: Table, protocol: u32) {
 #[inline(always)]
 pub fn recvmsg4(call: Call) -> i32 {
     if prefilter::is_endpoint(call.port()) {
-        show4(call, noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
+        show4(call, map::noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
     GO_ON
 }
@@ -322,7 +319,7 @@ pub fn recvmsg4(call: Call) -> i32 {
 #[inline(always)]
 pub fn recvmsg6(call: Call) -> i32 {
     if prefilter::is_endpoint(call.port()) {
-        show6(call, noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
+        show6(call, map::noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
     GO_ON
 }
@@ -330,14 +327,14 @@ pub fn recvmsg6(call: Call) -> i32 {
 #[inline(always)]
 pub fn getpeername4(call: Call) -> i32 {
     let protocol = call.protocol();
-    show4(call, noted(protocol, true), protocol);
+    show4(call, map::noted(protocol, true), protocol);
     GO_ON
 }
 
 #[inline(always)]
 pub fn getpeername6(call: Call) -> i32 {
     let protocol = call.protocol();
-    show6(call, noted(protocol, true), protocol);
+    show6(call, map::noted(protocol, true), protocol);
     GO_ON
 }
 
@@ -346,8 +343,8 @@ pub fn getpeername6(call: Call) -> i32 {
 pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());
     if protocol != 0 && prefilter::is_endpoint(port) {
-        let key = named_key(closing.cookie(), protocol, closing.peer(), port);
-        noted(protocol, true).remove(&key);
+        let key = map::named_key(closing.cookie(), protocol, closing.peer(), port);
+        map::noted(protocol, true).remove(&key);
     }
     GO_ON
 }

@@ -2,10 +2,10 @@
 
 use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, SocketKey};
 
-use super::{call::Named, decide::Decision};
 use crate::datapath::{
     family::{Family, V4, V6},
     maps::{CONNECTED_UDP, SOCKETS, Table},
+    sock::{addr::Named, lookup::Decision},
 };
 
 /// Where a socket is noted.

@@ -9,7 +9,7 @@ use crate::datapath::{
     ctx::xdp::Xdp,
     family::{Family, V4, V6},
     maps::QUESTION,
-    socket::{self, decide::Question},
+    sock::lookup::{self, Question},
     trace,
 };
 
@@ -47,5 +47,5 @@ fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
         hash: asked.hash,
         had: core::ptr::null(),
     };
-    socket::decide::<F>(&question, unsafe { &raw mut (*scratch).search }).outcome
+    lookup::decide::<F>(&question, unsafe { &raw mut (*scratch).search }).outcome
 }
