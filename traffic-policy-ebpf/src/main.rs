@@ -118,11 +118,11 @@ mod programs {
 
     // Walks over the tables of flows and sockets, which `sweep` begins; read by the agent a piece at a time.
     iterators! {
-        sweep_flows4: FlowKey<Address4> => Flow<Address4>, gc::half::<V4>;
-        sweep_flows6: FlowKey<Address6> => Flow<Address6>, gc::half::<V6>;
-        sweep_pending4: FlowKey<Address4> => Flow<Address4>, gc::unconfirmed::<V4>;
-        sweep_pending6: FlowKey<Address6> => Flow<Address6>, gc::unconfirmed::<V6>;
-        sweep_sockets: SocketKey => Socket, gc::conversation;
+        sweep_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
+        sweep_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
+        sweep_pending4: FlowKey<Address4> => Flow<Address4>, gc::pending_entry::<V4>;
+        sweep_pending6: FlowKey<Address6> => Flow<Address6>, gc::pending_entry::<V6>;
+        sweep_sockets: SocketKey => Socket, gc::socket_entry;
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Scratch<A: Address> {
     pub search: Search<A>,
     /// The tuple of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
-    /// The tuple of another half, while that is looked up.
+    /// The tuple of another entry, while that is looked up.
     pub other: Tuple<A>,
     /// What the packet's other fragments are found by, and what they are to know.
     pub fragment_key: FragmentKey<A>,

@@ -6,7 +6,7 @@
 //! The *floors* are the least that any program of this kind must do. `mac_swap`: send the frame back. `floor_established`:
 //! parse, find the flow in one preallocated hash, translate with checksums, set the MAC addresses; no time-outs, no TCP
 //! states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an endpoint, insert both
-//! halves; `floor_new_fib` asks the FIB for the way out too, for each flow.
+//! entries; `floor_new_fib` asks the FIB for the way out too, for each flow.
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]

@@ -73,11 +73,11 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
     }
 }
 
-/// Adds what went by a half that is about to go.
+/// Adds what went by an entry that is about to go.
 #[inline(always)]
-pub fn end<A: Address>(half: *const Flow<A>) {
+pub fn end<A: Address>(entry: *const Flow<A>) {
     let (kind, service, packets, bytes) =
-        unsafe { ((*half).kind, (*half).service, (*half).packets, (*half).bytes) };
+        unsafe { ((*entry).kind, (*entry).service, (*entry).packets, (*entry).bytes) };
     let outcome = match kind {
         kind::FORWARD => Outcome::Forwarded,
         kind::REPLY => Outcome::Replied,

@@ -59,35 +59,35 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     if let Err(outcome) = parse::finish(packet, parsed) {
         return outcome;
     }
-    let (mut half, pending) = table::find::<F>(&parsed.tuple);
-    if half.is_null() {
+    let (mut entry, pending) = table::find::<F>(&parsed.tuple);
+    if entry.is_null() {
         return Outcome::PassedNotService;
     }
-    if unsafe { (*half).kind } != kind::REPLY_LOCAL {
+    if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    if pending || !state::quiet(unsafe { (*half).state }, parsed.tcp_flags()) {
-        match state::track(parsed, half, pending) {
-            Tracked::Keep(kept) => half = kept,
+    if pending || !state::quiet(unsafe { (*entry).state }, parsed.tcp_flags()) {
+        match state::track(parsed, entry, pending) {
+            Tracked::Keep(kept) => entry = kept,
             Tracked::Leave(outcome) => return outcome,
             Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStaleFlow,
         }
     }
-    translate(packet, parsed, half)
+    translate(packet, parsed, entry)
 }
 
-/// Carries out what a half says of packets that leave.
+/// Carries out what an entry says of packets that leave.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite, C: Carried<P, F>>(
     packet: P,
     carried: &C,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
 ) -> Outcome {
-    if unsafe { (*half).kind } != kind::REPLY_LOCAL {
+    if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    carried.account(half, clock::jiffies());
-    if !carried.translate(packet, half, false) {
+    carried.account(entry, clock::jiffies());
+    if !carried.translate(packet, entry, false) {
         return Outcome::DroppedInternalError;
     }
     C::outcome(kind::REPLY_LOCAL)

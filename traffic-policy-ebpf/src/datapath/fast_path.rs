@@ -68,18 +68,18 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
         let now = clock::jiffies();
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
-        let half = FlowTable::<F>::main().find(&parsed.tuple);
-        if !half.is_null() {
-            let (kind, state) = unsafe { ((*half).kind, (*half).state) };
-            let (index, epoch) = unsafe { table::way(half) };
+        let entry = FlowTable::<F>::main().find(&parsed.tuple);
+        if !entry.is_null() {
+            let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
+            let (index, epoch) = unsafe { table::way(entry) };
             if state & !ANSWERED == CONFIRMED {
                 let mut hop = ptr::null();
-                // A half that is being written has no kind.
+                // An entry that is being written has no kind.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if kind == kind::DELIVER || !hop.is_null() {
-                    let exit = forward::carry_out(packet, &parsed, &Ready { half, hop, unresolved: 0 }, now);
+                    let exit = forward::carry_out(packet, &parsed, &Ready { entry, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
                     if !matches!(exit.outcome, Outcome::DroppedMtuExceeded) {
                         return if exit.answers() {

@@ -27,15 +27,15 @@ fn incoming<P: Packet, F: Requote>(packet: P) -> Exit {
         Ok(quoting) => quoting,
         Err(outcome) => return outcome.into(),
     };
-    let half = match half(&quoting) {
-        Ok(half) => half,
+    let entry = match find_entry(&quoting) {
+        Ok(entry) => entry,
         Err(outcome) => return outcome.into(),
     };
-    if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
+    if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
         return Outcome::PassedStaleFlow.into();
     }
     let now = clock::jiffies();
-    match nexthop::way_out::<P, F>(packet, half, now) {
+    match nexthop::way_out::<P, F>(packet, entry, now) {
         Ok(ready) => forward::carry_out(packet, &quoting, &ready, now),
         Err(exit) => exit,
     }
@@ -53,22 +53,22 @@ fn outgoing<P: Packet, F: Requote>(packet: P) -> Outcome {
         Ok(quoting) => quoting,
         Err(outcome) => return outcome,
     };
-    let half = match half(&quoting) {
-        Ok(half) => half,
+    let entry = match find_entry(&quoting) {
+        Ok(entry) => entry,
         Err(outcome) => return outcome,
     };
-    egress::translate(packet, &quoting, half)
+    egress::translate(packet, &quoting, entry)
 }
 
-/// The half that translates packets of the error's direction.
+/// The entry that translates packets of the error's direction.
 #[inline(always)]
-fn half<F: Quote>(quoting: &Quoting<F>) -> Result<*mut Flow<F::Address>, Outcome> {
-    let (half, pending) = table::find::<F>(&quoting.tuple);
-    if half.is_null() {
+fn find_entry<F: Quote>(quoting: &Quoting<F>) -> Result<*mut Flow<F::Address>, Outcome> {
+    let (entry, pending) = table::find::<F>(&quoting.tuple);
+    if entry.is_null() {
         return Err(Outcome::PassedIcmpNoFlow);
     }
-    // In `PENDING` half a flow may be left, which says no more whose it is.
-    if pending && !state::whole::<F>(half, &quoting.tuple, pending) {
+    // In `PENDING` one entry of a flow may be left, which says no more whose it is.
+    if pending && !state::whole::<F>(entry, &quoting.tuple, pending) {
         return Err(Outcome::PassedStaleFlow);
     }
     // Only whom the quoted packet came from may be told of it, as in nf_conntrack_inet_error:
@@ -76,5 +76,5 @@ fn half<F: Quote>(quoting: &Quoting<F>) -> Result<*mut Flow<F::Address>, Outcome
     if unsafe { F::addresses_at(quoting.ip) }.1 != quoting.tuple.destination {
         return Err(Outcome::PassedIcmpNoFlow);
     }
-    Ok(half)
+    Ok(entry)
 }

@@ -42,7 +42,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
             let exit = match prepare(packet, &parsed, now) {
                 Ok(ready) => {
                     let exit = forward::carry_out(packet, &parsed, &ready, now);
-                    Exit { service: unsafe { (*ready.half).service }, ..exit }
+                    Exit { service: unsafe { (*ready.entry).service }, ..exit }
                 }
                 Err(exit) => exit,
             };
@@ -53,38 +53,38 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     verdict::leave(packet, P::HOOK, exit)
 }
 
-/// Finds or makes the half of a packet, notes what the packet says, and resolves the hop.
+/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop.
 #[inline(always)]
 pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
     now: u32,
 ) -> Result<Ready<F::Address>, Exit> {
-    let (half, pending) = table::find::<F>(&parsed.tuple);
+    let (entry, pending) = table::find::<F>(&parsed.tuple);
     // Null pointers rather than `Option`s, as in `find`.
     let mut restart = ptr::null_mut();
     let mut kept = ptr::null_mut();
-    if !half.is_null() {
-        if unsafe { (*half).kind } == kind::REPLY_LOCAL {
+    if !entry.is_null() {
+        if unsafe { (*entry).kind } == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
-        match state::track(parsed, half, pending) {
-            Tracked::Keep(half) => kept = half,
-            Tracked::Restart(half) => restart = half,
+        match state::track(parsed, entry, pending) {
+            Tracked::Keep(entry) => kept = entry,
+            Tracked::Restart(entry) => restart = entry,
             Tracked::Forget => {}
-            Tracked::Leave(outcome) => return Err(Exit::refused(outcome, unsafe { (*half).service })),
+            Tracked::Leave(outcome) => return Err(Exit::refused(outcome, unsafe { (*entry).service })),
         }
     }
-    let mut half = kept;
-    if half.is_null() {
+    let mut entry = kept;
+    if entry.is_null() {
         let created = create(packet, parsed, restart, now)?;
-        half = created.request;
-        events::tell::<F>(|| new_flow(packet, parsed, half));
+        entry = created.request;
+        events::tell::<F>(|| new_flow(packet, parsed, entry));
         if created.unresolved != 0 {
-            return Ok(Ready { half, hop: ptr::null(), unresolved: created.unresolved });
+            return Ok(Ready { entry, hop: ptr::null(), unresolved: created.unresolved });
         }
     }
-    nexthop::way_out::<P, F>(packet, half, now)
+    nexthop::way_out::<P, F>(packet, entry, now)
 }
 
 /// What is told of a flow that this packet has made.
@@ -92,10 +92,10 @@ pub fn prepare<P: Packet, F: Rewrite>(
 fn new_flow<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
-    half: *const Flow<F::Address>,
+    entry: *const Flow<F::Address>,
 ) -> Notice<F::Address> {
     let (kind, service, address, ports) =
-        unsafe { ((*half).kind, (*half).service, (*half).destination, (*half).ports) };
+        unsafe { ((*entry).kind, (*entry).service, (*entry).destination, (*entry).ports) };
     Notice {
         hook: P::HOOK,
         outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
@@ -164,7 +164,7 @@ fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
         || table::pending_in_use() && !FlowTable::<F>::pending().find(key).is_null()
 }
 
-/// Makes the flow of a packet that has none. `restart`: a half of the main table to be written over, or null.
+/// Makes the flow of a packet that has none. `restart`: an entry of the main table to be written over, or null.
 #[inline(always)]
 fn create<P: Packet, F: Family>(
     packet: P,
@@ -212,13 +212,14 @@ fn create<P: Packet, F: Family>(
     let pending = restart.is_null()
         // Signed: it may be a few below zero, until the sweep sets it right.
         && unsafe { (*usage).unconfirmed[F::INDEX] as i64 >= (*state).unconfirmed_limit[F::INDEX] as i64 };
-    let halves = Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
-    halves
+    let entries =
+        Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
+    entries
         .claim(hash, usage, unsafe { (*state).pool_len })
         .map_err(|exit| Exit::refused(exit.outcome, list.service))?;
     trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
-    let request = halves.request(unsafe { (*scratch).claim.ports }, hop, epoch);
+    let request = entries.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 
     if !restart.is_null() {
         unsafe { state::begin_anew::<F>(restart, request, parsed.tuple.protocol, key, usage) };
@@ -231,7 +232,7 @@ fn create<P: Packet, F: Family>(
             unsafe { fetch_add(table::unconfirmed::<F>(usage), 1) };
         }
         failed => {
-            // Another CPU was first, or the table is full. Our reply half is nobody else's, unless the winner made it
+            // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
             // too: for an endpoint on this node both have the same.
             let winner = FlowTable::<F>::main().find(&parsed.tuple);
             let shared = !winner.is_null()

@@ -34,21 +34,21 @@ fn incoming<P: Packet, F: Irregular + Rewrite>(packet: P) -> Exit {
     }
     let now = clock::jiffies();
     if laid.later != 0 {
-        let (later, half) = match fragment::later(laid) {
+        let (later, entry) = match fragment::later(laid) {
             Ok(found) => found,
             Err(outcome) => return outcome.into(),
         };
-        if !matches!(unsafe { (*half).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
+        if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStaleFlow.into();
         }
-        let exit = match nexthop::way_out::<P, F>(packet, half, now) {
+        let exit = match nexthop::way_out::<P, F>(packet, entry, now) {
             Ok(ready) => forward::carry_out(packet, &later, &ready, now),
             Err(exit) => exit,
         };
         return reject::if_refused::<P, F>(
             packet,
             &later.parsed,
-            Exit { service: unsafe { (*half).service }, ..exit },
+            Exit { service: unsafe { (*entry).service }, ..exit },
         );
     }
     let parsed = laid.parsed;
@@ -73,7 +73,7 @@ fn incoming<P: Packet, F: Irregular + Rewrite>(packet: P) -> Exit {
     let exit = match prepared {
         Ok(ready) => {
             let exit = forward::carry_out(packet, &parsed, &ready, now);
-            Exit { service: unsafe { (*ready.half).service }, ..exit }
+            Exit { service: unsafe { (*ready.entry).service }, ..exit }
         }
         Err(exit) => exit,
     };
@@ -96,11 +96,11 @@ fn outgoing<P: Packet, F: Irregular + Rewrite>(packet: P) -> Outcome {
         return Outcome::DroppedInternalError;
     }
     if laid.later != 0 {
-        let (later, half) = match fragment::later(laid) {
+        let (later, entry) = match fragment::later(laid) {
             Ok(found) => found,
             Err(outcome) => return outcome,
         };
-        return egress::translate(packet, &later, half);
+        return egress::translate(packet, &later, entry);
     }
     let parsed = &laid.parsed;
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {

@@ -1,8 +1,8 @@
 //! Removes flows that are over, and marks those whose endpoint is gone.
 //!
-//! Two passes: a sweep marks a flow whose halves have both been idle for too long, the next one deletes it if it still
+//! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one deletes it if it still
 //! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
-//! sends packets the slow way, which takes it off. The request half goes first: without it no packet uses the pair.
+//! sends packets the slow way, which takes it off. The request entry goes first: without it no packet uses the pair.
 
 use core::ptr;
 
@@ -23,7 +23,7 @@ use crate::datapath::{
     maps::{self, SWEEP, Table, USAGE},
 };
 
-/// Whether the endpoint of a request half takes no more new flows of its Service port.
+/// Whether the endpoint of a request entry takes no more new flows of its Service port.
 #[inline(always)]
 fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     let endpoint = EndpointKey {
@@ -103,7 +103,7 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
 
 /// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
 #[inline(always)]
-pub fn conversation(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socket) {
+pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socket) {
     let (forward, protocol, socket_ipv6, ipv6) =
         unsafe { ((*key).forward, (*key).protocol, (*key).ipv6, (*sweep).ipv6) };
     if forward == 0 || socket_ipv6 != ipv6 {
@@ -121,24 +121,28 @@ pub fn conversation(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socke
     }
 }
 
-/// A half of a flow in the main table.
+/// An entry of the main table.
 #[inline(always)]
-pub fn half<F: Family>(sweep: *mut Sweep, key: *const FlowKey<F::Address>, half: *mut Flow<F::Address>) {
-    let (key, flow) = unsafe { (*key, *half) };
+pub fn flow_entry<F: Family>(
+    sweep: *mut Sweep,
+    key: *const FlowKey<F::Address>,
+    entry: *mut Flow<F::Address>,
+) {
+    let (key, flow) = unsafe { (*key, *entry) };
     let tuple = key.tuple(&flow);
     if unsafe { (*sweep).mark } == mark::ONLY {
         if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
             && flow.state & GONE == 0
             && gone::<F>(&flow, tuple.protocol)
         {
-            unsafe { (*half).state |= GONE };
+            unsafe { (*entry).state |= GONE };
         }
         return;
     }
     unsafe { (*sweep).entries += 1 };
     match flow.kind {
-        kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, half),
-        kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, half),
+        kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, entry),
+        kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, entry),
         _ => {}
     }
 }
@@ -148,7 +152,7 @@ fn request<F: Family>(
     sweep: *mut Sweep,
     tuple: &Tuple<F::Address>,
     flow: &Flow<F::Address>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
 ) {
     let (now, pressure, timeouts, mark) =
         unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark) };
@@ -173,7 +177,7 @@ fn request<F: Family>(
         (*sweep).idle[magnitude as usize] += 1;
     }
     if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
-        unsafe { (*half).state |= GONE };
+        unsafe { (*entry).state |= GONE };
     }
     let limit = timeouts.of(tuple.protocol == PROTOCOL_TCP, flow.state, reply_state);
     let limit = if pressure < limit { pressure } else { limit };
@@ -182,21 +186,21 @@ fn request<F: Family>(
     }
     if flow.state & MARKED == 0 {
         unsafe {
-            (*half).state |= MARKED;
+            (*entry).state |= MARKED;
             (*sweep).marked += 1;
         }
         return;
     }
     // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since the copy was made.
     let now_is = unsafe {
-        (ptr::read_volatile(&raw const (*half).state), ptr::read_volatile(&raw const (*half).last))
+        (ptr::read_volatile(&raw const (*entry).state), ptr::read_volatile(&raw const (*entry).last))
     };
     if now_is != (flow.state, flow.last) {
         return;
     }
     // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
-    // gap between the two a new conversation with the same endpoint may take over the reply half.
-    counters::end(half.cast_const());
+    // gap between the two a new conversation with the same endpoint may take over the reply entry.
+    counters::end(entry.cast_const());
     if !reply.is_null() {
         counters::end(reply.cast_const());
     }
@@ -215,16 +219,16 @@ fn request<F: Family>(
     }
 }
 
-/// A reply half lives as long as a request half names it.
+/// A reply entry lives as long as a request entry names it.
 #[inline(always)]
 fn reply<F: Family>(
     sweep: *mut Sweep,
     tuple: &Tuple<F::Address>,
     flow: &Flow<F::Address>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
 ) {
     let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
-    // First what costs nothing: most halves have had a packet not long ago.
+    // First what costs nothing: most entries have had a packet not long ago.
     if idle(now, flow.last) <= timeouts.unconfirmed {
         return;
     }
@@ -235,31 +239,31 @@ fn reply<F: Family>(
     }
     if flow.state & MARKED == 0 {
         unsafe {
-            (*half).state |= MARKED;
+            (*entry).state |= MARKED;
             (*sweep).marked += 1;
         }
     } else {
-        counters::end(half.cast_const());
+        counters::end(entry.cast_const());
         FlowTable::<F>::main().remove(tuple);
         unsafe { (*sweep).deleted += 1 };
     }
 }
 
-/// Halves in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
+/// Entries in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
 #[inline(always)]
-pub fn unconfirmed<F: Family>(
+pub fn pending_entry<F: Family>(
     sweep: *mut Sweep,
     key: *const FlowKey<F::Address>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
 ) {
-    let (key, flow) = unsafe { (*key, *half) };
+    let (key, flow) = unsafe { (*key, *entry) };
     let tuple = key.tuple(&flow);
     let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
     if mark != mark::ONLY && idle(now, flow.last) > timeouts.unconfirmed
         || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
-        counters::end(half.cast_const());
+        counters::end(entry.cast_const());
         FlowTable::<F>::pending().remove(&tuple);
         return;
     }

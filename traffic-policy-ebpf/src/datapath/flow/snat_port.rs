@@ -1,4 +1,4 @@
-//! The two halves of a new flow, and the search for a source port that makes the reply half's key free.
+//! The two entries of a new flow, and the search for a source port that makes the reply entry's key free.
 
 use core::ptr;
 
@@ -24,7 +24,7 @@ use crate::datapath::{
 /// Source ports tried for one new flow.
 const TRIES: u32 = 32;
 
-/// All that both halves are made of.
+/// All that both entries are made of.
 pub struct Halves<'a, P, F: Family> {
     pub scratch: *mut Scratch<F::Address>,
     pub packet: P,
@@ -39,7 +39,7 @@ pub struct Halves<'a, P, F: Family> {
 }
 
 impl<P: Packet, F: Family> Halves<'_, P, F> {
-    /// Claims the reply half: for an endpoint on this node with the client's own port if nobody has it, else with a
+    /// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a
     /// port of the pool. Leaves its key and ports in `Scratch`.
     #[inline(always)]
     pub fn claim(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Exit> {
@@ -95,7 +95,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         }
     }
 
-    /// Takes over a reply half that already answers to this very request: left by a conversation that ended, or made
+    /// Takes over a reply entry that already answers to this very request: left by a conversation that ended, or made
     /// by another CPU just now.
     #[inline(always)]
     fn renew(&self) -> bool {
@@ -127,7 +127,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         (before, self.source.sum() + self.slot.address.sum())
     }
 
-    /// The reply half. Its hop is resolved by the first reply.
+    /// The reply entry. Its hop is resolved by the first reply.
     #[inline(always)]
     fn reply(&self) {
         let tuple = &self.parsed.tuple;
@@ -199,7 +199,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
     }
 }
 
-/// Tries to insert the reply half with this source port (memory order); a key that the other table has is taken, too.
+/// Tries to insert the reply entry with this source port (memory order); a key that the other table has is taken, too.
 #[inline(always)]
 fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
     unsafe {

@@ -1,6 +1,6 @@
-//! The two halves of a flow, and what a packet changes in them.
+//! The two entries of a flow, and what a packet changes in them.
 //!
-//! Either half names the other: a half's translated tuple, reversed, is the key of the other half.
+//! Either entry names the other: an entry's translated tuple, reversed, is the key of the other entry.
 
 use core::ptr;
 
@@ -20,46 +20,46 @@ use crate::datapath::{
     words::load32,
 };
 
-/// What is to be done with a packet whose half was found.
+/// What is to be done with a packet whose entry was found.
 pub enum Tracked<A: Address> {
-    /// Translate it as this half says.
+    /// Translate it as this entry says.
     Keep(*mut Flow<A>),
-    /// It opens a new conversation: choose again, in place of this half (of the main table).
+    /// It opens a new conversation: choose again, in place of this entry (of the main table).
     Restart(*mut Flow<A>),
-    /// As if no half had been found.
+    /// As if no entry had been found.
     Forget,
     Leave(Outcome),
 }
 
-/// Whether the half is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
+/// Whether the entry is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
 #[inline(always)]
 pub fn quiet(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
-/// The key of a half's other half, in `Scratch`: the stack has no room for all the keys that are looked up.
+/// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
 #[inline(always)]
 pub fn other_key<F: Family>(
-    half: *const Flow<F::Address>,
+    entry: *const Flow<F::Address>,
     protocol: u32,
 ) -> Option<&'static Tuple<F::Address>> {
     let scratch = F::scratch()?;
     unsafe {
-        (*scratch).other = (*half).translated(protocol).reversed();
+        (*scratch).other = (*entry).translated(protocol).reversed();
         Some(&(*scratch).other)
     }
 }
 
-/// Whether `other` is a half whose packets come back as packets of `tuple`.
+/// Whether `other` is an entry whose packets come back as packets of `tuple`.
 #[inline(always)]
 fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
     (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
 }
 
-/// Whether the other half of a packet's half is there, and names it.
+/// Whether the other entry of a packet's entry is there, and names it.
 #[inline(always)]
-pub fn whole<F: Family>(half: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
-    let Some(key) = other_key::<F>(half, tuple.protocol) else { return false };
+pub fn whole<F: Family>(entry: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
+    let Some(key) = other_key::<F>(entry, tuple.protocol) else { return false };
     let other = FlowTable::<F>::of(pending).find(key);
     !other.is_null() && names::<F>(other, tuple)
 }
@@ -68,30 +68,30 @@ pub fn whole<F: Family>(half: *const Flow<F::Address>, tuple: &Tuple<F::Address>
 #[inline(always)]
 pub fn track<F: Family>(
     parsed: &Parsed<F>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
-    let (kind, state) = unsafe { ((*half).kind, (*half).state) };
+    let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
     if state & MARKED != 0 {
-        unsafe { (*half).state &= !MARKED };
+        unsafe { (*entry).state &= !MARKED };
     }
     if matches!(kind, kind::REPLY | kind::REPLY_LOCAL) && !pending && state & GONE == 0 {
-        // Nobody doubts it, so the look-up of the other half, which memory makes slow, is spared.
-        return reply(parsed, half, true, false);
+        // Nobody doubts it, so the look-up of the other entry, which memory makes slow, is spared.
+        return reply(parsed, entry, true, false);
     }
-    let Some(key) = other_key::<F>(half, parsed.tuple.protocol) else {
+    let Some(key) = other_key::<F>(entry, parsed.tuple.protocol) else {
         return Tracked::Leave(Outcome::DroppedInternalError);
     };
     let mut other = FlowTable::<F>::of(pending).find(key);
-    // In `PENDING` the kernel may have evicted the other half, and another flow may have taken its key. In the main
-    // table a half left behind by a restart is marked as gone.
+    // In `PENDING` the kernel may have evicted the other entry, and another flow may have taken its key. In the main
+    // table an entry left behind by a restart is marked as gone.
     if !other.is_null() && !names::<F>(other, &parsed.tuple) {
         other = ptr::null_mut();
     }
     match kind {
-        kind::FORWARD | kind::DELIVER => request(parsed, half, key, other, pending),
-        kind::REPLY | kind::REPLY_LOCAL => reply(parsed, half, !other.is_null(), pending),
-        // A half that is just being written.
+        kind::FORWARD | kind::DELIVER => request(parsed, entry, key, other, pending),
+        kind::REPLY | kind::REPLY_LOCAL => reply(parsed, entry, !other.is_null(), pending),
+        // An entry that is just being written.
         _ => Tracked::Leave(Outcome::PassedStaleFlow),
     }
 }
@@ -99,27 +99,27 @@ pub fn track<F: Family>(
 #[inline(always)]
 fn request<F: Family>(
     parsed: &Parsed<F>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
     key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
-    let again = if pending { Tracked::Forget } else { Tracked::Restart(half) };
+    let again = if pending { Tracked::Forget } else { Tracked::Restart(entry) };
     if reply.is_null() {
-        // Its reply half is gone: nothing that this flow sends could come back.
+        // Its reply entry is gone: nothing that this flow sends could come back.
         return if !parsed.is_tcp() || parsed.opens() { again } else { Tracked::Forget };
     }
-    let (state, reply_state) = unsafe { ((*half).state, (*reply).state) };
+    let (state, reply_state) = unsafe { ((*entry).state, (*reply).state) };
     let mut confirmed = reply_state & ANSWERED != 0;
     if parsed.is_tcp() {
         let flags = parsed.tcp_flags();
         if tcp::opens(flags) {
             let over = state & GONE != 0 || tcp::closing(state, reply_state);
-            return if over { again } else { Tracked::Keep(half) };
+            return if over { again } else { Tracked::Keep(entry) };
         }
         let after = tcp::after(state, flags, parsed.payload());
         if after != state {
-            unsafe { (*half).state = after };
+            unsafe { (*entry).state = after };
         }
         // RFC 9293 section 3.10.7.4: the ACK of the SYN-ACK proves that the client is where it says.
         confirmed = confirmed
@@ -130,51 +130,51 @@ fn request<F: Family>(
     }
     // What found no room in the main table tries again.
     if state & CONFIRMED == 0 && confirmed || state & CONFIRMED != 0 && pending {
-        return confirm(parsed, half, key, reply, pending);
+        return confirm(parsed, entry, key, reply, pending);
     }
-    Tracked::Keep(half)
+    Tracked::Keep(entry)
 }
 
 #[inline(always)]
 fn confirm<F: Family>(
     parsed: &Parsed<F>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
     key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Tracked<F::Address> {
     unsafe {
-        (*half).state |= CONFIRMED;
+        (*entry).state |= CONFIRMED;
         (*reply).state |= CONFIRMED;
     }
     if !pending {
         if let Some(usage) = USAGE.get_ptr_mut(0) {
             unsafe { fetch_add(table::unconfirmed::<F>(usage), u64::MAX) };
         }
-        return Tracked::Keep(half);
+        return Tracked::Keep(entry);
     }
-    // It has earned a place that is never evicted. Reply half first, as for a new flow.
+    // It has earned a place that is never evicted. Reply entry first, as for a new flow.
     if FlowTable::<F>::main().insert(key, reply.cast_const(), NOEXIST) != 0 {
-        return Tracked::Keep(half);
+        return Tracked::Keep(entry);
     }
-    if FlowTable::<F>::main().insert(&parsed.tuple, half.cast_const(), NOEXIST) != 0 {
+    if FlowTable::<F>::main().insert(&parsed.tuple, entry.cast_const(), NOEXIST) != 0 {
         FlowTable::<F>::main().remove(key);
-        return Tracked::Keep(half);
+        return Tracked::Keep(entry);
     }
     FlowTable::<F>::pending().remove(&parsed.tuple);
     FlowTable::<F>::pending().remove(key);
-    let half = FlowTable::<F>::main().find(&parsed.tuple);
-    if half.is_null() { Tracked::Leave(Outcome::DroppedTableFull) } else { Tracked::Keep(half) }
+    let entry = FlowTable::<F>::main().find(&parsed.tuple);
+    if entry.is_null() { Tracked::Leave(Outcome::DroppedTableFull) } else { Tracked::Keep(entry) }
 }
 
 #[inline(always)]
 fn reply<F: Family>(
     parsed: &Parsed<F>,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
     believed: bool,
     pending: bool,
 ) -> Tracked<F::Address> {
-    let state = unsafe { (*half).state };
+    let state = unsafe { (*entry).state };
     // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of the
     // old connection would be taken for one of the new.
     if !believed && (pending || state & GONE != 0 && parsed.is_tcp()) {
@@ -185,7 +185,7 @@ fn reply<F: Family>(
         let flags = parsed.tcp_flags();
         if flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN | flag::ACK {
             let sequence = u32::from_be(unsafe { load32::<4>(parsed.l4) });
-            unsafe { (*half).confirming_ack = sequence.wrapping_add(1).to_be() };
+            unsafe { (*entry).confirming_ack = sequence.wrapping_add(1).to_be() };
             after |= ANSWERED;
         } else {
             after = tcp::after(state, flags, parsed.payload());
@@ -194,42 +194,42 @@ fn reply<F: Family>(
         after |= ANSWERED;
     }
     if after != state {
-        unsafe { (*half).state = after };
+        unsafe { (*entry).state = after };
     }
-    Tracked::Keep(half)
+    Tracked::Keep(entry)
 }
 
-/// Writes a new conversation over the request half of one that is over. Packets of the old one may be reading: the half
+/// Writes a new conversation over the request entry of one that has ended. Packets of the old one may be reading: the entry
 /// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
 /// checksum if it gets a mixture of both.
 #[inline(always)]
 pub unsafe fn begin_anew<F: Family>(
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
     request: *mut Flow<F::Address>,
     protocol: u32,
     reply_key: &Tuple<F::Address>,
     usage: *mut Usage,
 ) {
     unsafe {
-        let was_confirmed = (*half).state & CONFIRMED != 0;
-        retire::<F>(half, protocol, reply_key);
-        counters::end(half.cast_const());
+        let was_confirmed = (*entry).state & CONFIRMED != 0;
+        retire::<F>(entry, protocol, reply_key);
+        counters::end(entry.cast_const());
         let kind = (*request).kind;
         (*request).kind = 0;
         // It is this CPU's own.
         let own = &raw mut (*request).bytes;
-        ptr::write_volatile(&raw mut (*half).kind, 0);
+        ptr::write_volatile(&raw mut (*entry).kind, 0);
         full_fence(own);
-        *half = *request;
+        *entry = *request;
         full_fence(own);
-        ptr::write_volatile(&raw mut (*half).kind, kind);
+        ptr::write_volatile(&raw mut (*entry).kind, kind);
         if was_confirmed {
             fetch_add(table::unconfirmed::<F>(usage), 1);
         }
     }
 }
 
-/// Marks the reply half of a request half that is about to be written over, so that it is believed no more.
+/// Marks the reply entry of a request entry that is about to be written over, so that it is believed no more.
 #[inline(always)]
 unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
     let Some(key) = other_key::<F>(request, protocol) else { return };

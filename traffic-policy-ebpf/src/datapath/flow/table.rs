@@ -34,25 +34,25 @@ impl<F: Family> FlowTable<F> {
         if pending { Self::pending() } else { Self::main() }
     }
 
-    /// The half of packets of this tuple; null if there is none. (An empty `Option` would leave a register that the verifier
+    /// The entry of packets of this tuple; null if there is none. (An empty `Option` would leave a register that the verifier
     /// has never seen written.)
     #[inline(always)]
     pub fn find(&self, tuple: &Tuple<F::Address>) -> *mut Flow<F::Address> {
         let mut room = MaybeUninit::uninit();
         match self.table.lookup::<_, Flow<F::Address>>(key(tuple, &mut room)) {
-            Some(half) if unsafe { (*half).is_of(tuple) } => half,
+            Some(entry) if unsafe { (*entry).is_of(tuple) } => entry,
             _ => ptr::null_mut(),
         }
     }
 
-    /// `half` keeps what belongs to the tuple: [`traffic_policy_ebpf::abi::Fold::kept`].
+    /// `entry` keeps what belongs to the tuple: [`traffic_policy_ebpf::abi::Fold::kept`].
     #[inline(always)]
-    pub fn insert(&self, tuple: &Tuple<F::Address>, half: *const Flow<F::Address>, flags: u64) -> i64 {
+    pub fn insert(&self, tuple: &Tuple<F::Address>, entry: *const Flow<F::Address>, flags: u64) -> i64 {
         let mut room = MaybeUninit::uninit();
-        self.table.insert(key(tuple, &mut room), half, flags)
+        self.table.insert(key(tuple, &mut room), entry, flags)
     }
 
-    /// Removes a half that was found or inserted.
+    /// Removes an entry that was found or inserted.
     #[inline(always)]
     pub fn remove(&self, tuple: &Tuple<F::Address>) {
         let mut room = MaybeUninit::uninit();
@@ -60,7 +60,7 @@ impl<F: Family> FlowTable<F> {
     }
 }
 
-/// The half of a packet, null if it has none, and whether it lies in `PENDING`.
+/// The entry of a packet, null if it has none, and whether it lies in `PENDING`.
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
     let main = FlowTable::<F>::main().find(tuple);
@@ -89,19 +89,19 @@ pub fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
     unsafe { if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] } }
 }
 
-/// Hop and route epoch of a half, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
+/// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
 /// that of another.
 #[inline(always)]
-pub unsafe fn way<A: Address>(half: *const Flow<A>) -> (u16, u16) {
-    let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*half).hop).cast::<u32>()) }.to_ne_bytes();
+pub unsafe fn way<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
+    let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*entry).hop).cast::<u32>()) }.to_ne_bytes();
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
 /// Writes what [`way`] reads, by one store. Whoever reads it sees the hop as it was before: [`crate::datapath::hop::resolve`].
 #[inline(always)]
-pub unsafe fn set_way<A: Address>(half: *mut Flow<A>, hop: u16, epoch: u16) {
+pub unsafe fn set_way<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
     let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());
-    unsafe { ptr::write_volatile((&raw mut (*half).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
+    unsafe { ptr::write_volatile((&raw mut (*entry).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
 }
 
 /// The key of a tuple, in `room` if it is not that tuple itself.

@@ -68,7 +68,7 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
     }
 }
 
-/// Completes a later fragment by the record of its first one, and finds its half.
+/// Completes a later fragment by the record of its first one, and finds its entry.
 ///
 /// # Errors
 /// There is no record, or its flow is gone.
@@ -86,11 +86,11 @@ pub fn later<F: Family>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address
     let mut parsed = laid.parsed;
     parsed.tuple.ports = ports;
     parsed.tuple.protocol = protocol;
-    let (half, _) = table::find::<F>(&parsed.tuple);
-    if half.is_null() {
+    let (entry, _) = table::find::<F>(&parsed.tuple);
+    if entry.is_null() {
         return Err(Outcome::PassedFragment);
     }
-    Ok((Later { parsed }, half))
+    Ok((Later { parsed }, entry))
 }
 
 impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
@@ -120,16 +120,16 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
         Outcome::DroppedMtuExceeded.into()
     }
     #[inline(always)]
-    fn account(&self, half: *mut Flow<F::Address>, now: u32) {
-        forward::account::<F>(half, self.parsed.length, now);
+    fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
+        forward::account::<F>(entry, self.parsed.length, now);
     }
     #[inline(always)]
-    fn translate(&self, packet: P, half: *const Flow<F::Address>, step: bool) -> bool {
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
         unsafe {
-            F::addresses(&self.parsed, half, step);
+            F::addresses(&self.parsed, entry, step);
             if F::V6 {
                 // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
-                packet.update_sum((*half).address_delta);
+                packet.update_sum((*entry).address_delta);
             }
         }
         true

@@ -67,11 +67,11 @@ impl<P: Packet, F: Requote> Carried<P, F> for Quoting<F> {
     /// Plain stores in TC, too: the ICMP checksum covers all that changes but for the outer header of IPv4, which has its
     /// own. So the sum over the frame stays as a device may have computed it.
     #[inline(always)]
-    fn translate(&self, packet: P, half: *const Flow<F::Address>, step: bool) -> bool {
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
         unsafe {
-            let (source, destination) = ((*half).source, (*half).destination);
+            let (source, destination) = ((*entry).source, (*entry).destination);
             let (was_source, was_destination) = F::addresses_at(self.ip);
-            // As netfilter does: where the half changes the source of packets, it changes that of errors too, whoever has
+            // As netfilter does: where the entry changes the source of packets, it changes that of errors too, whoever has
             // sent them; a client sees nothing behind the frontend. An endpoint of this node, which knows its clients,
             // sees which router it was.
             // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_proto.c> nf_nat_icmp_reply_translation
@@ -83,12 +83,12 @@ impl<P: Packet, F: Requote> Carried<P, F> for Quoting<F> {
             );
             F::complete(self.ip, outer, step);
 
-            let (addresses, ports) = ((*half).address_delta, (*half).port_delta);
+            let (addresses, ports) = ((*entry).address_delta, (*entry).port_delta);
             F::set_addresses(self.quoted, destination, source);
             let mut delta = checksum::add(addresses, ports);
             let both = delta;
             delta = checksum::add(delta, F::complete(self.quoted, addresses, false));
-            store32::<0>(self.l4, (*half).ports.rotate_left(16));
+            store32::<0>(self.l4, (*entry).ports.rotate_left(16));
             if self.tcp == 0 {
                 let was = load16::<6>(self.l4);
                 let sum = checksum::update_udp(was, both);

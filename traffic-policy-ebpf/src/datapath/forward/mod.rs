@@ -23,7 +23,7 @@ use crate::datapath::{
 };
 
 pub trait Carried<P: Packet, F: Rewrite> {
-    /// What it is called that a half of this kind was carried out.
+    /// What it is called that an entry of this kind was carried out.
     fn outcome(kind: u8) -> Outcome;
     /// First byte of the IP header.
     fn ip(&self) -> usize;
@@ -35,11 +35,11 @@ pub trait Carried<P: Packet, F: Rewrite> {
     fn expired(&self) -> Outcome;
     /// What becomes of it if only `mtu` bytes fit the way out.
     fn too_long(&self, mtu: u32) -> Exit;
-    /// Counts it in the half.
-    fn account(&self, half: *mut Flow<F::Address>, now: u32);
+    /// Counts it in the entry.
+    fn account(&self, entry: *mut Flow<F::Address>, now: u32);
     /// Rewrites it, with a step of the TTL if it is sent on. False: the kernel refused, the packet is spoilt.
     #[must_use]
-    fn translate(&self, packet: P, half: *const Flow<F::Address>, step: bool) -> bool;
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool;
 }
 
 impl<P: Packet, F: Rewrite> Carried<P, F> for Parsed<F> {
@@ -76,12 +76,12 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Parsed<F> {
         Exit { mtu, ..Outcome::RejectedMtuExceeded.into() }
     }
     #[inline(always)]
-    fn account(&self, half: *mut Flow<F::Address>, now: u32) {
-        account::<F>(half, self.length, now);
+    fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
+        account::<F>(entry, self.length, now);
     }
     #[inline(always)]
-    fn translate(&self, packet: P, half: *const Flow<F::Address>, step: bool) -> bool {
-        translate(packet, self, half, step)
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
+        translate(packet, self, entry, step)
     }
 }
 
@@ -91,14 +91,14 @@ fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
     unsafe { load64::<0>(parsed.ip) }.to_ne_bytes()[6] & 0x40 != 0
 }
 
-/// Counts a packet of `length` bytes in its half.
+/// Counts a packet of `length` bytes in its entry.
 #[inline(always)]
-pub fn account<F: Rewrite>(half: *mut Flow<F::Address>, length: u32, now: u32) {
+pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) {
     unsafe {
-        (*half).packets += 1;
-        (*half).bytes += length as u64;
-        if (*half).last != now {
-            (*half).last = now;
+        (*entry).packets += 1;
+        (*entry).bytes += length as u64;
+        if (*entry).last != now {
+            (*entry).last = now;
         }
     }
 }
@@ -111,12 +111,12 @@ pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
     ready: &Ready<F::Address>,
     now: u32,
 ) -> Exit {
-    let half = ready.half;
-    let kind = unsafe { (*half).kind };
+    let entry = ready.entry;
+    let kind = unsafe { (*entry).kind };
     let outcome = C::outcome(kind);
     if kind == kind::DELIVER {
-        carried.account(half, now);
-        if !carried.translate(packet, half, false) {
+        carried.account(entry, now);
+        if !carried.translate(packet, entry, false) {
             return Outcome::DroppedInternalError.into();
         }
         return outcome.into();
@@ -131,8 +131,8 @@ pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
             return carried.too_long(mtu);
         }
         let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-        carried.account(half, now);
-        if !carried.translate(packet, half, true) {
+        carried.account(entry, now);
+        if !carried.translate(packet, entry, true) {
             return Outcome::DroppedInternalError.into();
         }
         return Exit::sent(
@@ -154,9 +154,9 @@ pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
     }
-    carried.account(half, now);
+    carried.account(entry, now);
     unsafe { macs(carried.ip() - parse::ETHERNET, hop) };
-    if !carried.translate(packet, half, true) {
+    if !carried.translate(packet, entry, true) {
         return Outcome::DroppedInternalError.into();
     }
     Exit::sent(outcome, packet.send(ifindex))
@@ -176,7 +176,7 @@ impl Rewrite for V4 {
     unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Address4>, step: bool) {
         unsafe {
             let delta = (*flow).address_delta;
-            // Both addresses at once: they lie in the half as they do in the header.
+            // Both addresses at once: they lie in the entry as they do in the header.
             store64::<12>(parsed.ip, flow.cast::<u64>().read());
             let delta = if step {
                 store8::<8>(parsed.ip, parsed.ttl - 1);

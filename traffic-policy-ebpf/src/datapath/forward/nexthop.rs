@@ -106,10 +106,10 @@ fn epoch() -> u16 {
     STATE.get_ptr(0).map_or(0, |state| unsafe { (*state).route as u16 })
 }
 
-/// A half that can be carried out, and how.
+/// An entry that can be carried out, and how.
 pub struct Ready<A: Address> {
-    pub half: *mut Flow<A>,
-    /// Null for a half that the stack delivers, and where the neighbour is not resolved.
+    pub entry: *mut Flow<A>,
+    /// Null for an entry that the stack delivers, and where the neighbour is not resolved.
     pub hop: *const Hop,
     /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
     /// `Option` leaves a register that the verifier has never seen written.
@@ -167,42 +167,42 @@ pub fn to_endpoint<P: Packet, F: Family>(
     if via.attached { Route::Via(via) } else { Route::Local }
 }
 
-/// How the packets of a half leave.
+/// How the packets of an entry leave.
 #[inline(always)]
 pub fn way_out<P: Packet, F: Family>(
     packet: P,
-    half: *mut Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Ready<F::Address>, Exit> {
-    let kind = unsafe { (*half).kind };
-    let (index, epoch) = unsafe { table::way(half) };
+    let kind = unsafe { (*entry).kind };
+    let (index, epoch) = unsafe { table::way(entry) };
     if kind == kind::DELIVER {
-        return Ok(Ready { half, hop: ptr::null(), unresolved: 0 });
+        return Ok(Ready { entry, hop: ptr::null(), unresolved: 0 });
     }
     if let Some(hop) = fresh(epoch, index, now) {
-        return Ok(Ready { half, hop, unresolved: 0 });
+        return Ok(Ready { entry, hop, unresolved: 0 });
     }
-    let (source, destination) = unsafe { ((*half).source, (*half).destination) };
+    let (source, destination) = unsafe { ((*entry).source, (*entry).destination) };
     match resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
-            unsafe { table::set_way(half, via.hop, via.epoch) };
-            Ok(Ready { half, hop, unresolved: 0 })
+            unsafe { table::set_way(entry, via.hop, via.epoch) };
+            Ok(Ready { entry, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
-        Route::Via(via) => Ok(Ready { half, hop: ptr::null(), unresolved: via.ifindex }),
+        Route::Via(via) => Ok(Ready { entry, hop: ptr::null(), unresolved: via.ifindex }),
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
-            way_back::<F>(half).map(|hop| Ready { half, hop, unresolved: 0 })
+            way_back::<F>(entry).map(|hop| Ready { entry, hop, unresolved: 0 })
         }
-        Route::Failed(outcome) => Err(Exit::refused(outcome, unsafe { (*half).service })),
-        Route::Local => Err(Exit::refused(Outcome::DroppedNoRoute, unsafe { (*half).service })),
+        Route::Failed(outcome) => Err(Exit::refused(outcome, unsafe { (*entry).service })),
+        Route::Local => Err(Exit::refused(Outcome::DroppedNoRoute, unsafe { (*entry).service })),
     }
 }
 
 /// Without a route to the client: back where the request came from.
 #[inline(always)]
-fn way_back<F: Family>(half: *mut Flow<F::Address>) -> Result<*const Hop, Exit> {
-    let (ifindex, mac) = unsafe { ((*half).ifindex, (*half).mac) };
+fn way_back<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Exit> {
+    let (ifindex, mac) = unsafe { ((*entry).ifindex, (*entry).mac) };
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };

@@ -108,8 +108,8 @@ unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
     if service != NO_SERVICE {
         return service;
     }
-    let half = FlowTable::<F>::main().find(unsafe { &(*scratch).key });
-    if half.is_null() { NO_SERVICE } else { unsafe { (*half).service } }
+    let entry = FlowTable::<F>::main().find(unsafe { &(*scratch).key });
+    if entry.is_null() { NO_SERVICE } else { unsafe { (*entry).service } }
 }
 
 #[inline(always)]
