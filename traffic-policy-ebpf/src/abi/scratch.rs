@@ -15,7 +15,7 @@ pub struct Scratch<A: Address> {
     /// The outcome whose answer is due, or that is to be noted.
     pub outcome: u32,
     /// The way back to a client without a route.
-    pub way_back: Hop,
+    pub ingress_device_hop: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
     /// Index of the Service port that refused the packet, or [`NO_SERVICE`][super::NO_SERVICE].

@@ -10,25 +10,25 @@ use crate::datapath::{
     ctx::{LINEAR, Packet},
     family::{V4, V6},
     flow::{
-        state::{self, Tracked},
+        state::{self, Transition},
         table,
     },
-    forward::{Carried, Rewrite},
+    forward::{Rewrite, Translatable},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
-    verdict::{self, Exit},
+    verdict::{self, Decision},
     words::load16,
 };
 
 /// The program at the end of every attached device, and of those to pods.
 #[inline(always)]
 pub fn run<P: Packet>(packet: P) -> i32 {
-    packet.reach(LINEAR);
-    verdict::leave(packet, hook::EGRESS, outgoing(packet))
+    packet.pull(LINEAR);
+    verdict::finish(packet, hook::EGRESS, outgoing(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Packet>(packet: P) -> Exit {
+fn outgoing<P: Packet>(packet: P) -> Decision {
     let data = packet.data();
     if data + parse::ETHERNET > packet.end() || packet.tagged() {
         return Outcome::PassedNotIp.into();
@@ -43,7 +43,7 @@ fn outgoing<P: Packet>(packet: P) -> Exit {
 
 #[inline(always)]
 fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
-    let parsed = match F::headers(packet) {
+    let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome).outcome,
     };
@@ -66,11 +66,11 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    if pending || !state::quiet(unsafe { (*entry).state }, parsed.tcp_flags()) {
+    if pending || !state::is_established(unsafe { (*entry).state }, parsed.tcp_flags()) {
         match state::track(parsed, entry, pending) {
-            Tracked::Keep(kept) => entry = kept,
-            Tracked::Leave(outcome) => return outcome,
-            Tracked::Restart(_) | Tracked::Forget => return Outcome::PassedStaleFlow,
+            Transition::Keep(kept) => entry = kept,
+            Transition::Leave(outcome) => return outcome,
+            Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow,
         }
     }
     translate(packet, parsed, entry)
@@ -78,16 +78,16 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
 
 /// Carries out what an entry says of packets that leave.
 #[inline(always)]
-pub fn translate<P: Packet, F: Rewrite, C: Carried<P, F>>(
+pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
-    carried: &C,
+    translatable: &C,
     entry: *mut Flow<F::Address>,
 ) -> Outcome {
     if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    carried.account(entry, clock::jiffies());
-    if !carried.translate(packet, entry, false) {
+    translatable.account(entry, clock::jiffies());
+    if !translatable.translate(packet, entry, false) {
         return Outcome::DroppedInternalError;
     }
     C::outcome(kind::REPLY_LOCAL)

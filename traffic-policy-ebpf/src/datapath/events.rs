@@ -20,7 +20,7 @@ const INTERVAL: u64 = 1_000_000;
 const BURST: u64 = 128 * INTERVAL;
 
 /// What is told of a packet or call.
-pub struct Notice<A> {
+pub struct NewEvent<A> {
     /// See [`hook`][traffic_policy_ebpf::abi::hook].
     pub hook: u32,
     pub outcome: Outcome,
@@ -36,9 +36,9 @@ pub struct Notice<A> {
     pub endpoint: (A, u16),
 }
 
-/// Writes an event, if somebody listens and not too many came. `notice` is asked only then.
+/// Writes an event, if somebody listens and not too many came. `new_event` is asked only then.
 #[inline(always)]
-pub fn tell<F: Family>(notice: impl FnOnce() -> Notice<F::Address>) {
+pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     let Some(state) = STATE.get_ptr(0) else { return };
     let until = unsafe { (*state).monitor_until };
     if until == 0 {
@@ -63,22 +63,22 @@ pub fn tell<F: Family>(notice: impl FnOnce() -> Notice<F::Address>) {
         unsafe { (*bucket).left_out += 1 };
         return;
     }
-    let notice = notice();
-    let tuple = notice.tuple;
+    let new_event = new_event();
+    let tuple = new_event.tuple;
     unsafe {
         (*event).time = now;
         (*event).source = tuple.source.wide();
         (*event).destination = tuple.destination.wide();
-        (*event).endpoint = notice.endpoint.0.wide();
+        (*event).endpoint = new_event.endpoint.0.wide();
         (*event).ports = tuple.ports;
-        (*event).endpoint_port = notice.endpoint.1;
+        (*event).endpoint_port = new_event.endpoint.1;
         (*event).protocol = tuple.protocol as u8;
         (*event).ipv6 = F::V6 as u8;
-        (*event).hook = notice.hook;
-        (*event).outcome = notice.outcome as u32;
-        (*event).service = notice.service;
-        (*event).ifindex = notice.ifindex;
-        (*event).netns = notice.netns;
+        (*event).hook = new_event.hook;
+        (*event).outcome = new_event.outcome as u32;
+        (*event).service = new_event.service;
+        (*event).ifindex = new_event.ifindex;
+        (*event).netns = new_event.netns;
         (*event).left_out = (*bucket).left_out as u32;
         (*event).zero = 0;
         (*bucket).left_out = 0;

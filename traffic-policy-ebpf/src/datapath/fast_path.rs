@@ -23,22 +23,22 @@ use crate::datapath::{
     flow::table::{self, FlowTable},
     forward::{
         self, Rewrite,
-        nexthop::{Current, Ready},
+        nexthop::{Current, Forwarding},
     },
     lb::{Target, select},
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
-    prefilter::{self, Ours},
+    prefilter::{self, Match},
     reject, trace,
-    verdict::{self, Exit},
+    verdict::{self, Decision},
     words::load16,
 };
 
 #[inline(always)]
 pub fn run<P: Packet>(packet: P) -> i32 {
-    packet.reach(LINEAR);
+    packet.pull(LINEAR);
     let counters = counters::of_hook(P::HOOK);
     let data = packet.data();
-    let exit = if data + parse::ETHERNET > packet.end() || packet.tagged() {
+    let decision = if data + parse::ETHERNET > packet.end() || packet.tagged() {
         Outcome::PassedNotIp.into()
     } else {
         match unsafe { load16::<12>(data) } {
@@ -47,18 +47,18 @@ pub fn run<P: Packet>(packet: P) -> i32 {
             _ => Outcome::PassedNotIp.into(),
         }
     };
-    verdict::leave_by(packet, P::HOOK, counters, exit)
+    verdict::finish_with(packet, P::HOOK, counters, decision)
 }
 
 #[inline(always)]
-fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
-    let parsed = match F::headers(packet) {
+fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
+    let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
     };
-    let ours = prefilter::ours::<F>(&parsed.tuple);
-    trace::note(step::FILTER, ours as u32, [0; 2]);
-    if matches!(ours, Ours::No) {
+    let matched = prefilter::classify::<F>(&parsed.tuple);
+    trace::note(step::FILTER, matched as u32, [0; 2]);
+    if matches!(matched, Match::No) {
         return Outcome::Passed.into();
     }
     if let Err(outcome) = parse::finish(packet, &parsed) {
@@ -71,7 +71,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
         let entry = FlowTable::<F>::main().find(&parsed.tuple);
         if !entry.is_null() {
             let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
-            let (index, epoch) = unsafe { table::way(entry) };
+            let (index, epoch) = unsafe { table::next_hop(entry) };
             if state & !ANSWERED == CONFIRMED {
                 let mut hop = ptr::null();
                 // An entry that is being written has no kind.
@@ -79,21 +79,23 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Exit {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if kind == kind::DELIVER || !hop.is_null() {
-                    let exit = forward::carry_out(packet, &parsed, &Ready { entry, hop, unresolved: 0 }, now);
+                    let decision =
+                        forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
-                    if !matches!(exit.outcome, Outcome::DroppedMtuExceeded) {
-                        return if exit.answers() {
-                            reject::to_reject::<P, F>(packet, &parsed, exit)
+                    if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
+                        return if decision.is_answered() {
+                            reject::to_reject::<P, F>(packet, &parsed, decision)
                         } else {
-                            exit
+                            decision
                         };
                     }
                 }
             }
         } else if !P::TC
             && !table::pending_in_use()
-            && (matches!(ours, Ours::Pool)
-                || matches!(ours, Ours::Port) && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null())
+            && (matches!(matched, Match::SnatPort)
+                || matches!(matched, Match::FrontendPort)
+                    && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null())
             && !prefilter::may_be_cluster_ip::<F>(parsed.tuple.destination)
         {
             // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have

@@ -12,30 +12,30 @@ use crate::datapath::{
 
 /// What the bits say of a packet. Numbers as in [`step::FILTER`].
 #[derive(Clone, Copy)]
-pub enum Ours {
+pub enum Match {
     No,
     /// It may be a reply; it is no request, unless to a ClusterIP.
-    Pool,
+    SnatPort,
     /// A frontend has its port.
-    Port,
+    FrontendPort,
     /// Neither, but its address may be a ClusterIP.
     ClusterIp,
 }
 
 #[inline(always)]
-pub fn ours<F: Family>(tuple: &Tuple<F::Address>) -> Ours {
-    let Some(filter) = FILTER.get_ptr(0) else { return Ours::No };
+pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
+    let Some(filter) = FILTER.get_ptr(0) else { return Match::No };
     let port = u16::from_be(destination_port(tuple.ports));
     // The ports first: an established packet asks no further.
     unsafe {
         if bit((&raw const (*filter).frontends).cast(), port) {
-            return Ours::Port;
+            return Match::FrontendPort;
         }
         if bit((&raw const (*filter).pool).cast(), port) && snat_in_use() {
-            return Ours::Pool;
+            return Match::SnatPort;
         }
     }
-    if may_be_cluster_ip::<F>(tuple.destination) { Ours::ClusterIp } else { Ours::No }
+    if may_be_cluster_ip::<F>(tuple.destination) { Match::ClusterIp } else { Match::No }
 }
 
 /// What the bits say of a destination.
@@ -57,7 +57,7 @@ fn snat_in_use() -> bool {
 
 /// Whether a destination may be ours by the bit arrays: all that other calls pay for.
 #[inline(always)]
-pub fn concerns<F: Family>(destination: F::Address, port: u16) -> bool {
+pub fn may_be_service<F: Family>(destination: F::Address, port: u16) -> bool {
     let Some(filter) = FILTER.get_ptr(0) else { return false };
     unsafe {
         bit((&raw const (*filter).frontends).cast(), u16::from_be(port))

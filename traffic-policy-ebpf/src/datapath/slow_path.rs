@@ -14,43 +14,44 @@ use crate::datapath::{
     barrier::fetch_add,
     clock,
     ctx::Packet,
-    events::{self, Notice},
+    events::{self, NewEvent},
     family::Family,
     flow::{
-        snat_port::Halves,
-        state::{self, Tracked},
+        snat_port::NewFlow,
+        state::{self, Transition},
         table::{self, FlowTable},
     },
     forward::{
         self, Rewrite,
-        nexthop::{self, Ready, Route},
+        nexthop::{self, Forwarding, Route},
     },
     lb::{Client, List, Target, select},
     maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
     parse::{self, Parsed},
     reject, trace,
-    verdict::{self, Exit},
+    verdict::{self, Decision},
 };
 
 /// The program for everything that an established packet does not need: flows to be made, conversations that change
 /// their state, hops to be resolved.
 #[inline(always)]
 pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
-    let exit = match F::headers(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
-        Ok(parsed) => {
-            let now = clock::jiffies();
-            let exit = match prepare(packet, &parsed, now) {
-                Ok(ready) => {
-                    let exit = forward::carry_out(packet, &parsed, &ready, now);
-                    Exit { service: unsafe { (*ready.entry).service }, ..exit }
-                }
-                Err(exit) => exit,
-            };
-            reject::if_refused::<P, F>(packet, &parsed, exit)
-        }
-        Err(outcome) => outcome.into(),
-    };
-    verdict::leave(packet, P::HOOK, exit)
+    let decision =
+        match F::parse_fixed(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
+            Ok(parsed) => {
+                let now = clock::jiffies();
+                let decision = match prepare(packet, &parsed, now) {
+                    Ok(forwarding) => {
+                        let decision = forward::forward(packet, &parsed, &forwarding, now);
+                        Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
+                    }
+                    Err(decision) => decision,
+                };
+                reject::if_refused::<P, F>(packet, &parsed, decision)
+            }
+            Err(outcome) => outcome.into(),
+        };
+    verdict::finish(packet, P::HOOK, decision)
 }
 
 /// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop.
@@ -59,7 +60,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
     now: u32,
-) -> Result<Ready<F::Address>, Exit> {
+) -> Result<Forwarding<F::Address>, Decision> {
     let (entry, pending) = table::find::<F>(&parsed.tuple);
     // Null pointers rather than `Option`s, as in `find`.
     let mut restart = ptr::null_mut();
@@ -69,22 +70,24 @@ pub fn prepare<P: Packet, F: Rewrite>(
             return Err(Outcome::PassedStaleFlow.into());
         }
         match state::track(parsed, entry, pending) {
-            Tracked::Keep(entry) => kept = entry,
-            Tracked::Restart(entry) => restart = entry,
-            Tracked::Forget => {}
-            Tracked::Leave(outcome) => return Err(Exit::refused(outcome, unsafe { (*entry).service })),
+            Transition::Keep(entry) => kept = entry,
+            Transition::Restart(entry) => restart = entry,
+            Transition::Forget => {}
+            Transition::Leave(outcome) => {
+                return Err(Decision::refused(outcome, unsafe { (*entry).service }));
+            }
         }
     }
     let mut entry = kept;
     if entry.is_null() {
         let created = create(packet, parsed, restart, now)?;
         entry = created.request;
-        events::tell::<F>(|| new_flow(packet, parsed, entry));
+        events::emit::<F>(|| new_flow(packet, parsed, entry));
         if created.unresolved != 0 {
-            return Ok(Ready { entry, hop: ptr::null(), unresolved: created.unresolved });
+            return Ok(Forwarding { entry, hop: ptr::null(), unresolved: created.unresolved });
         }
     }
-    nexthop::way_out::<P, F>(packet, entry, now)
+    nexthop::resolve_egress::<P, F>(packet, entry, now)
 }
 
 /// What is told of a flow that this packet has made.
@@ -93,10 +96,10 @@ fn new_flow<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
     entry: *const Flow<F::Address>,
-) -> Notice<F::Address> {
+) -> NewEvent<F::Address> {
     let (kind, service, address, ports) =
         unsafe { ((*entry).kind, (*entry).service, (*entry).destination, (*entry).ports) };
-    Notice {
+    NewEvent {
         hook: P::HOOK,
         outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
         service,
@@ -120,12 +123,12 @@ fn list<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     client: &Client<F::Address>,
-) -> Result<List, Exit> {
+) -> Result<List, Decision> {
     let list = match select::list::<F>(&Target::of(&parsed.tuple), client) {
         Err(refusal) if refusal.outcome as u32 == Outcome::PassedNotService as u32 => {
             return Err(Outcome::PassedNotService.into());
         }
-        _ if !packet.for_us() => return Err(Outcome::PassedOtherHost.into()),
+        _ if !packet.is_for_host() => return Err(Outcome::PassedOtherHost.into()),
         // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments would use up the answers
         // that this node may make.
         Err(refusal)
@@ -135,7 +138,7 @@ fn list<P: Packet, F: Family>(
         {
             return Err(Outcome::PassedNoFlow.into());
         }
-        Err(refusal) => return Err(Exit::refused(refusal.outcome, refusal.service)),
+        Err(refusal) => return Err(Decision::refused(refusal.outcome, refusal.service)),
         Ok(list) => list,
     };
     if parsed.is_tcp() && !parsed.opens() {
@@ -146,10 +149,10 @@ fn list<P: Packet, F: Family>(
         if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
             return Err(Outcome::PassedNoFlow.into());
         }
-        return Err(Exit::refused(Outcome::ResetNoFlow, list.service));
+        return Err(Decision::refused(Outcome::ResetNoFlow, list.service));
     }
     if list.range.len == 0 {
-        return Err(Exit::refused(Outcome::RejectedNoEndpoint, list.service));
+        return Err(Decision::refused(Outcome::RejectedNoEndpoint, list.service));
     }
     Ok(list)
 }
@@ -171,7 +174,7 @@ fn create<P: Packet, F: Family>(
     parsed: &Parsed<F>,
     restart: *mut Flow<F::Address>,
     now: u32,
-) -> Result<Created<F::Address>, Exit> {
+) -> Result<Created<F::Address>, Decision> {
     if P::TC && restart.is_null() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
@@ -193,7 +196,7 @@ fn create<P: Packet, F: Family>(
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => {
             trace::note(step::ROUTE, 3, [0; 2]);
-            return Err(Exit::refused(outcome, list.service));
+            return Err(Decision::refused(outcome, list.service));
         }
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
         Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
@@ -206,23 +209,23 @@ fn create<P: Packet, F: Family>(
     };
     trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
     if !local && parsed.ttl <= 1 {
-        return Err(Exit::refused(Outcome::RejectedTtlExceeded, list.service));
+        return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }
 
     let pending = restart.is_null()
         // Signed: it may be a few below zero, until the sweep sets it right.
         && unsafe { (*usage).unconfirmed[F::INDEX] as i64 >= (*state).unconfirmed_limit[F::INDEX] as i64 };
     let entries =
-        Halves { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
+        NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
     entries
         .claim(hash, usage, unsafe { (*state).pool_len })
-        .map_err(|exit| Exit::refused(exit.outcome, list.service))?;
+        .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
     trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
     let request = entries.request(unsafe { (*scratch).claim.ports }, hop, epoch);
 
     if !restart.is_null() {
-        unsafe { state::begin_anew::<F>(restart, request, parsed.tuple.protocol, key, usage) };
+        unsafe { state::reuse_entry::<F>(restart, request, parsed.tuple.protocol, key, usage) };
         return Ok(Created { request: restart, unresolved });
     }
     let flags = if pending { ANY } else { NOEXIST };
@@ -241,14 +244,14 @@ fn create<P: Packet, F: Family>(
                 FlowTable::<F>::of(pending).remove(key);
             }
             if failed != EXISTS {
-                return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
+                return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
             }
         }
     }
     // The entry as it lies in the table: ours, or that of the CPU that was first.
     let request = FlowTable::<F>::of(pending).find(&parsed.tuple);
     if request.is_null() {
-        return Err(Exit::refused(Outcome::DroppedTableFull, list.service));
+        return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
     }
     Ok(Created { request, unresolved })
 }

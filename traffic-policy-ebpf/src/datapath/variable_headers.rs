@@ -11,48 +11,48 @@ use crate::datapath::{
     ctx::Packet,
     egress,
     forward::{self, Rewrite, fragment, nexthop},
-    parse::{self, variable::Irregular},
-    prefilter::{self, Ours},
+    parse::{self, variable::ParseVariable},
+    prefilter::{self, Match},
     reject, slow_path,
-    verdict::{self, Exit},
+    verdict::{self, Decision},
 };
 
 /// The program for packets that come in.
 #[inline(always)]
-pub fn run<P: Packet, F: Irregular + Rewrite>(packet: P) -> i32 {
-    verdict::leave(packet, P::HOOK, incoming::<P, F>(packet))
+pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+    verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
 }
 
 #[inline(always)]
-fn incoming<P: Packet, F: Irregular + Rewrite>(packet: P) -> Exit {
-    let laid = match F::laid(packet) {
-        Ok(laid) => laid,
+fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
+    let headers = match F::parse_variable(packet) {
+        Ok(headers) => headers,
         Err(outcome) => return outcome.into(),
     };
-    if !fragment::note(&laid) {
+    if !fragment::note(&headers) {
         return Outcome::DroppedInternalError.into();
     }
     let now = clock::jiffies();
-    if laid.later != 0 {
-        let (later, entry) = match fragment::later(laid) {
+    if headers.later != 0 {
+        let (later, entry) = match fragment::later(headers) {
             Ok(found) => found,
             Err(outcome) => return outcome.into(),
         };
         if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStaleFlow.into();
         }
-        let exit = match nexthop::way_out::<P, F>(packet, entry, now) {
-            Ok(ready) => forward::carry_out(packet, &later, &ready, now),
-            Err(exit) => exit,
+        let decision = match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+            Ok(forwarding) => forward::forward(packet, &later, &forwarding, now),
+            Err(decision) => decision,
         };
         return reject::if_refused::<P, F>(
             packet,
             &later.parsed,
-            Exit { service: unsafe { (*entry).service }, ..exit },
+            Decision { service: unsafe { (*entry).service }, ..decision },
         );
     }
-    let parsed = laid.parsed;
-    if matches!(prefilter::ours::<F>(&parsed.tuple), Ours::No) {
+    let parsed = headers.parsed;
+    if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) {
         return Outcome::Passed.into();
     }
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
@@ -65,50 +65,50 @@ fn incoming<P: Packet, F: Irregular + Rewrite>(packet: P) -> Exit {
     // Also where TC has to send it: the next fragment may be here before it has come there.
     let known = match &prepared {
         Ok(_) => true,
-        Err(exit) => exit.outcome as u32 == Outcome::PassedToTc as u32,
+        Err(decision) => decision.outcome as u32 == Outcome::PassedToTc as u32,
     };
     if known {
         fragment::record(&parsed);
     }
-    let exit = match prepared {
-        Ok(ready) => {
-            let exit = forward::carry_out(packet, &parsed, &ready, now);
-            Exit { service: unsafe { (*ready.entry).service }, ..exit }
+    let decision = match prepared {
+        Ok(forwarding) => {
+            let decision = forward::forward(packet, &parsed, &forwarding, now);
+            Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
         }
-        Err(exit) => exit,
+        Err(decision) => decision,
     };
-    reject::if_refused::<P, F>(packet, &parsed, exit)
+    reject::if_refused::<P, F>(packet, &parsed, decision)
 }
 
 /// The program for packets that leave.
 #[inline(always)]
-pub fn run_out<P: Packet, F: Irregular + Rewrite>(packet: P) -> i32 {
-    verdict::leave(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
 }
 
 #[inline(always)]
-fn outgoing<P: Packet, F: Irregular + Rewrite>(packet: P) -> Outcome {
-    let laid = match F::laid(packet) {
-        Ok(laid) => laid,
+fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Outcome {
+    let headers = match F::parse_variable(packet) {
+        Ok(headers) => headers,
         Err(outcome) => return outcome,
     };
-    if !fragment::note(&laid) {
+    if !fragment::note(&headers) {
         return Outcome::DroppedInternalError;
     }
-    if laid.later != 0 {
-        let (later, entry) = match fragment::later(laid) {
+    if headers.later != 0 {
+        let (later, entry) = match fragment::later(headers) {
             Ok(found) => found,
             Err(outcome) => return outcome,
         };
         return egress::translate(packet, &later, entry);
     }
-    let parsed = &laid.parsed;
+    let parsed = &headers.parsed;
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
         return Outcome::PassedMalformed;
     }
-    let outcome = egress::reply(packet, &laid.parsed);
+    let outcome = egress::reply(packet, &headers.parsed);
     if outcome as u32 == Outcome::RepliedLocal as u32 {
-        fragment::record(&laid.parsed);
+        fragment::record(&headers.parsed);
     }
     outcome
 }

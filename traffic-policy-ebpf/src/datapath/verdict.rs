@@ -11,7 +11,7 @@ use crate::datapath::{counters, ctx::Packet, trace};
 /// An outcome with what it needs to be carried out.
 #[must_use]
 #[derive(Clone, Copy)]
-pub struct Exit {
+pub struct Decision {
     pub outcome: Outcome,
     /// For outcomes that send: the verdict that does it.
     pub action: i32,
@@ -21,14 +21,14 @@ pub struct Exit {
     pub service: u32,
 }
 
-impl From<Outcome> for Exit {
+impl From<Outcome> for Decision {
     #[inline(always)]
     fn from(outcome: Outcome) -> Self {
         Self { outcome, action: 0, mtu: 0, service: NO_SERVICE }
     }
 }
 
-impl Exit {
+impl Decision {
     #[inline(always)]
     pub fn sent(outcome: Outcome, action: i32) -> Self {
         Self { outcome, action, mtu: 0, service: NO_SERVICE }
@@ -41,7 +41,7 @@ impl Exit {
 
     /// Whether the program itself answers the sender.
     #[inline(always)]
-    pub fn answers(self) -> bool {
+    pub fn is_answered(self) -> bool {
         matches!(
             self.outcome,
             Outcome::RejectedNoEndpoint
@@ -55,20 +55,20 @@ impl Exit {
 
 /// Counts the outcome and translates it for the kernel.
 #[inline(always)]
-pub fn leave<P: Packet>(packet: P, hook: u32, exit: Exit) -> i32 {
-    leave_by(packet, hook, counters::of_hook(hook), exit)
+pub fn finish<P: Packet>(packet: P, hook: u32, decision: Decision) -> i32 {
+    finish_with(packet, hook, counters::of_hook(hook), decision)
 }
 
-/// As [`leave`], with counters that were looked up before.
+/// As [`finish`], with counters that were looked up before.
 #[inline(always)]
-pub fn leave_by<P: Packet>(packet: P, hook: u32, counters: *mut Counters, exit: Exit) -> i32 {
-    log(packet.raw(), hook, exit.outcome as u32);
-    trace::note(step::OUTCOME, exit.outcome as u32, [hook as u64, 0]);
-    unsafe { counters::count(counters, exit.outcome) };
-    match exit.outcome.verdict() {
+pub fn finish_with<P: Packet>(packet: P, hook: u32, counters: *mut Counters, decision: Decision) -> i32 {
+    log(packet.raw(), hook, decision.outcome as u32);
+    trace::note(step::OUTCOME, decision.outcome as u32, [hook as u64, 0]);
+    unsafe { counters::count(counters, decision.outcome) };
+    match decision.outcome.verdict() {
         Verdict::Pass => P::PASS,
         Verdict::Drop => P::DROP,
-        Verdict::Send => exit.action,
+        Verdict::Send => decision.action,
     }
 }
 

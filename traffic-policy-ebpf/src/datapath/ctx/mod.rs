@@ -31,14 +31,14 @@ pub trait Packet: Copy {
     fn end(self) -> usize;
     /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
     /// are void after it.
-    fn reach(self, wanted: u32);
+    fn pull(self, wanted: u32);
     /// Bytes of the whole frame, readable or not.
     fn length(self) -> u32;
     fn ingress(self) -> u32;
     /// A VLAN tag that the device took out of the frame.
     fn tagged(self) -> bool;
     /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
-    fn for_us(self) -> bool;
+    fn is_for_host(self) -> bool;
     /// Payload bytes of each segment that this aggregate becomes on the wire, 0 if it is no aggregate.
     fn segment(self) -> u32;
     /// Sends it out of a device: the verdict.

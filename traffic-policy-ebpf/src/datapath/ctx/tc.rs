@@ -59,7 +59,7 @@ impl Packet for Tc {
         unsafe { (*self.skb).data_end as usize }
     }
     #[inline(always)]
-    fn reach(self, wanted: u32) {
+    fn pull(self, wanted: u32) {
         let linear = (self.end() - self.data()) as u32;
         if linear < wanted && linear < self.length() {
             let wanted = if self.length() < wanted { self.length() } else { wanted };
@@ -79,7 +79,7 @@ impl Packet for Tc {
         unsafe { (*self.skb).vlan_present != 0 }
     }
     #[inline(always)]
-    fn for_us(self) -> bool {
+    fn is_for_host(self) -> bool {
         unsafe { (*self.skb).pkt_type == PACKET_HOST }
     }
     #[inline(always)]

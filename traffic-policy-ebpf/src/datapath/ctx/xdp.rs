@@ -52,7 +52,7 @@ impl Packet for Xdp {
         unsafe { (*self.md).data_end as usize }
     }
     #[inline(always)]
-    fn reach(self, _: u32) {}
+    fn pull(self, _: u32) {}
     #[inline(always)]
     fn length(self) -> u32 {
         (self.end() - self.data()) as u32
@@ -66,7 +66,7 @@ impl Packet for Xdp {
         false
     }
     #[inline(always)]
-    fn for_us(self) -> bool {
+    fn is_for_host(self) -> bool {
         let ifindex = self.ingress();
         let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else { return true };
         let data = self.data();

@@ -17,7 +17,7 @@ use crate::datapath::{
     flow::table::{self, FlowTable},
     maps::{EXISTS, NOEXIST, POOL},
     parse::Parsed,
-    verdict::Exit,
+    verdict::Decision,
     words::{load16, load32},
 };
 
@@ -25,7 +25,7 @@ use crate::datapath::{
 const TRIES: u32 = 32;
 
 /// All that both entries are made of.
-pub struct Halves<'a, P, F: Family> {
+pub struct NewFlow<'a, P, F: Family> {
     pub scratch: *mut Scratch<F::Address>,
     pub packet: P,
     pub parsed: &'a Parsed<F>,
@@ -38,11 +38,11 @@ pub struct Halves<'a, P, F: Family> {
     pub pending: bool,
 }
 
-impl<P: Packet, F: Family> Halves<'_, P, F> {
+impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     /// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a
     /// port of the pool. Leaves its key and ports in `Scratch`.
     #[inline(always)]
-    pub fn claim(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Exit> {
+    pub fn claim(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Decision> {
         if self.pending {
             // Announced before there is anything to find.
             unsafe { fetch_add(&raw mut (*usage).pending_created, 1) };
@@ -71,7 +71,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
         }
         if self.local {
             let result = attempt::<F>(scratch, source_port(self.parsed.tuple.ports));
-            if result == 0 || result == EXISTS && self.renew() {
+            if result == 0 || result == EXISTS && self.take_over_reply() {
                 return Ok(());
             }
             if result != EXISTS {
@@ -98,7 +98,7 @@ impl<P: Packet, F: Family> Halves<'_, P, F> {
     /// Takes over a reply entry that already answers to this very request: left by a conversation that ended, or made
     /// by another CPU just now.
     #[inline(always)]
-    fn renew(&self) -> bool {
+    fn take_over_reply(&self) -> bool {
         let key = unsafe { &(*self.scratch).key };
         let old = FlowTable::<F>::of(self.pending).find(key);
         if old.is_null()

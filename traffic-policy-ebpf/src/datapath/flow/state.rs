@@ -21,7 +21,7 @@ use crate::datapath::{
 };
 
 /// What is to be done with a packet whose entry was found.
-pub enum Tracked<A: Address> {
+pub enum Transition<A: Address> {
     /// Translate it as this entry says.
     Keep(*mut Flow<A>),
     /// It opens a new conversation: choose again, in place of this entry (of the main table).
@@ -33,13 +33,13 @@ pub enum Tracked<A: Address> {
 
 /// Whether the entry is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
 #[inline(always)]
-pub fn quiet(state: u8, tcp_flags: u8) -> bool {
+pub fn is_established(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
 /// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
 #[inline(always)]
-pub fn other_key<F: Family>(
+pub fn counterpart_key<F: Family>(
     entry: *const Flow<F::Address>,
     protocol: u32,
 ) -> Option<&'static Tuple<F::Address>> {
@@ -52,16 +52,20 @@ pub fn other_key<F: Family>(
 
 /// Whether `other` is an entry whose packets come back as packets of `tuple`.
 #[inline(always)]
-fn names<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
+fn is_counterpart<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
     (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
 }
 
 /// Whether the other entry of a packet's entry is there, and names it.
 #[inline(always)]
-pub fn whole<F: Family>(entry: *const Flow<F::Address>, tuple: &Tuple<F::Address>, pending: bool) -> bool {
-    let Some(key) = other_key::<F>(entry, tuple.protocol) else { return false };
+pub fn is_paired<F: Family>(
+    entry: *const Flow<F::Address>,
+    tuple: &Tuple<F::Address>,
+    pending: bool,
+) -> bool {
+    let Some(key) = counterpart_key::<F>(entry, tuple.protocol) else { return false };
     let other = FlowTable::<F>::of(pending).find(key);
-    !other.is_null() && names::<F>(other, tuple)
+    !other.is_null() && is_counterpart::<F>(other, tuple)
 }
 
 /// Notes what the packet says of its conversation.
@@ -70,7 +74,7 @@ pub fn track<F: Family>(
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
     pending: bool,
-) -> Tracked<F::Address> {
+) -> Transition<F::Address> {
     let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
     if state & MARKED != 0 {
         unsafe { (*entry).state &= !MARKED };
@@ -79,20 +83,20 @@ pub fn track<F: Family>(
         // Nobody doubts it, so the look-up of the other entry, which memory makes slow, is spared.
         return reply(parsed, entry, true, false);
     }
-    let Some(key) = other_key::<F>(entry, parsed.tuple.protocol) else {
-        return Tracked::Leave(Outcome::DroppedInternalError);
+    let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
+        return Transition::Leave(Outcome::DroppedInternalError);
     };
     let mut other = FlowTable::<F>::of(pending).find(key);
     // In `PENDING` the kernel may have evicted the other entry, and another flow may have taken its key. In the main
     // table an entry left behind by a restart is marked as gone.
-    if !other.is_null() && !names::<F>(other, &parsed.tuple) {
+    if !other.is_null() && !is_counterpart::<F>(other, &parsed.tuple) {
         other = ptr::null_mut();
     }
     match kind {
         kind::FORWARD | kind::DELIVER => request(parsed, entry, key, other, pending),
         kind::REPLY | kind::REPLY_LOCAL => reply(parsed, entry, !other.is_null(), pending),
         // An entry that is just being written.
-        _ => Tracked::Leave(Outcome::PassedStaleFlow),
+        _ => Transition::Leave(Outcome::PassedStaleFlow),
     }
 }
 
@@ -103,11 +107,11 @@ fn request<F: Family>(
     key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     pending: bool,
-) -> Tracked<F::Address> {
-    let again = if pending { Tracked::Forget } else { Tracked::Restart(entry) };
+) -> Transition<F::Address> {
+    let again = if pending { Transition::Forget } else { Transition::Restart(entry) };
     if reply.is_null() {
         // Its reply entry is gone: nothing that this flow sends could come back.
-        return if !parsed.is_tcp() || parsed.opens() { again } else { Tracked::Forget };
+        return if !parsed.is_tcp() || parsed.opens() { again } else { Transition::Forget };
     }
     let (state, reply_state) = unsafe { ((*entry).state, (*reply).state) };
     let mut confirmed = reply_state & ANSWERED != 0;
@@ -115,7 +119,7 @@ fn request<F: Family>(
         let flags = parsed.tcp_flags();
         if tcp::opens(flags) {
             let over = state & GONE != 0 || tcp::closing(state, reply_state);
-            return if over { again } else { Tracked::Keep(entry) };
+            return if over { again } else { Transition::Keep(entry) };
         }
         let after = tcp::after(state, flags, parsed.payload());
         if after != state {
@@ -132,7 +136,7 @@ fn request<F: Family>(
     if state & CONFIRMED == 0 && confirmed || state & CONFIRMED != 0 && pending {
         return confirm(parsed, entry, key, reply, pending);
     }
-    Tracked::Keep(entry)
+    Transition::Keep(entry)
 }
 
 #[inline(always)]
@@ -142,7 +146,7 @@ fn confirm<F: Family>(
     key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     pending: bool,
-) -> Tracked<F::Address> {
+) -> Transition<F::Address> {
     unsafe {
         (*entry).state |= CONFIRMED;
         (*reply).state |= CONFIRMED;
@@ -151,20 +155,20 @@ fn confirm<F: Family>(
         if let Some(usage) = USAGE.get_ptr_mut(0) {
             unsafe { fetch_add(table::unconfirmed::<F>(usage), u64::MAX) };
         }
-        return Tracked::Keep(entry);
+        return Transition::Keep(entry);
     }
     // It has earned a place that is never evicted. Reply entry first, as for a new flow.
     if FlowTable::<F>::main().insert(key, reply.cast_const(), NOEXIST) != 0 {
-        return Tracked::Keep(entry);
+        return Transition::Keep(entry);
     }
     if FlowTable::<F>::main().insert(&parsed.tuple, entry.cast_const(), NOEXIST) != 0 {
         FlowTable::<F>::main().remove(key);
-        return Tracked::Keep(entry);
+        return Transition::Keep(entry);
     }
     FlowTable::<F>::pending().remove(&parsed.tuple);
     FlowTable::<F>::pending().remove(key);
     let entry = FlowTable::<F>::main().find(&parsed.tuple);
-    if entry.is_null() { Tracked::Leave(Outcome::DroppedTableFull) } else { Tracked::Keep(entry) }
+    if entry.is_null() { Transition::Leave(Outcome::DroppedTableFull) } else { Transition::Keep(entry) }
 }
 
 #[inline(always)]
@@ -173,12 +177,12 @@ fn reply<F: Family>(
     entry: *mut Flow<F::Address>,
     believed: bool,
     pending: bool,
-) -> Tracked<F::Address> {
+) -> Transition<F::Address> {
     let state = unsafe { (*entry).state };
     // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of the
     // old connection would be taken for one of the new.
     if !believed && (pending || state & GONE != 0 && parsed.is_tcp()) {
-        return Tracked::Leave(Outcome::PassedStaleFlow);
+        return Transition::Leave(Outcome::PassedStaleFlow);
     }
     let mut after = state;
     if parsed.is_tcp() {
@@ -196,14 +200,14 @@ fn reply<F: Family>(
     if after != state {
         unsafe { (*entry).state = after };
     }
-    Tracked::Keep(entry)
+    Transition::Keep(entry)
 }
 
 /// Writes a new conversation over the request entry of one that has ended. Packets of the old one may be reading: the entry
 /// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
 /// checksum if it gets a mixture of both.
 #[inline(always)]
-pub unsafe fn begin_anew<F: Family>(
+pub unsafe fn reuse_entry<F: Family>(
     entry: *mut Flow<F::Address>,
     request: *mut Flow<F::Address>,
     protocol: u32,
@@ -212,7 +216,7 @@ pub unsafe fn begin_anew<F: Family>(
 ) {
     unsafe {
         let was_confirmed = (*entry).state & CONFIRMED != 0;
-        retire::<F>(entry, protocol, reply_key);
+        mark_stale::<F>(entry, protocol, reply_key);
         counters::end(entry.cast_const());
         let kind = (*request).kind;
         (*request).kind = 0;
@@ -231,8 +235,12 @@ pub unsafe fn begin_anew<F: Family>(
 
 /// Marks the reply entry of a request entry that is about to be written over, so that it is believed no more.
 #[inline(always)]
-unsafe fn retire<F: Family>(request: *mut Flow<F::Address>, protocol: u32, successor: &Tuple<F::Address>) {
-    let Some(key) = other_key::<F>(request, protocol) else { return };
+unsafe fn mark_stale<F: Family>(
+    request: *mut Flow<F::Address>,
+    protocol: u32,
+    successor: &Tuple<F::Address>,
+) {
+    let Some(key) = counterpart_key::<F>(request, protocol) else { return };
     if *key == *successor {
         return;
     }

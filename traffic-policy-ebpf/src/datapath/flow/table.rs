@@ -92,14 +92,14 @@ pub fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
 /// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
 /// that of another.
 #[inline(always)]
-pub unsafe fn way<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
+pub unsafe fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
     let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*entry).hop).cast::<u32>()) }.to_ne_bytes();
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
-/// Writes what [`way`] reads, by one store. Whoever reads it sees the hop as it was before: [`crate::datapath::hop::resolve`].
+/// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before: [`crate::datapath::hop::resolve`].
 #[inline(always)]
-pub unsafe fn set_way<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
+pub unsafe fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
     let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());
     unsafe { ptr::write_volatile((&raw mut (*entry).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
 }

@@ -19,10 +19,10 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     flow::table,
-    forward::{self, Carried, Rewrite},
+    forward::{self, Rewrite, Translatable},
     maps::ANY,
-    parse::{Parsed, variable::Laid},
-    verdict::Exit,
+    parse::{Parsed, variable::VariableHeaders},
+    verdict::Decision,
 };
 
 /// A fragment without a transport header: only its addresses can be translated.
@@ -32,16 +32,16 @@ pub struct Later<F: Family> {
 
 /// Notes what the other fragments of a packet are found by, if it is one.
 #[inline(always)]
-pub fn note<F: Family>(laid: &Laid<F>) -> bool {
+pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
-    let tuple = &laid.parsed.tuple;
+    let tuple = &headers.parsed.tuple;
     let protocol = if F::V6 { 0 } else { tuple.protocol };
     unsafe {
-        ptr::write_volatile(&raw mut (*scratch).fragmented, laid.fragmented);
+        ptr::write_volatile(&raw mut (*scratch).fragmented, headers.fragmented);
         (*scratch).fragment_key = FragmentKey {
             source: tuple.source,
             destination: tuple.destination,
-            identification: laid.identification,
+            identification: headers.identification,
             protocol,
         };
     }
@@ -73,7 +73,7 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
 /// # Errors
 /// There is no record, or its flow is gone.
 #[inline(always)]
-pub fn later<F: Family>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
+pub fn later<F: Family>(headers: VariableHeaders<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
     let key = unsafe { &(*scratch).fragment_key };
     let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
@@ -83,7 +83,7 @@ pub fn later<F: Family>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address
     if clock::nanoseconds().wrapping_sub(seen) > REASSEMBLY {
         return Err(Outcome::PassedFragment);
     }
-    let mut parsed = laid.parsed;
+    let mut parsed = headers.parsed;
     parsed.tuple.ports = ports;
     parsed.tuple.protocol = protocol;
     let (entry, _) = table::find::<F>(&parsed.tuple);
@@ -93,10 +93,10 @@ pub fn later<F: Family>(laid: Laid<F>) -> Result<(Later<F>, *mut Flow<F::Address
     Ok((Later { parsed }, entry))
 }
 
-impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
+impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     #[inline(always)]
     fn outcome(kind: u8) -> Outcome {
-        <Parsed<F> as Carried<P, F>>::outcome(kind)
+        <Parsed<F> as Translatable<P, F>>::outcome(kind)
     }
     #[inline(always)]
     fn ip(&self) -> usize {
@@ -111,12 +111,12 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Later<F> {
         self.parsed.length
     }
     #[inline(always)]
-    fn expired(&self) -> Outcome {
+    fn ttl_exceeded(&self) -> Outcome {
         Outcome::DroppedTtlExceeded
     }
     /// No error speaks of it. The first fragment, as long as any, was answered.
     #[inline(always)]
-    fn too_long(&self, _: u32) -> Exit {
+    fn mtu_exceeded(&self, _: u32) -> Decision {
         Outcome::DroppedMtuExceeded.into()
     }
     #[inline(always)]

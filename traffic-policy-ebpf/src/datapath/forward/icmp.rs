@@ -10,14 +10,14 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     ctx::Packet,
     family::{V4, V6},
-    forward::{Carried, Rewrite},
-    parse::icmp_error::{Quote, Quoting},
-    verdict::Exit,
+    forward::{Rewrite, Translatable},
+    parse::icmp_error::{IcmpError, ParseIcmpError},
+    verdict::Decision,
     words::{load8, load16, store8, store16, store32, store64},
 };
 
 /// A family whose ICMP errors can be rewritten.
-pub trait Requote: Quote + Rewrite {
+pub trait RewriteIcmpError: ParseIcmpError + Rewrite {
     /// Writes the addresses of the IP header at `ip`.
     ///
     /// # Safety
@@ -31,7 +31,7 @@ pub trait Requote: Quote + Rewrite {
     unsafe fn complete(ip: usize, delta: u16, step: bool) -> u16;
 }
 
-impl<P: Packet, F: Requote> Carried<P, F> for Quoting<F> {
+impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
     #[inline(always)]
     fn outcome(kind: u8) -> Outcome {
         match kind {
@@ -54,11 +54,11 @@ impl<P: Packet, F: Requote> Carried<P, F> for Quoting<F> {
         self.length
     }
     #[inline(always)]
-    fn expired(&self) -> Outcome {
+    fn ttl_exceeded(&self) -> Outcome {
         Outcome::DroppedTtlExceeded
     }
     #[inline(always)]
-    fn too_long(&self, _: u32) -> Exit {
+    fn mtu_exceeded(&self, _: u32) -> Decision {
         Outcome::DroppedMtuExceeded.into()
     }
     #[inline(always)]
@@ -109,7 +109,7 @@ impl<P: Packet, F: Requote> Carried<P, F> for Quoting<F> {
     }
 }
 
-impl Requote for V4 {
+impl RewriteIcmpError for V4 {
     #[inline(always)]
     unsafe fn set_addresses(ip: usize, source: u32, destination: u32) {
         unsafe {
@@ -134,7 +134,7 @@ impl Requote for V4 {
     }
 }
 
-impl Requote for V6 {
+impl RewriteIcmpError for V6 {
     #[inline(always)]
     unsafe fn set_addresses(ip: usize, source: [u64; 2], destination: [u64; 2]) {
         unsafe {

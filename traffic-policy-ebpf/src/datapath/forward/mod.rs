@@ -15,14 +15,14 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     ctx::Packet,
     family::{V4, V6},
-    forward::nexthop::Ready,
+    forward::nexthop::Forwarding,
     maps::{DEVICES, Table},
     parse::{self, Parse, Parsed},
-    verdict::Exit,
+    verdict::Decision,
     words::{load16, load64, store8, store16, store32, store64},
 };
 
-pub trait Carried<P: Packet, F: Rewrite> {
+pub trait Translatable<P: Packet, F: Rewrite> {
     /// What it is called that an entry of this kind was carried out.
     fn outcome(kind: u8) -> Outcome;
     /// First byte of the IP header.
@@ -32,9 +32,9 @@ pub trait Carried<P: Packet, F: Rewrite> {
     /// Bytes of the longest IP packet that it becomes on the wire.
     fn wire_length(&self, packet: P) -> u32;
     /// What becomes of it if its TTL ends here.
-    fn expired(&self) -> Outcome;
+    fn ttl_exceeded(&self) -> Outcome;
     /// What becomes of it if only `mtu` bytes fit the way out.
-    fn too_long(&self, mtu: u32) -> Exit;
+    fn mtu_exceeded(&self, mtu: u32) -> Decision;
     /// Counts it in the entry.
     fn account(&self, entry: *mut Flow<F::Address>, now: u32);
     /// Rewrites it, with a step of the TTL if it is sent on. False: the kernel refused, the packet is spoilt.
@@ -42,7 +42,7 @@ pub trait Carried<P: Packet, F: Rewrite> {
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool;
 }
 
-impl<P: Packet, F: Rewrite> Carried<P, F> for Parsed<F> {
+impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
     #[inline(always)]
     fn outcome(kind: u8) -> Outcome {
         match kind {
@@ -65,15 +65,15 @@ impl<P: Packet, F: Rewrite> Carried<P, F> for Parsed<F> {
         Parsed::wire_length(self, packet)
     }
     #[inline(always)]
-    fn expired(&self) -> Outcome {
+    fn ttl_exceeded(&self) -> Outcome {
         Outcome::RejectedTtlExceeded
     }
     #[inline(always)]
-    fn too_long(&self, mtu: u32) -> Exit {
+    fn mtu_exceeded(&self, mtu: u32) -> Decision {
         if !F::V6 && !unfragmentable(self) {
             return Outcome::DroppedMtuExceeded.into();
         }
-        Exit { mtu, ..Outcome::RejectedMtuExceeded.into() }
+        Decision { mtu, ..Outcome::RejectedMtuExceeded.into() }
     }
     #[inline(always)]
     fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
@@ -105,61 +105,61 @@ pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) 
 
 /// Translates and sends. All checks precede the first write.
 #[inline(always)]
-pub fn carry_out<P: Packet, F: Rewrite, C: Carried<P, F>>(
+pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
-    carried: &C,
-    ready: &Ready<F::Address>,
+    translatable: &C,
+    forwarding: &Forwarding<F::Address>,
     now: u32,
-) -> Exit {
-    let entry = ready.entry;
+) -> Decision {
+    let entry = forwarding.entry;
     let kind = unsafe { (*entry).kind };
     let outcome = C::outcome(kind);
     if kind == kind::DELIVER {
-        carried.account(entry, now);
-        if !carried.translate(packet, entry, false) {
+        translatable.account(entry, now);
+        if !translatable.translate(packet, entry, false) {
             return Outcome::DroppedInternalError.into();
         }
         return outcome.into();
     }
-    if carried.ttl() <= 1 {
-        return carried.expired().into();
+    if translatable.ttl() <= 1 {
+        return translatable.ttl_exceeded().into();
     }
-    if P::TC && ready.unresolved != 0 {
-        let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ready.unresolved);
+    if P::TC && forwarding.unresolved != 0 {
+        let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&forwarding.unresolved);
         let mtu = device.map_or(0, |device| unsafe { (*device).mtu });
-        if mtu != 0 && carried.wire_length(packet) > mtu {
-            return carried.too_long(mtu);
+        if mtu != 0 && translatable.wire_length(packet) > mtu {
+            return translatable.mtu_exceeded(mtu);
         }
         let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-        carried.account(entry, now);
-        if !carried.translate(packet, entry, true) {
+        translatable.account(entry, now);
+        if !translatable.translate(packet, entry, true) {
             return Outcome::DroppedInternalError.into();
         }
-        return Exit::sent(
+        return Decision::sent(
             outcome,
-            packet.send_to(ready.unresolved, unsafe { &raw mut (*scratch).neighbour }),
+            packet.send_to(forwarding.unresolved, unsafe { &raw mut (*scratch).neighbour }),
         );
     }
-    let hop = ready.hop;
+    let hop = forwarding.hop;
     if hop.is_null() {
         return Outcome::DroppedNoRoute.into();
     }
     let (mtu, ifindex, flags) = unsafe { ((*hop).mtu, (*hop).ifindex, (*hop).flags) };
-    if carried.wire_length(packet) > mtu {
+    if translatable.wire_length(packet) > mtu {
         if !P::TC {
             return Outcome::PassedToTc.into();
         }
-        return carried.too_long(mtu);
+        return translatable.mtu_exceeded(mtu);
     }
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
     }
-    carried.account(entry, now);
-    unsafe { macs(carried.ip() - parse::ETHERNET, hop) };
-    if !carried.translate(packet, entry, true) {
+    translatable.account(entry, now);
+    unsafe { macs(translatable.ip() - parse::ETHERNET, hop) };
+    if !translatable.translate(packet, entry, true) {
         return Outcome::DroppedInternalError.into();
     }
-    Exit::sent(outcome, packet.send(ifindex))
+    Decision::sent(outcome, packet.send(ifindex))
 }
 
 /// A family whose headers can be rewritten.

@@ -18,7 +18,7 @@ use crate::datapath::{
     family::Family,
     flow::table,
     maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
-    verdict::Exit,
+    verdict::Decision,
 };
 
 /// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
@@ -107,7 +107,7 @@ fn epoch() -> u16 {
 }
 
 /// An entry that can be carried out, and how.
-pub struct Ready<A: Address> {
+pub struct Forwarding<A: Address> {
     pub entry: *mut Flow<A>,
     /// Null for an entry that the stack delivers, and where the neighbour is not resolved.
     pub hop: *const Hop,
@@ -169,45 +169,45 @@ pub fn to_endpoint<P: Packet, F: Family>(
 
 /// How the packets of an entry leave.
 #[inline(always)]
-pub fn way_out<P: Packet, F: Family>(
+pub fn resolve_egress<P: Packet, F: Family>(
     packet: P,
     entry: *mut Flow<F::Address>,
     now: u32,
-) -> Result<Ready<F::Address>, Exit> {
+) -> Result<Forwarding<F::Address>, Decision> {
     let kind = unsafe { (*entry).kind };
-    let (index, epoch) = unsafe { table::way(entry) };
+    let (index, epoch) = unsafe { table::next_hop(entry) };
     if kind == kind::DELIVER {
-        return Ok(Ready { entry, hop: ptr::null(), unresolved: 0 });
+        return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
     }
     if let Some(hop) = fresh(epoch, index, now) {
-        return Ok(Ready { entry, hop, unresolved: 0 });
+        return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
     let (source, destination) = unsafe { ((*entry).source, (*entry).destination) };
     match resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
-            unsafe { table::set_way(entry, via.hop, via.epoch) };
-            Ok(Ready { entry, hop, unresolved: 0 })
+            unsafe { table::set_next_hop(entry, via.hop, via.epoch) };
+            Ok(Forwarding { entry, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
-        Route::Via(via) => Ok(Ready { entry, hop: ptr::null(), unresolved: via.ifindex }),
+        Route::Via(via) => Ok(Forwarding { entry, hop: ptr::null(), unresolved: via.ifindex }),
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
-            way_back::<F>(entry).map(|hop| Ready { entry, hop, unresolved: 0 })
+            reply_via_ingress_device::<F>(entry).map(|hop| Forwarding { entry, hop, unresolved: 0 })
         }
-        Route::Failed(outcome) => Err(Exit::refused(outcome, unsafe { (*entry).service })),
-        Route::Local => Err(Exit::refused(Outcome::DroppedNoRoute, unsafe { (*entry).service })),
+        Route::Failed(outcome) => Err(Decision::refused(outcome, unsafe { (*entry).service })),
+        Route::Local => Err(Decision::refused(Outcome::DroppedNoRoute, unsafe { (*entry).service })),
     }
 }
 
 /// Without a route to the client: back where the request came from.
 #[inline(always)]
-fn way_back<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Exit> {
+fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
     let (ifindex, mac) = unsafe { ((*entry).ifindex, (*entry).mac) };
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
-    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).way_back) };
+    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).ingress_device_hop) };
     spare.macs = u64::from_ne_bytes([mac[0], mac[1], mac[2], mac[3], mac[4], mac[5], own[0], own[1]]);
     spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
     spare.ifindex = ifindex;

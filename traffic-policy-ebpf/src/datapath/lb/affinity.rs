@@ -22,7 +22,7 @@ pub const NONE: u32 = u32::MAX;
 
 /// Offset of the endpoint that a client of a Service with affinity has, or gets with `fresh`.
 #[inline(always)]
-pub fn stay<F: Family>(
+pub fn endpoint_of_client<F: Family>(
     list: &List,
     client: &Client<F::Address>,
     search: *mut Search<F::Address>,
@@ -39,7 +39,7 @@ pub fn stay<F: Family>(
             kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },
         };
     }
-    let mut offset = held::<F>(list, search, valid_from);
+    let mut offset = remembered::<F>(list, search, valid_from);
     // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
     // unconnected socket.
     if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS_PER_SECOND {
@@ -50,7 +50,7 @@ pub fn stay<F: Family>(
         // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
         // policy, say.
         unsafe { (*search).key.list = !list.local as u16 };
-        offset = held::<F>(list, search, valid_from);
+        offset = remembered::<F>(list, search, valid_from);
         unsafe { (*search).key.list = list.local as u16 };
     }
     trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
@@ -71,7 +71,7 @@ pub fn stay<F: Family>(
 /// Offset within the list of the endpoint that the key in `search` names, if it is there and not too old; else [`NONE`].
 /// Leaves in `search` when it was used.
 #[inline(always)]
-fn held<F: Family>(list: &List, search: *mut Search<F::Address>, valid_from: u64) -> u32 {
+fn remembered<F: Family>(list: &List, search: *mut Search<F::Address>, valid_from: u64) -> u32 {
     let key = unsafe { &(*search).key };
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
     let used = unsafe { (*had).used };

@@ -110,7 +110,11 @@ pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
 pub fn slot<F: Family>(list: &List, client: &Client<F::Address>, search: *mut Search<F::Address>) -> u32 {
     let offset = hash::pick(client.hash, list.range.len);
     let lasts = unsafe { (*list.frontend).affinity };
-    let offset = if lasts == 0 { offset } else { affinity::stay::<F>(list, client, search, offset, lasts) };
+    let offset = if lasts == 0 {
+        offset
+    } else {
+        affinity::endpoint_of_client::<F>(list, client, search, offset, lasts)
+    };
     let index = list.range.base + offset;
     trace::note(step::SLOT, index, [0; 2]);
     index

@@ -21,7 +21,7 @@ const PROTOCOL_ICMP6: u8 = 58;
 
 impl Parse for V4 {
     #[inline(always)]
-    fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
+    fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
         let (ip, end) = (packet.data() + ETHERNET, packet.end());
         if ip + 28 > end {
             return Err(short4(ip, end));
@@ -64,7 +64,7 @@ impl Parse for V4 {
     }
 
     #[inline(always)]
-    fn is_error<P: Packet>(packet: P) -> bool {
+    fn is_icmp_error<P: Packet>(packet: P) -> bool {
         let (ip, end) = (packet.data() + ETHERNET, packet.end());
         if ip + 20 > end {
             return false;
@@ -83,7 +83,7 @@ impl Parse for V4 {
 
 impl Parse for V6 {
     #[inline(always)]
-    fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
+    fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
         let (ip, end) = (packet.data() + ETHERNET, packet.end());
         let l4 = ip + 40;
         if l4 + 8 > end {
@@ -125,7 +125,7 @@ impl Parse for V6 {
     }
 
     #[inline(always)]
-    fn is_error<P: Packet>(packet: P) -> bool {
+    fn is_icmp_error<P: Packet>(packet: P) -> bool {
         let ip = packet.data() + ETHERNET;
         if ip + 48 > packet.end() {
             return false;

@@ -15,11 +15,11 @@ use crate::datapath::{
 
 const ICMP: usize = 8;
 /// What is read of an error: both IP headers at their longest, the ICMP header, and a quoted TCP header up to its checksum.
-const REACH4: usize = ETHERNET + 60 + ICMP + 60 + 18;
-const REACH6: usize = ETHERNET + 40 + ICMP + ipv6_ext::REACH + 18;
+const PULL4: usize = ETHERNET + 60 + ICMP + 60 + 18;
+const PULL6: usize = ETHERNET + 40 + ICMP + ipv6_ext::MAX_LENGTH + 18;
 
 /// An ICMP error, and the packet that it quotes.
-pub struct Quoting<F: Family> {
+pub struct IcmpError<F: Family> {
     /// What packets of the error's direction have: the quoted packet's tuple, reversed.
     pub tuple: Tuple<F::Address>,
     pub ip: usize,
@@ -36,10 +36,10 @@ pub struct Quoting<F: Family> {
 }
 
 /// A family whose ICMP errors can be read.
-pub trait Quote: Parse {
+pub trait ParseIcmpError: Parse {
     /// # Errors
     /// How the packet passes, if it is no error about a TCP segment or datagram, or is cut too short to tell.
-    fn quoting<P: Packet>(packet: P) -> Result<Quoting<Self>, Outcome>;
+    fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome>;
     /// Addresses of the IP header at `ip`.
     ///
     /// # Safety
@@ -47,10 +47,10 @@ pub trait Quote: Parse {
     unsafe fn addresses_at(ip: usize) -> (Self::Address, Self::Address);
 }
 
-impl Quote for V4 {
+impl ParseIcmpError for V4 {
     #[inline(always)]
-    fn quoting<P: Packet>(packet: P) -> Result<Quoting<Self>, Outcome> {
-        packet.reach(REACH4 as u32);
+    fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome> {
+        packet.pull(PULL4 as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         if ip + 20 > end {
@@ -93,7 +93,7 @@ impl Quote for V4 {
             };
             let tcp_sum = (at + 18 <= length) as u64;
             let ttl = load8::<8>(ip);
-            Ok(Quoting { tuple, ip, icmp, quoted, l4, tcp: parse::is_tcp(protocol), tcp_sum, length, ttl })
+            Ok(IcmpError { tuple, ip, icmp, quoted, l4, tcp: parse::is_tcp(protocol), tcp_sum, length, ttl })
         }
     }
 
@@ -103,10 +103,10 @@ impl Quote for V4 {
     }
 }
 
-impl Quote for V6 {
+impl ParseIcmpError for V6 {
     #[inline(always)]
-    fn quoting<P: Packet>(packet: P) -> Result<Quoting<Self>, Outcome> {
-        packet.reach(REACH6 as u32);
+    fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome> {
+        packet.pull(PULL6 as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         let icmp = ip + 40;
@@ -141,7 +141,7 @@ impl Quote for V6 {
             let tcp_sum = (at + 18 <= length) as u64;
             let ttl = load8::<7>(ip);
             let tcp = parse::is_tcp(walked.protocol);
-            Ok(Quoting { tuple, ip, icmp, quoted, l4, tcp, tcp_sum, length, ttl })
+            Ok(IcmpError { tuple, ip, icmp, quoted, l4, tcp, tcp_sum, length, ttl })
         }
     }
 

@@ -17,9 +17,9 @@ const FIXED: usize = 40;
 const MOST: usize = 8;
 const MOST_BYTES: usize = 256;
 /// Where the transport header begins at the latest, from the IP header on.
-pub const REACH: usize = FIXED + MOST_BYTES;
-/// Every offset up to [`REACH`], the eight bytes of a fragment header after it included, is below this power of two.
-const REACH_MASK: u32 = (REACH + 8).next_power_of_two() as u32 - 1;
+pub const MAX_LENGTH: usize = FIXED + MOST_BYTES;
+/// Every offset up to [`MAX_LENGTH`], the eight bytes of a fragment header after it included, is below this power of two.
+const REACH_MASK: u32 = (MAX_LENGTH + 8).next_power_of_two() as u32 - 1;
 
 const HOP_BY_HOP: u32 = 0;
 const ROUTING: u32 = 43;
@@ -50,7 +50,7 @@ pub unsafe fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
     // What the verifier has forgotten. Masked before it is compared: Linux 6.1 keeps no bound on a spilled number of which
     // only a copy was compared.
     let offset = offset & REACH_MASK;
-    if offset > REACH as u32 {
+    if offset > MAX_LENGTH as u32 {
         return Err(Outcome::PassedUnsupportedHeader);
     }
     Ok(Walked { protocol, offset, fragment, identification })
@@ -63,7 +63,7 @@ unsafe fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outc
     let (mut fragment, mut identification) = (0, 0);
     let mut fragmented = false;
     for _ in 0..=MOST {
-        if offset > REACH {
+        if offset > MAX_LENGTH {
             return Err(Outcome::PassedUnsupportedHeader);
         }
         if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP {

@@ -17,7 +17,7 @@ use crate::datapath::{
     barrier::opaque,
     ctx::Packet,
     family::Family,
-    verdict::Exit,
+    verdict::Decision,
     words::{load8, load16},
 };
 
@@ -98,9 +98,9 @@ pub trait Parse: Family + Sized {
     /// # Errors
     /// How it passes. What can be read nevertheless, elsewhere, is [`Outcome::PassedFragment`] or
     /// [`Outcome::PassedUnsupportedHeader`].
-    fn headers<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
+    fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
     /// Whether a packet of another protocol is an ICMP error, by its type.
-    fn is_error<P: Packet>(packet: P) -> bool;
+    fn is_icmp_error<P: Packet>(packet: P) -> bool;
 }
 
 #[inline(always)]
@@ -126,13 +126,13 @@ pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(),
 /// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a
 /// fragment, nor behind extension headers goes no further.
 #[inline(always)]
-pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Exit {
+pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Decision {
     match outcome {
         Outcome::PassedFragment | Outcome::PassedUnsupportedHeader if OUT => {
             packet.jump::<F, { jump::IRREGULAR_OUT }>();
         }
         Outcome::PassedFragment | Outcome::PassedUnsupportedHeader => packet.jump::<F, { jump::IRREGULAR }>(),
-        Outcome::PassedUnsupportedProtocol if F::is_error(packet) => {
+        Outcome::PassedUnsupportedProtocol if F::is_icmp_error(packet) => {
             if OUT {
                 packet.jump::<F, { jump::ERROR_OUT }>();
             } else {

@@ -17,7 +17,7 @@ use crate::datapath::{
 };
 
 /// A packet as it lies there. Of a later fragment, ports are not known and the transport header is not to be touched.
-pub struct Laid<F: Family> {
+pub struct VariableHeaders<F: Family> {
     pub parsed: Parsed<F>,
     /// 1 for a fragment, first or later: see [`opaque`].
     pub fragmented: u64,
@@ -28,15 +28,15 @@ pub struct Laid<F: Family> {
 }
 
 /// A family whose irregular packets can be read.
-pub trait Irregular: Parse {
+pub trait ParseVariable: Parse {
     /// # Errors
     /// How it passes.
-    fn laid<P: Packet>(packet: P) -> Result<Laid<Self>, Outcome>;
+    fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome>;
 }
 
-impl Irregular for V4 {
+impl ParseVariable for V4 {
     #[inline(always)]
-    fn laid<P: Packet>(packet: P) -> Result<Laid<Self>, Outcome> {
+    fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome> {
         let (ip, end) = (packet.data() + ETHERNET, packet.end());
         if ip + 20 > end {
             return Err(Outcome::PassedMalformed);
@@ -79,15 +79,15 @@ impl Irregular for V4 {
                 tcp: parse::is_tcp(protocol),
             };
             let fragmented = opaque((fragment != 0) as u64);
-            Ok(Laid { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
+            Ok(VariableHeaders { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
         }
     }
 }
 
-impl Irregular for V6 {
+impl ParseVariable for V6 {
     #[inline(always)]
-    fn laid<P: Packet>(packet: P) -> Result<Laid<Self>, Outcome> {
-        packet.reach((ETHERNET + ipv6_ext::REACH + 20) as u32);
+    fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome> {
+        packet.pull((ETHERNET + ipv6_ext::MAX_LENGTH + 20) as u32);
         let (ip, end) = (packet.data() + ETHERNET, packet.end());
         if ip + 40 > end {
             return Err(Outcome::PassedMalformed);
@@ -123,7 +123,7 @@ impl Irregular for V6 {
                 tcp: parse::is_tcp(walked.protocol),
             };
             let fragmented = opaque((walked.fragment != 0) as u64);
-            Ok(Laid { parsed, fragmented, later, identification: walked.identification })
+            Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
         }
     }
 }

@@ -13,13 +13,13 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     clock, counters,
     ctx::Packet,
-    events::{self, Notice},
+    events::{self, NewEvent},
     family::Family,
     flow::table::FlowTable,
     forward::Rewrite,
     maps::{BUCKETS, STATE},
     parse::Parsed,
-    verdict::{self, Exit},
+    verdict::{self, Decision},
     words::{load16, load32, store16, store32, store64},
 };
 
@@ -49,22 +49,22 @@ pub trait Answer: Rewrite {
 
 /// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
 #[inline(always)]
-pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
-    if matches!(exit.outcome.verdict(), Verdict::Drop) {
-        let _ = to_reject::<P, F>(packet, parsed, exit);
-        return exit;
+pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
+    if matches!(decision.outcome.verdict(), Verdict::Drop) {
+        let _ = to_reject::<P, F>(packet, parsed, decision);
+        return decision;
     }
-    if exit.answers() { to_reject::<P, F>(packet, parsed, exit) } else { exit }
+    if decision.is_answered() { to_reject::<P, F>(packet, parsed, decision) } else { decision }
 }
 
 /// Goes on with the program for what is refused; returns only if that is missing.
 #[inline(always)]
-pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, exit: Exit) -> Exit {
+pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     if let Some(scratch) = F::scratch() {
         unsafe {
-            (*scratch).outcome = exit.outcome as u32;
-            (*scratch).mtu = exit.mtu;
-            (*scratch).service = exit.service;
+            (*scratch).outcome = decision.outcome as u32;
+            (*scratch).mtu = decision.mtu;
+            (*scratch).service = decision.service;
             (*scratch).length = parsed.length;
             (*scratch).key = parsed.tuple;
         }
@@ -77,20 +77,20 @@ pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, exit: Exit
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
-        return verdict::leave(packet, P::HOOK, Outcome::DroppedInternalError.into());
+        return verdict::finish(packet, P::HOOK, Outcome::DroppedInternalError.into());
     };
     // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
     let number = unsafe { (*scratch).outcome } & (OUTCOMES - 1);
-    let exit = match Outcome::numbered(number) {
+    let decision = match Outcome::numbered(number) {
         Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
         _ => answer::<P, F>(packet),
     };
     let service = unsafe { service::<F>(scratch) };
-    if !matches!(exit.outcome.verdict(), Verdict::Pass) {
-        counters::add(service, exit.outcome, 1, unsafe { (*scratch).length } as u64, 0);
-        events::tell::<F>(|| Notice {
+    if !matches!(decision.outcome.verdict(), Verdict::Pass) {
+        counters::add(service, decision.outcome, 1, unsafe { (*scratch).length } as u64, 0);
+        events::emit::<F>(|| NewEvent {
             hook: P::HOOK,
-            outcome: exit.outcome,
+            outcome: decision.outcome,
             service,
             ifindex: packet.ingress(),
             netns: 0,
@@ -98,7 +98,7 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
             endpoint: (F::Address::default(), 0),
         });
     }
-    verdict::leave(packet, P::HOOK, exit)
+    verdict::finish(packet, P::HOOK, decision)
 }
 
 /// The Service that refused the packet. The established path does not say: the flow knows.
@@ -113,7 +113,7 @@ unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
 }
 
 #[inline(always)]
-fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
+fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let (number, mtu) = unsafe { ((*scratch).outcome, (*scratch).mtu) };
     if !take() {
@@ -135,7 +135,7 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Exit {
         // A frame that fills its buffer cannot become a longer answer in XDP; it is still as it came, and TC can.
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
-    Exit::sent(outcome, packet.send(packet.ingress()))
+    Decision::sent(outcome, packet.send(packet.ingress()))
 }
 
 /// Takes a token of this CPU.

@@ -14,7 +14,7 @@ use crate::datapath::{
 
 const IP6: usize = 40;
 /// Largest IPv6 header with its extension headers, and the eight bytes after it that an error repeats.
-const QUOTED6_WORDS: usize = (ipv6_ext::REACH + 8) / 8;
+const QUOTED6_WORDS: usize = (ipv6_ext::MAX_LENGTH + 8) / 8;
 const PROTOCOL_ICMP6: u8 = 58;
 
 impl Answer for V6 {
@@ -26,7 +26,7 @@ impl Answer for V6 {
     #[inline(always)]
     fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
         // Also what is written once the packet has moved back.
-        packet.reach((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
+        packet.pull((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         if ip + IP6 > end {
@@ -76,7 +76,7 @@ impl Answer for V6 {
 
     #[inline(always)]
     fn reset<P: Packet>(packet: P) -> bool {
-        packet.reach((ETHERNET + ipv6_ext::REACH + 20) as u32);
+        packet.pull((ETHERNET + ipv6_ext::MAX_LENGTH + 20) as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         if ip + IP6 > end {

@@ -9,7 +9,7 @@ use crate::datapath::{
     ctx::xdp::Xdp,
     family::{Family, V4, V6},
     maps::QUESTION,
-    sock::lookup::{self, Question},
+    sock::lookup::{self, Query},
     trace,
 };
 
@@ -37,7 +37,7 @@ fn judge() {
 #[inline(always)]
 fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError };
-    let question = Question {
+    let query = Query {
         destination: F::narrow(asked.destination),
         port: asked.port,
         protocol: asked.protocol,
@@ -47,5 +47,5 @@ fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
         hash: asked.hash,
         had: core::ptr::null(),
     };
-    lookup::decide::<F>(&question, unsafe { &raw mut (*scratch).search }).outcome
+    lookup::decide::<F>(&query, unsafe { &raw mut (*scratch).search }).outcome
 }

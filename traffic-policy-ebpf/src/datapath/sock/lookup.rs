@@ -17,7 +17,7 @@ use crate::datapath::{
 
 /// What a socket is about to do.
 #[derive(Clone, Copy)]
-pub struct Question<A> {
+pub struct Query<A> {
     /// The address that the application names; an IPv4-mapped IPv6 address counts as IPv4.
     pub destination: A,
     /// Memory order.
@@ -38,7 +38,7 @@ pub struct Question<A> {
 
 /// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
 #[derive(Clone, Copy)]
-pub struct Decision<A> {
+pub struct Translation<A> {
     /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call is none of ours.
     pub outcome: Outcome,
     /// Index of the Service port, or [`NO_SERVICE`].
@@ -51,7 +51,7 @@ pub struct Decision<A> {
     pub offset: u32,
 }
 
-impl<A: Address> Decision<A> {
+impl<A: Address> Translation<A> {
     #[inline(always)]
     fn none() -> Self {
         Self { outcome: Outcome::Passed, service: NO_SERVICE, address: A::default(), port: 0, offset: 0 }
@@ -64,20 +64,20 @@ impl<A: Address> Decision<A> {
     }
 
     #[inline(always)]
-    fn nobody(self, list: &List) -> Self {
+    fn no_endpoint(self, list: &List) -> Self {
         Self { outcome: Outcome::RejectedNoEndpoint, service: list.service, ..self }
     }
 
     /// The endpoint in a slot of a list.
     #[inline(always)]
     fn at<F: Family<Address = A>>(self, list: &List, slot: u32) -> Self {
-        let decision = Self { service: list.service, ..self };
+        let translation = Self { service: list.service, ..self };
         let Some(endpoint) = F::slots().lookup::<u32, Slot<A>>(&slot) else {
-            return Self { outcome: Outcome::DroppedInternalError, ..decision };
+            return Self { outcome: Outcome::DroppedInternalError, ..translation };
         };
         let (address, port) = unsafe { ((*endpoint).address, (*endpoint).port) };
         let offset = slot - list.range.base;
-        Self { outcome: Outcome::Connected, address, port, offset, ..decision }
+        Self { outcome: Outcome::Connected, address, port, offset, ..translation }
     }
 }
 
@@ -104,72 +104,72 @@ fn usual_source<F: Family>(node: bool) -> F::Address {
 /// Decides. `search` is the caller's own: a socket's call is interrupted by packets, which use the per-CPU one.
 #[inline(always)]
 pub fn decide<F: Family>(
-    question: &Question<F::Address>,
+    query: &Query<F::Address>,
     search: *mut Search<F::Address>,
-) -> Decision<F::Address> {
-    let mut decision = Decision::none();
-    if !prefilter::concerns::<F>(question.destination, question.port) {
+) -> Translation<F::Address> {
+    let mut translation = Translation::none();
+    if !prefilter::may_be_service::<F>(query.destination, query.port) {
         trace::note(step::FILTER, 0, [0; 2]);
-        return decision;
+        return translation;
     }
     let mut target = Target {
-        address: question.destination,
-        port: question.port,
-        protocol: question.protocol,
+        address: query.destination,
+        port: query.port,
+        protocol: query.protocol,
         scope: scope::ADDRESS,
     };
-    if is_loopback::<F>(question.destination) {
+    if is_loopback::<F>(query.destination) {
         // The loopback addresses of a pod are the pod's own business.
-        if !question.node {
+        if !query.node {
             trace::note(step::OWN_LOOPBACK, 0, [0; 2]);
-            decision.outcome = Outcome::PassedNotService;
-            return decision;
+            translation.outcome = Outcome::PassedNotService;
+            return translation;
         }
         target.address = F::Address::default();
         target.scope = scope::LOOPBACK;
     }
-    let had = question.had;
-    if goes_on::<F>(question, &target) {
-        decision.outcome = Outcome::Connected;
+    let had = query.had;
+    if is_continued::<F>(query, &target) {
+        translation.outcome = Outcome::Connected;
         unsafe {
-            decision.service = (*had).service;
-            (decision.address, decision.port) = (F::narrow((*had).address), (*had).port);
-            decision.offset = (*had).offset;
+            translation.service = (*had).service;
+            (translation.address, translation.port) = (F::narrow((*had).address), (*had).port);
+            translation.offset = (*had).offset;
         }
-        return decision;
+        return translation;
     }
-    let mut client = Client { source: question.source, netns: question.netns, hash: question.hash };
+    let mut client = Client { source: query.source, netns: query.netns, hash: query.hash };
     if client.source == F::Address::default() {
-        client.source = usual_source::<F>(question.node);
+        client.source = usual_source::<F>(query.node);
     }
     let list = match select::list::<F>(&target, &client) {
         Ok(list) => list,
-        Err(refusal) => return decision.refused(refusal),
+        Err(refusal) => return translation.refused(refusal),
     };
     if list.range.len == 0 {
-        return decision.nobody(&list);
+        return translation.no_endpoint(&list);
     }
-    let offset = conversation::<F>(question, &list, search);
+    let offset = conversation::<F>(query, &list, search);
     let slot = if offset == affinity::NONE {
         select::slot::<F>(&list, &client, search)
     } else {
         list.range.base + offset
     };
-    let decision = decision.at::<F>(&list, slot);
+    let translation = translation.at::<F>(&list, slot);
     // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the slots,
     // be written anew as somebody else's.
     if select::holds::<F>(&target, &list) {
-        return decision;
+        return translation;
     }
     // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To ask for the one that
     // the client had would make the verifier follow all of it tenfold.
-    let decision = Decision::none();
+    let translation = Translation::none();
     match select::list::<F>(&target, &client) {
-        Err(refusal) => decision.refused(refusal),
-        Ok(list) if list.range.len == 0 => decision.nobody(&list),
+        Err(refusal) => translation.refused(refusal),
+        Ok(list) if list.range.len == 0 => translation.no_endpoint(&list),
         Ok(list) => {
             let slot = list.range.base + hash::pick(client.hash, list.range.len);
-            decision.at::<F>(&list, slot)
+            translation.at::<F>(&list, slot)
         }
     }
 }
@@ -181,8 +181,8 @@ const CONVERSATION: u32 = 120;
 /// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
 /// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
 #[inline(always)]
-fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Address>) -> bool {
-    let had = question.had;
+fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address>) -> bool {
+    let had = query.had;
     if had.is_null() {
         return false;
     }
@@ -198,7 +198,7 @@ fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Addres
     let endpoint = EndpointKey {
         address: unsafe { (*had).address },
         port: unsafe { (*had).port },
-        protocol: question.protocol as u8,
+        protocol: query.protocol as u8,
         ipv6: F::V6 as u8,
         service,
     };
@@ -208,12 +208,8 @@ fn goes_on<F: Family>(question: &Question<F::Address>, target: &Target<F::Addres
 /// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
-fn conversation<F: Family>(
-    question: &Question<F::Address>,
-    list: &List,
-    search: *mut Search<F::Address>,
-) -> u32 {
-    let had = question.had;
+fn conversation<F: Family>(query: &Query<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+    let had = query.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
         return affinity::NONE;
     }

@@ -5,12 +5,12 @@ use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, SocketKey};
 use crate::datapath::{
     family::{Family, V4, V6},
     maps::{CONNECTED_UDP, SOCKETS, Table},
-    sock::{addr::Named, lookup::Decision},
+    sock::{addr::Named, lookup::Translation},
 };
 
 /// Where a socket is noted.
 #[inline(always)]
-pub fn noted(protocol: u32, connected: bool) -> Table {
+pub fn table_of(protocol: u32, connected: bool) -> Table {
     if protocol == PROTOCOL_UDP && connected {
         Table::of(&raw const CONNECTED_UDP)
     } else {
@@ -20,9 +20,9 @@ pub fn noted(protocol: u32, connected: bool) -> Table {
 
 /// Makes the key of the way back from that of the way there.
 #[inline(always)]
-pub fn reverse<A: Address>(key: &mut SocketKey, decision: &Decision<A>) {
-    key.address = decision.address.wide();
-    key.port = decision.port;
+pub fn reverse<A: Address>(key: &mut SocketKey, translation: &Translation<A>) {
+    key.address = translation.address.wide();
+    key.port = translation.port;
     key.forward = 0;
 }
 

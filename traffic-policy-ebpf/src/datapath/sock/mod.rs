@@ -16,22 +16,22 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock, counters,
-    events::{self, Notice},
+    events::{self, NewEvent},
     family::{Family, V4, V6},
     maps::{ANY, NODE, Table},
     prefilter,
     sock::{
         addr::{Call, Closing, Named},
-        lookup::{Decision, Question},
+        lookup::{Query, Translation},
     },
 };
 
 /// Verdicts of socket hooks.
-const REFUSE: i32 = 0;
-const GO_ON: i32 = 1;
+const DENY: i32 = 0;
+const ALLOW: i32 = 1;
 
 /// A call that names a destination.
-struct Destined<A> {
+struct DestinationCall<A> {
     call: Call,
     destination: A,
     /// Zero if the socket is not bound.
@@ -41,28 +41,28 @@ struct Destined<A> {
 }
 
 /// Where a call goes.
-struct Exchange<A> {
+struct CallVerdict<A> {
     verdict: i32,
     /// The endpoint holds.
-    exchanged: bool,
+    translated: bool,
     address: A,
     port: u16,
 }
 
-impl<A: Address> Exchange<A> {
+impl<A: Address> CallVerdict<A> {
     #[inline(always)]
     fn none(verdict: i32) -> Self {
-        Self { verdict, exchanged: false, address: A::default(), port: 0 }
+        Self { verdict, translated: false, address: A::default(), port: 0 }
     }
 }
 
-impl<A: Address> Destined<A> {
+impl<A: Address> DestinationCall<A> {
     #[inline(always)]
-    fn exchange<F: Family<Address = A>>(&self) -> Exchange<A> {
+    fn translate<F: Family<Address = A>>(&self) -> CallVerdict<A> {
         let call = self.call;
         let (protocol, port) = (call.protocol(), call.port());
-        if protocol == 0 || !prefilter::concerns::<F>(self.destination, port) {
-            return Exchange::none(GO_ON);
+        if protocol == 0 || !prefilter::may_be_service::<F>(self.destination, port) {
+            return CallVerdict::none(ALLOW);
         }
         let netns = call.netns();
         let node = NODE.get_ptr(0).is_some_and(|node| unsafe { (*node).netns } == netns);
@@ -77,7 +77,7 @@ impl<A: Address> Destined<A> {
         let connected = protocol == PROTOCOL_UDP && call.is_connected();
         if connected && !self.connects {
             let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
-            let shown = map::noted(protocol, true).lookup::<_, Socket>(&peer);
+            let shown = map::table_of(protocol, true).lookup::<_, Socket>(&peer);
             // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
             // connect() did must go to the same endpoint.
             if peer.ipv6 == key.ipv6
@@ -86,15 +86,15 @@ impl<A: Address> Destined<A> {
                 })
             {
                 let address = F::narrow(peer.address);
-                return Exchange { verdict: GO_ON, exchanged: true, address, port: peer.port };
+                return CallVerdict { verdict: ALLOW, translated: true, address, port: peer.port };
             }
         }
         let had = if self.connects {
             ptr::null_mut()
         } else {
-            map::noted(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
+            map::table_of(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
         };
-        let question = Question {
+        let query = Query {
             destination: self.destination,
             port,
             protocol: protocol as u16,
@@ -105,39 +105,39 @@ impl<A: Address> Destined<A> {
             had,
         };
         let mut search = MaybeUninit::<Search<A>>::uninit();
-        let decision = lookup::decide::<F>(&question, search.as_mut_ptr());
-        match decision.outcome {
+        let translation = lookup::decide::<F>(&query, search.as_mut_ptr());
+        match translation.outcome {
             Outcome::Connected => {}
-            Outcome::Passed | Outcome::PassedNotService => return Exchange::none(GO_ON),
+            Outcome::Passed | Outcome::PassedNotService => return CallVerdict::none(ALLOW),
             refused => {
-                self.note::<F>(refused, netns, &decision);
+                self.note::<F>(refused, netns, &translation);
                 call.fail(refused, protocol);
-                return Exchange::none(REFUSE);
+                return CallVerdict::none(DENY);
             }
         }
         if self.connects {
-            self.note::<F>(Outcome::Connected, netns, &decision);
+            self.note::<F>(Outcome::Connected, netns, &translation);
             if connected {
                 // It gets another peer; nobody will ask for this one again.
                 let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
-                map::noted(protocol, true).remove(&peer);
+                map::table_of(protocol, true).remove(&peer);
             }
-            self.note_peer(&mut key, netns, &decision);
+            self.note_peer(&mut key, netns, &translation);
         } else {
-            self.note_conversation::<F>(&mut key, netns, &decision, had);
+            self.note_conversation::<F>(&mut key, netns, &translation, had);
         }
-        Exchange { verdict: GO_ON, exchanged: true, address: decision.address, port: decision.port }
+        CallVerdict { verdict: ALLOW, translated: true, address: translation.address, port: translation.port }
     }
 
     /// Counts a refusal or a new conversation, and tells whoever listens.
     #[inline(always)]
-    fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, decision: &Decision<A>) {
+    fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, translation: &Translation<A>) {
         counters::count_call(outcome);
-        counters::add(decision.service, outcome, 1, 0, 0);
-        events::tell::<F>(|| Notice {
+        counters::add(translation.service, outcome, 1, 0, 0);
+        events::emit::<F>(|| NewEvent {
             hook: hook::SOCKET,
             outcome,
-            service: decision.service,
+            service: translation.service,
             ifindex: 0,
             netns,
             tuple: Tuple {
@@ -147,7 +147,7 @@ impl<A: Address> Destined<A> {
                 protocol: self.call.protocol(),
             },
             endpoint: if outcome as u32 == Outcome::Connected as u32 {
-                (decision.address, decision.port)
+                (translation.address, translation.port)
             } else {
                 (A::default(), 0)
             },
@@ -156,19 +156,19 @@ impl<A: Address> Destined<A> {
 
     /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
     #[inline(always)]
-    fn note_peer(&self, key: &mut SocketKey, netns: u64, decision: &Decision<A>) {
+    fn note_peer(&self, key: &mut SocketKey, netns: u64, translation: &Translation<A>) {
         let value = Socket {
             address: key.address,
             port: key.port,
             zero: 0,
-            service: decision.service,
+            service: translation.service,
             netns,
             offset: 0,
             used: 0,
         };
-        map::reverse(key, decision);
+        map::reverse(key, translation);
         // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
-        map::noted(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
+        map::table_of(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
     /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
@@ -178,55 +178,55 @@ impl<A: Address> Destined<A> {
         &self,
         key: &mut SocketKey,
         netns: u64,
-        decision: &Decision<A>,
+        translation: &Translation<A>,
         had: *mut Socket,
     ) {
-        let sockets = map::noted(PROTOCOL_UDP, false);
-        let (address, port) = (decision.address.wide(), decision.port);
+        let sockets = map::table_of(PROTOCOL_UDP, false);
+        let (address, port) = (translation.address.wide(), translation.port);
         let used = clock::seconds();
         if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
             unsafe {
-                if (*had).offset != decision.offset {
-                    (*had).offset = decision.offset;
+                if (*had).offset != translation.offset {
+                    (*had).offset = translation.offset;
                 }
-                if (*had).service != decision.service {
-                    (*had).service = decision.service;
+                if (*had).service != translation.service {
+                    (*had).service = translation.service;
                 }
                 if (*had).used != used {
                     (*had).used = used;
                 }
             }
         } else {
-            self.note::<F>(Outcome::Connected, netns, decision);
+            self.note::<F>(Outcome::Connected, netns, translation);
             let value = Socket {
                 address,
                 port,
                 zero: 0,
-                service: decision.service,
+                service: translation.service,
                 netns,
-                offset: decision.offset,
+                offset: translation.offset,
                 used,
             };
             sockets.insert(&*key, &raw const value, ANY);
         }
         let mut back = *key;
-        map::reverse(&mut back, decision);
+        map::reverse(&mut back, translation);
         let shown = sockets.lookup::<_, Socket>(&back);
         // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
         // asked last.
         if shown.is_none_or(|shown| unsafe { (*shown).address != key.address || (*shown).port != key.port }) {
-            self.note_peer(key, netns, decision);
+            self.note_peer(key, netns, translation);
         }
     }
 }
 
 #[inline(always)]
 fn to4(call: Call, source: u32, connects: bool) -> i32 {
-    let exchange = Destined { call, destination: call.ip4(), source, connects }.exchange::<V4>();
-    if exchange.exchanged {
-        call.set4(exchange.address, exchange.port);
+    let translate = DestinationCall { call, destination: call.ip4(), source, connects }.translate::<V4>();
+    if translate.translated {
+        call.set4(translate.address, translate.port);
     }
-    exchange.verdict
+    translate.verdict
 }
 
 #[inline(always)]
@@ -245,19 +245,19 @@ pub fn connect6(call: Call) -> i32 {
     match call.ip6() {
         Named::V4(destination) => {
             let source = call.bound6().v4();
-            let exchange = Destined { call, destination, source, connects: true }.exchange::<V4>();
-            if exchange.exchanged {
-                call.set_mapped(exchange.address, exchange.port);
+            let translate = DestinationCall { call, destination, source, connects: true }.translate::<V4>();
+            if translate.translated {
+                call.set_mapped(translate.address, translate.port);
             }
-            exchange.verdict
+            translate.verdict
         }
         Named::V6(destination) => {
             let source = call.bound6().v6();
-            let exchange = Destined { call, destination, source, connects: true }.exchange::<V6>();
-            if exchange.exchanged {
-                call.set6(exchange.address, exchange.port);
+            let translate = DestinationCall { call, destination, source, connects: true }.translate::<V6>();
+            if translate.translated {
+                call.set6(translate.address, translate.port);
             }
-            exchange.verdict
+            translate.verdict
         }
     }
 }
@@ -266,13 +266,13 @@ pub fn connect6(call: Call) -> i32 {
 /// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c>
 #[inline(always)]
 pub fn sendmsg6(call: Call) -> i32 {
-    let Named::V6(destination) = call.ip6() else { return GO_ON };
+    let Named::V6(destination) = call.ip6() else { return ALLOW };
     let source = call.source6().v6();
-    let exchange = Destined { call, destination, source, connects: false }.exchange::<V6>();
-    if exchange.exchanged {
-        call.set6(exchange.address, exchange.port);
+    let translate = DestinationCall { call, destination, source, connects: false }.translate::<V6>();
+    if translate.translated {
+        call.set6(translate.address, translate.port);
     }
-    exchange.verdict
+    translate.verdict
 }
 
 /// What the application named, where the other end is an endpoint that it was exchanged for; or null.
@@ -311,31 +311,31 @@ fn show6(call: Call, sockets: Table, protocol: u32) {
 #[inline(always)]
 pub fn recvmsg4(call: Call) -> i32 {
     if prefilter::is_endpoint(call.port()) {
-        show4(call, map::noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
+        show4(call, map::table_of(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
-    GO_ON
+    ALLOW
 }
 
 #[inline(always)]
 pub fn recvmsg6(call: Call) -> i32 {
     if prefilter::is_endpoint(call.port()) {
-        show6(call, map::noted(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
+        show6(call, map::table_of(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
     }
-    GO_ON
+    ALLOW
 }
 
 #[inline(always)]
 pub fn getpeername4(call: Call) -> i32 {
     let protocol = call.protocol();
-    show4(call, map::noted(protocol, true), protocol);
-    GO_ON
+    show4(call, map::table_of(protocol, true), protocol);
+    ALLOW
 }
 
 #[inline(always)]
 pub fn getpeername6(call: Call) -> i32 {
     let protocol = call.protocol();
-    show6(call, map::noted(protocol, true), protocol);
-    GO_ON
+    show6(call, map::table_of(protocol, true), protocol);
+    ALLOW
 }
 
 /// A connected socket is closed: nobody will ask for its peer again.
@@ -344,7 +344,7 @@ pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());
     if protocol != 0 && prefilter::is_endpoint(port) {
         let key = map::named_key(closing.cookie(), protocol, closing.peer(), port);
-        map::noted(protocol, true).remove(&key);
+        map::table_of(protocol, true).remove(&key);
     }
-    GO_ON
+    ALLOW
 }
