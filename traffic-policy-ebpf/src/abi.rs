@@ -50,7 +50,7 @@ pub trait Address: Fold + Copy + PartialEq + Default + 'static {
     fn sum(self) -> u64;
     /// Its first eight bytes and its last eight, zero filled: the form of [`HopKey`].
     fn wide(self) -> [u64; 2];
-    /// Both halves mixed into one word.
+    /// Both its words mixed into one word.
     fn mixed(self) -> u64;
 }
 
@@ -144,17 +144,17 @@ impl<A: Address> Tuple<A> {
 
 /// What becomes of a packet of a flow.
 pub mod kind {
-    /// Request half, endpoint on another node: both addresses rewritten, sent to the next hop.
+    /// Request entry, endpoint on another node: both addresses rewritten, sent to the next hop.
     pub const FORWARD: u8 = 1;
-    /// Reply half of [`FORWARD`].
+    /// Reply entry of [`FORWARD`].
     pub const REPLY: u8 = 2;
-    /// Request half, endpoint on this node: destination rewritten, handed to the stack.
+    /// Request entry, endpoint on this node: destination rewritten, handed to the stack.
     pub const DELIVER: u8 = 3;
-    /// Reply half of [`DELIVER`], seen at TC egress.
+    /// Reply entry of [`DELIVER`], seen at TC egress.
     pub const REPLY_LOCAL: u8 = 4;
 }
 
-/// One half of a flow: all that an established packet needs.
+/// A flow entry, of requests or of replies: all that an established packet needs.
 ///
 /// IPv4: 48 bytes of the kernel's element + 16 of key + 64 = two cache lines.
 #[repr(C)]
@@ -185,9 +185,9 @@ pub struct Flow<A: Address> {
     pub packets: u64,
     /// Bytes of IP packets.
     pub bytes: u64,
-    /// Reply half of TCP: the acknowledgement number that confirms the endpoint's SYN-ACK, in memory order.
+    /// Reply entry of TCP: the acknowledgement number that confirms the endpoint's SYN-ACK, in memory order.
     pub confirming_ack: u32,
-    /// Reply half: the device by which the request came, and the MAC address that sent it. Used only if there is no
+    /// Reply entry: the device by which the request came, and the MAC address that sent it. Used only if there is no
     /// route to the client.
     pub ifindex: u32,
     pub mac: [u8; 6],
@@ -195,7 +195,7 @@ pub struct Flow<A: Address> {
 }
 
 impl<A: Address> Flow<A> {
-    /// The tuple of the packets that this half's packets become.
+    /// The tuple of the packets that this entry's packets become.
     #[inline(always)]
     pub fn translated(&self, protocol: u32) -> Tuple<A> {
         Tuple { source: self.source, destination: self.destination, ports: self.ports, protocol }

@@ -21,7 +21,7 @@ pub struct Feed {
     pub zero: u32,
 }
 
-/// One half of a flow of the floor: as large as the packet path's own, so that memory costs both the same.
+/// An entry of a flow of the floor: as large as the packet path's own, so that memory costs both the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FloorFlow {

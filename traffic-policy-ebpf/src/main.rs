@@ -1,11 +1,130 @@
-//! The programs, for the BPF target only. On the host this is an empty program, so that the workspace builds as a whole.
+//! Every program, and the function that it is. For the BPF target only: on the host this is an empty program, so that the
+//! workspace builds as a whole.
+//!
+//! The way of a packet from program to program is drawn in [`datapath`].
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
-mod prog;
+mod datapath;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
+
+/// Programs of one kind: `name => function` with what the function is given, made of the kernel's context.
+#[cfg(target_arch = "bpf")]
+macro_rules! programs {
+    (
+        $section:literal, $parameter:ident: *mut $context:ty => $argument:expr, $verdict:ty;
+        $($(#[$attribute:meta])* $name:ident => $run:path;)+
+    ) => {
+        $(
+            $(#[$attribute])*
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = $section)]
+            pub fn $name($parameter: *mut $context) -> $verdict {
+                $run($argument) as $verdict
+            }
+        )+
+    };
+}
+
+/// Programs that the kernel calls for each element of a map (`bpf_map_elem` iterators): `name: key => value, function`.
+#[cfg(target_arch = "bpf")]
+macro_rules! iterators {
+    ($($name:ident: $key:ty => $value:ty, $visit:path;)+) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "iter/bpf_map_elem")]
+            pub fn $name(element: *const Element<$key, $value>) -> i32 {
+                gc::visit(element, $visit)
+            }
+        )+
+    };
+}
+
+#[cfg(target_arch = "bpf")]
+mod programs {
+    use aya_ebpf::{
+        bindings::{__sk_buff, bpf_sock, bpf_sock_addr, xdp_md},
+        cty::c_void,
+    };
+    use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, Socket, SocketKey};
+
+    use crate::datapath::{
+        clock,
+        ctx::{tc::Tc, xdp::Xdp},
+        egress,
+        family::{V4, V6},
+        fast_path,
+        flow::gc::{self, Element},
+        icmp_errors, reject, slow_path,
+        sock::{
+            self,
+            addr::{Call, Closing},
+            explain,
+        },
+        variable_headers,
+    };
+
+    programs! {
+        "xdp", context: *mut xdp_md => Xdp::new(context), u32;
+        xdp_ingress => fast_path::run;
+        xdp_attend4 => slow_path::run::<Xdp, V4>;
+        xdp_attend6 => slow_path::run::<Xdp, V6>;
+        xdp_irregular4 => variable_headers::run::<Xdp, V4>;
+        xdp_irregular6 => variable_headers::run::<Xdp, V6>;
+        xdp_error4 => icmp_errors::run::<Xdp, V4>;
+        xdp_error6 => icmp_errors::run::<Xdp, V6>;
+        xdp_answer4 => reject::run::<Xdp, V4>;
+        xdp_answer6 => reject::run::<Xdp, V6>;
+        // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
+        explain_socket => explain::run;
+    }
+
+    programs! {
+        "classifier", context: *mut __sk_buff => Tc::new(context), i32;
+        tc_ingress => fast_path::run;
+        tc_attend4 => slow_path::run::<Tc, V4>;
+        tc_attend6 => slow_path::run::<Tc, V6>;
+        tc_irregular4 => variable_headers::run::<Tc, V4>;
+        tc_irregular6 => variable_headers::run::<Tc, V6>;
+        tc_error4 => icmp_errors::run::<Tc, V4>;
+        tc_error6 => icmp_errors::run::<Tc, V6>;
+        tc_answer4 => reject::run::<Tc, V4>;
+        tc_answer6 => reject::run::<Tc, V6>;
+        tc_egress => egress::run;
+        tc_irregular_out4 => variable_headers::run_out::<Tc, V4>;
+        tc_irregular_out6 => variable_headers::run_out::<Tc, V6>;
+        tc_error_out4 => icmp_errors::run_out::<Tc, V4>;
+        tc_error_out6 => icmp_errors::run_out::<Tc, V6>;
+    }
+
+    programs! { "cgroup/connect4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect4 => sock::connect4; }
+    programs! { "cgroup/connect6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_connect6 => sock::connect6; }
+    programs! { "cgroup/sendmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg4 => sock::sendmsg4; }
+    programs! { "cgroup/sendmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_sendmsg6 => sock::sendmsg6; }
+    programs! { "cgroup/recvmsg4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg4 => sock::recvmsg4; }
+    programs! { "cgroup/recvmsg6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_recvmsg6 => sock::recvmsg6; }
+    programs! { "cgroup/getpeername4", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername4 => sock::getpeername4; }
+    programs! { "cgroup/getpeername6", call: *mut bpf_sock_addr => Call::new(call), i32; socket_getpeername6 => sock::getpeername6; }
+    programs! { "cgroup/sock_release", socket: *mut bpf_sock => Closing::new(socket), i32; socket_release => sock::release; }
+
+    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
+    programs! {
+        "raw_tp/sys_enter", context: *mut c_void => context, u32;
+        sweep => gc::begin;
+        clock => clock::run;
+    }
+
+    // Walks over the tables of flows and sockets, which `sweep` begins; read by the agent a piece at a time.
+    iterators! {
+        sweep_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
+        sweep_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
+        sweep_pending4: FlowKey<Address4> => Flow<Address4>, gc::pending_entry::<V4>;
+        sweep_pending6: FlowKey<Address6> => Flow<Address6>, gc::pending_entry::<V6>;
+        sweep_sockets: SocketKey => Socket, gc::socket_entry;
+    }
+}
 
 #[cfg(target_arch = "bpf")]
 #[panic_handler]

@@ -119,7 +119,7 @@ outcomes! {
     PassedToTc = 40, "passed-to-tc", Pass;
     /// XDP has delivered it already.
     PassedDelivered = 41, "passed-delivered", Pass;
-    /// A flow of the other direction, or a half whose other half is gone.
+    /// A flow of the other direction, or an entry whose other entry is gone.
     PassedStaleFlow = 42, "passed-stale-flow", Pass;
     /// The program that should have gone on is not in place.
     PassedMissedTailCall = 43, "passed-missed-tail-call", Pass;

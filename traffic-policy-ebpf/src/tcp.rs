@@ -1,4 +1,4 @@
-//! What a half remembers of its TCP or UDP conversation, and how long it may then be idle.
+//! What an entry remembers of its TCP or UDP conversation, and how long it may then be idle.
 
 /// The conversation is real: the client answered what the endpoint sent. Also for UDP.
 pub const CONFIRMED: u8 = 1;
@@ -6,11 +6,11 @@ pub const CONFIRMED: u8 = 1;
 pub const FIN: u8 = 2;
 /// This direction sent an RST.
 pub const RST: u8 = 4;
-/// Reply half: the endpoint answered (SYN-ACK, or any datagram).
+/// Reply entry: the endpoint answered (SYN-ACK, or any datagram).
 pub const ANSWERED: u8 = 8;
 /// The endpoint takes no more new flows: a SYN or a datagram chooses anew.
 pub const GONE: u8 = 16;
-/// The last sweep found both halves idle for too long.
+/// The last sweep found both entries idle for too long.
 pub const MARKED: u8 = 32;
 
 /// Bits of the flags byte of a TCP header.
@@ -27,7 +27,7 @@ pub const fn opens(flags: u8) -> bool {
     flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN
 }
 
-/// The state of a half after a segment in its direction.
+/// The state of an entry after a segment in its direction.
 ///
 /// FIN and RST are only noted. Whoever really sent an RST sends nothing but RSTs after it, so any other segment shows
 /// that it was forged or out of window; data after a FIN likewise.
@@ -43,7 +43,7 @@ pub const fn after(state: u8, flags: u8, payload: bool) -> u8 {
     if payload { state & !FIN } else { state }
 }
 
-/// Whether a connection with these halves is over, so that a SYN opens a new one.
+/// Whether a connection with these entries is over, so that a SYN opens a new one.
 #[inline(always)]
 pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0
@@ -62,7 +62,7 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// The time-out of a flow with these halves.
+    /// The time-out of a flow with these entries.
     #[inline(always)]
     pub const fn of(&self, tcp: bool, request: u8, reply: u8) -> u32 {
         if !tcp {

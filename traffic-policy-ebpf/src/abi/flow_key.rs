@@ -101,7 +101,7 @@ impl<A: Address> FlowKey<A> {
 }
 
 impl<A: Address> Flow<A> {
-    /// The same half as the entry for packets of this tuple.
+    /// This entry, as the one for packets of this tuple.
     #[must_use]
     pub fn keeping(self, tuple: &Tuple<A>) -> Self {
         Self { kept: tuple.destination.kept(), ..self }
@@ -135,9 +135,9 @@ mod tests {
     }
 
     fn there_and_back<A: Address + core::fmt::Debug>(tuple: Tuple<A>) {
-        let (key, half) = (FlowKey::of(&tuple), Flow::default().keeping(&tuple));
-        assert_eq!(key.tuple(&half), tuple);
-        assert!(half.is_of(&tuple));
+        let (key, entry) = (FlowKey::of(&tuple), Flow::default().keeping(&tuple));
+        assert_eq!(key.tuple(&entry), tuple);
+        assert!(entry.is_of(&tuple));
     }
 
     #[test]
@@ -191,8 +191,8 @@ mod tests {
             let (source, _) = Address6::unfold(FlowKey::of(&one).addresses, destination);
             let other = Tuple { source, destination, ..one };
             assert_eq!(FlowKey::of(&one), FlowKey::of(&other));
-            let half = Flow::default().keeping(&one);
-            assert!(half.is_of(&one) && !half.is_of(&other));
+            let entry = Flow::default().keeping(&one);
+            assert!(entry.is_of(&one) && !entry.is_of(&other));
         }
     }
 

@@ -15,7 +15,7 @@ pub struct Scratch<A: Address> {
     /// The outcome whose answer is due, or that is to be noted.
     pub outcome: u32,
     /// The way back to a client without a route.
-    pub way_back: Hop,
+    pub ingress_device_hop: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
     /// Index of the Service port that refused the packet, or [`NO_SERVICE`][super::NO_SERVICE].
@@ -26,7 +26,7 @@ pub struct Scratch<A: Address> {
     pub search: Search<A>,
     /// The tuple of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
-    /// The tuple of another half, while that is looked up.
+    /// The tuple of another entry, while that is looked up.
     pub other: Tuple<A>,
     /// What the packet's other fragments are found by, and what they are to know.
     pub fragment_key: FragmentKey<A>,

@@ -26,14 +26,14 @@ pub struct Sweep {
     pub mark: u32,
     /// Out: jiffies at the start, low half.
     pub now: u32,
-    /// Out: halves in the table.
+    /// Out: entries in the table.
     pub entries: u32,
-    /// Out: request halves with SNAT.
+    /// Out: request entries with SNAT.
     pub snat: u32,
     pub unconfirmed: u32,
     pub marked: u32,
     pub deleted: u32,
-    /// Out: halves in `PENDING`.
+    /// Out: entries in `PENDING`.
     pub pending: u32,
     /// Out: flows by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
     pub idle: [u32; 32],

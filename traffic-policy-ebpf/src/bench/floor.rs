@@ -19,7 +19,7 @@ use traffic_policy_ebpf::{
 
 use super::{
     feed::FEED,
-    wire::{load8, load16, load32, store8, store16, store32, store64},
+    words::{load8, load16, load32, store8, store16, store32, store64},
 };
 
 #[btf_map]

@@ -17,7 +17,7 @@ use traffic_policy_ebpf::{
     checksum,
 };
 
-use super::wire::{store16, store32, store64};
+use super::words::{store16, store32, store64};
 
 #[btf_map]
 pub static GENERATOR: Array<Generator, 1> = Array::new();

@@ -6,9 +6,13 @@
 //! The *floors* are the least that any program of this kind must do. `mac_swap`: send the frame back. `floor_established`:
 //! parse, find the flow in one preallocated hash, translate with checksums, set the MAC addresses; no time-outs, no TCP
 //! states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an endpoint, insert both
-//! halves; `floor_new_fib` asks the FIB for the way out too, for each flow.
+//! entries; `floor_new_fib` asks the FIB for the way out too, for each flow.
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
+#[cfg(target_arch = "bpf")]
+#[path = "../datapath/barrier.rs"]
+#[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
+mod barrier;
 #[cfg(target_arch = "bpf")]
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod floor;
@@ -19,9 +23,9 @@ mod generator;
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod sink;
 #[cfg(target_arch = "bpf")]
-#[path = "../prog/wire.rs"]
+#[path = "../datapath/words.rs"]
 #[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
-mod wire;
+mod words;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
@@ -39,7 +43,7 @@ mod feed {
     };
     use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
 
-    use super::wire::{opaque, store64};
+    use super::{barrier::opaque, words::store64};
 
     /// BPF_F_MMAPABLE: a million frames are written by plain stores.
     const MMAPABLE: usize = 1024;

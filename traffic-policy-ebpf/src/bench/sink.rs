@@ -16,7 +16,7 @@ use traffic_policy_ebpf::{
     checksum,
 };
 
-use super::wire::{load8, load16, load32, store8, store16, store32};
+use super::words::{load8, load16, load32, store8, store16, store32};
 
 #[btf_map]
 pub static SINK: Array<Sink, 1> = Array::new();

@@ -1,0 +1,89 @@
+//! Packets counted by outcome: of each hook, and of each Service port.
+//!
+//! Flows count their own packets, so that an established packet pays nothing for its Service; what is counted here for
+//! Service ports are refusals, and flows that have ended.
+
+use core::ptr;
+
+use traffic_policy_ebpf::{
+    abi::{Address, Counters, Flow, NO_SERVICE, ServiceCount, ServiceCountKey, hook, kind},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    barrier::fetch_add,
+    maps::{COUNTERS, NOEXIST, SERVICE_COUNTS, Table},
+};
+
+/// This CPU's counters of a hook; null never, but the verifier does not know.
+#[inline(always)]
+pub fn of_hook(hook: u32) -> *mut Counters {
+    COUNTERS.get_ptr_mut(hook).unwrap_or(ptr::null_mut())
+}
+
+/// Adds one packet.
+///
+/// # Safety
+/// Null, or an element of `COUNTERS`.
+#[inline(always)]
+pub unsafe fn count(counters: *mut Counters, outcome: Outcome) {
+    if !counters.is_null() {
+        unsafe { *counters.cast::<u64>().add(outcome as usize) += 1 };
+    }
+}
+
+/// Counts what happened. A process may be interrupted here by another one on the same CPU.
+#[inline(always)]
+pub fn count_call(outcome: Outcome) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(hook::SOCKET) {
+        unsafe { fetch_add(counters.cast::<u64>().add(outcome as usize), 1) };
+    }
+}
+
+static NONE: ServiceCount = ServiceCount { packets: 0, bytes: 0, flows: 0 };
+
+/// Adds to what was counted for a Service port; nothing for [`NO_SERVICE`].
+#[inline(always)]
+pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64) {
+    if service == NO_SERVICE {
+        return;
+    }
+    let table = Table::of(&raw const SERVICE_COUNTS);
+    let key = ServiceCountKey { service, outcome: outcome as u32 };
+    let mut count: *mut ServiceCount = table.lookup(&key).unwrap_or(ptr::null_mut());
+    if count.is_null() {
+        // Another CPU may be first, which is as good.
+        table.insert(&key, &raw const NONE, NOEXIST);
+        count = table.lookup(&key).unwrap_or(ptr::null_mut());
+    }
+    if count.is_null() {
+        return;
+    }
+    // An atomic addition of zero costs as much as any other, and the compiler must not leave it out.
+    unsafe {
+        if packets != 0 {
+            fetch_add(&raw mut (*count).packets, packets);
+        }
+        if bytes != 0 {
+            fetch_add(&raw mut (*count).bytes, bytes);
+        }
+        if flows != 0 {
+            fetch_add(&raw mut (*count).flows, flows);
+        }
+    }
+}
+
+/// Adds what went by an entry that is about to go.
+#[inline(always)]
+pub fn end<A: Address>(entry: *const Flow<A>) {
+    let (kind, service, packets, bytes) =
+        unsafe { ((*entry).kind, (*entry).service, (*entry).packets, (*entry).bytes) };
+    let outcome = match kind {
+        kind::FORWARD => Outcome::Forwarded,
+        kind::REPLY => Outcome::Replied,
+        kind::DELIVER => Outcome::Delivered,
+        kind::REPLY_LOCAL => Outcome::RepliedLocal,
+        _ => return,
+    };
+    add(service, outcome, packets, bytes, 1);
+}

@@ -1,0 +1,70 @@
+//! A packet in XDP or TC: one set of verbs for the two kinds of context.
+
+pub mod tc;
+pub mod xdp;
+
+use core::arch::asm;
+
+use aya_ebpf::cty::c_void;
+use traffic_policy_ebpf::abi::jump;
+
+use crate::datapath::{family::Family, maps::Table};
+
+/// BPF_FUNC_tail_call
+const TAIL_CALL: i32 = 12;
+
+/// Headers that fit here need no further pull: Ethernet, IPv4 with all options, TCP.
+pub const LINEAR: u32 = 14 + 60 + 20;
+
+/// A packet in XDP or TC.
+pub trait Packet: Copy {
+    const TC: bool;
+    const PASS: i32;
+    const DROP: i32;
+    /// The hook of this context, for packets that come in.
+    const HOOK: u32;
+
+    fn raw(self) -> *mut c_void;
+    /// First byte of the Ethernet header.
+    fn data(self) -> usize;
+    /// First byte after what can be read directly.
+    fn end(self) -> usize;
+    /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
+    /// are void after it.
+    fn pull(self, wanted: u32);
+    /// Bytes of the whole frame, readable or not.
+    fn length(self) -> u32;
+    fn ingress(self) -> u32;
+    /// A VLAN tag that the device took out of the frame.
+    fn tagged(self) -> bool;
+    /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
+    fn is_for_host(self) -> bool;
+    /// Payload bytes of each segment that this aggregate becomes on the wire, 0 if it is no aggregate.
+    fn segment(self) -> u32;
+    /// Sends it out of a device: the verdict.
+    fn send(self, ifindex: u32) -> i32;
+    /// Cuts or extends the frame. Pointers into the packet are void after it.
+    fn resize(self, length: u32) -> bool;
+    /// The programs to jump to.
+    fn jumps() -> Table;
+    /// Goes on with another program of [`jump`]; returns only if it is missing.
+    ///
+    /// Written out so that jumps to different programs stay apart. The compiler would make one of them, with a number that the
+    /// kernel does not know beforehand, and then the kernel jumps by way of the array (20 ns) instead of directly.
+    #[inline(always)]
+    fn jump<F: Family, const PROGRAM: u32>(self) {
+        unsafe {
+            asm!("r3 = {index}", "call {tail_call}", index = const F::INDEX as u32 * jump::FAMILY + PROGRAM,
+                tail_call = const TAIL_CALL, inlateout("r1") self.raw() => _, inlateout("r2") Self::jumps().raw() => _,
+                lateout("r0") _, lateout("r3") _, lateout("r4") _, lateout("r5") _, options(nostack));
+        }
+    }
+    /// TC only: sends it to a neighbour that the kernel resolves: the verdict.
+    /// `neighbour` is the kernel's `struct bpf_redir_neigh`.
+    fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32;
+    /// TC only: adds differences to the transport checksum, complete or partial. Pointers into the packet are void
+    /// after it.
+    fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool;
+    /// Adds a difference to the sum over the frame that a device has computed, if one has.
+    fn update_sum(self, delta: u16);
+}

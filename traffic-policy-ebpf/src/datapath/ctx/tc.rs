@@ -1,0 +1,123 @@
+//! A packet in TC, ingress or egress.
+
+use aya_ebpf::{
+    Global,
+    bindings::__sk_buff,
+    cty::c_void,
+    helpers::{
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail,
+        bpf_skb_pull_data,
+    },
+};
+use traffic_policy_ebpf::abi::hook;
+
+use super::Packet;
+use crate::datapath::maps::{TC_JUMPS, Table};
+
+/// `skb->pkt_type` of a frame for this machine.
+const PACKET_HOST: u32 = 0;
+
+/// TC_ACT_UNSPEC and TCX_NEXT: whoever comes next decides, as if we were not there.
+const TC_NEXT: i32 = -1;
+const TC_SHOT: i32 = 2;
+
+/// BPF_F_IPV6 where the kernel knows it (Linux 6.16), else 0. Set by the agent at load.
+#[unsafe(no_mangle)]
+static CHECKSUM_IPV6: Global<u64> = Global::new(0);
+
+const PSEUDO_HEADER: u64 = 1 << 4;
+const MARK_MANGLED_0: u64 = 1 << 5;
+
+#[derive(Clone, Copy)]
+pub struct Tc {
+    skb: *mut __sk_buff,
+}
+
+impl Tc {
+    #[inline(always)]
+    pub fn new(skb: *mut __sk_buff) -> Self {
+        Self { skb }
+    }
+}
+
+impl Packet for Tc {
+    const TC: bool = true;
+    const PASS: i32 = TC_NEXT;
+    const DROP: i32 = TC_SHOT;
+    const HOOK: u32 = hook::INGRESS;
+
+    #[inline(always)]
+    fn raw(self) -> *mut c_void {
+        self.skb.cast()
+    }
+    #[inline(always)]
+    fn data(self) -> usize {
+        unsafe { (*self.skb).data as usize }
+    }
+    #[inline(always)]
+    fn end(self) -> usize {
+        unsafe { (*self.skb).data_end as usize }
+    }
+    #[inline(always)]
+    fn pull(self, wanted: u32) {
+        let linear = (self.end() - self.data()) as u32;
+        if linear < wanted && linear < self.length() {
+            let wanted = if self.length() < wanted { self.length() } else { wanted };
+            unsafe { bpf_skb_pull_data(self.skb, wanted) };
+        }
+    }
+    #[inline(always)]
+    fn length(self) -> u32 {
+        unsafe { (*self.skb).len }
+    }
+    #[inline(always)]
+    fn ingress(self) -> u32 {
+        unsafe { (*self.skb).ifindex }
+    }
+    #[inline(always)]
+    fn tagged(self) -> bool {
+        unsafe { (*self.skb).vlan_present != 0 }
+    }
+    #[inline(always)]
+    fn is_for_host(self) -> bool {
+        unsafe { (*self.skb).pkt_type == PACKET_HOST }
+    }
+    #[inline(always)]
+    fn segment(self) -> u32 {
+        unsafe { (*self.skb).gso_size }
+    }
+    #[inline(always)]
+    fn send(self, ifindex: u32) -> i32 {
+        unsafe { bpf_redirect(ifindex, 0) as i32 }
+    }
+    #[inline(always)]
+    fn resize(self, length: u32) -> bool {
+        unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
+    }
+    #[inline(always)]
+    fn jumps() -> Table {
+        Table::of(&raw const TC_JUMPS)
+    }
+    #[inline(always)]
+    fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32 {
+        unsafe { bpf_redirect_neigh(ifindex, neighbour.cast(), size_of::<[u32; 5]>() as i32, 0) as i32 }
+    }
+    #[inline(always)]
+    fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool {
+        let mangled = if udp { MARK_MANGLED_0 } else { 0 };
+        // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this checksum cancel out.
+        let family = if v6 { CHECKSUM_IPV6.load() } else { 0 };
+        unsafe {
+            // Size 0: the last number is a difference. The address part belongs to the pseudo header, which is all that
+            // a partial checksum covers.
+            bpf_l4_csum_replace(self.skb, offset, 0, address_delta as u64, PSEUDO_HEADER | mangled | family)
+                == 0
+                && (port_delta == 0
+                    || bpf_l4_csum_replace(self.skb, offset, 0, port_delta as u64, mangled) == 0)
+        }
+    }
+    #[inline(always)]
+    fn update_sum(self, delta: u16) {
+        unsafe { bpf_csum_update(self.skb, delta as u32) };
+    }
+}

@@ -1,0 +1,112 @@
+//! A packet in XDP.
+
+use aya_ebpf::{
+    bindings::xdp_md,
+    cty::c_void,
+    helpers::{bpf_redirect, bpf_xdp_adjust_tail},
+};
+use traffic_policy_ebpf::abi::{Device, hook};
+
+use super::Packet;
+use crate::datapath::{
+    barrier::opaque,
+    maps::{DEVICES, Table, XDP_JUMPS},
+    words::{load16, load32},
+};
+
+const XDP_DROP: i32 = 1;
+const XDP_PASS: i32 = 2;
+const XDP_TX: i32 = 3;
+const XDP_REDIRECT: i32 = 4;
+
+#[derive(Clone, Copy)]
+pub struct Xdp {
+    md: *mut xdp_md,
+    /// Where it came in: three loads for the kernel, so done early.
+    ingress: u32,
+}
+
+impl Xdp {
+    #[inline(always)]
+    pub fn new(md: *mut xdp_md) -> Self {
+        Self { md, ingress: unsafe { (*md).ingress_ifindex } }
+    }
+}
+
+impl Packet for Xdp {
+    const TC: bool = false;
+    const PASS: i32 = XDP_PASS;
+    const DROP: i32 = XDP_DROP;
+    const HOOK: u32 = hook::XDP;
+
+    #[inline(always)]
+    fn raw(self) -> *mut c_void {
+        self.md.cast()
+    }
+    #[inline(always)]
+    fn data(self) -> usize {
+        unsafe { (*self.md).data as usize }
+    }
+    #[inline(always)]
+    fn end(self) -> usize {
+        unsafe { (*self.md).data_end as usize }
+    }
+    #[inline(always)]
+    fn pull(self, _: u32) {}
+    #[inline(always)]
+    fn length(self) -> u32 {
+        (self.end() - self.data()) as u32
+    }
+    #[inline(always)]
+    fn ingress(self) -> u32 {
+        self.ingress
+    }
+    #[inline(always)]
+    fn tagged(self) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn is_for_host(self) -> bool {
+        let ifindex = self.ingress();
+        let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else { return true };
+        let data = self.data();
+        if data + 14 > self.end() {
+            return false;
+        }
+        let (head, tail) = unsafe { (load32::<0>(data).to_ne_bytes(), load16::<4>(data).to_ne_bytes()) };
+        let mac = unsafe { (*device).mac };
+        mac == [head[0], head[1], head[2], head[3], tail[0], tail[1]]
+    }
+    #[inline(always)]
+    fn segment(self) -> u32 {
+        0
+    }
+    #[inline(always)]
+    fn send(self, ifindex: u32) -> i32 {
+        if ifindex == self.ingress() {
+            return XDP_TX;
+        }
+        unsafe { bpf_redirect(ifindex, 0) };
+        XDP_REDIRECT
+    }
+    #[inline(always)]
+    fn resize(self, length: u32) -> bool {
+        // The verifier lets the end be part of one difference only: with the beginning.
+        let by = length as i32 - opaque(self.length() as u64) as i32;
+        unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
+    }
+    #[inline(always)]
+    fn jumps() -> Table {
+        Table::of(&raw const XDP_JUMPS)
+    }
+    #[inline(always)]
+    fn send_to(self, _: u32, _: *mut [u32; 5]) -> i32 {
+        XDP_DROP
+    }
+    #[inline(always)]
+    fn fix_checksum(self, _: u32, _: u16, _: u16, _: bool, _: bool) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn update_sum(self, _: u16) {}
+}

@@ -1,0 +1,94 @@
+//! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
+
+use traffic_policy_ebpf::{
+    abi::{Flow, hook, kind, source_port},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    ctx::{LINEAR, Packet},
+    family::{V4, V6},
+    flow::{
+        state::{self, Transition},
+        table,
+    },
+    forward::{Rewrite, Translatable},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    prefilter,
+    verdict::{self, Decision},
+    words::load16,
+};
+
+/// The program at the end of every attached device, and of those to pods.
+#[inline(always)]
+pub fn run<P: Packet>(packet: P) -> i32 {
+    packet.pull(LINEAR);
+    verdict::finish(packet, hook::EGRESS, outgoing(packet))
+}
+
+#[inline(always)]
+fn outgoing<P: Packet>(packet: P) -> Decision {
+    let data = packet.data();
+    if data + parse::ETHERNET > packet.end() || packet.tagged() {
+        return Outcome::PassedNotIp.into();
+    }
+    let outcome = match unsafe { load16::<12>(data) } {
+        ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
+        ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
+        _ => Outcome::PassedNotIp,
+    };
+    outcome.into()
+}
+
+#[inline(always)]
+fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
+    let parsed = match F::parse_fixed(packet) {
+        Ok(parsed) => parsed,
+        Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome).outcome,
+    };
+    reply(packet, &parsed)
+}
+
+/// What becomes of a packet with ports that leaves.
+#[inline(always)]
+pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
+    if !prefilter::is_endpoint(source_port(parsed.tuple.ports)) {
+        return Outcome::Passed;
+    }
+    if let Err(outcome) = parse::finish(packet, parsed) {
+        return outcome;
+    }
+    let (mut entry, pending) = table::find::<F>(&parsed.tuple);
+    if entry.is_null() {
+        return Outcome::PassedNotService;
+    }
+    if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
+        return Outcome::PassedStaleFlow;
+    }
+    if pending || !state::is_established(unsafe { (*entry).state }, parsed.tcp_flags()) {
+        match state::track(parsed, entry, pending) {
+            Transition::Keep(kept) => entry = kept,
+            Transition::Leave(outcome) => return outcome,
+            Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow,
+        }
+    }
+    translate(packet, parsed, entry)
+}
+
+/// Carries out what an entry says of packets that leave.
+#[inline(always)]
+pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
+    packet: P,
+    translatable: &C,
+    entry: *mut Flow<F::Address>,
+) -> Outcome {
+    if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
+        return Outcome::PassedStaleFlow;
+    }
+    translatable.account(entry, clock::jiffies());
+    if !translatable.translate(packet, entry, false) {
+        return Outcome::DroppedInternalError;
+    }
+    C::outcome(kind::REPLY_LOCAL)
+}

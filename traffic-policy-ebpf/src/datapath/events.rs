@@ -1,0 +1,88 @@
+//! Tells whoever listens of refusals and new flows.
+//!
+//! Nobody listens, as a rule: then it costs one load, and only packets that are refused or make a flow come by here.
+
+use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
+use traffic_policy_ebpf::{
+    abi::{Address, Event, Tuple},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    family::Family,
+    maps::{EVENT_BUCKETS, EVENTS, STATE, Table},
+};
+
+/// One CPU writes at most 1,000 events a second.
+const INTERVAL: u64 = 1_000_000;
+/// And this many more after a time without any.
+const BURST: u64 = 128 * INTERVAL;
+
+/// What is told of a packet or call.
+pub struct NewEvent<A> {
+    /// See [`hook`][traffic_policy_ebpf::abi::hook].
+    pub hook: u32,
+    pub outcome: Outcome,
+    /// Index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
+    pub service: u32,
+    /// The device by which a packet came; 0 for a socket.
+    pub ifindex: u32,
+    /// Cookie of a socket's network namespace; 0 for a packet.
+    pub netns: u64,
+    /// The packet as it came; source and its port are zero where a socket has none yet.
+    pub tuple: Tuple<A>,
+    /// The endpoint of a new flow, port in memory order; else zero.
+    pub endpoint: (A, u16),
+}
+
+/// Writes an event, if somebody listens and not too many came. `new_event` is asked only then.
+#[inline(always)]
+pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
+    let Some(state) = STATE.get_ptr(0) else { return };
+    let until = unsafe { (*state).monitor_until };
+    if until == 0 {
+        return;
+    }
+    let now = clock::nanoseconds();
+    if until <= now {
+        return;
+    }
+    let Some(bucket) = EVENT_BUCKETS.get_ptr_mut(0) else { return };
+    let paid_until = unsafe { (*bucket).paid_until };
+    let earliest = now.wrapping_sub(BURST);
+    let paid_until = if paid_until < earliest { earliest } else { paid_until };
+    if paid_until > now {
+        unsafe { (*bucket).left_out += 1 };
+        return;
+    }
+    let event =
+        unsafe { bpf_ringbuf_reserve(Table::of(&raw const EVENTS).raw(), size_of::<Event>() as u64, 0) }
+            .cast::<Event>();
+    if event.is_null() {
+        unsafe { (*bucket).left_out += 1 };
+        return;
+    }
+    let new_event = new_event();
+    let tuple = new_event.tuple;
+    unsafe {
+        (*event).time = now;
+        (*event).source = tuple.source.wide();
+        (*event).destination = tuple.destination.wide();
+        (*event).endpoint = new_event.endpoint.0.wide();
+        (*event).ports = tuple.ports;
+        (*event).endpoint_port = new_event.endpoint.1;
+        (*event).protocol = tuple.protocol as u8;
+        (*event).ipv6 = F::V6 as u8;
+        (*event).hook = new_event.hook;
+        (*event).outcome = new_event.outcome as u32;
+        (*event).service = new_event.service;
+        (*event).ifindex = new_event.ifindex;
+        (*event).netns = new_event.netns;
+        (*event).left_out = (*bucket).left_out as u32;
+        (*event).zero = 0;
+        (*bucket).left_out = 0;
+        (*bucket).paid_until = paid_until + INTERVAL;
+        bpf_ringbuf_submit(event.cast(), 0);
+    }
+}

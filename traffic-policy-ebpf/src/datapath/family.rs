@@ -1,0 +1,131 @@
+//! IPv4 and IPv6 as types, so that the packet path is written once.
+
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
+
+use crate::datapath::maps::{
+    FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6,
+    SERVICE_CIDRS4, SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
+};
+
+pub trait Family: 'static {
+    type Address: Address;
+    const V6: bool;
+    /// Index of per-family words.
+    const INDEX: usize;
+    /// Address family number.
+    const AF: u16;
+
+    /// The main table of flow entries.
+    fn flows() -> Table;
+    /// The table of flows that are not confirmed, used when the main one has many of those.
+    fn pending() -> Table;
+    fn frontends() -> Table;
+    fn sources() -> Table;
+    fn service_cidrs() -> Table;
+    fn slots() -> Table;
+    fn slot_routes() -> Table;
+    /// Ports of fragmented datagrams.
+    fn fragments() -> Table;
+    fn scratch() -> Option<*mut Scratch<Self::Address>>;
+    /// From the wide form of the FIB.
+    fn narrow(wide: [u64; 2]) -> Self::Address;
+}
+
+pub struct V4;
+pub struct V6;
+
+impl Family for V4 {
+    type Address = Address4;
+    const V6: bool = false;
+    const INDEX: usize = 0;
+    const AF: u16 = 2;
+
+    #[inline(always)]
+    fn flows() -> Table {
+        Table::of(&raw const FLOWS4)
+    }
+    #[inline(always)]
+    fn pending() -> Table {
+        Table::of(&raw const PENDING4)
+    }
+    #[inline(always)]
+    fn frontends() -> Table {
+        Table::of(&raw const FRONTENDS4)
+    }
+    #[inline(always)]
+    fn sources() -> Table {
+        Table::of(&raw const SOURCES4)
+    }
+    #[inline(always)]
+    fn service_cidrs() -> Table {
+        Table::of(&raw const SERVICE_CIDRS4)
+    }
+    #[inline(always)]
+    fn slots() -> Table {
+        Table::of(&raw const SLOTS4)
+    }
+    #[inline(always)]
+    fn slot_routes() -> Table {
+        Table::of(&raw const SLOT_ROUTES4)
+    }
+    #[inline(always)]
+    fn fragments() -> Table {
+        Table::of(&raw const FRAGMENTS4)
+    }
+    #[inline(always)]
+    fn scratch() -> Option<*mut Scratch<Address4>> {
+        SCRATCH4.get_ptr_mut(0)
+    }
+    #[inline(always)]
+    fn narrow(wide: [u64; 2]) -> Address4 {
+        wide[0] as u32
+    }
+}
+
+impl Family for V6 {
+    type Address = Address6;
+    const V6: bool = true;
+    const INDEX: usize = 1;
+    const AF: u16 = 10;
+
+    #[inline(always)]
+    fn flows() -> Table {
+        Table::of(&raw const FLOWS6)
+    }
+    #[inline(always)]
+    fn pending() -> Table {
+        Table::of(&raw const PENDING6)
+    }
+    #[inline(always)]
+    fn frontends() -> Table {
+        Table::of(&raw const FRONTENDS6)
+    }
+    #[inline(always)]
+    fn sources() -> Table {
+        Table::of(&raw const SOURCES6)
+    }
+    #[inline(always)]
+    fn service_cidrs() -> Table {
+        Table::of(&raw const SERVICE_CIDRS6)
+    }
+    #[inline(always)]
+    fn slots() -> Table {
+        Table::of(&raw const SLOTS6)
+    }
+    #[inline(always)]
+    fn slot_routes() -> Table {
+        Table::of(&raw const SLOT_ROUTES6)
+    }
+    #[inline(always)]
+    fn fragments() -> Table {
+        Table::of(&raw const FRAGMENTS6)
+    }
+    #[inline(always)]
+    fn scratch() -> Option<*mut Scratch<Address6>> {
+        SCRATCH6.get_ptr_mut(0)
+    }
+    #[inline(always)]
+    fn narrow(wide: [u64; 2]) -> Address6 {
+        wide
+    }
+}

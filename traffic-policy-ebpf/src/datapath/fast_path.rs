@@ -1,0 +1,108 @@
+//! The fast path: the entry programs of XDP and of TC ingress. A packet of an established flow needs nothing else.
+//!
+//! ```text
+//! parse → prefilter → one flow lookup → translation as the entry says → verdict
+//!                       └ no flow, not established, or its next hop is old: the slow path
+//! ```
+//!
+//! What comes before the lookup costs next to nothing, for the packet waits for the lookup's hash meanwhile; each instruction
+//! after it counts. So all that can be known before is looked at before.
+
+use traffic_policy_ebpf::{
+    abi::{jump, kind, step},
+    outcome::Outcome,
+    tcp::{ANSWERED, CONFIRMED, flag},
+};
+
+use core::ptr;
+
+use crate::datapath::{
+    clock, counters,
+    ctx::{LINEAR, Packet},
+    family::{V4, V6},
+    flow::table::{self, FlowTable},
+    forward::{
+        self, Rewrite,
+        nexthop::{Current, Forwarding},
+    },
+    lb::{Target, select},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    prefilter::{self, Match},
+    reject, trace,
+    verdict::{self, Decision},
+    words::load16,
+};
+
+#[inline(always)]
+pub fn run<P: Packet>(packet: P) -> i32 {
+    packet.pull(LINEAR);
+    let counters = counters::of_hook(P::HOOK);
+    let data = packet.data();
+    let decision = if data + parse::ETHERNET > packet.end() || packet.tagged() {
+        Outcome::PassedNotIp.into()
+    } else {
+        match unsafe { load16::<12>(data) } {
+            ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
+            ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
+            _ => Outcome::PassedNotIp.into(),
+        }
+    };
+    verdict::finish_with(packet, P::HOOK, counters, decision)
+}
+
+#[inline(always)]
+fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
+    let parsed = match F::parse_fixed(packet) {
+        Ok(parsed) => parsed,
+        Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
+    };
+    let matched = prefilter::classify::<F>(&parsed.tuple);
+    trace::note(step::FILTER, matched as u32, [0; 2]);
+    if matches!(matched, Match::No) {
+        return Outcome::Passed.into();
+    }
+    if let Err(outcome) = parse::finish(packet, &parsed) {
+        return outcome.into();
+    }
+    // What opens or ends a conversation changes its state.
+    if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
+        let now = clock::jiffies();
+        let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
+        let entry = FlowTable::<F>::main().find(&parsed.tuple);
+        if !entry.is_null() {
+            let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
+            let (index, epoch) = unsafe { table::next_hop(entry) };
+            if state & !ANSWERED == CONFIRMED {
+                let mut hop = ptr::null();
+                // An entry that is being written has no kind.
+                if matches!(kind, kind::FORWARD | kind::REPLY) {
+                    hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
+                }
+                if kind == kind::DELIVER || !hop.is_null() {
+                    let decision =
+                        forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
+                    // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
+                    if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
+                        return if decision.is_answered() {
+                            reject::to_reject::<P, F>(packet, &parsed, decision)
+                        } else {
+                            decision
+                        };
+                    }
+                }
+            }
+        } else if !P::TC
+            && !table::pending_in_use()
+            && (matches!(matched, Match::SnatPort)
+                || matches!(matched, Match::FrontendPort)
+                    && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null())
+            && !prefilter::may_be_cluster_ip::<F>(parsed.tuple.destination)
+        {
+            // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
+            // delivered the packet.)
+            return Outcome::PassedNotService.into();
+        }
+    }
+    packet.jump::<F, { jump::ATTEND }>();
+    Outcome::PassedMissedTailCall.into()
+}

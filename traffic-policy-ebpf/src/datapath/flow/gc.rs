@@ -1,0 +1,276 @@
+//! Removes flows that are over, and marks those whose endpoint is gone.
+//!
+//! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one deletes it if it still
+//! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
+//! sends packets the slow way, which takes it off. The request entry goes first: without it no packet uses the pair.
+
+use core::ptr;
+
+use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
+use traffic_policy_ebpf::{
+    abi::{
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port,
+        kind, mark, source_port,
+    },
+    tcp::{CONFIRMED, GONE, MARKED, RST},
+};
+
+use crate::datapath::{
+    barrier::{fetch_add, opaque},
+    clock, counters,
+    family::Family,
+    flow::table::{self, FlowTable},
+    maps::{self, SWEEP, Table, USAGE},
+};
+
+/// Whether the endpoint of a request entry takes no more new flows of its Service port.
+#[inline(always)]
+fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
+    let endpoint = EndpointKey {
+        address: request.destination.wide(),
+        port: destination_port(request.ports),
+        protocol: protocol as u8,
+        ipv6: F::V6 as u8,
+        service: request.service,
+    };
+    Table::of(&raw const maps::GONE).lookup::<_, u32>(&endpoint).is_some()
+}
+
+#[inline(always)]
+fn idle(now: u32, last: u32) -> u32 {
+    let idle = now.wrapping_sub(last);
+    // A packet of this very moment is a tick ahead.
+    if idle > u32::MAX / 2 { 0 } else { idle }
+}
+
+/// Begins a sweep: what follows are walks over the tables, one after the other.
+pub fn begin(_: *mut c_void) -> u32 {
+    let (Some(sweep), Some(usage)) = (SWEEP.get_ptr_mut(0), USAGE.get_ptr(0)) else { return 0 };
+    unsafe {
+        (*sweep).now = clock::jiffies();
+        (*sweep).snat_created = (*usage).snat_created;
+        (*sweep).pending_created = (*usage).pending_created;
+    }
+    0
+}
+
+/// Elements of one piece of a walk, a power of two. Whatever runs in the kernel keeps others from its CPU, so a piece must
+/// be short; more than a look at an element costs nothing compared with a system call for so many.
+const PIECE: u32 = 256;
+
+/// What an iterator over a map is told of an element: `struct bpf_iter__bpf_map_elem`.
+/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/map_iter.c#L74>
+#[repr(C)]
+pub struct Element<K, V> {
+    meta: *const Meta,
+    map: *const c_void,
+    /// Null behind the last element, as `value` is.
+    key: *const K,
+    value: *mut V,
+}
+
+/// The beginning of `struct bpf_iter_meta`.
+#[repr(C)]
+struct Meta {
+    file: *mut seq_file,
+}
+
+/// Looks at one element, and ends the piece after so many of them: what the program writes is what a read waits for, and
+/// an element that it refuses then is where the next read begins.
+/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
+#[inline(always)]
+pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, *const K, *mut V)) -> i32 {
+    let (key, value) = unsafe { ((*element).key, (*element).value) };
+    if key.is_null() || value.is_null() {
+        return 0;
+    }
+    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 0 };
+    if unsafe { (*sweep).pause } != 0 {
+        unsafe { (*sweep).pause = 0 };
+        return 1;
+    }
+    look(sweep, key, value);
+    unsafe {
+        (*sweep).visited += 1;
+        if (*sweep).visited % PIECE == 0 {
+            (*sweep).pause = 1;
+            let mark = 0_u8;
+            bpf_seq_write((*(*element).meta).file, (&raw const mark).cast(), 1);
+        }
+    }
+    0
+}
+
+/// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
+#[inline(always)]
+pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socket) {
+    let (forward, protocol, socket_ipv6, ipv6) =
+        unsafe { ((*key).forward, (*key).protocol, (*key).ipv6, (*sweep).ipv6) };
+    if forward == 0 || socket_ipv6 != ipv6 {
+        return;
+    }
+    let endpoint = EndpointKey {
+        address: unsafe { (*socket).address },
+        port: unsafe { (*socket).port },
+        protocol,
+        ipv6: ipv6 as u8,
+        service: unsafe { (*socket).service },
+    };
+    if Table::of(&raw const maps::GONE).lookup::<_, u32>(&endpoint).is_some() {
+        unsafe { (*socket).used = 0 };
+    }
+}
+
+/// An entry of the main table.
+#[inline(always)]
+pub fn flow_entry<F: Family>(
+    sweep: *mut Sweep,
+    key: *const FlowKey<F::Address>,
+    entry: *mut Flow<F::Address>,
+) {
+    let (key, flow) = unsafe { (*key, *entry) };
+    let tuple = key.tuple(&flow);
+    if unsafe { (*sweep).mark } == mark::ONLY {
+        if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
+            && flow.state & GONE == 0
+            && gone::<F>(&flow, tuple.protocol)
+        {
+            unsafe { (*entry).state |= GONE };
+        }
+        return;
+    }
+    unsafe { (*sweep).entries += 1 };
+    match flow.kind {
+        kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, entry),
+        kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, entry),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn request<F: Family>(
+    sweep: *mut Sweep,
+    tuple: &Tuple<F::Address>,
+    flow: &Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
+) {
+    let (now, pressure, timeouts, mark) =
+        unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark) };
+    let reply_key = flow.translated(tuple.protocol).reversed();
+    let reply = FlowTable::<F>::main().find(&reply_key);
+    let mut quiet_for = idle(now, flow.last);
+    let mut reply_state = RST;
+    if !reply.is_null() {
+        let since = idle(now, unsafe { (*reply).last });
+        quiet_for = if since < quiet_for { since } else { quiet_for };
+        reply_state = unsafe { (*reply).state };
+    }
+    unsafe {
+        if flow.kind == kind::FORWARD || source_port(tuple.ports) != source_port(flow.ports) {
+            (*sweep).snat += 1;
+        }
+        if flow.state & CONFIRMED == 0 {
+            (*sweep).unconfirmed += 1;
+        }
+        // Opaque, or the compiler drops a mask that only the verifier needs.
+        let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) & 31;
+        (*sweep).idle[magnitude as usize] += 1;
+    }
+    if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
+        unsafe { (*entry).state |= GONE };
+    }
+    let limit = timeouts.of(tuple.protocol == PROTOCOL_TCP, flow.state, reply_state);
+    let limit = if pressure < limit { pressure } else { limit };
+    if quiet_for <= limit {
+        return;
+    }
+    if flow.state & MARKED == 0 {
+        unsafe {
+            (*entry).state |= MARKED;
+            (*sweep).marked += 1;
+        }
+        return;
+    }
+    // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since the copy was made.
+    let now_is = unsafe {
+        (ptr::read_volatile(&raw const (*entry).state), ptr::read_volatile(&raw const (*entry).last))
+    };
+    if now_is != (flow.state, flow.last) {
+        return;
+    }
+    // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
+    // gap between the two a new conversation with the same endpoint may take over the reply entry.
+    counters::end(entry.cast_const());
+    if !reply.is_null() {
+        counters::end(reply.cast_const());
+    }
+    FlowTable::<F>::main().remove(tuple);
+    if !reply.is_null() {
+        FlowTable::<F>::main().remove(&reply_key);
+    }
+    unsafe { (*sweep).deleted += 1 };
+    if flow.state & CONFIRMED == 0
+        && let Some(usage) = USAGE.get_ptr_mut(0)
+    {
+        unsafe {
+            fetch_add(table::unconfirmed::<F>(usage), u64::MAX);
+            (*sweep).unconfirmed -= 1;
+        }
+    }
+}
+
+/// A reply entry lives as long as a request entry names it.
+#[inline(always)]
+fn reply<F: Family>(
+    sweep: *mut Sweep,
+    tuple: &Tuple<F::Address>,
+    flow: &Flow<F::Address>,
+    entry: *mut Flow<F::Address>,
+) {
+    let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
+    // First what costs nothing: most entries have had a packet not long ago.
+    if idle(now, flow.last) <= timeouts.unconfirmed {
+        return;
+    }
+    let key = flow.translated(tuple.protocol).reversed();
+    let request = FlowTable::<F>::main().find(&key);
+    if !request.is_null() && unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple {
+        return;
+    }
+    if flow.state & MARKED == 0 {
+        unsafe {
+            (*entry).state |= MARKED;
+            (*sweep).marked += 1;
+        }
+    } else {
+        counters::end(entry.cast_const());
+        FlowTable::<F>::main().remove(tuple);
+        unsafe { (*sweep).deleted += 1 };
+    }
+}
+
+/// Entries in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
+#[inline(always)]
+pub fn pending_entry<F: Family>(
+    sweep: *mut Sweep,
+    key: *const FlowKey<F::Address>,
+    entry: *mut Flow<F::Address>,
+) {
+    let (key, flow) = unsafe { (*key, *entry) };
+    let tuple = key.tuple(&flow);
+    let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
+    let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
+    if mark != mark::ONLY && idle(now, flow.last) > timeouts.unconfirmed
+        || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
+    {
+        counters::end(entry.cast_const());
+        FlowTable::<F>::pending().remove(&tuple);
+        return;
+    }
+    unsafe {
+        (*sweep).pending += 1;
+        if flow.kind == kind::FORWARD {
+            (*sweep).snat += 1;
+        }
+    }
+}

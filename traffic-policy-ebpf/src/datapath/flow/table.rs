@@ -1,0 +1,115 @@
+//! The flow tables: entries found, inserted and removed by the tuple of a packet.
+
+use core::{marker::PhantomData, mem::MaybeUninit, ptr};
+
+use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, Tuple, Usage};
+
+use crate::datapath::{
+    family::Family,
+    maps::{STATE, Table, USAGE},
+};
+
+/// A table of flows.
+pub struct FlowTable<F> {
+    table: Table,
+    of: PhantomData<F>,
+}
+
+impl<F: Family> FlowTable<F> {
+    /// The main table, which is never evicted from.
+    #[inline(always)]
+    pub fn main() -> Self {
+        Self { table: F::flows(), of: PhantomData }
+    }
+
+    /// The table of unconfirmed flows, from which the kernel evicts the oldest.
+    #[inline(always)]
+    pub fn pending() -> Self {
+        Self { table: F::pending(), of: PhantomData }
+    }
+
+    /// The table that holds a flow.
+    #[inline(always)]
+    pub fn of(pending: bool) -> Self {
+        if pending { Self::pending() } else { Self::main() }
+    }
+
+    /// The entry of packets of this tuple; null if there is none. (An empty `Option` would leave a register that the verifier
+    /// has never seen written.)
+    #[inline(always)]
+    pub fn find(&self, tuple: &Tuple<F::Address>) -> *mut Flow<F::Address> {
+        let mut room = MaybeUninit::uninit();
+        match self.table.lookup::<_, Flow<F::Address>>(key(tuple, &mut room)) {
+            Some(entry) if unsafe { (*entry).is_of(tuple) } => entry,
+            _ => ptr::null_mut(),
+        }
+    }
+
+    /// `entry` keeps what belongs to the tuple: [`traffic_policy_ebpf::abi::Fold::kept`].
+    #[inline(always)]
+    pub fn insert(&self, tuple: &Tuple<F::Address>, entry: *const Flow<F::Address>, flags: u64) -> i64 {
+        let mut room = MaybeUninit::uninit();
+        self.table.insert(key(tuple, &mut room), entry, flags)
+    }
+
+    /// Removes an entry that was found or inserted.
+    #[inline(always)]
+    pub fn remove(&self, tuple: &Tuple<F::Address>) {
+        let mut room = MaybeUninit::uninit();
+        self.table.remove(key(tuple, &mut room));
+    }
+}
+
+/// The entry of a packet, null if it has none, and whether it lies in `PENDING`.
+#[inline(always)]
+pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
+    let main = FlowTable::<F>::main().find(tuple);
+    if !main.is_null() || !pending_in_use() {
+        return (main, false);
+    }
+    let pending = FlowTable::<F>::pending().find(tuple);
+    if !pending.is_null() {
+        return (pending, true);
+    }
+    // Another CPU may have moved it to the main table between the two looks.
+    (FlowTable::<F>::main().find(tuple), false)
+}
+
+/// Whether `PENDING` may hold anything.
+#[inline(always)]
+pub fn pending_in_use() -> bool {
+    let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr(0)) else { return false };
+    unsafe { (*usage).pending_created != (*state).pending_swept }
+}
+
+/// The number of flows in the main table that are not confirmed.
+#[inline(always)]
+pub fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
+    // SAFETY: fields of a map value.
+    unsafe { if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] } }
+}
+
+/// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
+/// that of another.
+#[inline(always)]
+pub unsafe fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
+    let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*entry).hop).cast::<u32>()) }.to_ne_bytes();
+    (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
+}
+
+/// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before: [`crate::datapath::hop::resolve`].
+#[inline(always)]
+pub unsafe fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
+    let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());
+    unsafe { ptr::write_volatile((&raw mut (*entry).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
+}
+
+/// The key of a tuple, in `room` if it is not that tuple itself.
+#[inline(always)]
+fn key<'a, A: Address>(tuple: &'a Tuple<A>, room: &'a mut MaybeUninit<FlowKey<A>>) -> &'a FlowKey<A> {
+    if FlowKey::<A>::IS_TUPLE {
+        // SAFETY: they lie in memory alike.
+        return unsafe { &*ptr::from_ref(tuple).cast() };
+    }
+    room.write(FlowKey::of(tuple))
+}

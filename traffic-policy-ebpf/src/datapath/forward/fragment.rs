@@ -1,0 +1,137 @@
+//! Fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
+//! ones learn where they belong. A later fragment that comes before its first one passes: it may be the stack's own, and
+//! nothing here can hold it back. Senders send the first one first, and a datagram that a network shuffled is one that its
+//! sender loses and sends again.
+//!
+//! The identification is kept. Towards an endpoint on another node it was chosen by the client, whose address is replaced by
+//! the node's: datagrams of two clients to one endpoint with the same 16 bits within a second or so spoil each other there,
+//! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
+
+use core::ptr;
+
+use traffic_policy_ebpf::{
+    abi::{Flow, Fragment, FragmentKey, REASSEMBLY},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    ctx::Packet,
+    family::Family,
+    flow::table,
+    forward::{self, Rewrite, Translatable},
+    maps::ANY,
+    parse::{Parsed, variable::VariableHeaders},
+    verdict::Decision,
+};
+
+/// A fragment without a transport header: only its addresses can be translated.
+pub struct Later<F: Family> {
+    pub parsed: Parsed<F>,
+}
+
+/// Notes what the other fragments of a packet are found by, if it is one.
+#[inline(always)]
+pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    let tuple = &headers.parsed.tuple;
+    let protocol = if F::V6 { 0 } else { tuple.protocol };
+    unsafe {
+        ptr::write_volatile(&raw mut (*scratch).fragmented, headers.fragmented);
+        (*scratch).fragment_key = FragmentKey {
+            source: tuple.source,
+            destination: tuple.destination,
+            identification: headers.identification,
+            protocol,
+        };
+    }
+    true
+}
+
+/// Leaves the record of a packet that has been noted, if it is a fragment, which is the first one. Without it (the kernel has
+/// no room at once) the later ones pass.
+///
+/// Asks what was noted, rather than whoever knows: else the verifier would follow all that lies between twice.
+#[inline(always)]
+pub fn record<F: Family>(parsed: &Parsed<F>) {
+    let Some(scratch) = F::scratch() else { return };
+    unsafe {
+        if ptr::read_volatile(&raw const (*scratch).fragmented) == 0 {
+            return;
+        }
+        (*scratch).fragment = Fragment {
+            ports: parsed.tuple.ports,
+            protocol: parsed.tuple.protocol,
+            seen: clock::nanoseconds(),
+        };
+        F::fragments().insert(&(*scratch).fragment_key, &raw const (*scratch).fragment, ANY);
+    }
+}
+
+/// Completes a later fragment by the record of its first one, and finds its entry.
+///
+/// # Errors
+/// There is no record, or its flow is gone.
+#[inline(always)]
+pub fn later<F: Family>(headers: VariableHeaders<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
+    let key = unsafe { &(*scratch).fragment_key };
+    let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
+        return Err(Outcome::PassedFragment);
+    };
+    let Fragment { ports, protocol, seen } = unsafe { *record };
+    if clock::nanoseconds().wrapping_sub(seen) > REASSEMBLY {
+        return Err(Outcome::PassedFragment);
+    }
+    let mut parsed = headers.parsed;
+    parsed.tuple.ports = ports;
+    parsed.tuple.protocol = protocol;
+    let (entry, _) = table::find::<F>(&parsed.tuple);
+    if entry.is_null() {
+        return Err(Outcome::PassedFragment);
+    }
+    Ok((Later { parsed }, entry))
+}
+
+impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
+    #[inline(always)]
+    fn outcome(kind: u8) -> Outcome {
+        <Parsed<F> as Translatable<P, F>>::outcome(kind)
+    }
+    #[inline(always)]
+    fn ip(&self) -> usize {
+        self.parsed.ip
+    }
+    #[inline(always)]
+    fn ttl(&self) -> u8 {
+        self.parsed.ttl
+    }
+    #[inline(always)]
+    fn wire_length(&self, _: P) -> u32 {
+        self.parsed.length
+    }
+    #[inline(always)]
+    fn ttl_exceeded(&self) -> Outcome {
+        Outcome::DroppedTtlExceeded
+    }
+    /// No error speaks of it. The first fragment, as long as any, was answered.
+    #[inline(always)]
+    fn mtu_exceeded(&self, _: u32) -> Decision {
+        Outcome::DroppedMtuExceeded.into()
+    }
+    #[inline(always)]
+    fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
+        forward::account::<F>(entry, self.parsed.length, now);
+    }
+    #[inline(always)]
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
+        unsafe {
+            F::addresses(&self.parsed, entry, step);
+            if F::V6 {
+                // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
+                packet.update_sum((*entry).address_delta);
+            }
+        }
+        true
+    }
+}

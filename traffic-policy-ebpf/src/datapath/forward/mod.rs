@@ -1,0 +1,245 @@
+//! Translation and sending of a packet as its flow says. Everything has been decided; after the first write, failure means drop.
+//!
+//! What can be translated: a whole packet here, a later fragment and an ICMP error in files of their own.
+
+pub mod fragment;
+pub mod icmp;
+pub mod nexthop;
+
+use traffic_policy_ebpf::{
+    abi::{Address4, Device, Flow, HOP_XDP, Hop, kind},
+    checksum::{self, TTL_STEP},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    ctx::Packet,
+    family::{V4, V6},
+    forward::nexthop::Forwarding,
+    maps::{DEVICES, Table},
+    parse::{self, Parse, Parsed},
+    verdict::Decision,
+    words::{load16, load64, store8, store16, store32, store64},
+};
+
+pub trait Translatable<P: Packet, F: Rewrite> {
+    /// What it is called that an entry of this kind was carried out.
+    fn outcome(kind: u8) -> Outcome;
+    /// First byte of the IP header.
+    fn ip(&self) -> usize;
+    /// TTL or hop limit.
+    fn ttl(&self) -> u8;
+    /// Bytes of the longest IP packet that it becomes on the wire.
+    fn wire_length(&self, packet: P) -> u32;
+    /// What becomes of it if its TTL ends here.
+    fn ttl_exceeded(&self) -> Outcome;
+    /// What becomes of it if only `mtu` bytes fit the way out.
+    fn mtu_exceeded(&self, mtu: u32) -> Decision;
+    /// Counts it in the entry.
+    fn account(&self, entry: *mut Flow<F::Address>, now: u32);
+    /// Rewrites it, with a step of the TTL if it is sent on. False: the kernel refused, the packet is spoilt.
+    #[must_use]
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool;
+}
+
+impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
+    #[inline(always)]
+    fn outcome(kind: u8) -> Outcome {
+        match kind {
+            kind::FORWARD => Outcome::Forwarded,
+            kind::DELIVER => Outcome::Delivered,
+            kind::REPLY_LOCAL => Outcome::RepliedLocal,
+            _ => Outcome::Replied,
+        }
+    }
+    #[inline(always)]
+    fn ip(&self) -> usize {
+        self.ip
+    }
+    #[inline(always)]
+    fn ttl(&self) -> u8 {
+        self.ttl
+    }
+    #[inline(always)]
+    fn wire_length(&self, packet: P) -> u32 {
+        Parsed::wire_length(self, packet)
+    }
+    #[inline(always)]
+    fn ttl_exceeded(&self) -> Outcome {
+        Outcome::RejectedTtlExceeded
+    }
+    #[inline(always)]
+    fn mtu_exceeded(&self, mtu: u32) -> Decision {
+        if !F::V6 && !unfragmentable(self) {
+            return Outcome::DroppedMtuExceeded.into();
+        }
+        Decision { mtu, ..Outcome::RejectedMtuExceeded.into() }
+    }
+    #[inline(always)]
+    fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
+        account::<F>(entry, self.length, now);
+    }
+    #[inline(always)]
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
+        translate(packet, self, entry, step)
+    }
+}
+
+/// The DF bit of IPv4.
+#[inline(always)]
+fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
+    unsafe { load64::<0>(parsed.ip) }.to_ne_bytes()[6] & 0x40 != 0
+}
+
+/// Counts a packet of `length` bytes in its entry.
+#[inline(always)]
+pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) {
+    unsafe {
+        (*entry).packets += 1;
+        (*entry).bytes += length as u64;
+        if (*entry).last != now {
+            (*entry).last = now;
+        }
+    }
+}
+
+/// Translates and sends. All checks precede the first write.
+#[inline(always)]
+pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
+    packet: P,
+    translatable: &C,
+    forwarding: &Forwarding<F::Address>,
+    now: u32,
+) -> Decision {
+    let entry = forwarding.entry;
+    let kind = unsafe { (*entry).kind };
+    let outcome = C::outcome(kind);
+    if kind == kind::DELIVER {
+        translatable.account(entry, now);
+        if !translatable.translate(packet, entry, false) {
+            return Outcome::DroppedInternalError.into();
+        }
+        return outcome.into();
+    }
+    if translatable.ttl() <= 1 {
+        return translatable.ttl_exceeded().into();
+    }
+    if P::TC && forwarding.unresolved != 0 {
+        let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&forwarding.unresolved);
+        let mtu = device.map_or(0, |device| unsafe { (*device).mtu });
+        if mtu != 0 && translatable.wire_length(packet) > mtu {
+            return translatable.mtu_exceeded(mtu);
+        }
+        let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+        translatable.account(entry, now);
+        if !translatable.translate(packet, entry, true) {
+            return Outcome::DroppedInternalError.into();
+        }
+        return Decision::sent(
+            outcome,
+            packet.send_to(forwarding.unresolved, unsafe { &raw mut (*scratch).neighbour }),
+        );
+    }
+    let hop = forwarding.hop;
+    if hop.is_null() {
+        return Outcome::DroppedNoRoute.into();
+    }
+    let (mtu, ifindex, flags) = unsafe { ((*hop).mtu, (*hop).ifindex, (*hop).flags) };
+    if translatable.wire_length(packet) > mtu {
+        if !P::TC {
+            return Outcome::PassedToTc.into();
+        }
+        return translatable.mtu_exceeded(mtu);
+    }
+    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
+        return Outcome::PassedToTc.into();
+    }
+    translatable.account(entry, now);
+    unsafe { macs(translatable.ip() - parse::ETHERNET, hop) };
+    if !translatable.translate(packet, entry, true) {
+        return Outcome::DroppedInternalError.into();
+    }
+    Decision::sent(outcome, packet.send(ifindex))
+}
+
+/// A family whose headers can be rewritten.
+pub trait Rewrite: Parse {
+    /// Writes addresses, and where `hop` steps the TTL, with all that the IP header's own checksum needs.
+    ///
+    /// # Safety
+    /// `parsed` holds for the packet as it is.
+    unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Self::Address>, step: bool);
+}
+
+impl Rewrite for V4 {
+    #[inline(always)]
+    unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Address4>, step: bool) {
+        unsafe {
+            let delta = (*flow).address_delta;
+            // Both addresses at once: they lie in the entry as they do in the header.
+            store64::<12>(parsed.ip, flow.cast::<u64>().read());
+            let delta = if step {
+                store8::<8>(parsed.ip, parsed.ttl - 1);
+                checksum::add(delta, TTL_STEP)
+            } else {
+                delta
+            };
+            store16::<10>(parsed.ip, checksum::update(load16::<10>(parsed.ip), delta));
+        }
+    }
+}
+
+impl Rewrite for V6 {
+    #[inline(always)]
+    unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<[u64; 2]>, step: bool) {
+        unsafe {
+            let (source, destination) = ((*flow).source, (*flow).destination);
+            store64::<8>(parsed.ip, source[0]);
+            store64::<16>(parsed.ip, source[1]);
+            store64::<24>(parsed.ip, destination[0]);
+            store64::<32>(parsed.ip, destination[1]);
+            if step {
+                store8::<7>(parsed.ip, parsed.ttl - 1);
+            }
+        }
+    }
+}
+
+/// Writes the frame's MAC addresses.
+///
+/// # Safety
+/// The Ethernet header has been compared with the end of the packet.
+#[inline(always)]
+unsafe fn macs(data: usize, hop: *const Hop) {
+    unsafe {
+        store64::<0>(data, (*hop).macs);
+        store32::<8>(data, (*hop).source_mac_tail);
+    }
+}
+
+/// Translates addresses, ports and checksums as `flow` says. False: the kernel refused, the packet is spoilt.
+#[inline(always)]
+#[must_use]
+fn translate<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    flow: *const Flow<F::Address>,
+    step: bool,
+) -> bool {
+    unsafe {
+        let (address_delta, port_delta) = ((*flow).address_delta, (*flow).port_delta);
+        F::addresses(parsed, flow, step);
+        store32::<0>(parsed.l4, (*flow).ports);
+        if P::TC {
+            let offset = parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };
+            return packet.fix_checksum(offset, address_delta, port_delta, !parsed.is_tcp(), F::V6);
+        }
+        let delta = checksum::add(address_delta, port_delta);
+        if parsed.is_tcp() {
+            store16::<16>(parsed.l4, checksum::update(load16::<16>(parsed.l4), delta));
+        } else {
+            store16::<6>(parsed.l4, checksum::update_udp(load16::<6>(parsed.l4), delta));
+        }
+        true
+    }
+}

@@ -1,0 +1,378 @@
+//! Next hops: found by the kernel's FIB, kept in `HOPS`, shared by all flows that leave the same way; that of an endpoint, and
+//! that of a flow's packets.
+
+use core::ptr;
+
+use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
+use traffic_policy_ebpf::{
+    abi::{
+        Address, Device, Flow, HOP_ARENA, HOP_LOCAL, HOP_XDP, Hop, HopKey, SLOT_LOCAL, Slot, SlotRoute,
+        State, kind,
+    },
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    barrier::{fetch_add, full_fence},
+    ctx::Packet,
+    family::Family,
+    flow::table,
+    maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
+    verdict::Decision,
+};
+
+/// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
+#[unsafe(no_mangle)]
+static FIB_SOURCE: Global<u32> = Global::new(0);
+
+/// 1 in a copy of the programs that judges packets without a network: every endpoint of another node is then reached by
+/// [`ASSUMED_HOP`]. Set by the agent at load.
+#[unsafe(no_mangle)]
+static ASSUME_ROUTES: Global<u32> = Global::new(0);
+
+/// The hop that stands for all when routes are assumed.
+const ASSUMED_HOP: u16 = 1;
+
+/// Offsets in `struct bpf_fib_lookup`; the destination MAC follows the source MAC.
+const SOURCE: usize = 16;
+const DESTINATION: usize = 32;
+const SOURCE_MAC: usize = 52;
+
+const RET_SUCCESS: i64 = 0;
+const RET_NOT_FORWARDED: i64 = 4;
+const RET_FORWARDING_OFF: i64 = 5;
+const RET_NO_NEIGHBOUR: i64 = 7;
+
+/// What the FIB says about a destination.
+pub enum Route<A> {
+    /// The node itself, or nowhere: the FIB does not tell them apart.
+    Local,
+    /// Out by an attached device.
+    Via(Via<A>),
+    Failed(Outcome),
+}
+
+/// A way out.
+pub struct Via<A> {
+    /// Index into `HOPS`; 0 if all are in use or the neighbour is not resolved.
+    pub hop: u16,
+    /// The route epoch under which the FIB was asked.
+    pub epoch: u16,
+    pub ifindex: u32,
+    /// A program is attached to the device. Otherwise what it leads to is behind this node: a pod.
+    pub attached: bool,
+    /// The address of this node that the kernel would use.
+    pub source: A,
+}
+
+/// What stored hops are compared with.
+pub struct Current {
+    route: u16,
+    hop_epoch: u32,
+    max_age: u32,
+}
+
+impl Current {
+    #[inline(always)]
+    pub fn load() -> Option<Self> {
+        let state = STATE.get_ptr(0)?;
+        let (route, hop_epoch, max_age) =
+            unsafe { ((*state).route as u16, (*state).hop_epoch, (*state).hop_max_age) };
+        Some(Self { route, hop_epoch, max_age })
+    }
+
+    /// A stored hop, if it may be used without asking the FIB.
+    #[inline(always)]
+    pub fn hop(&self, epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
+        if epoch != self.route {
+            return None;
+        }
+        let hop = HOPS.get_ptr(hop as u32)?;
+        let (epoch, resolved) = unsafe { ((*hop).epoch, (*hop).resolved) };
+        let fresh = epoch == self.hop_epoch && now.wrapping_sub(resolved) < self.max_age;
+        if fresh { Some(hop) } else { None }
+    }
+}
+
+/// As [`Current::hop`].
+#[inline(always)]
+fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
+    Current::load()?.hop(epoch, hop, now)
+}
+
+/// Current route epoch.
+#[inline(always)]
+fn epoch() -> u16 {
+    STATE.get_ptr(0).map_or(0, |state| unsafe { (*state).route as u16 })
+}
+
+/// An entry that can be carried out, and how.
+pub struct Forwarding<A: Address> {
+    pub entry: *mut Flow<A>,
+    /// Null for an entry that the stack delivers, and where the neighbour is not resolved.
+    pub hop: *const Hop,
+    /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
+    /// `Option` leaves a register that the verifier has never seen written.
+    pub unresolved: u32,
+}
+
+/// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
+#[inline(always)]
+pub fn to_endpoint<P: Packet, F: Family>(
+    packet: P,
+    index: u32,
+    slot: &Slot<F::Address>,
+    now: u32,
+) -> Route<F::Address> {
+    if slot.flags & SLOT_LOCAL != 0 {
+        return Route::Local;
+    }
+    let stored = F::slot_routes().lookup::<u32, SlotRoute<F::Address>>(&index);
+    let epoch = epoch();
+    if let Some(stored) = stored {
+        // Each word once: another CPU may be writing.
+        let stored = unsafe {
+            SlotRoute {
+                source: ptr::read_volatile(&raw const (*stored).source),
+                word: ptr::read_volatile(&raw const (*stored).word),
+                check: ptr::read_volatile(&raw const (*stored).check),
+            }
+        };
+        if let Some((under, hop)) = stored.route()
+            && under == epoch
+        {
+            if hop == HOP_LOCAL {
+                return Route::Local;
+            }
+            if fresh(epoch, hop, now).is_some() {
+                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source: stored.source });
+            }
+        }
+    }
+    let via = match resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now) {
+        // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
+        // marked.
+        Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
+        Route::Failed(outcome) => return Route::Failed(outcome),
+        Route::Via(via) => via,
+    };
+    if let Some(stored) = stored {
+        let (hop, source) =
+            if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
+        if hop != 0 {
+            unsafe { *stored = SlotRoute::new(source, epoch, hop) };
+        }
+    }
+    // Behind a device to which no program is attached is a pod.
+    if via.attached { Route::Via(via) } else { Route::Local }
+}
+
+/// How the packets of an entry leave.
+#[inline(always)]
+pub fn resolve_egress<P: Packet, F: Family>(
+    packet: P,
+    entry: *mut Flow<F::Address>,
+    now: u32,
+) -> Result<Forwarding<F::Address>, Decision> {
+    let kind = unsafe { (*entry).kind };
+    let (index, epoch) = unsafe { table::next_hop(entry) };
+    if kind == kind::DELIVER {
+        return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
+    }
+    if let Some(hop) = fresh(epoch, index, now) {
+        return Ok(Forwarding { entry, hop, unresolved: 0 });
+    }
+    let (source, destination) = unsafe { ((*entry).source, (*entry).destination) };
+    match resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
+        Route::Via(via) if via.hop != 0 => {
+            let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
+            unsafe { table::set_next_hop(entry, via.hop, via.epoch) };
+            Ok(Forwarding { entry, hop, unresolved: 0 })
+        }
+        Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
+        Route::Via(via) => Ok(Forwarding { entry, hop: ptr::null(), unresolved: via.ifindex }),
+        Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
+            reply_via_ingress_device::<F>(entry).map(|hop| Forwarding { entry, hop, unresolved: 0 })
+        }
+        Route::Failed(outcome) => Err(Decision::refused(outcome, unsafe { (*entry).service })),
+        Route::Local => Err(Decision::refused(Outcome::DroppedNoRoute, unsafe { (*entry).service })),
+    }
+}
+
+/// Without a route to the client: back where the request came from.
+#[inline(always)]
+fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
+    let (ifindex, mac) = unsafe { ((*entry).ifindex, (*entry).mac) };
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
+        return Err(Outcome::DroppedNoRoute.into());
+    };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
+    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).ingress_device_hop) };
+    spare.macs = u64::from_ne_bytes([mac[0], mac[1], mac[2], mac[3], mac[4], mac[5], own[0], own[1]]);
+    spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
+    spare.ifindex = ifindex;
+    spare.mtu = 0xffff;
+    spare.flags = unsafe { (*device).flags } & HOP_XDP;
+    Ok(ptr::from_ref(spare))
+}
+
+/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`.
+#[inline(always)]
+fn resolve<F: Family>(
+    context: *mut c_void,
+    ingress: u32,
+    source: F::Address,
+    destination: F::Address,
+    now: u32,
+) -> Route<F::Address> {
+    let Some(state) = STATE.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
+    // Read once: the hop belongs to the arena and epoch that held when the FIB was asked.
+    let (route, hop_epoch) = unsafe {
+        (ptr::read_volatile(&raw const (*state).route), ptr::read_volatile(&raw const (*state).hop_epoch))
+    };
+
+    if ASSUME_ROUTES.load() != 0 {
+        return assumed::<F>(ingress, route as u16);
+    }
+    let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedInternalError) };
+    let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
+    let base = fib.cast::<u8>();
+    let own = unsafe { (&raw mut (*scratch).fib).cast::<u64>() };
+    unsafe {
+        (*scratch).fib = [0; 8];
+        (*fib).family = F::AF as u8;
+        (*fib).ifindex = ingress;
+        // With a length the answer holds the MTU of the route; 1 never exceeds it.
+        (*fib).__bindgen_anon_1.tot_len = 1;
+        base.add(SOURCE).cast::<F::Address>().write_unaligned(source);
+        base.add(DESTINATION).cast::<F::Address>().write_unaligned(destination);
+        // The FIB's answer must not be older than the epochs it is stored under.
+        full_fence(own);
+    }
+    let flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
+    let ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
+    match ret {
+        RET_SUCCESS | RET_NO_NEIGHBOUR => {}
+        RET_NOT_FORWARDED => return Route::Local,
+        RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingDisabled),
+        _ => return Route::Failed(Outcome::DroppedNoRoute),
+    }
+    let ifindex = unsafe { (*fib).ifindex };
+    let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex);
+    let wide = unsafe { base.add(DESTINATION).cast::<[u64; 2]>().read_unaligned() };
+    // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
+    let family = unsafe { (*fib).family } as u16;
+    let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
+    unsafe {
+        let [a, b] = gateway;
+        (*scratch).neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32];
+    }
+    let mut via = Via {
+        hop: 0,
+        epoch: route as u16,
+        ifindex,
+        attached: device.is_some(),
+        source: F::narrow(unsafe { base.add(SOURCE).cast::<[u64; 2]>().read_unaligned() }),
+    };
+    let flags = device.map_or(0, |device| unsafe { (*device).flags });
+    if FIB_SOURCE.load() == 0
+        && source == F::Address::default()
+        && let Some(device) = device
+    {
+        let addresses = unsafe { (*device).addresses };
+        via.source = F::narrow(if F::V6 { [addresses[1], addresses[2]] } else { [addresses[0], 0] });
+    }
+    if ret == RET_NO_NEIGHBOUR {
+        return Route::Via(via);
+    }
+    let mtu = match unsafe { (*fib).__bindgen_anon_1.mtu_result } {
+        0 => 0xffff,
+        mtu => mtu,
+    };
+    let key = HopKey { gateway, ifindex, family: family as u8, arena: (route >> 16) as u8, mtu };
+    let index = index(&key);
+    if let Some(hop) = HOPS.get_ptr_mut(index).filter(|_| index != 0) {
+        let macs = unsafe { base.add(SOURCE_MAC) };
+        unsafe {
+            let source = macs.cast::<[u8; 6]>().read();
+            let to = macs.add(6).cast::<[u8; 6]>().read();
+            let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
+            let tail = u32::from_ne_bytes([source[2], source[3], source[4], source[5]]);
+            let found = Hop {
+                macs: word,
+                source_mac_tail: tail,
+                ifindex,
+                mtu: mtu as u32,
+                epoch: hop_epoch,
+                resolved: now,
+                flags: flags & HOP_XDP,
+            };
+            write(hop, &found, state, own);
+        }
+        via.hop = index as u16;
+    }
+    Route::Via(via)
+}
+
+/// Writes a hop. Whoever is told its number afterwards sees all of it: the fence is the writer's, and a reader needs none,
+/// for the place that it reads depends on the number.
+///
+/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not stay under the other's
+/// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
+/// raised; then nobody believes the hop, and it is resolved again.
+#[inline(always)]
+unsafe fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
+    unsafe {
+        ptr::write_volatile(&raw mut (*hop).macs, found.macs);
+        ptr::write_volatile(&raw mut (*hop).source_mac_tail, found.source_mac_tail);
+        ptr::write_volatile(&raw mut (*hop).ifindex, found.ifindex);
+        ptr::write_volatile(&raw mut (*hop).mtu, found.mtu);
+        ptr::write_volatile(&raw mut (*hop).flags, found.flags);
+        ptr::write_volatile(&raw mut (*hop).resolved, found.resolved);
+        ptr::write_volatile(&raw mut (*hop).epoch, found.epoch);
+        full_fence(own);
+        let macs = ptr::read_volatile(&raw const (*hop).macs) ^ found.macs;
+        let epoch = ptr::read_volatile(&raw const (*state).hop_epoch) ^ found.epoch;
+        if macs | epoch as u64 != 0 {
+            // Neither the current one, nor one to come for a long time.
+            ptr::write_volatile(&raw mut (*hop).epoch, found.epoch.wrapping_sub(1));
+        }
+    }
+}
+
+/// The way out when routes are not judged: the device's own address is the source.
+#[inline(always)]
+fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ingress) else {
+        return Route::Failed(Outcome::DroppedNoRoute);
+    };
+    let [v4, v6_head, v6_tail] = unsafe { (*device).addresses };
+    let source = F::narrow(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] });
+    Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
+}
+
+/// The index of a hop: its own if it has one, else the next free one of the arena; 0 if there is none.
+#[inline(always)]
+fn index(key: &HopKey) -> u32 {
+    let table = Table::of(&raw const HOP_INDEX);
+    if let Some(index) = table.lookup::<HopKey, u32>(key) {
+        return unsafe { *index };
+    }
+    let Some(usage) = USAGE.get_ptr_mut(0) else { return 0 };
+    let arena = (key.arena & 1) as u32;
+    let counter = unsafe { if arena == 0 { &raw mut (*usage).hops[0] } else { &raw mut (*usage).hops[1] } };
+    // Index 0 of the first arena stands for "none".
+    if unsafe { *counter } >= HOP_ARENA as u64 - 1 {
+        return 0;
+    }
+    let next = unsafe { fetch_add(counter, 1) };
+    if next >= HOP_ARENA as u64 - 1 {
+        return 0;
+    }
+    let index = arena * HOP_ARENA + next as u32 + 1;
+    if table.insert(key, &index, NOEXIST) == 0 {
+        return index;
+    }
+    // Another CPU was first.
+    table.lookup::<HopKey, u32>(key).map_or(0, |index| unsafe { *index })
+}

@@ -1,0 +1,80 @@
+//! The programs for ICMP errors about packets of flows. The flow itself stays as it is: anybody can send an error.
+
+use traffic_policy_ebpf::{
+    abi::{Flow, hook, kind},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    ctx::Packet,
+    egress,
+    flow::{state, table},
+    forward::{self, icmp::RewriteIcmpError, nexthop},
+    parse::icmp_error::{IcmpError, ParseIcmpError},
+    verdict::{self, Decision},
+};
+
+/// The program for errors that come in.
+#[inline(always)]
+pub fn run<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
+    verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
+}
+
+#[inline(always)]
+fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
+    let error = match F::parse_icmp_error(packet) {
+        Ok(error) => error,
+        Err(outcome) => return outcome.into(),
+    };
+    let entry = match find_entry(&error) {
+        Ok(entry) => entry,
+        Err(outcome) => return outcome.into(),
+    };
+    if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
+        return Outcome::PassedStaleFlow.into();
+    }
+    let now = clock::jiffies();
+    match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+        Ok(forwarding) => forward::forward(packet, &error, &forwarding, now),
+        Err(decision) => decision,
+    }
+}
+
+/// The program for errors that leave this node: of its own stack, which knows only the translated packet, or of an endpoint.
+#[inline(always)]
+pub fn run_out<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
+    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+}
+
+#[inline(always)]
+fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Outcome {
+    let error = match F::parse_icmp_error(packet) {
+        Ok(error) => error,
+        Err(outcome) => return outcome,
+    };
+    let entry = match find_entry(&error) {
+        Ok(entry) => entry,
+        Err(outcome) => return outcome,
+    };
+    egress::translate(packet, &error, entry)
+}
+
+/// The entry that translates packets of the error's direction.
+#[inline(always)]
+fn find_entry<F: ParseIcmpError>(error: &IcmpError<F>) -> Result<*mut Flow<F::Address>, Outcome> {
+    let (entry, pending) = table::find::<F>(&error.tuple);
+    if entry.is_null() {
+        return Err(Outcome::PassedIcmpNoFlow);
+    }
+    // In `PENDING` one entry of a flow may be left, which says no more whose it is.
+    if pending && !state::is_paired::<F>(entry, &error.tuple, pending) {
+        return Err(Outcome::PassedStaleFlow);
+    }
+    // Only whom the quoted packet came from may be told of it, as in nf_conntrack_inet_error:
+    // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_icmp.c>
+    if unsafe { F::addresses_at(error.ip) }.1 != error.tuple.destination {
+        return Err(Outcome::PassedIcmpNoFlow);
+    }
+    Ok(entry)
+}

@@ -1,0 +1,147 @@
+//! Session affinity: the endpoint that a client had, and the search for it in a list.
+
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Affinity, AffinityKey, Search, Slot, client, step,
+};
+
+use aya_ebpf::{cty::c_void, helpers::bpf_loop};
+
+use crate::datapath::{
+    clock::{self, NANOSECONDS_PER_SECOND},
+    family::{Family, V4, V6},
+    lb::{Client, List},
+    maps::{AFFINITY, ANY, Table},
+    trace,
+};
+
+/// Endpoints of one list that are looked through for the one that a client had.
+const MOST_ENDPOINTS: u32 = 1 << 16;
+
+/// Stands for "not in the list".
+pub const NONE: u32 = u32::MAX;
+
+/// Offset of the endpoint that a client of a Service with affinity has, or gets with `fresh`.
+#[inline(always)]
+pub fn endpoint_of_client<F: Family>(
+    list: &List,
+    client: &Client<F::Address>,
+    search: *mut Search<F::Address>,
+    fresh: u32,
+    lasts: u32,
+) -> u32 {
+    let now = clock::nanoseconds();
+    let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
+    unsafe {
+        (*search).key = AffinityKey {
+            client: if client.netns == 0 { client.source.wide() } else { [client.netns, 0] },
+            service: list.service,
+            list: list.local as u16,
+            kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },
+        };
+    }
+    let mut offset = remembered::<F>(list, search, valid_from);
+    // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
+    // unconnected socket.
+    if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS_PER_SECOND {
+        trace::note(step::AFFINITY, 1, [0; 2]);
+        return offset;
+    }
+    if offset == NONE {
+        // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
+        // policy, say.
+        unsafe { (*search).key.list = !list.local as u16 };
+        offset = remembered::<F>(list, search, valid_from);
+        unsafe { (*search).key.list = list.local as u16 };
+    }
+    trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
+    if offset == NONE {
+        offset = fresh;
+    }
+    let index = list.range.base + offset;
+    if let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) {
+        unsafe {
+            (*search).value =
+                Affinity { endpoint: (*slot).address.wide(), used: now, offset, port: (*slot).port, zero: 0 };
+            Table::of(&raw const AFFINITY).insert(&(*search).key, &raw const (*search).value, ANY);
+        }
+    }
+    offset
+}
+
+/// Offset within the list of the endpoint that the key in `search` names, if it is there and not too old; else [`NONE`].
+/// Leaves in `search` when it was used.
+#[inline(always)]
+fn remembered<F: Family>(list: &List, search: *mut Search<F::Address>, valid_from: u64) -> u32 {
+    let key = unsafe { &(*search).key };
+    let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
+    let used = unsafe { (*had).used };
+    // By wrapping difference, for a time-out may reach back beyond the start of the clock.
+    if used.wrapping_sub(valid_from) as i64 <= 0 {
+        return NONE;
+    }
+    unsafe { (*search).value.used = used };
+    unsafe { find::<F>(list, F::narrow((*had).endpoint), (*had).port, (*had).offset, search) }
+}
+
+/// Place of an endpoint within a list, [`NONE`] if it is not there; `guess` is looked at first.
+#[inline(always)]
+pub fn find<F: Family>(
+    list: &List,
+    address: F::Address,
+    port: u16,
+    guess: u32,
+    search: *mut Search<F::Address>,
+) -> u32 {
+    let range = list.range;
+    if guess < range.len && is_at::<F>(range.base + guess, address, port) {
+        return guess;
+    }
+    // The kernel wants the context of a loop on the stack.
+    let mut context = search;
+    unsafe {
+        (*search).address = address;
+        (*search).port = port;
+        (*search).found = 0;
+        (*search).base = range.base;
+        (*search).len = range.len;
+        (*search).offset = 0;
+        bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0);
+        if (*search).found != 0 { (*search).offset } else { NONE }
+    }
+}
+
+#[inline(always)]
+fn is_at<F: Family>(index: u32, address: F::Address, port: u16) -> bool {
+    let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else { return false };
+    unsafe { (*slot).address == address && (*slot).port == port }
+}
+
+/// One turn of the search: 0 to go on, 1 to stop.
+#[inline(always)]
+fn next_slot<F: Family>(search: *mut Search<F::Address>) -> i64 {
+    unsafe {
+        if (*search).offset >= (*search).len {
+            return 1;
+        }
+        if is_at::<F>((*search).base + (*search).offset, (*search).address, (*search).port) {
+            (*search).found = 1;
+            return 1;
+        }
+        (*search).offset += 1;
+    }
+    0
+}
+
+/// [`next_slot`] of a family, as `bpf_loop` calls it.
+#[inline(always)]
+fn turn<F: Family>() -> *mut c_void {
+    if F::V6 { next_slot6 as *mut c_void } else { next_slot4 as *mut c_void }
+}
+
+extern "C" fn next_slot4(_: u64, search: *mut *mut Search<Address4>) -> i64 {
+    next_slot::<V4>(unsafe { *search })
+}
+
+extern "C" fn next_slot6(_: u64, search: *mut *mut Search<Address6>) -> i64 {
+    next_slot::<V6>(unsafe { *search })
+}

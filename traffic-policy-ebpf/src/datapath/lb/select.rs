@@ -1,0 +1,121 @@
+//! Frontend lookup, the policy's list of endpoints, and the endpoint of a new connection. The same for packets and for sockets.
+
+use traffic_policy_ebpf::{
+    abi::{
+        CidrQuery, Frontend, FrontendKey, NO_SERVICE, Search, SourceQuery, frontend, frontend_kind, list,
+        scope, step,
+    },
+    hash,
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    family::Family,
+    lb::{Client, List, Refusal, Target, affinity},
+    trace,
+};
+
+/// The frontend of a target, or null.
+#[inline(always)]
+pub fn frontend<F: Family>(target: &Target<F::Address>) -> *mut Frontend {
+    let key = FrontendKey {
+        address: target.address,
+        port: target.port,
+        protocol: target.protocol,
+        scope: target.scope,
+    };
+    F::frontends().lookup::<_, Frontend>(&key).unwrap_or(core::ptr::null_mut())
+}
+
+/// What becomes of a target that is no frontend.
+#[inline(always)]
+fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
+    let key = FrontendKey { address: target.address, port: 0, protocol: 0, scope: scope::CLUSTER_IP };
+    if F::frontends().lookup::<_, Frontend>(&key).is_some() {
+        return Outcome::RejectedUnknownPort;
+    }
+    let bits = size_of::<F::Address>() as u32 * 8;
+    let query = CidrQuery { bits, address: target.address };
+    if F::service_cidrs().lookup::<_, u32>(&query).is_some() {
+        return Outcome::DroppedUnallocatedClusterIp;
+    }
+    Outcome::PassedNotService
+}
+
+/// The endpoints that a client may be sent to. The list is empty if there is none anywhere.
+#[inline(always)]
+pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>) -> Result<List, Refusal> {
+    let found = frontend::<F>(target).cast_const();
+    if found.is_null() {
+        let outcome = unknown::<F>(target);
+        trace::note(step::NO_FRONTEND, outcome as u32, [0; 2]);
+        return Err(Refusal { outcome, service: NO_SERVICE });
+    }
+    let (flags, service) = unsafe { ((*found).flags, (*found).service) };
+    trace::note(step::FRONTEND, service, [flags as u64, 0]);
+    let refuse = |outcome| Err(Refusal { outcome, service });
+    if flags & frontend::SOURCE_RANGES != 0 {
+        let bits = 32 + size_of::<F::Address>() as u32 * 8;
+        let query = SourceQuery { bits, service, address: client.source };
+        let within = F::sources().lookup::<_, u32>(&query).is_some();
+        trace::note(step::SOURCE_RANGE, within as u32, [0; 2]);
+        if !within {
+            return refuse(Outcome::DroppedSourceRange);
+        }
+    }
+    let mut range = unsafe { (*found).cluster };
+    let mut why = list::CLUSTER;
+    if flags & frontend::LOCAL != 0 {
+        // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is for packets from
+        // outside.
+        if client.netns != 0 && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
+            why = list::INTERNAL;
+        } else if flags & frontend::HAS_ENDPOINTS == 0 {
+            why = list::NONE_ANYWHERE;
+        } else {
+            let here = unsafe { (*found).local };
+            let until = unsafe { (*found).drain_until };
+            if here.len != 0 {
+                range = here;
+                why = list::LOCAL;
+            } else if until == 0 || until <= clock::nanoseconds() {
+                trace::note(step::LIST, list::NONE_HERE, [0; 2]);
+                return refuse(Outcome::DroppedNoLocalEndpoint);
+            } else {
+                why = list::DRAINING;
+            }
+        }
+    }
+    trace::note(step::LIST, why, [range.base as u64, range.len as u64]);
+    let local = why == list::LOCAL;
+    Ok(List { frontend: found, service, range, local })
+}
+
+/// Whether a list is still that of its target.
+#[inline(always)]
+pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
+    let found = frontend::<F>(target).cast_const();
+    if found.is_null() {
+        return false;
+    }
+    unsafe {
+        let range = if list.local { (*found).local } else { (*found).cluster };
+        (*found).service == list.service && range == list.range
+    }
+}
+
+/// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
+#[inline(always)]
+pub fn slot<F: Family>(list: &List, client: &Client<F::Address>, search: *mut Search<F::Address>) -> u32 {
+    let offset = hash::pick(client.hash, list.range.len);
+    let lasts = unsafe { (*list.frontend).affinity };
+    let offset = if lasts == 0 {
+        offset
+    } else {
+        affinity::endpoint_of_client::<F>(list, client, search, offset, lasts)
+    };
+    let index = list.range.base + offset;
+    trace::note(step::SLOT, index, [0; 2]);
+    index
+}

@@ -1,0 +1,149 @@
+//! Headers where nearly all packets have them: IPv4 without options, IPv6 without extension headers. Every offset is a number
+//! in the program.
+
+use traffic_policy_ebpf::{
+    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    ctx::Packet,
+    family::{V4, V6},
+    parse::{self, ETHERNET, Parse, Parsed},
+    words::{load8, load16, load32, load64},
+};
+
+/// More fragments, or an offset: RFC 791 section 3.1. Memory order.
+const FRAGMENT: u16 = 0x3fffu16.to_be();
+
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_ICMP6: u8 = 58;
+
+impl Parse for V4 {
+    #[inline(always)]
+    fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 28 > end {
+            return Err(short4(ip, end));
+        }
+        unsafe {
+            if load16::<6>(ip) & FRAGMENT != 0 {
+                return Err(Outcome::PassedFragment);
+            }
+            let protocol = load8::<9>(ip) as u32;
+            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+                return Err(Outcome::PassedUnsupportedProtocol);
+            }
+            let first = load8::<0>(ip);
+            if first != 0x45 {
+                // With options.
+                let valid = matches!(first, 0x46..=0x4f);
+                return Err(if valid { Outcome::PassedUnsupportedHeader } else { Outcome::PassedMalformed });
+            }
+            let l4 = ip + 20;
+            if protocol == PROTOCOL_TCP && l4 + 20 > end {
+                return Err(Outcome::PassedMalformed);
+            }
+            let tuple = Tuple {
+                source: load32::<12>(ip),
+                destination: load32::<16>(ip),
+                ports: load32::<0>(l4),
+                protocol,
+            };
+            let length = u16::from_be(load16::<2>(ip)) as u32;
+            Ok(Parsed {
+                tuple,
+                ip,
+                l4,
+                l4_offset: (ETHERNET + 20) as u32,
+                length,
+                ttl: load8::<8>(ip),
+                tcp: parse::is_tcp(protocol),
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn is_icmp_error<P: Packet>(packet: P) -> bool {
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 20 > end {
+            return false;
+        }
+        unsafe {
+            let icmp = ip + ((load8::<0>(ip) as usize & 15) << 2);
+            if load8::<9>(ip) != PROTOCOL_ICMP || icmp + 8 > end {
+                return false;
+            }
+            // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench, which nobody may
+            // act on (RFC 6633), nor redirect, which is about the next hop alone.
+            matches!(load8::<0>(icmp), 3 | 11 | 12)
+        }
+    }
+}
+
+impl Parse for V6 {
+    #[inline(always)]
+    fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        let l4 = ip + 40;
+        if l4 + 8 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        unsafe {
+            if load8::<0>(ip) >> 4 != 6 {
+                return Err(Outcome::PassedMalformed);
+            }
+            let protocol = load8::<6>(ip) as u32;
+            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+                return Err(match protocol {
+                    // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
+                    0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
+                    44 => Outcome::PassedFragment,
+                    _ => Outcome::PassedUnsupportedProtocol,
+                });
+            }
+            if protocol == PROTOCOL_TCP && l4 + 20 > end {
+                return Err(Outcome::PassedMalformed);
+            }
+            let tuple = Tuple {
+                source: [load64::<8>(ip), load64::<16>(ip)],
+                destination: [load64::<24>(ip), load64::<32>(ip)],
+                ports: load32::<0>(l4),
+                protocol,
+            };
+            let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
+            Ok(Parsed {
+                tuple,
+                ip,
+                l4,
+                l4_offset: (ETHERNET + 40) as u32,
+                length,
+                ttl: load8::<7>(ip),
+                tcp: parse::is_tcp(protocol),
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn is_icmp_error<P: Packet>(packet: P) -> bool {
+        let ip = packet.data() + ETHERNET;
+        if ip + 48 > packet.end() {
+            return false;
+        }
+        // Types below 128 are errors; these four are defined: RFC 4443 section 3.
+        unsafe { load8::<6>(ip) == PROTOCOL_ICMP6 && matches!(load8::<40>(ip), 1..=4) }
+    }
+}
+
+/// What a frame is that is too short for ports.
+#[inline(always)]
+fn short4(ip: usize, end: usize) -> Outcome {
+    if ip + 20 > end {
+        return Outcome::PassedMalformed;
+    }
+    match unsafe { (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) } {
+        (_, 1..) => Outcome::PassedFragment,
+        (PROTOCOL_TCP | PROTOCOL_UDP, 0) => Outcome::PassedMalformed,
+        _ => Outcome::PassedUnsupportedProtocol,
+    }
+}

@@ -1,0 +1,102 @@
+//! IPv6 extension headers: from the fixed header to the transport header.
+
+use core::ptr;
+
+use traffic_policy_ebpf::{
+    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Walked},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    family::{Family, V6},
+    words::{load8, load16, load32},
+};
+
+const FIXED: usize = 40;
+/// More than these are left to the stack: RFC 8504 section 5.3 lets a host set limits like these.
+const MOST: usize = 8;
+const MOST_BYTES: usize = 256;
+/// Where the transport header begins at the latest, from the IP header on.
+pub const MAX_LENGTH: usize = FIXED + MOST_BYTES;
+/// Every offset up to [`MAX_LENGTH`], the eight bytes of a fragment header after it included, is below this power of two.
+const REACH_MASK: u32 = (MAX_LENGTH + 8).next_power_of_two() as u32 - 1;
+
+const HOP_BY_HOP: u32 = 0;
+const ROUTING: u32 = 43;
+const FRAGMENT: u32 = 44;
+const AUTHENTICATION: u32 = 51;
+const DESTINATION: u32 = 60;
+
+/// Offset, in the word that holds it and the flag for more: RFC 8200 section 4.5.
+pub const OFFSET: u32 = 0xfff8;
+pub const MORE: u32 = 1;
+
+/// Walks the extension headers of the packet at `ip`, up to TCP or UDP or to the data of a later fragment.
+///
+/// The result is left in `Scratch` and read back: to the verifier all walks then end alike, and it follows what comes after
+/// them once instead of once for each.
+///
+/// # Safety
+/// The fixed header has been compared with the end.
+///
+/// # Errors
+/// Other protocols, headers that cannot be skipped, and more of them than anybody sends.
+#[inline(always)]
+pub unsafe fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
+    let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
+    let walked = unsafe { &raw mut (*scratch).walked };
+    unsafe { walk_to(walked, ip, end)? };
+    let Walked { protocol, offset, fragment, identification } = unsafe { ptr::read_volatile(walked) };
+    // What the verifier has forgotten. Masked before it is compared: Linux 6.1 keeps no bound on a spilled number of which
+    // only a copy was compared.
+    let offset = offset & REACH_MASK;
+    if offset > MAX_LENGTH as u32 {
+        return Err(Outcome::PassedUnsupportedHeader);
+    }
+    Ok(Walked { protocol, offset, fragment, identification })
+}
+
+#[inline(always)]
+unsafe fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outcome> {
+    let mut protocol = unsafe { load8::<6>(ip) } as u32;
+    let mut offset = FIXED;
+    let (mut fragment, mut identification) = (0, 0);
+    let mut fragmented = false;
+    for _ in 0..=MOST {
+        if offset > MAX_LENGTH {
+            return Err(Outcome::PassedUnsupportedHeader);
+        }
+        if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP {
+            let end = Walked { protocol, offset: offset as u32, fragment, identification };
+            unsafe { ptr::write_volatile(walked, end) };
+            return Ok(());
+        }
+        let at = ip + offset;
+        if at + 8 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let mut length = (unsafe { load8::<1>(at) } as usize + 1) * 8;
+        match protocol {
+            HOP_BY_HOP | DESTINATION => {}
+            // With segments left the destination is a stop on the way, and not what the checksum covers: RFC 8200
+            // section 8.1.
+            ROUTING if unsafe { load8::<3>(at) } == 0 => {}
+            FRAGMENT if !fragmented => {
+                fragmented = true;
+                fragment = u16::from_be(unsafe { load16::<2>(at) }) as u32 & (OFFSET | MORE);
+                identification = unsafe { load32::<4>(at) };
+                length = 8;
+                if fragment & OFFSET != 0 {
+                    let end = Walked { protocol: 0, offset: offset as u32 + 8, fragment, identification };
+                    unsafe { ptr::write_volatile(walked, end) };
+                    return Ok(());
+                }
+            }
+            ROUTING | FRAGMENT | AUTHENTICATION => return Err(Outcome::PassedUnsupportedHeader),
+            _ => return Err(Outcome::PassedUnsupportedProtocol),
+        }
+        protocol = unsafe { load8::<0>(at) } as u32;
+        offset += length;
+    }
+    Err(Outcome::PassedUnsupportedHeader)
+}

@@ -1,0 +1,145 @@
+//! From bytes to a tuple, with every bounds check that later code relies on.
+
+mod fixed;
+pub mod icmp_error;
+pub mod ipv6_ext;
+pub mod variable;
+
+use traffic_policy_ebpf::{
+    abi::{PROTOCOL_TCP, Tuple, jump},
+    outcome::Outcome,
+    tcp,
+};
+
+use network_types::eth::{EthHdr, EtherType};
+
+use crate::datapath::{
+    barrier::opaque,
+    ctx::Packet,
+    family::Family,
+    verdict::Decision,
+    words::{load8, load16},
+};
+
+pub const ETHERNET: usize = EthHdr::LEN;
+/// Memory order, as loaded.
+pub const ETHERTYPE_IPV4: u16 = EtherType::Ipv4 as u16;
+pub const ETHERTYPE_IPV6: u16 = EtherType::Ipv6 as u16;
+
+/// A TCP or UDP packet whose fixed headers can be read and written.
+#[derive(Clone, Copy)]
+pub struct Parsed<F: Family> {
+    pub tuple: Tuple<F::Address>,
+    /// First byte of the IP header.
+    pub ip: usize,
+    /// First byte of the transport header, and its distance from the start of the frame.
+    pub l4: usize,
+    pub l4_offset: u32,
+    /// Bytes of the IP packet, headers included.
+    pub length: u32,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// 1 for TCP, 0 for UDP, see [`opaque`].
+    pub tcp: u64,
+}
+
+impl<F: Family> Parsed<F> {
+    #[inline(always)]
+    pub fn is_tcp(&self) -> bool {
+        self.tcp != 0
+    }
+
+    /// Flags byte of the TCP header; 0 for UDP.
+    #[inline(always)]
+    pub fn tcp_flags(&self) -> u8 {
+        if self.is_tcp() { unsafe { load8::<13>(self.l4) } } else { 0 }
+    }
+
+    /// Whether a TCP segment opens a connection.
+    #[inline(always)]
+    pub fn opens(&self) -> bool {
+        tcp::opens(self.tcp_flags())
+    }
+
+    /// Whether a TCP segment carries data.
+    #[inline(always)]
+    pub fn payload(&self) -> bool {
+        let header = (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4;
+        self.length > self.l4_offset - ETHERNET as u32 + header
+    }
+
+    /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of more than 65,535 bytes (RFC
+    /// 2675): its segments do not have it (`ipv6_hopopt_jumbo_remove`).
+    /// <https://github.com/torvalds/linux/blob/v6.1/include/net/ipv6.h>
+    #[inline(always)]
+    fn jumbo(&self) -> u32 {
+        // The first next header and the payload length.
+        let jumbo = F::V6 && unsafe { load8::<6>(self.ip) == 0 && load16::<4>(self.ip) == 0 };
+        if jumbo { 8 } else { 0 }
+    }
+
+    /// Bytes of the longest IP packet that this becomes on the wire.
+    #[inline(always)]
+    pub fn wire_length<P: Packet>(&self, packet: P) -> u32 {
+        let segment = packet.segment();
+        if segment == 0 {
+            return self.length;
+        }
+        let header = if self.is_tcp() { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
+        self.l4_offset - ETHERNET as u32 - self.jumbo() + header + segment
+    }
+}
+
+/// A family whose packets can be parsed.
+pub trait Parse: Family + Sized {
+    /// Reads a packet whose headers are where nearly all have them, so that every offset is a number in the program: the
+    /// ports, and of TCP the whole fixed header. [`finish`] checks what they say.
+    ///
+    /// # Errors
+    /// How it passes. What can be read nevertheless, elsewhere, is [`Outcome::PassedFragment`] or
+    /// [`Outcome::PassedUnsupportedHeader`].
+    fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
+    /// Whether a packet of another protocol is an ICMP error, by its type.
+    fn is_icmp_error<P: Packet>(packet: P) -> bool;
+}
+
+#[inline(always)]
+pub fn is_tcp(protocol: u32) -> u64 {
+    opaque((protocol == PROTOCOL_TCP) as u64)
+}
+
+/// Checks that the lengths in the headers agree with each other and with the frame. The whole fixed TCP header can be read.
+#[inline(always)]
+pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
+    if parsed.is_tcp() && unsafe { load8::<12>(parsed.l4) } < 5 << 4 {
+        return Err(Outcome::PassedMalformed);
+    }
+    let least = parsed.l4_offset - ETHERNET as u32 + if parsed.is_tcp() { 20 } else { 8 };
+    // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
+    let jumbo = P::TC && packet.segment() != 0;
+    if !jumbo && (parsed.length < least || parsed.length > packet.length() - ETHERNET as u32) {
+        return Err(Outcome::PassedMalformed);
+    }
+    Ok(())
+}
+
+/// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a
+/// fragment, nor behind extension headers goes no further.
+#[inline(always)]
+pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Decision {
+    match outcome {
+        Outcome::PassedFragment | Outcome::PassedUnsupportedHeader if OUT => {
+            packet.jump::<F, { jump::IRREGULAR_OUT }>();
+        }
+        Outcome::PassedFragment | Outcome::PassedUnsupportedHeader => packet.jump::<F, { jump::IRREGULAR }>(),
+        Outcome::PassedUnsupportedProtocol if F::is_icmp_error(packet) => {
+            if OUT {
+                packet.jump::<F, { jump::ERROR_OUT }>();
+            } else {
+                packet.jump::<F, { jump::ERROR }>();
+            }
+        }
+        _ => return outcome.into(),
+    }
+    Outcome::PassedMissedTailCall.into()
+}

@@ -1,0 +1,199 @@
+//! Refusals: the answer to the sender (ICMP error or TCP RST), made in place of the packet, and what is counted and reported of
+//! rejected and dropped packets.
+
+mod v4;
+mod v6;
+
+use traffic_policy_ebpf::{
+    abi::{Bucket, NO_SERVICE, Scratch, jump},
+    checksum,
+    outcome::{OUTCOMES, Outcome, Verdict},
+};
+
+use crate::datapath::{
+    clock, counters,
+    ctx::Packet,
+    events::{self, NewEvent},
+    family::Family,
+    flow::table::FlowTable,
+    forward::Rewrite,
+    maps::{BUCKETS, STATE},
+    parse::Parsed,
+    verdict::{self, Decision},
+    words::{load16, load32, store16, store32, store64},
+};
+
+/// How many jiffies' worth of answers one CPU may save up.
+const BURST: u32 = 128;
+const ICMP: usize = 8;
+const TTL: u8 = 64;
+/// RST in the word of data offset and flags: five words of header.
+const RST_FLAGS: u16 = 0x5004u16.to_be();
+
+/// A family for which answers can be built.
+///
+/// An answer comes from the address that the packet was sent to, as the kernel's `reject` does, and goes back to the MAC
+/// that sent it. A frame whose checksum is still partial (from a veth neighbour) keeps its mark: it stays within the
+/// machine, where nobody looks at the sum.
+pub trait Answer: Rewrite {
+    /// Type and code of ICMP errors.
+    const PORT_UNREACHABLE: u16;
+    const TTL_EXCEEDED: u16;
+    const TOO_LONG: u16;
+
+    /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if it cannot be.
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool;
+    /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 wants for it; false if it cannot be.
+    fn reset<P: Packet>(packet: P) -> bool;
+}
+
+/// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
+#[inline(always)]
+pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
+    if matches!(decision.outcome.verdict(), Verdict::Drop) {
+        let _ = to_reject::<P, F>(packet, parsed, decision);
+        return decision;
+    }
+    if decision.is_answered() { to_reject::<P, F>(packet, parsed, decision) } else { decision }
+}
+
+/// Goes on with the program for what is refused; returns only if that is missing.
+#[inline(always)]
+pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
+    if let Some(scratch) = F::scratch() {
+        unsafe {
+            (*scratch).outcome = decision.outcome as u32;
+            (*scratch).mtu = decision.mtu;
+            (*scratch).service = decision.service;
+            (*scratch).length = parsed.length;
+            (*scratch).key = parsed.tuple;
+        }
+        packet.jump::<F, { jump::ANSWER }>();
+    }
+    Outcome::PassedMissedTailCall.into()
+}
+
+/// The program for what is refused: it answers the sender, if that is to be told and its turn has come, and notes it.
+#[inline(always)]
+pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
+    let Some(scratch) = F::scratch() else {
+        return verdict::finish(packet, P::HOOK, Outcome::DroppedInternalError.into());
+    };
+    // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
+    let number = unsafe { (*scratch).outcome } & (OUTCOMES - 1);
+    let decision = match Outcome::numbered(number) {
+        Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
+        _ => answer::<P, F>(packet),
+    };
+    let service = unsafe { service::<F>(scratch) };
+    if !matches!(decision.outcome.verdict(), Verdict::Pass) {
+        counters::add(service, decision.outcome, 1, unsafe { (*scratch).length } as u64, 0);
+        events::emit::<F>(|| NewEvent {
+            hook: P::HOOK,
+            outcome: decision.outcome,
+            service,
+            ifindex: packet.ingress(),
+            netns: 0,
+            tuple: unsafe { (*scratch).key },
+            endpoint: (F::Address::default(), 0),
+        });
+    }
+    verdict::finish(packet, P::HOOK, decision)
+}
+
+/// The Service that refused the packet. The established path does not say: the flow knows.
+#[inline(always)]
+unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
+    let service = unsafe { (*scratch).service };
+    if service != NO_SERVICE {
+        return service;
+    }
+    let entry = FlowTable::<F>::main().find(unsafe { &(*scratch).key });
+    if entry.is_null() { NO_SERVICE } else { unsafe { (*entry).service } }
+}
+
+#[inline(always)]
+fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let (number, mtu) = unsafe { ((*scratch).outcome, (*scratch).mtu) };
+    if !take() {
+        return Outcome::DroppedRateLimited.into();
+    }
+    let (outcome, kind, rest) = if number == Outcome::ResetNoFlow as u32 {
+        (Outcome::ResetNoFlow, 0, 0)
+    } else if number == Outcome::RejectedTtlExceeded as u32 {
+        (Outcome::RejectedTtlExceeded, F::TTL_EXCEEDED, 0)
+    } else if number == Outcome::RejectedMtuExceeded as u32 {
+        (Outcome::RejectedMtuExceeded, F::TOO_LONG, mtu)
+    } else if number == Outcome::RejectedUnknownPort as u32 {
+        (Outcome::RejectedUnknownPort, F::PORT_UNREACHABLE, 0)
+    } else {
+        (Outcome::RejectedNoEndpoint, F::PORT_UNREACHABLE, 0)
+    };
+    let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest) };
+    if !built {
+        // A frame that fills its buffer cannot become a longer answer in XDP; it is still as it came, and TC can.
+        return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
+    }
+    Decision::sent(outcome, packet.send(packet.ingress()))
+}
+
+/// Takes a token of this CPU.
+#[inline(always)]
+fn take() -> bool {
+    let (Some(bucket), Some(state)) = (BUCKETS.get_ptr_mut(0), STATE.get_ptr(0)) else { return false };
+    let now = clock::jiffies();
+    unsafe {
+        let Bucket { tokens, filled } = *bucket;
+        let rate = (*state).answers_per_jiffy;
+        let elapsed = now.wrapping_sub(filled);
+        let elapsed = if elapsed > BURST { BURST } else { elapsed };
+        let full = rate.wrapping_mul(BURST);
+        let tokens = tokens.wrapping_add(elapsed.wrapping_mul(rate));
+        let tokens = if tokens > full { full } else { tokens };
+        if tokens == 0 {
+            return false;
+        }
+        *bucket = Bucket { tokens: tokens - 1, filled: now };
+    }
+    true
+}
+
+/// MAC addresses in the opposite order, taken before the frame is resized.
+#[inline(always)]
+unsafe fn swapped(data: usize) -> (u64, u32) {
+    unsafe {
+        let (to, from) =
+            ([load32::<0>(data), load16::<4>(data) as u32], [load32::<6>(data), load16::<10>(data) as u32]);
+        let first = from[0] as u64 | (from[1] as u64) << 32 | (to[0] as u64) << 48;
+        (first, to[0] >> 16 | to[1] << 16)
+    }
+}
+
+#[inline(always)]
+unsafe fn store_macs(data: usize, (first, second): (u64, u32)) {
+    unsafe {
+        store64::<0>(data, first);
+        store32::<8>(data, second);
+    }
+}
+
+/// Sum of the 16-bit words of a 32-bit word.
+#[inline(always)]
+const fn words(word: u32) -> u64 {
+    checksum::port_sum(word)
+}
+
+/// An RST without data.
+#[inline(always)]
+unsafe fn segment(l4: usize, ports: u32, sequence: u32, pseudo: u64) {
+    unsafe {
+        store32::<0>(l4, ports);
+        store32::<4>(l4, sequence);
+        store32::<8>(l4, 0);
+        store16::<12>(l4, RST_FLAGS);
+        store16::<14>(l4, 0);
+        store16::<16>(l4, !checksum::fold(pseudo + words(ports) + words(sequence) + RST_FLAGS as u64));
+        store16::<18>(l4, 0);
+    }
+}

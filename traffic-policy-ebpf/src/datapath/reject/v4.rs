@@ -1,0 +1,120 @@
+//! Answers in IPv4.
+
+use traffic_policy_ebpf::{abi::PROTOCOL_TCP, checksum};
+
+use super::{Answer, ICMP, TTL, segment, store_macs, swapped, words};
+
+use crate::datapath::{
+    ctx::Packet,
+    family::V4,
+    parse::ETHERNET,
+    words::{load8, load32, store16, store32},
+};
+
+const IP4: usize = 20;
+/// Largest IPv4 header, and the eight bytes after it that an error repeats (RFC 792).
+const QUOTED4_WORDS: usize = (60 + 8) / 4;
+
+impl Answer for V4 {
+    // RFC 792; RFC 1191 section 4 for the MTU in the last word.
+    const PORT_UNREACHABLE: u16 = 0x0303;
+    const TTL_EXCEEDED: u16 = 0x0b00;
+    const TOO_LONG: u16 = 0x0304;
+
+    #[inline(always)]
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
+        let data = packet.data();
+        let ip = data + ETHERNET;
+        if ip + IP4 > packet.end() {
+            return false;
+        }
+        unsafe {
+            let macs = swapped(data);
+            let (client, frontend) = (load32::<12>(ip), load32::<16>(ip));
+            let count = (load8::<0>(ip) as usize & 15) + 2;
+            let mut quoted = [0u32; QUOTED4_WORDS];
+            let mut sum = kind.to_be() as u64 + words(rest.to_be());
+            for (i, word) in quoted.iter_mut().enumerate() {
+                let at = ip + i * 4;
+                if i >= count || at + 4 > packet.end() {
+                    break;
+                }
+                *word = load32::<0>(at);
+                sum += words(*word);
+            }
+            let length = IP4 + ICMP + count * 4;
+            if !packet.resize((ETHERNET + length) as u32) {
+                return false;
+            }
+            let data = packet.data();
+            let ip = data + ETHERNET;
+            if ip + IP4 + ICMP > packet.end() {
+                return false;
+            }
+            store_macs(data, macs);
+            header4(ip, length as u32, 1, frontend, client);
+            let icmp = ip + IP4;
+            store16::<0>(icmp, kind.to_be());
+            store16::<2>(icmp, !checksum::fold(sum));
+            store32::<4>(icmp, rest.to_be());
+            for (i, word) in quoted.iter().enumerate() {
+                let at = icmp + ICMP + i * 4;
+                if i >= count || at + 4 > packet.end() {
+                    break;
+                }
+                store32::<0>(at, *word);
+            }
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn reset<P: Packet>(packet: P) -> bool {
+        let data = packet.data();
+        let ip = data + ETHERNET;
+        if ip + IP4 > packet.end() {
+            return false;
+        }
+        unsafe {
+            let macs = swapped(data);
+            let (client, frontend) = (load32::<12>(ip), load32::<16>(ip));
+            let l4 = ip + ((load8::<0>(ip) as usize & 15) << 2);
+            if l4 + 20 > packet.end() {
+                return false;
+            }
+            let (ports, sequence) = (load32::<0>(l4).rotate_left(16), load32::<8>(l4));
+            if !packet.resize((ETHERNET + IP4 + 20) as u32) {
+                return false;
+            }
+            let data = packet.data();
+            let ip = data + ETHERNET;
+            if ip + IP4 + 20 > packet.end() {
+                return false;
+            }
+            store_macs(data, macs);
+            header4(ip, (IP4 + 20) as u32, PROTOCOL_TCP as u8, frontend, client);
+            let pseudo = words(client) + words(frontend) + 6u16.to_be() as u64 + 20u16.to_be() as u64;
+            segment(ip + IP4, ports, sequence, pseudo);
+        }
+        true
+    }
+}
+
+#[inline(always)]
+unsafe fn header4(ip: usize, length: u32, protocol: u8, source: u32, destination: u32) {
+    // Version 4, five words; length; DF; TTL and protocol, each pair as one word in memory order.
+    let (first, length) = (0x4500u16.to_be(), (length as u16).to_be());
+    let (fragment, ttl) = (0x4000u16.to_be(), u16::from_be_bytes([TTL, protocol]).to_be());
+    let sum =
+        first as u64 + length as u64 + fragment as u64 + ttl as u64 + words(source) + words(destination);
+    unsafe {
+        store16::<0>(ip, first);
+        store16::<2>(ip, length);
+        store16::<4>(ip, 0);
+        store16::<6>(ip, fragment);
+        store16::<8>(ip, ttl);
+        store16::<10>(ip, !checksum::fold(sum));
+        store32::<12>(ip, source);
+        store32::<16>(ip, destination);
+    }
+}

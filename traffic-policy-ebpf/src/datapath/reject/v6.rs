@@ -1,0 +1,134 @@
+//! Answers in IPv6.
+
+use traffic_policy_ebpf::{abi::PROTOCOL_TCP, checksum};
+
+use super::{Answer, ICMP, TTL, segment, store_macs, swapped, words};
+
+use crate::datapath::{
+    barrier::opaque,
+    ctx::Packet,
+    family::V6,
+    parse::{ETHERNET, ipv6_ext},
+    words::{load32, load64, store8, store16, store32, store64},
+};
+
+const IP6: usize = 40;
+/// Largest IPv6 header with its extension headers, and the eight bytes after it that an error repeats.
+const QUOTED6_WORDS: usize = (ipv6_ext::MAX_LENGTH + 8) / 8;
+const PROTOCOL_ICMP6: u8 = 58;
+
+impl Answer for V6 {
+    // RFC 4443 sections 3.1 to 3.3.
+    const PORT_UNREACHABLE: u16 = 0x0104;
+    const TTL_EXCEEDED: u16 = 0x0300;
+    const TOO_LONG: u16 = 0x0200;
+
+    #[inline(always)]
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
+        // Also what is written once the packet has moved back.
+        packet.pull((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
+        let (data, end) = (packet.data(), packet.end());
+        let ip = data + ETHERNET;
+        if ip + IP6 > end {
+            return false;
+        }
+        unsafe {
+            let macs = swapped(data);
+            let client = [load64::<8>(ip), load64::<16>(ip)];
+            let frontend = [load64::<24>(ip), load64::<32>(ip)];
+            // Up to the ports: without them the sender's stack cannot tell whose packet it was.
+            let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
+            let count = walked.offset as usize / 8 + 1;
+            let length = ICMP + count * 8;
+            if !packet.resize((ETHERNET + IP6 + length) as u32) {
+                return false;
+            }
+            let (data, end) = (packet.data(), packet.end());
+            let ip = data + ETHERNET;
+            if ip + IP6 + ICMP > end {
+                return false;
+            }
+            let mut sum = kind.to_be() as u64 + words(rest.to_be());
+            sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
+            sum += wide_sum(client[0]) + wide_sum(client[1]) + wide_sum(frontend[0]) + wide_sum(frontend[1]);
+            // The packet moves back in place, its last word first.
+            for i in (0..QUOTED6_WORDS).rev() {
+                let from = ip + i * 8;
+                if i >= count {
+                    continue;
+                }
+                if from + IP6 + ICMP + 8 > end {
+                    return false;
+                }
+                let word = load64::<0>(from);
+                sum += wide_sum(word);
+                store64::<48>(from, word);
+            }
+            store_macs(data, macs);
+            header6(ip, length as u16, PROTOCOL_ICMP6, frontend, client);
+            let icmp = ip + IP6;
+            store16::<0>(icmp, kind.to_be());
+            store16::<2>(icmp, !checksum::fold(sum));
+            store32::<4>(icmp, rest.to_be());
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn reset<P: Packet>(packet: P) -> bool {
+        packet.pull((ETHERNET + ipv6_ext::MAX_LENGTH + 20) as u32);
+        let (data, end) = (packet.data(), packet.end());
+        let ip = data + ETHERNET;
+        if ip + IP6 > end {
+            return false;
+        }
+        unsafe {
+            let macs = swapped(data);
+            let client = [load64::<8>(ip), load64::<16>(ip)];
+            let frontend = [load64::<24>(ip), load64::<32>(ip)];
+            let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
+            let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
+            if l4 + 20 > end {
+                return false;
+            }
+            let (ports, sequence) = (load32::<0>(l4).rotate_left(16), load32::<8>(l4));
+            if !packet.resize((ETHERNET + IP6 + 20) as u32) {
+                return false;
+            }
+            let data = packet.data();
+            let ip = data + ETHERNET;
+            if ip + IP6 + 20 > packet.end() {
+                return false;
+            }
+            store_macs(data, macs);
+            header6(ip, 20, PROTOCOL_TCP as u8, frontend, client);
+            let pseudo = wide_sum(client[0])
+                + wide_sum(client[1])
+                + wide_sum(frontend[0])
+                + wide_sum(frontend[1])
+                + 6u16.to_be() as u64
+                + 20u16.to_be() as u64;
+            segment(ip + IP6, ports, sequence, pseudo);
+        }
+        true
+    }
+}
+
+#[inline(always)]
+const fn wide_sum(word: u64) -> u64 {
+    (word & 0xffff_ffff) + (word >> 32)
+}
+
+#[inline(always)]
+unsafe fn header6(ip: usize, length: u16, protocol: u8, source: [u64; 2], destination: [u64; 2]) {
+    unsafe {
+        store32::<0>(ip, 0x6000_0000u32.to_be());
+        store16::<4>(ip, length.to_be());
+        store8::<6>(ip, protocol);
+        store8::<7>(ip, TTL);
+        store64::<8>(ip, source[0]);
+        store64::<16>(ip, source[1]);
+        store64::<24>(ip, destination[0]);
+        store64::<32>(ip, destination[1]);
+    }
+}

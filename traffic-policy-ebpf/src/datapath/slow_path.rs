@@ -1,0 +1,257 @@
+//! The slow path: everything that an established packet does not need. The flow of a packet is found and its state advanced, or
+//! made; then the packet is forwarded.
+
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, Slot, destination_port, frontend, kind, source_port, step},
+    hash,
+    outcome::Outcome,
+    tcp::flag,
+};
+
+use core::ptr;
+
+use crate::datapath::{
+    barrier::fetch_add,
+    clock,
+    ctx::Packet,
+    events::{self, NewEvent},
+    family::Family,
+    flow::{
+        snat_port::NewFlow,
+        state::{self, Transition},
+        table::{self, FlowTable},
+    },
+    forward::{
+        self, Rewrite,
+        nexthop::{self, Forwarding, Route},
+    },
+    lb::{Client, List, Target, select},
+    maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
+    parse::{self, Parsed},
+    reject, trace,
+    verdict::{self, Decision},
+};
+
+/// The program for everything that an established packet does not need: flows to be made, conversations that change
+/// their state, hops to be resolved.
+#[inline(always)]
+pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
+    let decision =
+        match F::parse_fixed(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
+            Ok(parsed) => {
+                let now = clock::jiffies();
+                let decision = match prepare(packet, &parsed, now) {
+                    Ok(forwarding) => {
+                        let decision = forward::forward(packet, &parsed, &forwarding, now);
+                        Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
+                    }
+                    Err(decision) => decision,
+                };
+                reject::if_refused::<P, F>(packet, &parsed, decision)
+            }
+            Err(outcome) => outcome.into(),
+        };
+    verdict::finish(packet, P::HOOK, decision)
+}
+
+/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop.
+#[inline(always)]
+pub fn prepare<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    now: u32,
+) -> Result<Forwarding<F::Address>, Decision> {
+    let (entry, pending) = table::find::<F>(&parsed.tuple);
+    // Null pointers rather than `Option`s, as in `find`.
+    let mut restart = ptr::null_mut();
+    let mut kept = ptr::null_mut();
+    if !entry.is_null() {
+        if unsafe { (*entry).kind } == kind::REPLY_LOCAL {
+            return Err(Outcome::PassedStaleFlow.into());
+        }
+        match state::track(parsed, entry, pending) {
+            Transition::Keep(entry) => kept = entry,
+            Transition::Restart(entry) => restart = entry,
+            Transition::Forget => {}
+            Transition::Leave(outcome) => {
+                return Err(Decision::refused(outcome, unsafe { (*entry).service }));
+            }
+        }
+    }
+    let mut entry = kept;
+    if entry.is_null() {
+        let created = create(packet, parsed, restart, now)?;
+        entry = created.request;
+        events::emit::<F>(|| new_flow(packet, parsed, entry));
+        if created.unresolved != 0 {
+            return Ok(Forwarding { entry, hop: ptr::null(), unresolved: created.unresolved });
+        }
+    }
+    nexthop::resolve_egress::<P, F>(packet, entry, now)
+}
+
+/// What is told of a flow that this packet has made.
+#[inline(always)]
+fn new_flow<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *const Flow<F::Address>,
+) -> NewEvent<F::Address> {
+    let (kind, service, address, ports) =
+        unsafe { ((*entry).kind, (*entry).service, (*entry).destination, (*entry).ports) };
+    NewEvent {
+        hook: P::HOOK,
+        outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
+        service,
+        ifindex: packet.ingress(),
+        netns: 0,
+        tuple: parsed.tuple,
+        endpoint: (address, destination_port(ports)),
+    }
+}
+
+/// A flow that exists now.
+struct Created<A: Address> {
+    pub request: *mut Flow<A>,
+    /// Not 0: the device to leave by; the FIB was asked, and its neighbour is not resolved.
+    pub unresolved: u32,
+}
+
+/// Endpoints for a packet that may start a flow: a list that is not empty.
+#[inline(always)]
+fn list<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    client: &Client<F::Address>,
+) -> Result<List, Decision> {
+    let list = match select::list::<F>(&Target::of(&parsed.tuple), client) {
+        Err(refusal) if refusal.outcome as u32 == Outcome::PassedNotService as u32 => {
+            return Err(Outcome::PassedNotService.into());
+        }
+        _ if !packet.is_for_host() => return Err(Outcome::PassedOtherHost.into()),
+        // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments would use up the answers
+        // that this node may make.
+        Err(refusal)
+            if refusal.outcome as u32 == Outcome::RejectedUnknownPort as u32
+                && parsed.is_tcp()
+                && !parsed.opens() =>
+        {
+            return Err(Outcome::PassedNoFlow.into());
+        }
+        Err(refusal) => return Err(Decision::refused(refusal.outcome, refusal.service)),
+        Ok(list) => list,
+    };
+    if parsed.is_tcp() && !parsed.opens() {
+        // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
+        // goes on with a connection that an earlier proxy left in conntrack.
+        let flags = unsafe { (*list.frontend).flags };
+        let segment = parsed.tcp_flags();
+        if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
+            return Err(Outcome::PassedNoFlow.into());
+        }
+        return Err(Decision::refused(Outcome::ResetNoFlow, list.service));
+    }
+    if list.range.len == 0 {
+        return Err(Decision::refused(Outcome::RejectedNoEndpoint, list.service));
+    }
+    Ok(list)
+}
+
+/// Whether XDP has delivered this packet: then its tuple is that of a reply, reversed.
+#[inline(always)]
+fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    let key = unsafe { &mut (*scratch).other };
+    *key = parsed.tuple.reversed();
+    !FlowTable::<F>::main().find(key).is_null()
+        || table::pending_in_use() && !FlowTable::<F>::pending().find(key).is_null()
+}
+
+/// Makes the flow of a packet that has none. `restart`: an entry of the main table to be written over, or null.
+#[inline(always)]
+fn create<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    restart: *mut Flow<F::Address>,
+    now: u32,
+) -> Result<Created<F::Address>, Decision> {
+    if P::TC && restart.is_null() && delivered(parsed) {
+        return Err(Outcome::PassedDelivered.into());
+    }
+    let (Some(state), Some(usage), Some(scratch)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0), F::scratch())
+    else {
+        return Err(Outcome::DroppedInternalError.into());
+    };
+    let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
+    let client = Client { source: parsed.tuple.source, netns: 0, hash };
+    let list = list(packet, parsed, &client)?;
+    let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).search });
+    let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
+        return Err(Outcome::DroppedInternalError.into());
+    };
+    // Its range rests before it is written again, so it does not change under our hands.
+    let slot = unsafe { &*slot.cast_const() };
+
+    let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
+    let (local, source, hop, epoch, unresolved) = match route {
+        Route::Failed(outcome) => {
+            trace::note(step::ROUTE, 3, [0; 2]);
+            return Err(Decision::refused(outcome, list.service));
+        }
+        Route::Local => (true, parsed.tuple.source, 0, 0, 0),
+        Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
+        Route::Via(via) => {
+            if !P::TC {
+                return Err(Outcome::PassedToTc.into());
+            }
+            (false, via.source, 0, 0, via.ifindex)
+        }
+    };
+    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
+    if !local && parsed.ttl <= 1 {
+        return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
+    }
+
+    let pending = restart.is_null()
+        // Signed: it may be a few below zero, until the sweep sets it right.
+        && unsafe { (*usage).unconfirmed[F::INDEX] as i64 >= (*state).unconfirmed_limit[F::INDEX] as i64 };
+    let entries =
+        NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
+    entries
+        .claim(hash, usage, unsafe { (*state).pool_len })
+        .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
+    trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
+    let key = unsafe { &(*scratch).key };
+    let request = entries.request(unsafe { (*scratch).claim.ports }, hop, epoch);
+
+    if !restart.is_null() {
+        unsafe { state::reuse_entry::<F>(restart, request, parsed.tuple.protocol, key, usage) };
+        return Ok(Created { request: restart, unresolved });
+    }
+    let flags = if pending { ANY } else { NOEXIST };
+    match FlowTable::<F>::of(pending).insert(&parsed.tuple, request.cast_const(), flags) {
+        0 if pending => {}
+        0 => {
+            unsafe { fetch_add(table::unconfirmed::<F>(usage), 1) };
+        }
+        failed => {
+            // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
+            // too: for an endpoint on this node both have the same.
+            let winner = FlowTable::<F>::main().find(&parsed.tuple);
+            let shared = !winner.is_null()
+                && unsafe { (*winner).translated(parsed.tuple.protocol) }.reversed() == *key;
+            if !shared {
+                FlowTable::<F>::of(pending).remove(key);
+            }
+            if failed != EXISTS {
+                return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
+            }
+        }
+    }
+    // The entry as it lies in the table: ours, or that of the CPU that was first.
+    let request = FlowTable::<F>::of(pending).find(&parsed.tuple);
+    if request.is_null() {
+        return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
+    }
+    Ok(Created { request, unresolved })
+}

@@ -1,0 +1,217 @@
+//! What becomes of a destination that a socket names. Nothing here needs a socket: the kernel cannot test-run socket
+//! hooks, so `explain` asks the same function from an XDP program.
+
+use traffic_policy_ebpf::{
+    abi::{Address, EndpointKey, NO_SERVICE, Node, Search, Slot, Socket, scope, step},
+    hash,
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    family::Family,
+    lb::{Client, List, Refusal, Target, affinity, select},
+    maps::{GONE, NODE, Table},
+    prefilter, trace,
+};
+
+/// What a socket is about to do.
+#[derive(Clone, Copy)]
+pub struct Query<A> {
+    /// The address that the application names; an IPv4-mapped IPv6 address counts as IPv4.
+    pub destination: A,
+    /// Memory order.
+    pub port: u16,
+    /// TCP or UDP, as IP protocol number.
+    pub protocol: u16,
+    /// The address that the socket is bound to; zero if it is not.
+    pub source: A,
+    /// Cookie of the socket's network namespace, never 0.
+    pub netns: u64,
+    /// The namespace is the node's own.
+    pub node: bool,
+    /// Spreads connections over endpoints.
+    pub hash: u64,
+    /// Where earlier datagrams of this socket to this destination went, or null: a conversation stays with its endpoint.
+    pub had: *const Socket,
+}
+
+/// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
+#[derive(Clone, Copy)]
+pub struct Translation<A> {
+    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call is none of ours.
+    pub outcome: Outcome,
+    /// Index of the Service port, or [`NO_SERVICE`].
+    pub service: u32,
+    /// The endpoint.
+    pub address: A,
+    /// Memory order.
+    pub port: u16,
+    /// Its place within the list.
+    pub offset: u32,
+}
+
+impl<A: Address> Translation<A> {
+    #[inline(always)]
+    fn none() -> Self {
+        Self { outcome: Outcome::Passed, service: NO_SERVICE, address: A::default(), port: 0, offset: 0 }
+    }
+
+    #[inline(always)]
+    fn refused(self, refusal: Refusal) -> Self {
+        let Refusal { outcome, service } = refusal;
+        Self { outcome, service, ..self }
+    }
+
+    #[inline(always)]
+    fn no_endpoint(self, list: &List) -> Self {
+        Self { outcome: Outcome::RejectedNoEndpoint, service: list.service, ..self }
+    }
+
+    /// The endpoint in a slot of a list.
+    #[inline(always)]
+    fn at<F: Family<Address = A>>(self, list: &List, slot: u32) -> Self {
+        let translation = Self { service: list.service, ..self };
+        let Some(endpoint) = F::slots().lookup::<u32, Slot<A>>(&slot) else {
+            return Self { outcome: Outcome::DroppedInternalError, ..translation };
+        };
+        let (address, port) = unsafe { ((*endpoint).address, (*endpoint).port) };
+        let offset = slot - list.range.base;
+        Self { outcome: Outcome::Connected, address, port, offset, ..translation }
+    }
+}
+
+/// Whether an address leads to the caller's own namespace: 127.0.0.0/8, ::1, and the unspecified address, which the kernel
+/// takes for loopback.
+#[inline(always)]
+fn is_loopback<F: Family>(address: F::Address) -> bool {
+    let [head, tail] = address.wide();
+    if F::V6 {
+        return head == 0 && (tail == 0 || tail == u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 1]));
+    }
+    let address = head as u32;
+    address == 0 || address.to_ne_bytes()[0] == 127
+}
+
+/// The source that a socket without one will probably get: the node's address, or one of its pods' range.
+#[inline(always)]
+fn usual_source<F: Family>(node: bool) -> F::Address {
+    let Some(this) = NODE.get_ptr(0) else { return F::Address::default() };
+    let this: *const Node = this;
+    F::narrow(unsafe { if node { (*this).primary[F::INDEX] } else { (*this).pods[F::INDEX] } })
+}
+
+/// Decides. `search` is the caller's own: a socket's call is interrupted by packets, which use the per-CPU one.
+#[inline(always)]
+pub fn decide<F: Family>(
+    query: &Query<F::Address>,
+    search: *mut Search<F::Address>,
+) -> Translation<F::Address> {
+    let mut translation = Translation::none();
+    if !prefilter::may_be_service::<F>(query.destination, query.port) {
+        trace::note(step::FILTER, 0, [0; 2]);
+        return translation;
+    }
+    let mut target = Target {
+        address: query.destination,
+        port: query.port,
+        protocol: query.protocol,
+        scope: scope::ADDRESS,
+    };
+    if is_loopback::<F>(query.destination) {
+        // The loopback addresses of a pod are the pod's own business.
+        if !query.node {
+            trace::note(step::OWN_LOOPBACK, 0, [0; 2]);
+            translation.outcome = Outcome::PassedNotService;
+            return translation;
+        }
+        target.address = F::Address::default();
+        target.scope = scope::LOOPBACK;
+    }
+    let had = query.had;
+    if is_continued::<F>(query, &target) {
+        translation.outcome = Outcome::Connected;
+        unsafe {
+            translation.service = (*had).service;
+            (translation.address, translation.port) = (F::narrow((*had).address), (*had).port);
+            translation.offset = (*had).offset;
+        }
+        return translation;
+    }
+    let mut client = Client { source: query.source, netns: query.netns, hash: query.hash };
+    if client.source == F::Address::default() {
+        client.source = usual_source::<F>(query.node);
+    }
+    let list = match select::list::<F>(&target, &client) {
+        Ok(list) => list,
+        Err(refusal) => return translation.refused(refusal),
+    };
+    if list.range.len == 0 {
+        return translation.no_endpoint(&list);
+    }
+    let offset = conversation::<F>(query, &list, search);
+    let slot = if offset == affinity::NONE {
+        select::slot::<F>(&list, &client, search)
+    } else {
+        list.range.base + offset
+    };
+    let translation = translation.at::<F>(&list, slot);
+    // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the slots,
+    // be written anew as somebody else's.
+    if select::holds::<F>(&target, &list) {
+        return translation;
+    }
+    // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To ask for the one that
+    // the client had would make the verifier follow all of it tenfold.
+    let translation = Translation::none();
+    match select::list::<F>(&target, &client) {
+        Err(refusal) => translation.refused(refusal),
+        Ok(list) if list.range.len == 0 => translation.no_endpoint(&list),
+        Ok(list) => {
+            let slot = list.range.base + hash::pick(client.hash, list.range.len);
+            translation.at::<F>(&list, slot)
+        }
+    }
+}
+
+/// Seconds for which an unconnected socket's conversation stays with its endpoint after its last datagram: as long as
+/// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
+const CONVERSATION: u32 = 120;
+
+/// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
+/// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
+#[inline(always)]
+fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address>) -> bool {
+    let had = query.had;
+    if had.is_null() {
+        return false;
+    }
+    let (service, used) = unsafe { ((*had).service, (*had).used) };
+    if used == 0 || clock::seconds().wrapping_sub(used) > CONVERSATION {
+        return false;
+    }
+    let found = select::frontend::<F>(target);
+    // Services with affinity know where their clients are.
+    if found.is_null() || unsafe { (*found).service != service || (*found).affinity != 0 } {
+        return false;
+    }
+    let endpoint = EndpointKey {
+        address: unsafe { (*had).address },
+        port: unsafe { (*had).port },
+        protocol: query.protocol as u8,
+        ipv6: F::V6 as u8,
+        service,
+    };
+    Table::of(&raw const GONE).lookup::<_, u32>(&endpoint).is_none()
+}
+
+/// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
+/// know it by themselves.
+#[inline(always)]
+fn conversation<F: Family>(query: &Query<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+    let had = query.had;
+    if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
+        return affinity::NONE;
+    }
+    unsafe { affinity::find::<F>(list, F::narrow((*had).address), (*had).port, (*had).offset, search) }
+}

@@ -1,0 +1,49 @@
+//! The entries about sockets: in which map they are, and by which keys.
+
+use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, SocketKey};
+
+use crate::datapath::{
+    family::{Family, V4, V6},
+    maps::{CONNECTED_UDP, SOCKETS, Table},
+    sock::{addr::Named, lookup::Translation},
+};
+
+/// Where a socket is noted.
+#[inline(always)]
+pub fn table_of(protocol: u32, connected: bool) -> Table {
+    if protocol == PROTOCOL_UDP && connected {
+        Table::of(&raw const CONNECTED_UDP)
+    } else {
+        Table::of(&raw const SOCKETS)
+    }
+}
+
+/// Makes the key of the way back from that of the way there.
+#[inline(always)]
+pub fn reverse<A: Address>(key: &mut SocketKey, translation: &Translation<A>) {
+    key.address = translation.address.wide();
+    key.port = translation.port;
+    key.forward = 0;
+}
+
+/// The key of the entry about a socket whose other end is an endpoint.
+#[inline(always)]
+pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: u16) -> SocketKey {
+    SocketKey {
+        cookie,
+        address: address.wide(),
+        port,
+        protocol: protocol as u8,
+        forward: 0,
+        ipv6: F::V6 as u32,
+    }
+}
+
+/// As [`peer_key`].
+#[inline(always)]
+pub fn named_key(cookie: u64, protocol: u32, address: Named, port: u16) -> SocketKey {
+    match address {
+        Named::V4(address) => peer_key::<V4>(cookie, protocol, address, port),
+        Named::V6(address) => peer_key::<V6>(cookie, protocol, address, port),
+    }
+}

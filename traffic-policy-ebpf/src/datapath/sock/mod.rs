@@ -1,0 +1,350 @@
+//! Calls of sockets of this node and its pods: the destination is exchanged for an endpoint before any packet is made, and
+//! the application sees the address that it named.
+
+pub mod addr;
+pub mod explain;
+pub mod lookup;
+pub mod map;
+
+use core::{mem::MaybeUninit, ptr};
+
+use aya_ebpf::helpers::bpf_get_prandom_u32;
+use traffic_policy_ebpf::{
+    abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, Tuple, hook, ports},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock, counters,
+    events::{self, NewEvent},
+    family::{Family, V4, V6},
+    maps::{ANY, NODE, Table},
+    prefilter,
+    sock::{
+        addr::{Call, Closing, Named},
+        lookup::{Query, Translation},
+    },
+};
+
+/// Verdicts of socket hooks.
+const DENY: i32 = 0;
+const ALLOW: i32 = 1;
+
+/// A call that names a destination.
+struct DestinationCall<A> {
+    call: Call,
+    destination: A,
+    /// Zero if the socket is not bound.
+    source: A,
+    /// The socket is being connected; else it sends one datagram.
+    connects: bool,
+}
+
+/// Where a call goes.
+struct CallVerdict<A> {
+    verdict: i32,
+    /// The endpoint holds.
+    translated: bool,
+    address: A,
+    port: u16,
+}
+
+impl<A: Address> CallVerdict<A> {
+    #[inline(always)]
+    fn none(verdict: i32) -> Self {
+        Self { verdict, translated: false, address: A::default(), port: 0 }
+    }
+}
+
+impl<A: Address> DestinationCall<A> {
+    #[inline(always)]
+    fn translate<F: Family<Address = A>>(&self) -> CallVerdict<A> {
+        let call = self.call;
+        let (protocol, port) = (call.protocol(), call.port());
+        if protocol == 0 || !prefilter::may_be_service::<F>(self.destination, port) {
+            return CallVerdict::none(ALLOW);
+        }
+        let netns = call.netns();
+        let node = NODE.get_ptr(0).is_some_and(|node| unsafe { (*node).netns } == netns);
+        let mut key = SocketKey {
+            cookie: call.cookie(),
+            address: self.destination.wide(),
+            port,
+            protocol: protocol as u8,
+            forward: 1,
+            ipv6: F::V6 as u32,
+        };
+        let connected = protocol == PROTOCOL_UDP && call.is_connected();
+        if connected && !self.connects {
+            let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
+            let shown = map::table_of(protocol, true).lookup::<_, Socket>(&peer);
+            // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
+            // connect() did must go to the same endpoint.
+            if peer.ipv6 == key.ipv6
+                && shown.is_some_and(|shown| unsafe {
+                    (*shown).address == key.address && (*shown).port == key.port
+                })
+            {
+                let address = F::narrow(peer.address);
+                return CallVerdict { verdict: ALLOW, translated: true, address, port: peer.port };
+            }
+        }
+        let had = if self.connects {
+            ptr::null_mut()
+        } else {
+            map::table_of(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
+        };
+        let query = Query {
+            destination: self.destination,
+            port,
+            protocol: protocol as u16,
+            source: self.source,
+            netns,
+            node,
+            hash: unsafe { bpf_get_prandom_u32() } as u64,
+            had,
+        };
+        let mut search = MaybeUninit::<Search<A>>::uninit();
+        let translation = lookup::decide::<F>(&query, search.as_mut_ptr());
+        match translation.outcome {
+            Outcome::Connected => {}
+            Outcome::Passed | Outcome::PassedNotService => return CallVerdict::none(ALLOW),
+            refused => {
+                self.note::<F>(refused, netns, &translation);
+                call.fail(refused, protocol);
+                return CallVerdict::none(DENY);
+            }
+        }
+        if self.connects {
+            self.note::<F>(Outcome::Connected, netns, &translation);
+            if connected {
+                // It gets another peer; nobody will ask for this one again.
+                let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
+                map::table_of(protocol, true).remove(&peer);
+            }
+            self.note_peer(&mut key, netns, &translation);
+        } else {
+            self.note_conversation::<F>(&mut key, netns, &translation, had);
+        }
+        CallVerdict { verdict: ALLOW, translated: true, address: translation.address, port: translation.port }
+    }
+
+    /// Counts a refusal or a new conversation, and tells whoever listens.
+    #[inline(always)]
+    fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, translation: &Translation<A>) {
+        counters::count_call(outcome);
+        counters::add(translation.service, outcome, 1, 0, 0);
+        events::emit::<F>(|| NewEvent {
+            hook: hook::SOCKET,
+            outcome,
+            service: translation.service,
+            ifindex: 0,
+            netns,
+            tuple: Tuple {
+                source: self.source,
+                destination: self.destination,
+                ports: ports(0, self.call.port()),
+                protocol: self.call.protocol(),
+            },
+            endpoint: if outcome as u32 == Outcome::Connected as u32 {
+                (translation.address, translation.port)
+            } else {
+                (A::default(), 0)
+            },
+        });
+    }
+
+    /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
+    #[inline(always)]
+    fn note_peer(&self, key: &mut SocketKey, netns: u64, translation: &Translation<A>) {
+        let value = Socket {
+            address: key.address,
+            port: key.port,
+            zero: 0,
+            service: translation.service,
+            netns,
+            offset: 0,
+            used: 0,
+        };
+        map::reverse(key, translation);
+        // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
+        map::table_of(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
+    }
+
+    /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
+    /// second.
+    #[inline(always)]
+    fn note_conversation<F: Family<Address = A>>(
+        &self,
+        key: &mut SocketKey,
+        netns: u64,
+        translation: &Translation<A>,
+        had: *mut Socket,
+    ) {
+        let sockets = map::table_of(PROTOCOL_UDP, false);
+        let (address, port) = (translation.address.wide(), translation.port);
+        let used = clock::seconds();
+        if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
+            unsafe {
+                if (*had).offset != translation.offset {
+                    (*had).offset = translation.offset;
+                }
+                if (*had).service != translation.service {
+                    (*had).service = translation.service;
+                }
+                if (*had).used != used {
+                    (*had).used = used;
+                }
+            }
+        } else {
+            self.note::<F>(Outcome::Connected, netns, translation);
+            let value = Socket {
+                address,
+                port,
+                zero: 0,
+                service: translation.service,
+                netns,
+                offset: translation.offset,
+                used,
+            };
+            sockets.insert(&*key, &raw const value, ANY);
+        }
+        let mut back = *key;
+        map::reverse(&mut back, translation);
+        let shown = sockets.lookup::<_, Socket>(&back);
+        // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
+        // asked last.
+        if shown.is_none_or(|shown| unsafe { (*shown).address != key.address || (*shown).port != key.port }) {
+            self.note_peer(key, netns, translation);
+        }
+    }
+}
+
+#[inline(always)]
+fn to4(call: Call, source: u32, connects: bool) -> i32 {
+    let translate = DestinationCall { call, destination: call.ip4(), source, connects }.translate::<V4>();
+    if translate.translated {
+        call.set4(translate.address, translate.port);
+    }
+    translate.verdict
+}
+
+#[inline(always)]
+pub fn connect4(call: Call) -> i32 {
+    to4(call, call.bound4(), true)
+}
+
+/// Also of IPv6 sockets that name an IPv4-mapped address.
+#[inline(always)]
+pub fn sendmsg4(call: Call) -> i32 {
+    to4(call, call.source4(), false)
+}
+
+#[inline(always)]
+pub fn connect6(call: Call) -> i32 {
+    match call.ip6() {
+        Named::V4(destination) => {
+            let source = call.bound6().v4();
+            let translate = DestinationCall { call, destination, source, connects: true }.translate::<V4>();
+            if translate.translated {
+                call.set_mapped(translate.address, translate.port);
+            }
+            translate.verdict
+        }
+        Named::V6(destination) => {
+            let source = call.bound6().v6();
+            let translate = DestinationCall { call, destination, source, connects: true }.translate::<V6>();
+            if translate.translated {
+                call.set6(translate.address, translate.port);
+            }
+            translate.verdict
+        }
+    }
+}
+
+/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those (`udpv6_sendmsg`).
+/// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c>
+#[inline(always)]
+pub fn sendmsg6(call: Call) -> i32 {
+    let Named::V6(destination) = call.ip6() else { return ALLOW };
+    let source = call.source6().v6();
+    let translate = DestinationCall { call, destination, source, connects: false }.translate::<V6>();
+    if translate.translated {
+        call.set6(translate.address, translate.port);
+    }
+    translate.verdict
+}
+
+/// What the application named, where the other end is an endpoint that it was exchanged for; or null.
+#[inline(always)]
+fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
+    let key = map::peer_key::<F>(call.cookie(), protocol, address, call.port());
+    sockets.lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
+}
+
+#[inline(always)]
+fn show4(call: Call, sockets: Table, protocol: u32) {
+    let socket = peer::<V4>(call, sockets, protocol, call.ip4());
+    if !socket.is_null() {
+        unsafe { call.set4(V4::narrow((*socket).address), (*socket).port) };
+    }
+}
+
+#[inline(always)]
+fn show6(call: Call, sockets: Table, protocol: u32) {
+    match call.ip6() {
+        Named::V4(address) => {
+            let socket = peer::<V4>(call, sockets, protocol, address);
+            if !socket.is_null() {
+                unsafe { call.set_mapped(V4::narrow((*socket).address), (*socket).port) };
+            }
+        }
+        Named::V6(address) => {
+            let socket = peer::<V6>(call, sockets, protocol, address);
+            if !socket.is_null() {
+                unsafe { call.set6(V6::narrow((*socket).address), (*socket).port) };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub fn recvmsg4(call: Call) -> i32 {
+    if prefilter::is_endpoint(call.port()) {
+        show4(call, map::table_of(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
+    }
+    ALLOW
+}
+
+#[inline(always)]
+pub fn recvmsg6(call: Call) -> i32 {
+    if prefilter::is_endpoint(call.port()) {
+        show6(call, map::table_of(PROTOCOL_UDP, call.is_connected()), PROTOCOL_UDP);
+    }
+    ALLOW
+}
+
+#[inline(always)]
+pub fn getpeername4(call: Call) -> i32 {
+    let protocol = call.protocol();
+    show4(call, map::table_of(protocol, true), protocol);
+    ALLOW
+}
+
+#[inline(always)]
+pub fn getpeername6(call: Call) -> i32 {
+    let protocol = call.protocol();
+    show6(call, map::table_of(protocol, true), protocol);
+    ALLOW
+}
+
+/// A connected socket is closed: nobody will ask for its peer again.
+#[inline(always)]
+pub fn release(closing: Closing) -> i32 {
+    let (protocol, port) = (closing.protocol(), closing.port());
+    if protocol != 0 && prefilter::is_endpoint(port) {
+        let key = map::named_key(closing.cookie(), protocol, closing.peer(), port);
+        map::table_of(protocol, true).remove(&key);
+    }
+    ALLOW
+}

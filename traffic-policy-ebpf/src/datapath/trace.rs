@@ -1,0 +1,28 @@
+//! Notes of a packet's way, in copies of the programs that are loaded for `explain`. In others nothing of it is left: the
+//! verifier takes out what a constant switches off.
+
+use aya_ebpf::Global;
+use traffic_policy_ebpf::abi::{STEPS, Step};
+
+use crate::datapath::maps::TRACE;
+
+/// 1 in a traced copy. Set by the agent at load.
+#[unsafe(no_mangle)]
+static TRACING: Global<u32> = Global::new(0);
+
+/// Notes one step: see [`step`][traffic_policy_ebpf::abi::step].
+#[inline(always)]
+pub fn note(kind: u32, value: u32, words: [u64; 2]) {
+    if TRACING.load() == 0 {
+        return;
+    }
+    let Some(trace) = TRACE.get_ptr_mut(0) else { return };
+    unsafe {
+        let count = (*trace).count;
+        (*trace).count = count + 1;
+        if (count as usize) < STEPS {
+            let step = (&raw mut (*trace).steps).cast::<Step>().add(count as usize);
+            *step = Step { kind, value, words };
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The programs for packets with headers of variable length, and for fragments: they come here from the fast path and from
+//! egress, which find no ports where they look for them.
+
+use traffic_policy_ebpf::{
+    abi::{hook, kind},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    ctx::Packet,
+    egress,
+    forward::{self, Rewrite, fragment, nexthop},
+    parse::{self, variable::ParseVariable},
+    prefilter::{self, Match},
+    reject, slow_path,
+    verdict::{self, Decision},
+};
+
+/// The program for packets that come in.
+#[inline(always)]
+pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+    verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
+}
+
+#[inline(always)]
+fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
+    let headers = match F::parse_variable(packet) {
+        Ok(headers) => headers,
+        Err(outcome) => return outcome.into(),
+    };
+    if !fragment::note(&headers) {
+        return Outcome::DroppedInternalError.into();
+    }
+    let now = clock::jiffies();
+    if headers.later != 0 {
+        let (later, entry) = match fragment::later(headers) {
+            Ok(found) => found,
+            Err(outcome) => return outcome.into(),
+        };
+        if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
+            return Outcome::PassedStaleFlow.into();
+        }
+        let decision = match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+            Ok(forwarding) => forward::forward(packet, &later, &forwarding, now),
+            Err(decision) => decision,
+        };
+        return reject::if_refused::<P, F>(
+            packet,
+            &later.parsed,
+            Decision { service: unsafe { (*entry).service }, ..decision },
+        );
+    }
+    let parsed = headers.parsed;
+    if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) {
+        return Outcome::Passed.into();
+    }
+    if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
+        return Outcome::PassedMalformed.into();
+    }
+    if let Err(outcome) = parse::finish(packet, &parsed) {
+        return outcome.into();
+    }
+    let prepared = slow_path::prepare(packet, &parsed, now);
+    // Also where TC has to send it: the next fragment may be here before it has come there.
+    let known = match &prepared {
+        Ok(_) => true,
+        Err(decision) => decision.outcome as u32 == Outcome::PassedToTc as u32,
+    };
+    if known {
+        fragment::record(&parsed);
+    }
+    let decision = match prepared {
+        Ok(forwarding) => {
+            let decision = forward::forward(packet, &parsed, &forwarding, now);
+            Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
+        }
+        Err(decision) => decision,
+    };
+    reject::if_refused::<P, F>(packet, &parsed, decision)
+}
+
+/// The program for packets that leave.
+#[inline(always)]
+pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+}
+
+#[inline(always)]
+fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Outcome {
+    let headers = match F::parse_variable(packet) {
+        Ok(headers) => headers,
+        Err(outcome) => return outcome,
+    };
+    if !fragment::note(&headers) {
+        return Outcome::DroppedInternalError;
+    }
+    if headers.later != 0 {
+        let (later, entry) = match fragment::later(headers) {
+            Ok(found) => found,
+            Err(outcome) => return outcome,
+        };
+        return egress::translate(packet, &later, entry);
+    }
+    let parsed = &headers.parsed;
+    if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
+        return Outcome::PassedMalformed;
+    }
+    let outcome = egress::reply(packet, &headers.parsed);
+    if outcome as u32 == Outcome::RepliedLocal as u32 {
+        fragment::record(&headers.parsed);
+    }
+    outcome
+}

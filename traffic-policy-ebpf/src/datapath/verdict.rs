@@ -1,0 +1,91 @@
+//! How a packet leaves: an outcome, counted once, and what the kernel is told.
+
+use aya_ebpf::cty::c_void;
+use traffic_policy_ebpf::{
+    abi::{Counters, NO_SERVICE, step},
+    outcome::{Outcome, Verdict},
+};
+
+use crate::datapath::{counters, ctx::Packet, trace};
+
+/// An outcome with what it needs to be carried out.
+#[must_use]
+#[derive(Clone, Copy)]
+pub struct Decision {
+    pub outcome: Outcome,
+    /// For outcomes that send: the verdict that does it.
+    pub action: i32,
+    /// For [`Outcome::RejectedMtuExceeded`]: what would have fitted, in bytes.
+    pub mtu: u32,
+    /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that answers.
+    pub service: u32,
+}
+
+impl From<Outcome> for Decision {
+    #[inline(always)]
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, action: 0, mtu: 0, service: NO_SERVICE }
+    }
+}
+
+impl Decision {
+    #[inline(always)]
+    pub fn sent(outcome: Outcome, action: i32) -> Self {
+        Self { outcome, action, mtu: 0, service: NO_SERVICE }
+    }
+
+    #[inline(always)]
+    pub fn refused(outcome: Outcome, service: u32) -> Self {
+        Self { outcome, action: 0, mtu: 0, service }
+    }
+
+    /// Whether the program itself answers the sender.
+    #[inline(always)]
+    pub fn is_answered(self) -> bool {
+        matches!(
+            self.outcome,
+            Outcome::RejectedNoEndpoint
+                | Outcome::RejectedUnknownPort
+                | Outcome::RejectedTtlExceeded
+                | Outcome::RejectedMtuExceeded
+                | Outcome::ResetNoFlow
+        )
+    }
+}
+
+/// Counts the outcome and translates it for the kernel.
+#[inline(always)]
+pub fn finish<P: Packet>(packet: P, hook: u32, decision: Decision) -> i32 {
+    finish_with(packet, hook, counters::of_hook(hook), decision)
+}
+
+/// As [`finish`], with counters that were looked up before.
+#[inline(always)]
+pub fn finish_with<P: Packet>(packet: P, hook: u32, counters: *mut Counters, decision: Decision) -> i32 {
+    log(packet.raw(), hook, decision.outcome as u32);
+    trace::note(step::OUTCOME, decision.outcome as u32, [hook as u64, 0]);
+    unsafe { counters::count(counters, decision.outcome) };
+    match decision.outcome.verdict() {
+        Verdict::Pass => P::PASS,
+        Verdict::Drop => P::DROP,
+        Verdict::Send => decision.action,
+    }
+}
+
+/// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function of its own, for the
+/// stack of `attend` has little room to spare.
+#[cfg(feature = "log")]
+#[inline(never)]
+fn log(context: *mut c_void, hook: u32, outcome: u32) {
+    struct Context(*mut c_void);
+    impl aya_ebpf::EbpfContext for Context {
+        fn as_ptr(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    aya_log_ebpf::info!(&Context(context), "hook {}: outcome {}", hook, outcome);
+}
+
+#[cfg(not(feature = "log"))]
+#[inline(always)]
+fn log(_: *mut c_void, _: u32, _: u32) {}
