@@ -6,8 +6,14 @@ use anyhow::{Context as _, Result};
 use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
 use super::{
-    Attached, Changed, Dataplane, Interface, Mode, attach, clsact, drivers, pinned::Reader, pins, pins::Pins,
-    probe, tables::SetAddresses,
+    Dataplane,
+    bpf::{
+        attach::{Attached, Interface, Mode, clsact, device, drivers},
+        introspect,
+        pins::{self, Pins},
+    },
+    maps::{keys::SetAddresses, reader::Reader},
+    nexthop::Changed,
 };
 
 impl Dataplane {
@@ -43,7 +49,7 @@ impl Dataplane {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
             *attached == Attached::XdpDriver
                 && interface.mtu > held.mtu
-                && interface.mtu > drivers::page_mtu(probe::page_size())
+                && interface.mtu > drivers::page_mtu(introspect::page_size())
         })
     }
 
@@ -106,7 +112,7 @@ impl Dataplane {
     pub fn forget_others(&mut self) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
         if let Some(pins) = &self.pins {
-            attach::retain(&pins.links(), &present)?;
+            device::retain(&pins.links(), &present)?;
         }
         self.forget_other_cgroups()?;
         let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
@@ -135,9 +141,9 @@ impl Dataplane {
         self.attached.values().map(|(interface, attached)| (interface, *attached))
     }
 
-    fn links(&self, interface: &Interface) -> attach::Links {
+    fn links(&self, interface: &Interface) -> device::Links {
         let folder = self.pins.as_ref().map_or_else(|| Path::new("/nonexistent").to_owned(), Pins::links);
-        attach::Links::new(&folder, interface)
+        device::Links::new(&folder, interface)
     }
 }
 

@@ -1,37 +1,21 @@
-//! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
+//! The packet path as the agent sees it: maps, programs, devices. The only room that names `aya` or says `unsafe`.
 
-mod attach;
-mod bpf;
-mod cgroup;
-mod clsact;
+pub mod bpf;
+pub mod clock;
 mod config;
-mod counters;
+pub mod counters;
 mod devices;
-pub mod drivers;
-mod filter;
-mod hops;
-mod kernel;
-mod levels;
-#[cfg(feature = "log")]
-mod log;
-mod object;
-mod pinned;
-mod pins;
-mod plan;
-mod pool;
-pub mod probe;
-mod programs;
-mod ranges;
-mod report;
+pub mod gc;
+mod heartbeat;
+pub mod kernel;
+pub mod maps;
+mod nexthop;
+pub mod privileges;
 mod sockets;
-mod store;
-mod sweep;
-mod sweeping;
-mod tables;
-mod trial;
-mod verifier;
-mod words;
-mod xdp_errors;
+pub mod sync;
+pub mod sys;
+pub mod tracing_copy;
+mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,46 +27,51 @@ use std::{
 use anyhow::{Context as _, Result, anyhow};
 use aya::Ebpf;
 
+use self::{
+    bpf::{attach::clsact, loader, pins, pins::Pins, programs, test_run, verifier},
+    gc::Sweeps,
+    maps::{
+        mmap::{agent, pool_port, state},
+        prefilter::{self, Array, Bits, Needed},
+    },
+    nexthop::Arena,
+    sync::{
+        apply,
+        plan::{self, Context, Planner},
+        snat_ports,
+    },
+};
 pub use self::{
-    attach::{Attached, Mode},
-    cgroup::Cgroup,
-    config::{Config, IdleTimes, Interface, Written},
-    counters::{Counter, pinned_counters},
+    bpf::{
+        attach::{Attached, Cgroup, Interface, Mode, drivers},
+        introspect,
+        loader::{Sizes, load, object_bytes},
+        pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
+        programs::{jumps, load_programs},
+        verifier::{Refusal, try_programs},
+    },
+    clock::monotonic,
+    config::{Config, IdleTimes, Written},
+    counters::Counter,
     devices::pinned_devices,
-    hops::{Changed, NextHop},
-    kernel::{
-        Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic, release_memory,
+    gc::sweeper::{Found, Sweeper},
+    kernel::{Kernel, release_memory},
+    maps::{
+        Tables,
+        keys::{FromWire, FrontendId, GoneEndpoint, ToWire, endpoint_key, from_wide, number, wide},
     },
-    levels::{Fill, Levels},
-    object::{Sizes, load, object_bytes},
-    pinned::{
-        Count, Counts, Event, Flow, FlowState, Life, Link, LinkHook, Listener, MapFill, Phase, Pinned,
-        Reached, Report, ServiceCount, ServicePort, Traffic, Way, device_name, frontend_kind,
-        service_count_reader,
-    },
-    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
-    plan::{FrontendId, GoneEndpoint},
-    pool::{
+    nexthop::{Changed, NextHop},
+    privileges::{check_privileges, effective_capabilities, missing_privileges},
+    sockets::ConnectedUdp,
+    sync::snat_ports::{
         LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
     },
-    programs::{jumps, load_programs},
-    sockets::ConnectedUdp,
-    sweep::{Found, Sweeper},
-    tables::{FromWire, Tables, ToWire, endpoint_key, from_wide, number, wide},
-    trial::{Candidate, Entrance, Judged, PacketHook, Trial},
-    verifier::{Refusal, try_programs},
-};
-use self::{
-    filter::{Array, Bits, Needed},
-    pins::Pins,
-    plan::{Context, Planner},
-    sweeping::Sweeps,
-    words::{agent, pool_port, state},
+    usage::{Fill, Levels},
 };
 use crate::model::{Desired, ServicePortKey};
 
 /// Service ports, and slots of each family: as the maps are declared.
-const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
+pub const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
 /// A hop is resolved again after this time, whatever the agent noticed.
 const HOP_MAX_AGE: Duration = Duration::from_secs(60);
 /// Answers (ICMP errors, RST) that each CPU may make in a second.
@@ -97,7 +86,7 @@ pub struct Dataplane {
     planner: Planner,
     sweeper: Sweeper,
     sweeps: Sweeps,
-    hops: hops::Arena,
+    hops: Arena,
     attached: BTreeMap<u32, (Interface, Attached)>,
     /// The filter may hold bits of Services that are gone.
     untidy: bool,
@@ -141,32 +130,32 @@ impl Dataplane {
 
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
         let maps = pins.map(Pins::maps);
-        let (mut object, btf) = object::open(config.sizes, maps.as_deref(), &kernel)?;
+        let (mut object, btf) = loader::open(config.sizes, maps.as_deref(), &kernel)?;
         let mut tables = Tables::take(&mut object)?;
-        let word = report::say_loading(&mut tables);
+        let word = heartbeat::say_loading(&mut tables);
         if let Err(error) = verifier::load(&mut object, &btf) {
-            report::take_back(&mut tables, word);
+            heartbeat::take_back(&mut tables, word);
             return Err(with_fix(error));
         }
         drop(btf);
         #[cfg(feature = "log")]
-        log::follow(&mut object)?;
+        bpf::log::follow(&mut object)?;
         jumps(&object, &mut tables)?;
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }
-        let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;
+        let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "clock"))?;
         let flows = [tables.v4.size, tables.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(store::read(&tables)?, PLAN_SIZES);
-        let gone = store::gone(&tables)?;
+        let planner = Planner::new(apply::read(&tables)?, PLAN_SIZES);
+        let gone = apply::gone(&tables)?;
         let mut dataplane = Self {
             object,
             tables,
             planner,
             sweeper,
             sweeps: Sweeps::of(&gone),
-            hops: hops::Arena,
+            hops: Arena,
             attached: BTreeMap::new(),
             untidy: false,
             gone,
@@ -216,9 +205,9 @@ impl Dataplane {
         let len = self.tables.state.load(state::pool_len);
         let held: Vec<u16> =
             (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
-        let Some(ports) = pool::choose(&held, free) else { return };
+        let Some(ports) = snat_ports::choose(&held, free) else { return };
         // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
-        filter::add(&mut self.tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+        prefilter::add(&mut self.tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
         for (place, port) in (0..).zip(&ports) {
             pool.store(pool_port(place), *port);
         }
@@ -249,7 +238,8 @@ impl Dataplane {
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
-        let mut elements = Needed::of(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
+        let mut elements =
+            apply::needed(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
         if !plan.ops.is_empty() {
             self.untidy = true;
             self.sweeps.written();
@@ -258,7 +248,7 @@ impl Dataplane {
         let mut failed = self.forget_those_that_serve().err();
         self.name_gone(&plan.gone);
         for op in &plan.ops {
-            match store::write(&mut self.tables, op) {
+            match apply::write(&mut self.tables, op) {
                 Ok(written) => elements += written,
                 Err(error) => {
                     tracing::warn!("{error:#}");
@@ -268,7 +258,7 @@ impl Dataplane {
         }
         if let Some(error) = failed {
             self.report_failure()?;
-            self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
+            self.planner = Planner::new(apply::read(&self.tables)?, PLAN_SIZES);
             return Err(error);
         }
         self.synced = true;

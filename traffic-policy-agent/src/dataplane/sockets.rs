@@ -11,7 +11,12 @@ use aya::maps::{HashMap, Map, MapData};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Node, Socket, SocketKey};
 
-use super::{Dataplane, GoneEndpoint, cgroup, from_wide, kernel, wide};
+use super::{
+    Dataplane,
+    bpf::attach::cgroup,
+    kernel,
+    maps::keys::{GoneEndpoint, from_wide, wide},
+};
 use crate::model::Protocol;
 
 /// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
