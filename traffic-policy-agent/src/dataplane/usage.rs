@@ -1,15 +1,17 @@
-//! How full the maps are, and what else may be told of the data plane without asking a packet.
+//! How full the maps are, and what else is known of the data plane without a packet.
 
 use std::time::SystemTime;
 
-use anyhow::Result;
 use traffic_policy_ebpf::abi::HOP_ARENA;
 
 use super::{
-    Dataplane, clock,
-    counters::{self, Counter},
-    gc::sweeper::Found,
-    maps::mmap::{state, used_hops},
+    clock,
+    gc::{Gc, sweeper::Found},
+    maps::{
+        Tables,
+        mmap::{state, used_hops},
+    },
+    sync::{PLAN_SIZES, plan::Planner},
 };
 use crate::model::ServicePortKey;
 
@@ -35,17 +37,17 @@ pub struct Levels {
     pub draining: Vec<(ServicePortKey, SystemTime)>,
 }
 
-impl Dataplane {
+impl Levels {
     /// Looks at what is known already: no map is read but for a few words.
-    pub fn levels(&self) -> Levels {
-        let usage = self.planner.usage();
-        let room = &self.tables.room;
+    pub fn read(tables: &Tables, planner: &Planner, gc: &Gc, devices: usize) -> Self {
+        let usage = planner.usage();
+        let room = &tables.room;
         let mut maps = Vec::new();
-        for (family, found) in self.found.iter().enumerate() {
+        for (family, found) in gc.found().iter().enumerate() {
             let ipv6 = family == 1;
             maps.extend(
                 [
-                    ("flows", u64::from(found.entries), [self.tables.v4.size, self.tables.v6.size][family]),
+                    ("flows", u64::from(found.entries), [tables.v4.size, tables.v6.size][family]),
                     ("pending", u64::from(found.pending), room.pending[family]),
                     ("frontends", usage.frontends[family], room.frontends[family]),
                     ("slots", usage.slots[family], room.slots[family]),
@@ -54,37 +56,25 @@ impl Dataplane {
                 .map(|(map, used, size)| Fill { map, ipv6: Some(ipv6), used, size }),
             );
         }
-        let arena = self.tables.state.load(state::route) >> 16 & 1;
+        let generation = tables.state.load(state::route) >> 16 & 1;
         maps.extend(
             [
-                ("services", usage.services, super::PLAN_SIZES.services),
-                ("hops", self.tables.usage.load(used_hops(arena)), HOP_ARENA),
-                ("devices", self.attached.len() as u64, room.devices),
-                ("gone-endpoints", self.gone.len() as u64, room.gone),
+                ("services", usage.services, PLAN_SIZES.services),
+                ("hops", tables.usage.load(used_hops(generation)), HOP_ARENA),
+                ("devices", devices as u64, room.devices),
+                ("gone-endpoints", gc.gone().len() as u64, room.gone),
             ]
             .map(|(map, used, size)| Fill { map, ipv6: None, used, size }),
         );
         // Without a clock nothing can be draining.
         let monotonic = clock::monotonic().unwrap_or(u64::MAX);
         let now = SystemTime::now();
-        let draining = self.planner.draining(monotonic);
-        Levels {
+        let draining = planner.draining(monotonic);
+        Self {
             maps,
-            found: self.found,
-            snat_ports: self.tables.state.load(state::pool_len),
+            found: gc.found(),
+            snat_ports: tables.state.load(state::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
-    }
-
-    /// Reads the packet path's counters, at any time and from any thread: with zeros, so that the first packet of a kind is
-    /// seen as growth.
-    pub fn counter_reader(&self) -> impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static {
-        let map = self.tables.counters.clone();
-        move || counters::all(&map)
-    }
-
-    /// Whether the next sync compares everything, not just what changed.
-    pub fn compares_all(&self) -> bool {
-        self.planner.is_first()
     }
 }

@@ -1,4 +1,4 @@
-//! Sweeps by the packet path's own programs, a piece at a time, and draws the conclusions.
+//! A sweep over the flow tables by the packet path's own iterator programs, a piece at a time.
 //!
 //! A program that the kernel runs to its end, however long that takes, keeps its CPU from everything that the scheduler
 //! decides on: for a full table that is a quarter of a second, in which packets wait whenever the kernel has left them to a
@@ -103,11 +103,6 @@ impl Sweeper {
     pub fn begin(&mut self, mark: u32) {
         let found = [Found::default(); 2];
         self.under_way = Some(UnderWay { mark, family: 0, begun: 0, walk: None, found, created: None });
-    }
-
-    /// Whether a sweep has begun and not ended.
-    pub fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
     }
 
     /// Does a piece of the sweep that is under way: some hundred entries, fractions of a millisecond. What was found, with

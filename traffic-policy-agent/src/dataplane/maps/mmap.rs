@@ -117,6 +117,7 @@ words!(state, State,
     pending_swept: u64 = pending_swept;
     answers_per_jiffy: u32 = answers_per_jiffy;
     monitor_until: u64 = monitor_until;
+    network: u32 = network;
 );
 
 words!(agent, Agent,

@@ -7,3 +7,6 @@ pub mod op;
 pub mod plan;
 pub mod ranges;
 pub mod snat_ports;
+
+/// Service ports, and slots of each family: as the maps are declared.
+pub const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };

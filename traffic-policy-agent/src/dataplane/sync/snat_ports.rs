@@ -1,8 +1,14 @@
-//! Source ports towards endpoints: which may be used, and their list in the maps.
+//! Source ports of SNAT towards endpoints of other nodes: which are free, and the map `POOL` that lists them.
 
 use std::{collections::BTreeSet, fs, ops::RangeInclusive, str::FromStr};
 
 use anyhow::{Context, Result, bail};
+
+use crate::dataplane::maps::{
+    Tables,
+    mmap::{pool_port, state},
+    prefilter::{self, Array, Bits},
+};
 
 /// Fewer ports than this and many clients of one endpoint get in each other's way.
 pub const LEAST: usize = 4096;
@@ -127,10 +133,25 @@ fn local_ports(table: &str) -> impl Iterator<Item = u16> {
 
 /// The pool to use from now on: the one in use while it holds no port that has been taken meanwhile and is not much
 /// smaller than it could be, so that a restart without a change writes nothing.
-pub fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
+fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
     let allowed: BTreeSet<u16> = free.iter().copied().collect();
     let fits = held.iter().all(|port| allowed.contains(port));
     (held.is_empty() || !fits || held.len() * 10 < free.len() * 9).then_some(free)
+}
+
+/// Uses `free` as source ports, unless the ports in use will do.
+pub fn apply(tables: &mut Tables, free: Vec<u16>) {
+    let pool = &mut tables.pool;
+    let len = tables.state.load(state::pool_len);
+    let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
+    let Some(ports) = choose(&held, free) else { return };
+    // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
+    prefilter::add(&mut tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+    for (place, port) in (0..).zip(&ports) {
+        pool.store(pool_port(place), *port);
+    }
+    tables.state.store(state::pool_len, ports.len() as u32);
+    tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
 }
 
 #[cfg(test)]

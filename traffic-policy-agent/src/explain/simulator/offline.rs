@@ -12,7 +12,6 @@ use traffic_policy_ebpf::abi::{Device, HOP_XDP, Hop, State};
 use super::{Entrance, PacketHook, Simulator};
 use crate::{
     dataplane::{
-        PLAN_SIZES,
         bpf::loader::Routes,
         maps::{
             Tables,
@@ -22,7 +21,7 @@ use crate::{
         },
         privileges::check_privileges,
         sync::{
-            apply,
+            PLAN_SIZES, apply,
             op::Held,
             plan::{Context, Planner},
         },
