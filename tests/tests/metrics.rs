@@ -9,8 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use traffic_policy_agent::dataplane::{Attached, Fill, Found, Levels, ServiceCount};
+use traffic_policy_agent::dataplane::{Attached, Fill, Found, Levels};
 use traffic_policy_agent::health::ProxyHealth;
+use traffic_policy_agent::inspect::ServiceCount;
 use traffic_policy_agent::metrics::{Metrics, NoLocal, Observed};
 use traffic_policy_agent::model::{self, ServiceName, ServicePortKey};
 use traffic_policy_ebpf::outcome::Outcome;

@@ -20,8 +20,9 @@ use tokio::{
 
 use crate::{
     check,
-    dataplane::{Config, Dataplane, release_memory, service_count_reader},
+    dataplane::{Config, Dataplane, release_memory},
     health::{HealthzServer, ProxyHealth, ServiceHealth},
+    inspect::service_count_reader,
     metrics::{Metrics, MetricsServer, NoLocal, Observed},
     model::{Index, NodeInput, ServicePortKey, Warning},
     node::{self, Address, Events, Keeper, Network},

@@ -10,6 +10,7 @@ pub mod control;
 pub mod dataplane;
 pub mod explain;
 pub mod health;
+pub mod inspect;
 pub mod metrics;
 pub mod model;
 pub mod node;

@@ -11,7 +11,7 @@ use crate::{
     dataplane::{
         Kernel, Mode,
         drivers::{self, Channels},
-        probe,
+        introspect,
     },
     node::{self, Link},
 };
@@ -64,11 +64,11 @@ impl Facts {
         let (network, links, addresses, routes) = network().await?;
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
         let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
-        let own = probe::pinned_programs(&settings.pins);
+        let own = introspect::pinned_programs(&settings.pins);
         let mut devices = Vec::new();
         for link in wanted {
             let details = network.details(link.index).await?;
-            let driver = probe::driver(&link.name);
+            let driver = introspect::driver(&link.name);
             let offloads = ethtool::offloads(link.index).ok();
             let others = details.xdp.iter().filter(|id| !own.contains(id));
             let global = addresses.iter().filter(|address| address.link == link.index && address.global);
@@ -83,7 +83,7 @@ impl Facts {
                 other_end: OtherEnd::of(link.index).ok().filter(|_| details.kind.as_deref() == Some("veth")),
                 driver,
                 own_xdp: details.xdp.iter().any(|id| own.contains(id)),
-                xdp: others.map(|id| (*id, probe::program_name(*id))).collect(),
+                xdp: others.map(|id| (*id, introspect::program_name(*id))).collect(),
                 tc: tc(&link.name, &details.filters, &own).map_err(|error| format!("{error:#}")),
                 kind: details.kind,
                 link: link.clone(),
@@ -96,8 +96,8 @@ impl Facts {
             attach: settings.attach,
             missing,
             left_out,
-            page: probe::page_size(),
-            cpus: probe::possible_cpus(),
+            page: introspect::page_size(),
+            cpus: introspect::possible_cpus(),
         })
     }
 }
@@ -106,7 +106,7 @@ impl Facts {
 fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let (kernel, _) = Kernel::found()?;
-    let tcx = if kernel.has_tcx() { probe::tcx_programs(device)? } else { [Vec::new(), Vec::new()] };
+    let tcx = if kernel.has_tcx() { introspect::tcx_programs(device)? } else { [Vec::new(), Vec::new()] };
     for (hook, programs) in ["ingress", "egress"].iter().zip(tcx) {
         let others = programs.into_iter().filter(|program| !own.contains(&program.id));
         found.extend(others.map(|program| {
@@ -114,7 +114,7 @@ fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec
             format!("tcx program {name} (id {}) at {hook}", program.id)
         }));
     }
-    for filter in filters.iter().filter(|filter| !probe::is_own_filter(filter.info, filter.handle)) {
+    for filter in filters.iter().filter(|filter| !introspect::is_own_filter(filter.info, filter.handle)) {
         let hook = if filter.ingress { "ingress" } else { "egress" };
         let name = filter.program.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         found.push(format!("{} filter{name} (priority {}) at {hook}", filter.kind, filter.info >> 16));

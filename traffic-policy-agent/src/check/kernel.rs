@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::Finding;
 use crate::{
-    dataplane::{Kernel, effective_capabilities, missing_privileges, probe},
+    dataplane::{Kernel, effective_capabilities, introspect, missing_privileges},
     node::sockets,
 };
 
@@ -31,7 +31,7 @@ impl Facts {
             kernel,
             release,
             btf: Path::new(BTF).exists(),
-            jit: probe::jit().map_err(|error| error.to_string()),
+            jit: introspect::jit().map_err(|error| error.to_string()),
             capabilities: effective_capabilities()?,
             destroys_sockets: sockets::supported(),
         })

@@ -6,7 +6,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::Finding;
 use crate::{
-    dataplane::probe,
+    dataplane::introspect,
     node::netlink::{Connection, Message, attribute, find, text},
 };
 
@@ -110,7 +110,7 @@ pub(super) fn judge(name: &str, other: Option<&OtherEnd>) -> Option<Finding> {
 /// What `run` says of a device that it attached XDP to in the driver; `None` if it is no veth, or fit.
 #[must_use]
 pub fn lost_at_other_end(device: &str, index: u32) -> Option<Finding> {
-    (probe::driver(device)? == "veth").then(|| judge(device, OtherEnd::of(index).ok().as_ref()))?
+    (introspect::driver(device)? == "veth").then(|| judge(device, OtherEnd::of(index).ok().as_ref()))?
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use super::{run::service_cidr, view::Output};
 use crate::{
     advice,
     control::NodePortAddresses,
-    dataplane::{DEFAULT_PINS, Trial},
+    dataplane::DEFAULT_PINS,
+    explain::simulator::Simulator,
     explain::{self, Answer, Explainer, Flow, From, Inside, Verdict},
     model::{Index, NodeInput, Policy},
     node::Network,
@@ -168,7 +169,7 @@ impl Arguments {
 
 impl LiveArguments {
     fn explainer(self, policy: Option<Policy>) -> Result<Explainer> {
-        let trial = Trial::live(&self.pin_dir, policy)?;
+        let simulator = Simulator::live(&self.pin_dir, policy)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (network, addresses, links) = runtime.block_on(async {
             let (network, _events) = Network::connect()?;
@@ -178,7 +179,7 @@ impl LiveArguments {
         let named = match &self.device {
             None => None,
             Some(name) => match links.iter().find(|link| link.name == *name) {
-                Some(link) if trial.entrances().iter().any(|entrance| entrance.ifindex == link.index) => {
+                Some(link) if simulator.entrances().iter().any(|entrance| entrance.ifindex == link.index) => {
                     Some(link.index)
                 }
                 Some(_) => bail!("the packet path is not attached to {name}"),
@@ -191,10 +192,10 @@ impl LiveArguments {
                 *known.entry(source).or_insert_with(|| runtime.block_on(network.device_towards(source)))
             })
         };
-        let (primary, pods) = trial.node()?;
-        let netns = trial.netns()?;
+        let (primary, pods) = simulator.node()?;
+        let netns = simulator.netns()?;
         let inside = Inside { node: addresses.iter().map(|address| address.address).collect(), pods };
-        Ok(Explainer::new(trial, inside, primary, Box::new(towards), netns, false))
+        Ok(Explainer::new(simulator, inside, primary, Box::new(towards), netns, false))
     }
 }
 
@@ -236,9 +237,9 @@ impl OfflineArguments {
         for warning in &index.desired().warnings {
             tracing::warn!("{warning}");
         }
-        let trial = Trial::offline(index.desired(), &addresses, &primary)?;
+        let simulator = Simulator::offline(index.desired(), &addresses, &primary)?;
         let inside = Inside { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
-        Ok(Explainer::new(trial, inside, primary, Box::new(|_| None), 1, true))
+        Ok(Explainer::new(simulator, inside, primary, Box::new(|_| None), 1, true))
     }
 }
 

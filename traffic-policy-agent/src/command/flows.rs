@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::view::{self, View};
 use crate::{
-    dataplane::{Flow, FlowState, Way, device_name},
+    inspect::{Flow, FlowState, Way, device_name, service_names},
     model::ServicePortKey,
 };
 
@@ -85,7 +85,7 @@ fn endpoint(text: &str) -> Result<(IpAddr, Option<u16>), String> {
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
         let pinned = self.view.pinned()?;
-        let names = pinned.names()?;
+        let names = service_names(&pinned)?;
         if let Some(name) = &self.service
             && !names.values().any(|key| view::is_named(key, name))
         {
@@ -93,7 +93,7 @@ impl Arguments {
         }
         let limit = self.limit.unwrap_or(usize::MAX);
         let mut flows = Vec::new();
-        pinned.flows(|flow| {
+        Flow::each(&pinned, |flow| {
             if flows.len() < limit && self.wants(&flow, names.get(&flow.service)) {
                 flows.push(flow);
             }
@@ -193,7 +193,7 @@ impl Show {
     }
 
     fn row(&self, flow: &Flow) -> [String; 11] {
-        let reply = flow.reply.unwrap_or(crate::dataplane::Traffic { packets: 0, bytes: 0 });
+        let reply = flow.reply.unwrap_or(crate::inspect::Traffic { packets: 0, bytes: 0 });
         let mut state = flow.state.name().to_owned();
         for (flag, text) in
             [(flow.gone, ", gone"), (flow.pending, ", pending"), (flow.reply.is_none(), ", no reply half")]
@@ -240,7 +240,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        dataplane::Traffic,
+        inspect::Traffic,
         model::{Protocol, ServiceName},
     };
 

@@ -23,7 +23,7 @@ use super::{
     view::{self, View},
 };
 use crate::{
-    dataplane::{Event, Listener, Pinned, ServicePort},
+    inspect::{Event, Listener, Pinned, ServicePort},
     model::parse_duration,
 };
 
@@ -95,7 +95,7 @@ impl Arguments {
             anyhow::bail!("no Service {name} is in the maps: see `services` for all of them");
         }
         let stop = stop()?;
-        let mut listener = pinned.listen()?;
+        let mut listener = Listener::start(&pinned)?;
         let clock = WallClock::now()?;
         let end = self.lasts.map(|lasts| Instant::now() + lasts);
         let (mut shown, mut left_out) = (0, 0);
@@ -198,7 +198,7 @@ struct Services {
 
 impl Services {
     fn read(pinned: &Pinned) -> Result<Self> {
-        let ports = pinned.services()?.into_iter().map(|port| (port.index, port)).collect();
+        let ports = ServicePort::all(pinned)?.into_iter().map(|port| (port.index, port)).collect();
         Ok(Self { ports, read: Instant::now() })
     }
 

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::view::{self, View};
 use crate::{
-    dataplane::{Count, Counts, Phase, Reached, ServicePort},
+    inspect::{Count, Counts, Phase, Reached, ServicePort},
     model::{Endpoint, Protocol},
 };
 
@@ -31,7 +31,7 @@ pub(super) struct Arguments {
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
         let pinned = self.view.pinned()?;
-        let mut ports = pinned.services()?;
+        let mut ports = ServicePort::all(&pinned)?;
         if let Some(name) = &self.name {
             let all = ports.len();
             ports.retain(|port| view::is_named(&port.key, name));
@@ -41,7 +41,7 @@ impl Arguments {
                 );
             }
         }
-        let counts = pinned.counts()?;
+        let counts = Counts::read(&pinned)?;
         if self.view.json() {
             let documents: Vec<_> = ports.iter().map(|port| Document::new(port, &counts)).collect();
             return view::print_json(&documents);

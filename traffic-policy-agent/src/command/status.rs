@@ -18,9 +18,8 @@ use super::{
     view::{self, View},
 };
 use crate::{
-    check,
-    dataplane::{self, Life, LinkHook, MapFill, Phase, Pinned},
-    health,
+    check, health,
+    inspect::{self, Heartbeat, Life, Link, LinkHook, MapFill, Phase, Pinned, ServicePort},
 };
 
 /// Show what is attached where, whether the maps are in sync with the cluster and what is in the way, how full the maps
@@ -131,14 +130,14 @@ impl Document {
             let fix = finding.fix.map(|fix| format!(": {fix}")).unwrap_or_default();
             warnings.push(format!("{}{fix}", finding.found));
         }
-        let fills = pinned.maps()?;
+        let fills = MapFill::all(&pinned)?;
         let maps = fills.iter().map(|fill| Map {
             name: fill.name.clone(),
             used: fill.used,
             size: fill.room,
             bytes: fill.bytes,
         });
-        let counters = dataplane::pinned_counters(&view.pin_dir)?;
+        let counters = inspect::counters(&pinned)?;
         Ok(Self {
             agent,
             layout: ABI_VERSION,
@@ -159,8 +158,8 @@ impl Document {
 
 impl Agent {
     fn read(pinned: &Pinned, warnings: &mut Vec<String>) -> Result<Self> {
-        let word = pinned.report()?;
-        let life = pinned.life()?;
+        let word = Heartbeat::read(pinned)?;
+        let life = Life::read(pinned)?;
         let mut report = None;
         // While it loads it has nothing to say of the maps.
         if matches!(life, Life::Running { .. }) {
@@ -201,7 +200,7 @@ impl Flows {
 }
 
 fn attached(pinned: &Pinned, loading: bool, warnings: &mut Vec<String>) -> Result<Vec<Attached>> {
-    let links = pinned.links()?;
+    let links = Link::all(pinned)?;
     let nothing = !links.iter().any(|link| link.present && link.hook != LinkHook::Cgroup);
     if nothing && !(loading && links.is_empty()) {
         warnings.push(
@@ -227,7 +226,7 @@ fn attached(pinned: &Pinned, loading: bool, warnings: &mut Vec<String>) -> Resul
 
 fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
     let mut draining = Vec::new();
-    for port in pinned.services()? {
+    for port in ServicePort::all(pinned)? {
         for reached in &port.frontends {
             if let Phase::Draining(rest) = reached.phase {
                 draining.push(Draining {

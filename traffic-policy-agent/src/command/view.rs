@@ -11,7 +11,8 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::{
-    dataplane::{DEFAULT_PINS, Pinned},
+    dataplane::DEFAULT_PINS,
+    inspect::Pinned,
     model::{FrontendKind, Policy, ServicePortKey},
 };
 
@@ -142,7 +143,7 @@ pub const fn frontend_kind(kind: FrontendKind) -> &'static str {
 pub mod tests {
     use super::*;
     use crate::{
-        dataplane::{Phase, Reached, ServicePort},
+        inspect::{Phase, Reached, ServicePort},
         model::{Protocol, ServiceName},
     };
 

@@ -1,10 +1,16 @@
 //! How the data plane is set up, and what it says of its work.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use traffic_policy_ebpf::tcp::Timeouts;
 
-use super::{Cgroup, Mode, Pool, Sizes};
+use super::{
+    bpf::{
+        attach::{Cgroup, Mode},
+        loader::Sizes,
+    },
+    sync::snat_ports::Wanted as Pool,
+};
 use crate::model::ServicePortKey;
 
 /// Idle times after which flows may go.
@@ -42,22 +48,6 @@ pub struct Config {
     pub drain: Duration,
     pub mode: Mode,
     pub cgroup: Cgroup,
-}
-
-/// A device to attach to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    pub name: String,
-    pub ifindex: u32,
-    pub mac: [u8; 6],
-    /// Largest IP packet, bytes.
-    pub mtu: u32,
-    /// Switched on, with a carrier.
-    pub running: bool,
-    /// It stands for a real wire: packets on it carry finished checksums.
-    pub wire: bool,
-    /// Its global addresses, in the kernel's order.
-    pub addresses: Vec<IpAddr>,
 }
 
 /// What a sync did.

@@ -9,8 +9,6 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-use super::pins;
-
 /// Hook, outcome, packets.
 pub type Counter = (&'static str, Outcome, u64);
 
@@ -32,15 +30,11 @@ pub(super) fn all(map: &PerCpuArray<MapData, Counters>) -> Result<Vec<Counter>> 
     Ok(counters)
 }
 
-/// The counters, except zeros, of the packet path pinned below `root`, whether or not an agent runs.
+/// Every counter of a pinned map.
 ///
 /// # Errors
-/// Nothing of this version is pinned there.
-pub fn pinned_counters(root: &Path) -> Result<Vec<Counter>> {
-    let path = pins::maps_below(root).join("COUNTERS");
-    let data = MapData::from_pin(&path).with_context(|| {
-        format!("no packet path of this version is pinned in {}: is --pin-dir right?", root.display())
-    })?;
-    let map = PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?;
-    Ok(all(&map)?.into_iter().filter(|(.., packets)| *packets > 0).collect())
+/// There is no such pin, or it is no map of counters.
+pub fn read_pinned(map: &Path) -> Result<Vec<Counter>> {
+    let data = MapData::from_pin(map)?;
+    all(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?)
 }

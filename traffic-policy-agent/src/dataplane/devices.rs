@@ -1,39 +1,67 @@
-//! Devices: attached to, described for the packet path, forgotten.
+//! Devices that programs are attached to, and their entries in the map `DEVICES`.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
+use aya::Ebpf;
 use traffic_policy_ebpf::abi::{Device, HOP_XDP};
 
 use super::{
-    Attached, Changed, Dataplane, Interface, Mode, attach, clsact, drivers, pinned::Reader, pins, pins::Pins,
-    probe, tables::SetAddresses,
+    bpf::{
+        attach::{Attached, Interface, Mode, clsact, device, drivers},
+        introspect, pins,
+    },
+    kernel::Kernel,
+    maps::{Tables, keys::SetAddresses, reader::Reader},
+    nexthop::{self, Changed},
 };
 
-impl Dataplane {
+/// The devices that this agent has attached to.
+#[derive(Debug)]
+pub struct Devices {
+    attached: BTreeMap<u32, (Interface, Attached)>,
+    mode: Mode,
+    kernel: Kernel,
+    /// Where links are pinned; `None`: nothing outlives this process (tests).
+    links: Option<PathBuf>,
+}
+
+impl Devices {
+    pub fn new(mode: Mode, kernel: Kernel, links: Option<PathBuf>) -> Self {
+        Self { attached: BTreeMap::new(), mode, kernel, links }
+    }
+
     /// Attaches the programs to a device.
     ///
     /// # Errors
     /// See [`Mode`]. A device that was attached to before is served by TC from then on.
-    pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+    pub fn attach(
+        &mut self,
+        object: &mut Ebpf,
+        tables: &mut Tables,
+        interface: &Interface,
+    ) -> Result<Attached> {
         let links = self.links(interface);
-        if self.tables.devices.get(&interface.ifindex, 0).is_err() {
+        if tables.devices.get(&interface.ifindex, 0).is_err() {
             // What lay behind it was taken for a pod so far.
-            self.raise(Changed::Routes)?;
+            nexthop::raise(tables, Changed::Routes)?;
         }
         // Announced before the first packet can come, so that nobody takes it for a pod's device.
-        self.describe(interface, None)?;
+        describe(tables, interface, None)?;
         if self.outgrew_xdp(interface) {
             // To set the same program again is nothing to the kernel: it would not ask the driver. virtio_net for one goes on
             // without a word, and drops what is longer than a page.
             links.detach_xdp()?;
         }
-        let attached = links.attach(&mut self.object, self.config.mode, interface.wire, self.kernel);
+        let attached = links.attach(object, self.mode, interface.wire, self.kernel);
         if attached.is_err() {
-            self.without_xdp(interface)?;
+            self.without_xdp(tables, interface)?;
         }
         let attached = attached?;
-        self.describe(interface, Some(attached == Attached::XdpDriver))?;
+        describe(tables, interface, Some(attached == Attached::XdpDriver))?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
         Ok(attached)
     }
@@ -43,51 +71,30 @@ impl Dataplane {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
             *attached == Attached::XdpDriver
                 && interface.mtu > held.mtu
-                && interface.mtu > drivers::page_mtu(probe::page_size())
+                && interface.mtu > drivers::page_mtu(introspect::page_size())
         })
     }
 
     /// After an attempt that failed: nobody may send frames by XDP to a device that may have lost its program.
-    fn without_xdp(&mut self, interface: &Interface) -> Result<()> {
+    fn without_xdp(&mut self, tables: &mut Tables, interface: &Interface) -> Result<()> {
         let Some((_, attached)) = self.attached.get_mut(&interface.ifindex) else {
             // Its packets do not come by us, so nobody may count on it.
-            let _ = self.tables.devices.remove(&interface.ifindex);
+            let _ = tables.devices.remove(&interface.ifindex);
             return Ok(());
         };
         if *attached == Attached::Tc {
             return Ok(());
         }
         *attached = Attached::Tc;
-        self.describe(interface, Some(false))?;
-        self.raise(Changed::Routes)
-    }
-
-    /// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
-    fn describe(&mut self, interface: &Interface, xdp: Option<bool>) -> Result<()> {
-        let held = self.tables.devices.get(&interface.ifindex, 0).ok();
-        let mut device = Device {
-            mac: interface.mac,
-            zero: 0,
-            flags: match xdp {
-                Some(true) => HOP_XDP,
-                Some(false) => 0,
-                None => held.map_or(0, |held| held.flags),
-            },
-            mtu: interface.mtu,
-            addresses: [0; 3],
-        };
-        device.set_addresses(interface.addresses.iter().copied());
-        if held == Some(device) {
-            return Ok(());
-        }
-        self.tables.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
+        describe(tables, interface, Some(false))?;
+        nexthop::raise(tables, Changed::Routes)
     }
 
     /// Forgets a device: it is gone, or not wanted any more.
     ///
     /// # Errors
     /// A pin that cannot be removed.
-    pub fn detach(&mut self, ifindex: u32) -> Result<()> {
+    pub fn detach(&mut self, tables: &mut Tables, ifindex: u32) -> Result<()> {
         if let Some((interface, _)) = self.attached.remove(&ifindex) {
             self.links(&interface).detach()?;
         }
@@ -95,50 +102,75 @@ impl Dataplane {
             clsact::detach(ifindex);
         }
         // It may never have been described.
-        let _ = self.tables.devices.remove(&ifindex);
+        let _ = tables.devices.remove(&ifindex);
         Ok(())
     }
 
-    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to now.
+    /// Forgets devices that an earlier agent attached to and that are not attached to now.
     ///
     /// # Errors
     /// A pin that cannot be removed.
-    pub fn forget_others(&mut self) -> Result<()> {
+    pub fn forget_others(&self, tables: &mut Tables) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
-        if let Some(pins) = &self.pins {
-            attach::retain(&pins.links(), &present)?;
+        if let Some(links) = &self.links {
+            device::retain(links, &present)?;
         }
-        self.forget_other_cgroups()?;
-        let described: Vec<u32> = self.tables.devices.keys().filter_map(Result::ok).collect();
+        let described: Vec<u32> = tables.devices.keys().filter_map(Result::ok).collect();
         for ifindex in described {
             if !present.contains(&ifindex) {
                 if !self.kernel.has_tcx() {
                     clsact::detach(ifindex);
                 }
-                self.tables.devices.remove(&ifindex).context("forgetting a device failed")?;
+                tables.devices.remove(&ifindex).context("forgetting a device failed")?;
             }
         }
         Ok(())
     }
 
+    /// Takes off filters, which unlike links do not go with their pins.
+    pub fn detach_filters(&self) {
+        if !self.kernel.has_tcx() {
+            self.attached.keys().copied().for_each(clsact::detach);
+        }
+    }
+
     /// Whether a device is attached to as it is now, and in the way that was asked for.
     pub fn is_settled(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
-            let lost_xdp =
-                *attached == Attached::Tc && matches!(self.config.mode, Mode::Xdp | Mode::XdpGeneric);
+            let lost_xdp = *attached == Attached::Tc && matches!(self.mode, Mode::Xdp | Mode::XdpGeneric);
             held == interface && !lost_xdp
         })
     }
 
     /// Devices with the way each is attached.
-    pub fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+    pub fn attached(&self) -> impl ExactSizeIterator<Item = (&Interface, Attached)> {
         self.attached.values().map(|(interface, attached)| (interface, *attached))
     }
 
-    fn links(&self, interface: &Interface) -> attach::Links {
-        let folder = self.pins.as_ref().map_or_else(|| Path::new("/nonexistent").to_owned(), Pins::links);
-        attach::Links::new(&folder, interface)
+    fn links(&self, interface: &Interface) -> device::Links {
+        device::Links::new(self.links.as_deref().unwrap_or(Path::new("/nonexistent")), interface)
     }
+}
+
+/// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
+fn describe(tables: &mut Tables, interface: &Interface, xdp: Option<bool>) -> Result<()> {
+    let held = tables.devices.get(&interface.ifindex, 0).ok();
+    let mut device = Device {
+        mac: interface.mac,
+        zero: 0,
+        flags: match xdp {
+            Some(true) => HOP_XDP,
+            Some(false) => 0,
+            None => held.map_or(0, |held| held.flags),
+        },
+        mtu: interface.mtu,
+        addresses: [0; 3],
+    };
+    device.set_addresses(interface.addresses.iter().copied());
+    if held == Some(device) {
+        return Ok(());
+    }
+    tables.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
 }
 
 /// Numbers of the devices that the packet path pinned below `root` is attached to, of any layout version (the key of the

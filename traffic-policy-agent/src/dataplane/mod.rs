@@ -1,88 +1,75 @@
-//! The packet path as the agent sees it: maps, programs, devices. The only part that names `aya` or says `unsafe`.
+//! The packet path as the agent sees it: maps, programs, devices. The only room that names `aya` or says `unsafe`.
 
-mod attach;
-mod bpf;
-mod cgroup;
-mod clsact;
+pub mod bpf;
+pub mod clock;
 mod config;
-mod counters;
+pub mod counters;
 mod devices;
-pub mod drivers;
-mod filter;
-mod hops;
-mod kernel;
-mod levels;
-#[cfg(feature = "log")]
-mod log;
-mod object;
-mod pinned;
-mod pins;
-mod plan;
-mod pool;
-pub mod probe;
-mod programs;
-mod ranges;
-mod report;
+pub mod gc;
+mod heartbeat;
+pub mod kernel;
+pub mod maps;
+mod nexthop;
+mod node;
+pub mod privileges;
 mod sockets;
-mod store;
-mod sweep;
-mod sweeping;
-mod tables;
-mod trial;
-mod verifier;
-mod words;
-mod xdp_errors;
+pub mod sync;
+pub mod sys;
+pub mod tracing_copy;
+mod usage;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    path::{Path, PathBuf},
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::Ebpf;
+use ipnet::IpNet;
 
+use self::{
+    bpf::{attach::clsact, loader, pins, pins::Pins, programs, test_run, verifier},
+    devices::Devices,
+    gc::Gc,
+    maps::{mmap::state, prefilter::Needed},
+    sockets::Sockets,
+    sync::{
+        PLAN_SIZES, apply,
+        plan::{Context, Planner},
+        snat_ports,
+    },
+};
 pub use self::{
-    attach::{Attached, Mode},
-    cgroup::Cgroup,
-    config::{Config, IdleTimes, Interface, Written},
-    counters::{Counter, pinned_counters},
+    bpf::{
+        attach::{Attached, Cgroup, Interface, Mode, drivers},
+        introspect,
+        loader::{Sizes, load, object_bytes},
+        pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
+        programs::{jumps, load_programs},
+        verifier::{Refusal, try_programs},
+    },
+    clock::monotonic,
+    config::{Config, IdleTimes, Written},
+    counters::Counter,
     devices::pinned_devices,
-    hops::{Changed, NextHop},
-    kernel::{
-        Kernel, check_privileges, effective_capabilities, missing_privileges, monotonic, release_memory,
+    gc::sweeper::{Found, Sweeper},
+    kernel::{Kernel, release_memory},
+    maps::{
+        Tables,
+        keys::{FromWire, FrontendId, GoneEndpoint, ToWire, endpoint_key, from_wide, number, wide},
     },
-    levels::{Fill, Levels},
-    object::{Sizes, load, object_bytes},
-    pinned::{
-        Count, Counts, Event, Flow, FlowState, Life, Link, LinkHook, Listener, MapFill, Phase, Pinned,
-        Reached, Report, ServiceCount, ServicePort, Traffic, Way, device_name, frontend_kind,
-        service_count_reader,
-    },
-    pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
-    plan::{FrontendId, GoneEndpoint},
-    pool::{
+    nexthop::{Changed, NextHop},
+    privileges::{check_privileges, effective_capabilities, missing_privileges},
+    sockets::ConnectedUdp,
+    sync::snat_ports::{
         LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
     },
-    programs::{jumps, load_programs},
-    sockets::ConnectedUdp,
-    sweep::{Found, Sweeper},
-    tables::{FromWire, Tables, ToWire, endpoint_key, from_wide, number, wide},
-    trial::{Candidate, Entrance, Judged, PacketHook, Trial},
-    verifier::{Refusal, try_programs},
-};
-use self::{
-    filter::{Array, Bits, Needed},
-    pins::Pins,
-    plan::{Context, Planner},
-    sweeping::Sweeps,
-    words::{agent, pool_port, state},
+    usage::{Fill, Levels},
 };
 use crate::model::{Desired, ServicePortKey};
 
-/// Service ports, and slots of each family: as the maps are declared.
-const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
 /// A hop is resolved again after this time, whatever the agent noticed.
 const HOP_MAX_AGE: Duration = Duration::from_secs(60);
 /// Answers (ICMP errors, RST) that each CPU may make in a second.
@@ -95,22 +82,12 @@ pub struct Dataplane {
     object: Ebpf,
     tables: Tables,
     planner: Planner,
-    sweeper: Sweeper,
-    sweeps: Sweeps,
-    hops: hops::Arena,
-    attached: BTreeMap<u32, (Interface, Attached)>,
-    /// The filter may hold bits of Services that are gone.
-    untidy: bool,
-    /// Endpoints in `GONE`: their flows are being marked.
-    gone: BTreeSet<GoneEndpoint>,
-    /// What the last periodic sweep found: IPv4, IPv6.
-    found: [Found; 2],
-    /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
-    synced: bool,
-    /// The cgroup that `config` means.
-    cgroup: Option<PathBuf>,
+    gc: Gc,
+    devices: Devices,
+    sockets: Sockets,
+    /// The prefilter may hold bits of Services that are gone.
+    needs_prune: bool,
     config: Config,
-    kernel: Kernel,
     pins: Option<Pins>,
 }
 
@@ -125,11 +102,11 @@ impl Dataplane {
         let ports = config.pool.ports()?;
         let cgroup = config.cgroup.folder()?;
         let pins = config.pins.as_deref().map(Pins::open).transpose()?;
-        match Self::load(config, kernel, pins.as_ref()) {
+        let sockets = Sockets::new(cgroup, pins.as_ref());
+        match Self::load(config, kernel, pins.as_ref(), sockets) {
             Ok(mut dataplane) => {
-                dataplane.set_pool(ports);
+                snat_ports::apply(&mut dataplane.tables, ports);
                 dataplane.pins = pins;
-                dataplane.cgroup = cgroup;
                 Ok(dataplane)
             }
             Err(error) => {
@@ -139,91 +116,44 @@ impl Dataplane {
         }
     }
 
-    fn load(config: Config, kernel: Kernel, pins: Option<&Pins>) -> Result<Self> {
+    fn load(config: Config, kernel: Kernel, pins: Option<&Pins>, sockets: Sockets) -> Result<Self> {
         let maps = pins.map(Pins::maps);
-        let (mut object, btf) = object::open(config.sizes, maps.as_deref(), &kernel)?;
+        let (mut object, btf) = loader::open(config.sizes, maps.as_deref(), &kernel)?;
         let mut tables = Tables::take(&mut object)?;
-        let word = report::say_loading(&mut tables);
+        let earlier = heartbeat::loading(&mut tables);
         if let Err(error) = verifier::load(&mut object, &btf) {
-            report::take_back(&mut tables, word);
+            heartbeat::restore(&mut tables, earlier);
             return Err(with_fix(error));
         }
         drop(btf);
         #[cfg(feature = "log")]
-        log::follow(&mut object)?;
+        bpf::log::follow(&mut object)?;
         jumps(&object, &mut tables)?;
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }
-        let hz = kernel::sample_hz(|| sweep::run(&object, "clock"))?;
+        let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "clock"))?;
         let flows = [tables.v4.size, tables.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(store::read(&tables)?, PLAN_SIZES);
-        let gone = store::gone(&tables)?;
-        let mut dataplane = Self {
-            object,
-            tables,
-            planner,
-            sweeper,
-            sweeps: Sweeps::of(&gone),
-            hops: hops::Arena,
-            attached: BTreeMap::new(),
-            untidy: false,
-            gone,
-            found: Default::default(),
-            synced: false,
-            cgroup: None,
-            config,
-            kernel,
-            pins: None,
-        };
-        dataplane.set_up_state(hz, flows)?;
-        dataplane.name_namespace()?;
-        Ok(dataplane)
+        let planner = Planner::new(apply::read(&tables)?, PLAN_SIZES);
+        let gc = Gc::new(sweeper, apply::gone(&tables)?);
+        set_up_state(&mut tables, &object, hz, flows)?;
+        node::name_namespace(&mut tables)?;
+        let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
+        Ok(Self { object, tables, planner, gc, devices, sockets, needs_prune: false, config, pins: None })
     }
 
     /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
     pub fn undo(self) {
-        if !self.kernel.has_tcx() && self.pins.as_ref().is_some_and(Pins::is_new) {
-            self.attached.keys().copied().for_each(clsact::detach);
+        if self.pins.as_ref().is_some_and(Pins::is_new) {
+            self.devices.detach_filters();
         }
         undo(self.pins.as_ref());
     }
 
-    fn set_up_state(&mut self, hz: u32, flows: [u32; 2]) -> Result<()> {
-        let words = &mut self.tables.state;
-        if words.load(state::seed) == 0 {
-            let mut seed = [0; 8];
-            std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
-                .context("/dev/urandom cannot be read")?;
-            words.store(state::seed, u64::from_ne_bytes(seed) | 1);
-        }
-        self.tables.agent.store(agent::hz, hz);
-        self.begin_report()?;
-        let words = &mut self.tables.state;
-        words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
-        words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
-        words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
-        if words.load(state::route) & 0xffff == 0 {
-            self.hops.raise(&mut self.tables, Changed::Routes)?;
-        }
-        Ok(())
-    }
-
-    /// Uses `free` as source ports, unless the ports in use will do.
-    fn set_pool(&mut self, free: Vec<u16>) {
-        let pool = &mut self.tables.pool;
-        let len = self.tables.state.load(state::pool_len);
-        let held: Vec<u16> =
-            (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
-        let Some(ports) = pool::choose(&held, free) else { return };
-        // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
-        filter::add(&mut self.tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
-        for (place, port) in (0..).zip(&ports) {
-            pool.store(pool_port(place), *port);
-        }
-        self.tables.state.store(state::pool_len, ports.len() as u32);
-        tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
+    /// Where `/healthz` and `/status` are answered, for `status` to ask.
+    pub fn report_address(&mut self, address: SocketAddr) {
+        heartbeat::address(&mut self.tables, address);
     }
 
     /// Leaves out source ports that sockets of this node hold by now.
@@ -232,7 +162,7 @@ impl Dataplane {
     /// Too few are left; the ports in use stay.
     pub fn refresh_pool(&mut self) -> Result<()> {
         let ports = self.config.pool.ports()?;
-        self.set_pool(ports);
+        snat_ports::apply(&mut self.tables, ports);
         Ok(())
     }
 
@@ -249,16 +179,18 @@ impl Dataplane {
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
-        let mut elements = Needed::of(&plan.ops, self.planner.cluster_ips()).add_to(&mut self.tables.filter);
+        let needed = apply::needed(&plan.ops, self.planner.cluster_ips());
+        let mut elements = needed.add_to(&mut self.tables.filter);
         if !plan.ops.is_empty() {
-            self.untidy = true;
-            self.sweeps.written();
+            self.needs_prune = true;
+            self.gc.written();
         }
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
-        let mut failed = self.forget_those_that_serve().err();
-        self.name_gone(&plan.gone);
+        let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
+        let mut failed = self.gc.forget_serving(&mut self.tables, serving).err();
+        self.gc.name(&mut self.tables, &plan.gone, serving);
         for op in &plan.ops {
-            match store::write(&mut self.tables, op) {
+            match apply::write(&mut self.tables, op) {
                 Ok(written) => elements += written,
                 Err(error) => {
                     tracing::warn!("{error:#}");
@@ -267,17 +199,22 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
-            self.report_failure()?;
-            self.planner = Planner::new(store::read(&self.tables)?, PLAN_SIZES);
+            heartbeat::failing(&mut self.tables)?;
+            self.planner = Planner::new(apply::read(&self.tables)?, PLAN_SIZES);
             return Err(error);
         }
-        self.synced = true;
-        self.report_sync()?;
+        self.gc.synced();
+        heartbeat::synced(&mut self.tables)?;
         Ok(Written { elements, no_room: plan.no_room })
     }
 
-    /// Takes away bits of Services that are gone.
-    fn tidy(&mut self) {
+    /// Whether the next sync compares everything, not just what changed.
+    pub fn compares_all(&self) -> bool {
+        self.planner.is_first()
+    }
+
+    /// Takes bits of Services that are gone off the prefilter.
+    fn prune(&mut self) {
         let mut needed = Needed::default();
         for id in self.planner.frontends().keys() {
             needed.frontend(id.address, self.planner.cluster_ips());
@@ -287,7 +224,105 @@ impl Dataplane {
             needed.service_cidr(*range);
         }
         needed.replace_all(&mut self.tables.filter);
-        self.untidy = false;
+        self.needs_prune = false;
+    }
+
+    /// Lets the next sweep be a periodic one: it removes flows that have expired, and moves to the other generation of next
+    /// hops when they run out.
+    ///
+    /// # Errors
+    /// The kernel refuses to tell the time.
+    pub fn sweep(&mut self) -> Result<()> {
+        self.gc.request();
+        heartbeat::beat(&mut self.tables, &self.object)
+    }
+
+    /// Whether [`Self::sweep_on`] has something to do.
+    pub fn is_sweeping(&self) -> bool {
+        self.gc.is_active()
+    }
+
+    /// Does a piece of what is to be swept, in fractions of a millisecond. Whether that was the end of a periodic sweep.
+    ///
+    /// # Errors
+    /// The kernel refuses; the next periodic sweep tries again.
+    pub fn sweep_on(&mut self) -> Result<bool> {
+        let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
+        let Some(swept) = self.gc.step(&self.object, &mut self.tables, serving)? else { return Ok(false) };
+        if self.needs_prune && swept.no_flows {
+            self.prune();
+        }
+        nexthop::renew(&mut self.tables)?;
+        Ok(true)
+    }
+
+    /// Attaches the programs to a device.
+    ///
+    /// # Errors
+    /// See [`Mode`]. A device that was attached to before is served by TC from then on.
+    pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        self.devices.attach(&mut self.object, &mut self.tables, interface)
+    }
+
+    /// Forgets a device: it is gone, or not wanted any more.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn detach(&mut self, ifindex: u32) -> Result<()> {
+        self.devices.detach(&mut self.tables, ifindex)
+    }
+
+    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to now.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn forget_others(&mut self) -> Result<()> {
+        self.devices.forget_others(&mut self.tables)?;
+        self.sockets.forget_others()
+    }
+
+    /// Whether a device is attached to as it is now, and in the way that was asked for.
+    pub fn is_settled(&self, interface: &Interface) -> bool {
+        self.devices.is_settled(interface)
+    }
+
+    /// Devices with the way each is attached.
+    pub fn attached(&self) -> impl ExactSizeIterator<Item = (&Interface, Attached)> {
+        self.devices.attached()
+    }
+
+    /// Serves the connections that processes of this node make, as `--cgroup` says.
+    ///
+    /// # Errors
+    /// The programs cannot be attached.
+    pub fn attach_cgroup(&mut self) -> Result<()> {
+        self.sockets.attach(&mut self.object)
+    }
+
+    /// The cgroup whose connections are served.
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.sockets.cgroup()
+    }
+
+    /// UDP endpoints that stopped serving since the last sweep: whoever is connected to one of them must be told.
+    pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+        self.gc.gone_udp()
+    }
+
+    /// The table of connected UDP sockets, to be read elsewhere.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn connected_udp(&self) -> Result<ConnectedUdp> {
+        self.sockets.connected_udp()
+    }
+
+    /// What sockets without an address will probably use: see [`node::describe`].
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
+        node::describe(&mut self.tables, primary, pod_ranges)
     }
 
     /// Says that stored routes or neighbours may be wrong.
@@ -295,7 +330,7 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be written.
     pub fn raise(&mut self, changed: Changed) -> Result<()> {
-        self.hops.raise(&mut self.tables, changed)
+        nexthop::raise(&mut self.tables, changed)
     }
 
     /// Compares the fingerprint of the node's routes with the one that stored next hops belong to; if it is another,
@@ -304,8 +339,7 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be written.
     pub fn compare_network(&mut self, fingerprint: u32) -> Result<bool> {
-        // SAFETY: a field of the mapped element.
-        let changed = self.tables.state.load(|s| unsafe { &raw mut (*s).network }) != fingerprint;
+        let changed = self.tables.state.load(state::network) != fingerprint;
         if changed {
             self.raise(Changed::Routes)?;
             self.note_network(fingerprint);
@@ -315,8 +349,7 @@ impl Dataplane {
 
     /// Remembers the fingerprint of routes that [`Self::raise`] was called for.
     pub fn note_network(&mut self, fingerprint: u32) {
-        // SAFETY: a field of the mapped element.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).network }, fingerprint);
+        self.tables.state.store(state::network, fingerprint);
     }
 
     /// Next hops that packets take now.
@@ -324,8 +357,39 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be read.
     pub fn next_hops(&self) -> Result<Vec<NextHop>> {
-        self.hops.list(&self.tables)
+        nexthop::list(&self.tables)
     }
+
+    /// How full the maps are: no map is read but for a few words.
+    pub fn levels(&self) -> Levels {
+        Levels::read(&self.tables, &self.planner, &self.gc, self.devices.attached().len())
+    }
+
+    /// Reads the packet path's counters, at any time and from any thread: with zeros, so that the first packet of a kind is
+    /// seen as growth.
+    pub fn counter_reader(&self) -> impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static {
+        let map = self.tables.counters.clone();
+        move || counters::all(&map)
+    }
+}
+
+fn set_up_state(tables: &mut Tables, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Result<()> {
+    let words = &mut tables.state;
+    if words.load(state::seed) == 0 {
+        let mut seed = [0; 8];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
+            .context("/dev/urandom cannot be read")?;
+        words.store(state::seed, u64::from_ne_bytes(seed) | 1);
+    }
+    heartbeat::begin(tables, object, hz)?;
+    let words = &mut tables.state;
+    words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
+    words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
+    words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
+    if words.load(state::route) & 0xffff == 0 {
+        nexthop::raise(tables, Changed::Routes)?;
+    }
+    Ok(())
 }
 
 /// Takes all programs of this agent off their devices and frees its maps, of any layout version; `None` if there were none.

@@ -1,17 +1,22 @@
-//! What the packet path knows of sockets, and they of this node.
+//! Sockets that the packet path serves: the cgroup that it is attached to, and UDP sockets that were connected to endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
-    path::Path,
+    net::SocketAddr,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result};
-use aya::maps::{HashMap, Map, MapData};
-use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Node, Socket, SocketKey};
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData},
+};
+use traffic_policy_ebpf::abi::{Socket, SocketKey};
 
-use super::{Dataplane, GoneEndpoint, cgroup, from_wide, kernel, wide};
+use super::{
+    bpf::{attach::cgroup, pins::Pins},
+    maps::keys::{GoneEndpoint, from_wide},
+};
 use crate::model::Protocol;
 
 /// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
@@ -45,64 +50,52 @@ fn peer(key: &SocketKey) -> SocketAddr {
     SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port))
 }
 
-impl Dataplane {
-    /// Serves the connections that processes of this node make, as `--cgroup` says.
+/// The cgroup whose processes' connections are served, and the table of their connected UDP sockets.
+#[derive(Debug)]
+pub struct Sockets {
+    /// What `--cgroup` means.
+    cgroup: Option<PathBuf>,
+    pins: Option<Folders>,
+}
+
+#[derive(Debug)]
+struct Folders {
+    links: PathBuf,
+    maps: PathBuf,
+}
+
+impl Sockets {
+    pub fn new(cgroup: Option<PathBuf>, pins: Option<&Pins>) -> Self {
+        let pins = pins.map(|pins| Folders { links: pins.links(), maps: pins.maps() });
+        Self { cgroup, pins }
+    }
+
+    /// Attaches the programs to the cgroup.
     ///
     /// # Errors
     /// The programs cannot be attached.
-    pub fn attach_cgroup(&mut self) -> Result<()> {
+    pub fn attach(&self, object: &mut Ebpf) -> Result<()> {
         let Some(folder) = &self.cgroup else { return Ok(()) };
-        let links = self.pins.as_ref().context("programs on a cgroup need a place for their pins")?.links();
-        cgroup::attach(&mut self.object, &links, folder)?;
+        let pins = self.pins.as_ref().context("programs on a cgroup need a place for their pins")?;
+        cgroup::attach(object, &pins.links, folder)?;
         tracing::info!(cgroup = %folder.display(), "serving connections of its processes");
         Ok(())
+    }
+
+    /// Forgets links to cgroups of an earlier agent.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn forget_others(&self) -> Result<()> {
+        match &self.pins {
+            Some(pins) => cgroup::retain(&pins.links, self.cgroup.as_deref()),
+            None => Ok(()),
+        }
     }
 
     /// The cgroup whose connections are served.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
-    }
-
-    /// Tells the packet path what sockets without an address will probably use: the node's primary addresses, and for
-    /// pods the first of their ranges.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
-        let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
-        let first = |addresses: &[IpAddr]| {
-            [IpAddr::is_ipv4, IpAddr::is_ipv6]
-                .map(|of_family| addresses.iter().copied().find(of_family).map_or([0; 2], wide))
-        };
-        let pod_bits = [false, true].map(|ipv6| {
-            let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
-            range.map_or(0, |range| u32::from(range.prefix_len()))
-        });
-        self.put_node(|node| Node { primary: first(primary), pods: first(&pods), pod_bits, ..node })
-    }
-
-    /// Tells the packet path which network namespace is the node's own: this process's.
-    pub(super) fn name_namespace(&mut self) -> Result<()> {
-        let netns = kernel::netns_cookie()?;
-        self.put_node(|node| Node { netns, ..node })
-    }
-
-    fn put_node(&mut self, change: impl FnOnce(Node) -> Node) -> Result<()> {
-        let held = self.tables.node.get(&0, 0).context("reading the description of the node failed")?;
-        let node = change(held);
-        if node == held {
-            return Ok(());
-        }
-        self.tables.node.set(0, node, 0).context("writing the description of the node failed")
-    }
-
-    /// UDP endpoints that stopped serving since the last sweep: whoever is connected to one of them must be told.
-    pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        // What an earlier agent had named may serve again by now: nobody knows before the first sync.
-        if !self.synced {
-            return BTreeSet::new();
-        }
-        self.gone.iter().filter(|gone| gone.protocol == Protocol::Udp).copied().collect()
     }
 
     /// The table of connected UDP sockets, to be read elsewhere.
@@ -112,17 +105,9 @@ impl Dataplane {
     pub fn connected_udp(&self) -> Result<ConnectedUdp> {
         let open = || -> Result<_> {
             let pins = self.pins.as_ref().context("it is not pinned")?;
-            let data = MapData::from_pin(pins.maps().join("CONNECTED_UDP"))?;
+            let data = MapData::from_pin(pins.maps.join("CONNECTED_UDP"))?;
             Ok(HashMap::try_from(Map::LruHashMap(data))?)
         };
         open().map(ConnectedUdp).context("opening the table of sockets failed")
-    }
-
-    /// Forgets links to cgroups of an earlier agent.
-    pub(super) fn forget_other_cgroups(&self) -> Result<()> {
-        match &self.pins {
-            Some(pins) => cgroup::retain(&pins.links(), self.cgroup.as_deref()),
-            None => Ok(()),
-        }
     }
 }

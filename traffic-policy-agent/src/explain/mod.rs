@@ -3,6 +3,7 @@
 mod flow;
 mod frame;
 mod inside;
+pub mod simulator;
 mod story;
 
 use std::net::{IpAddr, SocketAddr};
@@ -14,13 +15,16 @@ use traffic_policy_ebpf::{
     outcome::{Outcome, Verdict as Kernel},
 };
 
+use self::simulator::{Candidate, Entrance, Judged, PacketHook};
 pub use self::{
     flow::{Flow, From, SOURCE_PORT, Transport, read},
     frame::Seen,
     inside::Inside,
+    simulator::Simulator,
 };
 use crate::{
-    dataplane::{Candidate, Entrance, Judged, PacketHook, Trial, frontend_kind, wide},
+    dataplane::wide,
+    inspect::frontend_kind,
     model::{FrontendKind, ServicePortKey},
 };
 
@@ -84,9 +88,9 @@ struct Facts {
     chosen: Option<Candidate>,
 }
 
-/// Asks a [`Trial`].
+/// Asks a [`Simulator`].
 pub struct Explainer {
-    trial: Trial,
+    simulator: Simulator,
     inside: Inside,
     /// The node's addresses towards others, for connections of its own that name no source.
     primary: Vec<IpAddr>,
@@ -102,14 +106,14 @@ pub type Towards = Box<dyn FnMut(IpAddr) -> Option<u32>>;
 
 impl Explainer {
     pub fn new(
-        trial: Trial,
+        simulator: Simulator,
         inside: Inside,
         primary: Vec<IpAddr>,
         towards: Towards,
         netns: u64,
         offline: bool,
     ) -> Self {
-        Self { trial, inside, primary, towards, netns, offline }
+        Self { simulator, inside, primary, towards, netns, offline }
     }
 
     /// What becomes of a flow.
@@ -133,7 +137,7 @@ impl Explainer {
         let mut facts = self.facts(flow, &judged)?;
         if let Some(index) = facts.index.filter(|_| from != From::Pod && has_affinity(&judged)) {
             // The client may have an endpoint already.
-            if self.trial.remember_client(self.client(flow, from), client_kind(from), index)? {
+            if self.simulator.remember_client(self.client(flow, from), client_kind(from), index)? {
                 judged = self.judge(flow, from)?;
                 facts = self.facts(flow, &judged)?;
             }
@@ -179,7 +183,7 @@ impl Explainer {
 
     fn judge(&mut self, flow: &Flow, from: From) -> Result<Judged> {
         if from != From::External {
-            return self.trial.socket(SocketQuestion {
+            return self.simulator.socket(SocketQuestion {
                 destination: wide(flow.destination.ip()),
                 source: wide(flow.source.ip()),
                 // A pod's own is not known; it is another one, and never 0, which stands for packets from outside.
@@ -193,9 +197,9 @@ impl Explainer {
         }
         let Entrance { ifindex, mac, hook } = self.entrance(flow.source.ip());
         let frame = frame::build(flow, mac)?;
-        let judged = self.trial.packet(hook, ifindex, &frame)?;
+        let judged = self.simulator.packet(hook, ifindex, &frame)?;
         if hook == PacketHook::Xdp && judged.outcome as u32 == Outcome::PassedToTc as u32 {
-            let mut finished = self.trial.packet(PacketHook::Tc, ifindex, &frame)?;
+            let mut finished = self.simulator.packet(PacketHook::Tc, ifindex, &frame)?;
             finished.steps.splice(0..0, judged.steps);
             return Ok(finished);
         }
@@ -204,7 +208,7 @@ impl Explainer {
 
     fn entrance(&mut self, source: IpAddr) -> Entrance {
         let device = (self.towards)(source);
-        let entrances = self.trial.entrances();
+        let entrances = self.simulator.entrances();
         let named = entrances.iter().find(|entrance| Some(entrance.ifindex) == device);
         *named.unwrap_or(&entrances[0])
     }
@@ -215,15 +219,15 @@ impl Explainer {
         for step in &judged.steps {
             match step.kind {
                 step::FRONTEND => {
-                    facts.service = self.trial.service(step.value);
+                    facts.service = self.simulator.service(step.value);
                     facts.index = Some(step.value);
                     facts.flags = step.words[0] as u32;
                 }
                 step::LIST => {
                     let range = Range { base: step.words[0] as u32, len: step.words[1] as u32 };
-                    facts.candidates = self.trial.candidates(ipv6, range)?;
+                    facts.candidates = self.simulator.candidates(ipv6, range)?;
                 }
-                step::SLOT => facts.chosen = Some(self.trial.endpoint(ipv6, step.value)?),
+                step::SLOT => facts.chosen = Some(self.simulator.endpoint(ipv6, step.value)?),
                 _ => {}
             }
         }

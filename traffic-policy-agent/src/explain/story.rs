@@ -9,10 +9,7 @@ use super::{
     Facts,
     flow::{Flow, From},
 };
-use crate::{
-    dataplane::{from_wide, frontend_kind},
-    model::FrontendKind,
-};
+use crate::{dataplane::from_wide, inspect::frontend_kind, model::FrontendKind};
 
 /// Where a flow begins, for people.
 pub const fn origin(from: From) -> &'static str {

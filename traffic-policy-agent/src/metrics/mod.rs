@@ -36,8 +36,9 @@ pub use self::{
     server::MetricsServer,
 };
 use crate::{
-    dataplane::{Counter, ServiceCount},
+    dataplane::Counter,
     health::ProxyHealth,
+    inspect::ServiceCount,
     model::{Index, Protocol, ServicePortKey},
     source::{Batch, StatusReader},
 };

@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{exposition::Family, port_labels};
-use crate::{
-    dataplane::{Counter, ServiceCount},
-    model::ServicePortKey,
-};
+use crate::{dataplane::Counter, inspect::ServiceCount, model::ServicePortKey};
 
 /// Packets by hook and outcome.
 pub fn by_hook(counters: &[Counter]) -> Family {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::super::view;
 use crate::{
     advice::{self, Context},
-    dataplane::{Event, ServicePort, device_name},
+    inspect::{Event, ServicePort, device_name},
     model::FrontendKind,
 };
 

@@ -1,0 +1,263 @@
+//! Programs on a cgroup, for connections that its processes make: attached by links that are pinned, taken over, and
+//! replaced without a gap.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    ffi::OsString,
+    fs::{self, File},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{ffi::OsStringExt, fs::MetadataExt},
+    },
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context, Result, bail};
+use aya::{
+    Ebpf,
+    programs::{CgroupAttachMode, Program, links::FdLink},
+};
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+
+use super::super::pins::remove_link;
+use crate::dataplane::sys;
+
+/// `--cgroup`: whose connections to Services are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cgroup {
+    /// Of all processes that the mounted cgroup2 hierarchy has.
+    #[default]
+    Mounted,
+    /// Of the processes in this folder of it and below.
+    Folder(PathBuf),
+    /// Nobody's.
+    None,
+}
+
+/// Where the programs are attached to; a program is named `socket_` and this.
+const CALLS: [&str; 9] = [
+    "connect4",
+    "connect6",
+    "sendmsg4",
+    "sendmsg6",
+    "recvmsg4",
+    "recvmsg6",
+    "getpeername4",
+    "getpeername6",
+    "release",
+];
+
+/// The first part of the names of the links' pins.
+const LINK: &str = "cgroup";
+
+impl Cgroup {
+    /// The folder to attach to.
+    ///
+    /// # Errors
+    /// It is not on a cgroup2 hierarchy; none is mounted.
+    pub fn folder(&self) -> Result<Option<PathBuf>> {
+        let folder = match self {
+            Self::None => return Ok(None),
+            Self::Folder(folder) => folder.clone(),
+            Self::Mounted => {
+                Self::mounted()?.context("no cgroup2 is mounted: mount one (`mount -t cgroup2 none /sys/fs/cgroup`), or say --cgroup none to leave connections made on this node alone")?
+            }
+        };
+        let kind =
+            statfs(&folder).with_context(|| format!("--cgroup: {} cannot be read", folder.display()))?;
+        if kind.filesystem_type() != CGROUP2_SUPER_MAGIC {
+            bail!(
+                "--cgroup: {} is no cgroup2 folder: name the mount point of type cgroup2 that /proc/self/mountinfo shows, or a folder below it, or say --cgroup none",
+                folder.display()
+            );
+        }
+        Ok(Some(folder))
+    }
+
+    /// Where cgroup2 is mounted; of several places the one that shows most.
+    ///
+    /// # Errors
+    /// /proc does not tell.
+    pub fn mounted() -> Result<Option<PathBuf>> {
+        let mounts =
+            fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo failed")?;
+        Ok(top(&mounts))
+    }
+}
+
+impl FromStr for Cgroup {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "auto" => Self::Mounted,
+            "none" => Self::None,
+            folder => Self::Folder(folder.into()),
+        })
+    }
+}
+
+/// The cgroup2 mount that shows most: in a container that has the node's hierarchy mounted beside its own, the node's.
+fn top(mountinfo: &str) -> Option<PathBuf> {
+    mount_points(mountinfo)
+        // Cgroups are numbered as they are made, so the top one has the lowest number.
+        .filter_map(|path| Some((fs::metadata(&path).ok()?.ino(), path)))
+        .min()
+        .map(|(_, path)| path)
+}
+
+/// Mount points of type cgroup2.
+fn mount_points(mountinfo: &str) -> impl Iterator<Item = PathBuf> {
+    mountinfo.lines().filter_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        (kind.split(' ').next() == Some("cgroup2")).then_some(())?;
+        Some(unescaped(place.split(' ').nth(4)?))
+    })
+}
+
+/// A path of mountinfo: blanks and the like are written as a backslash and three octal digits (proc(5)).
+fn unescaped(text: &str) -> PathBuf {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let code = tail.get(..3).and_then(|digits| str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if *first == b'\\' => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// Attaches the programs to a cgroup; what an earlier agent attached there is replaced in one step.
+///
+/// # Errors
+/// The kernel refuses; a pin cannot be written.
+pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
+    let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
+    for call in CALLS {
+        let name = format!("socket_{call}");
+        let program =
+            object.program_mut(&name).with_context(|| format!("the packet path has no program {name}"))?;
+        let path = pin(links, &cgroup, call)?;
+        if path.exists() {
+            match sys::update_link(&path, descriptor(program)?) {
+                Ok(()) => continue,
+                Err(error) => tracing::debug!(pin = %path.display(), "the pinned link is dead: {error}"),
+            }
+        }
+        remove_link(&path)?;
+        let link = put(program, &cgroup)
+            .with_context(|| format!("attaching {name} to the cgroup {} failed", folder.display()))?;
+        link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
+    }
+    Ok(())
+}
+
+fn descriptor(program: &Program) -> Result<BorrowedFd<'_>> {
+    Ok(match program {
+        Program::CgroupSockAddr(program) => program.fd()?.as_fd(),
+        Program::CgroupSock(program) => program.fd()?.as_fd(),
+        _ => bail!("it is no program for cgroups"),
+    })
+}
+
+/// Attaches a program, beside others that may be there.
+fn put(program: &mut Program, cgroup: &File) -> Result<FdLink> {
+    // A link of the kernel's always lets others attach as well.
+    let mode = CgroupAttachMode::Single;
+    Ok(match program {
+        Program::CgroupSockAddr(program) => {
+            let id = program.attach(cgroup, mode)?;
+            program.take_link(id)?.try_into()?
+        }
+        Program::CgroupSock(program) => {
+            let id = program.attach(cgroup, mode)?;
+            program.take_link(id)?.try_into()?
+        }
+        _ => bail!("it is no program for cgroups"),
+    })
+}
+
+/// Where a link is pinned. The cgroup's number is part of the name: one that was made anew under its old name is another.
+fn pin(links: &Path, cgroup: &File, call: &str) -> Result<PathBuf> {
+    let number = cgroup.metadata().context("the number of the cgroup cannot be read")?.ino();
+    Ok(links.join(format!("{LINK}-{number}-{call}")))
+}
+
+/// Whether a pin is that of a link to a cgroup.
+pub fn is_link(pin: &Path) -> bool {
+    let name = pin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.split('-').next() == Some(LINK)
+}
+
+/// Removes links to other cgroups than `present`: they are dead, or no longer wanted.
+///
+/// # Errors
+/// A pin that cannot be removed.
+pub fn retain(links: &Path, present: Option<&Path>) -> Result<()> {
+    let mut wanted = BTreeSet::new();
+    if let Some(folder) = present {
+        let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
+        for call in CALLS {
+            wanted.insert(pin(links, &cgroup, call)?);
+        }
+    }
+    for entry in fs::read_dir(links).with_context(|| format!("{} cannot be read", links.display()))? {
+        let path = entry?.path();
+        if is_link(&path) && !wanted.contains(&path) {
+            remove_link(&path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_of_cgroup2() {
+        let mountinfo = "\
+25 1 0:22 / /proc rw,nosuid - proc proc rw
+30 26 0:26 / /sys/fs/cgroup rw,nosuid - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu rw,nosuid shared:9 - cgroup cgroup rw,cpu
+41 30 0:37 / /sys/fs/cgroup/unified rw,nosuid shared:10 master:2 - cgroup2 cgroup2 rw,nsdelegate
+42 30 0:37 /../.. /host\\040of\\134all/cgroup rw - cgroup2 cgroup2 rw
+";
+        let found: Vec<_> = mount_points(mountinfo).collect();
+        assert_eq!(found, [PathBuf::from("/sys/fs/cgroup/unified"), PathBuf::from("/host of\\all/cgroup")]);
+    }
+
+    #[test]
+    fn by_name() {
+        for (text, cgroup) in
+            [("auto", Cgroup::Mounted), ("none", Cgroup::None), ("/x/auto", Cgroup::Folder("/x/auto".into()))]
+        {
+            assert_eq!(text.parse(), Ok(cgroup));
+        }
+    }
+
+    #[test]
+    fn other_folders_are_no_cgroups() {
+        let error = Cgroup::Folder("/proc".into()).folder().unwrap_err().to_string();
+        assert!(error.contains("/proc is no cgroup2 folder"), "{error}");
+        let error = Cgroup::Folder("/nowhere".into()).folder().unwrap_err().to_string();
+        assert!(error.contains("/nowhere cannot be read"), "{error}");
+        assert_eq!(Cgroup::None.folder().unwrap(), None);
+    }
+
+    #[test]
+    fn pins_of_devices_are_others() {
+        assert!(is_link(Path::new("/links/cgroup-77-connect4")));
+        assert!(!is_link(Path::new("/links/ingress-7-cgroup-7")));
+    }
+}

@@ -1,0 +1,265 @@
+//! Programs on devices: attached by links that are pinned, taken over, and replaced without a gap.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, anyhow};
+use aya::{
+    Ebpf,
+    programs::{
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
+        links::{FdLink, PinnedLink},
+        tc::{SchedClassifierLink, TcAttachOptions},
+        xdp::XdpLink,
+    },
+};
+
+use super::{
+    super::{introspect, pins::remove_link},
+    Interface, cgroup, clsact, drivers,
+    xdp_errors::Refusing,
+};
+use crate::dataplane::kernel::Kernel;
+
+/// `--attach`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// XDP on devices with a real wire, TC on veth and other virtual devices.
+    Auto,
+    /// XDP in the driver.
+    Xdp,
+    /// XDP in the stack: slow, works everywhere.
+    XdpGeneric,
+    /// TC only.
+    Tc,
+}
+
+/// How packets that come in by a device are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    XdpDriver,
+    XdpGeneric,
+    Tc,
+}
+
+impl std::fmt::Display for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::XdpDriver => "xdp",
+            Self::XdpGeneric => "xdp-generic",
+            Self::Tc => "tc",
+        })
+    }
+}
+
+/// Where the links of a device are pinned.
+#[derive(Clone, Debug)]
+pub struct Links {
+    folder: PathBuf,
+    device: String,
+    ifindex: u32,
+    /// Largest IP packet, bytes.
+    mtu: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hook {
+    /// The kernel keeps the mode of a link, so each mode has a pin of its own.
+    Xdp,
+    XdpGeneric,
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::XdpGeneric => "xdpgeneric",
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+impl Links {
+    pub fn new(folder: &Path, interface: &Interface) -> Self {
+        let Interface { name, ifindex, mtu, .. } = interface;
+        Self { folder: folder.to_owned(), device: name.clone(), ifindex: *ifindex, mtu: *mtu }
+    }
+
+    /// The device's number is part of the name: a device that came back under its old name is another one.
+    fn path(&self, hook: Hook) -> PathBuf {
+        self.folder.join(format!("{}-{}-{}", hook.name(), self.ifindex, self.device.replace('.', "_")))
+    }
+
+    /// Attaches the programs as `mode` says; what an earlier agent attached is replaced in one step. `wire`: the device
+    /// stands for a real wire.
+    ///
+    /// # Errors
+    /// Why the device takes no XDP program, see [`Refusing`]; what the kernel says otherwise.
+    pub fn attach(&self, object: &mut Ebpf, mode: Mode, wire: bool, kernel: Kernel) -> Result<Attached> {
+        self.attach_tc(object, Hook::Egress, kernel)?;
+        self.attach_tc(object, Hook::Ingress, kernel)?;
+        let attached = match mode {
+            Mode::Tc => Attached::Tc,
+            Mode::Auto if !wire => Attached::Tc,
+            Mode::Auto => match self.attach_xdp(object, Hook::Xdp) {
+                Ok(()) => Attached::XdpDriver,
+                Err(error) => {
+                    tracing::warn!(
+                        device = self.device,
+                        "XDP is not possible here, TC takes all packets: {error:#}"
+                    );
+                    Attached::Tc
+                }
+            },
+            Mode::Xdp => self.attach_xdp(object, Hook::Xdp).map(|()| Attached::XdpDriver)?,
+            Mode::XdpGeneric => self.attach_xdp(object, Hook::XdpGeneric).map(|()| Attached::XdpGeneric)?,
+        };
+        if attached == Attached::Tc {
+            // An earlier agent may have run with another mode.
+            self.detach_xdp()?;
+        }
+        Ok(attached)
+    }
+
+    fn attach_xdp(&self, object: &mut Ebpf, hook: Hook) -> Result<()> {
+        let (mode, other) = match hook {
+            Hook::XdpGeneric => (XdpMode::Skb, Hook::Xdp),
+            _ => (XdpMode::Driver, Hook::XdpGeneric),
+        };
+        let program: &mut Xdp = object
+            .program_mut("xdp_ingress")
+            .context("the packet path has no program xdp_ingress")?
+            .try_into()?;
+        remove_link(&self.path(other))?;
+        let path = self.path(hook);
+        if let Some(link) = pinned(&path)
+            && let Ok(link) = XdpLink::try_from(link)
+        {
+            match program.attach_to_link(link) {
+                Ok(id) => {
+                    // The pin keeps the link; this handle of it may go.
+                    drop(program.take_link(id)?);
+                    return Ok(());
+                }
+                Err(error) => tracing::debug!(device = self.device, "the pinned XDP link is dead: {error}"),
+            }
+        }
+        remove_link(&path)?;
+        let id =
+            program.attach_to_if_index(self.ifindex, mode).map_err(|error| self.explain_xdp(hook, &error))?;
+        let link: FdLink = program.take_link(id)?.try_into().context("XDP was attached without a link")?;
+        link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
+        Ok(())
+    }
+
+    fn explain_xdp(&self, hook: Hook, error: &ProgramError) -> anyhow::Error {
+        let driver = introspect::driver(&self.device);
+        let refusing = Refusing {
+            name: &self.device,
+            driver: driver.as_deref(),
+            mtu: self.mtu,
+            page: introspect::page_size(),
+            virtio: drivers::virtio_features(&self.device, self.ifindex, driver.as_deref()),
+            generic: hook == Hook::XdpGeneric,
+        };
+        anyhow!("{}", refusing.explain(error))
+    }
+
+    fn attach_tc(&self, object: &mut Ebpf, hook: Hook, kernel: Kernel) -> Result<()> {
+        let (name, attach_type) = match hook {
+            Hook::Egress => ("tc_egress", TcAttachType::Egress),
+            _ => ("tc_ingress", TcAttachType::Ingress),
+        };
+        let program: &mut SchedClassifier = object
+            .program_mut(name)
+            .with_context(|| format!("the packet path has no program {name}"))?
+            .try_into()?;
+        let context = || format!("attaching {name} to {} failed", self.device);
+        if !kernel.has_tcx() {
+            return clsact::attach(program, &self.device, attach_type).with_context(context);
+        }
+        let path = self.path(hook);
+        if let Some(link) = pinned(&path)
+            && let Ok(link) = SchedClassifierLink::try_from(link)
+        {
+            match program.attach_to_link(link) {
+                Ok(id) => {
+                    drop(program.take_link(id)?);
+                    return Ok(());
+                }
+                Err(error) => tracing::debug!(device = self.device, "the pinned TC link is dead: {error}"),
+            }
+        }
+        remove_link(&path)?;
+        let options = TcAttachOptions::TcxOrder(LinkOrder::default());
+        let id = program.attach_with_options(&self.device, attach_type, options).with_context(context)?;
+        let link: FdLink = program.take_link(id)?.try_into().context("TC was attached without a link")?;
+        link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
+        Ok(())
+    }
+
+    /// Detaches XDP of both kinds, and leaves the packets to TC.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn detach_xdp(&self) -> Result<()> {
+        remove_link(&self.path(Hook::Xdp))?;
+        remove_link(&self.path(Hook::XdpGeneric))
+    }
+
+    /// Detaches everything from this device.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub fn detach(&self) -> Result<()> {
+        for hook in [Hook::Xdp, Hook::XdpGeneric, Hook::Ingress, Hook::Egress] {
+            remove_link(&self.path(hook))?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes links of devices that are not in `present` (numbers): they are dead, or no longer wanted.
+///
+/// # Errors
+/// A pin that cannot be removed.
+pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
+    let mut removed = 0;
+    for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be read", folder.display()))? {
+        let path = entry?.path();
+        if cgroup::is_link(&path) {
+            continue;
+        }
+        let ifindex = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.split('-').nth(1))
+            .and_then(|number| number.parse::<u32>().ok());
+        if ifindex.is_none_or(|ifindex| !present.contains(&ifindex)) {
+            remove_link(&path)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Numbers of the devices whose packets are taken by XDP in the stack, by their pinned links.
+pub fn generic_devices(folder: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let mut parts = name.split('-');
+            (parts.next()? == Hook::XdpGeneric.name()).then(|| parts.next()?.parse().ok())?
+        })
+        .collect()
+}
+
+fn pinned(path: &Path) -> Option<FdLink> {
+    path.exists().then(|| PinnedLink::from_pin(path).ok().map(FdLink::from)).flatten()
+}

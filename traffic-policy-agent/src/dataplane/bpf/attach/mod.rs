@@ -1,0 +1,14 @@
+//! Programs on devices and cgroups.
+
+pub mod cgroup;
+pub mod clsact;
+pub mod device;
+pub mod drivers;
+mod interface;
+mod xdp_errors;
+
+pub use self::{
+    cgroup::Cgroup,
+    device::{Attached, Mode},
+    interface::Interface,
+};

@@ -1,0 +1,40 @@
+//! Errors of the kernel: their number, their causes, and what netlink says beside the number.
+
+use std::{error::Error, io};
+
+use aya::programs::{ProgramError, xdp::XdpError};
+
+/// The number of the kernel's error.
+pub fn errno(error: &ProgramError) -> Option<i32> {
+    match error {
+        // These show another error as theirs, and leave it out of the chain of causes.
+        ProgramError::IOError(error) => error.raw_os_error(),
+        ProgramError::XdpError(XdpError::NetlinkError(error)) => error.raw_os_error(),
+        error => causes(error).find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error()),
+    }
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+/// The kernel's own words (the extended acknowledgement of netlink), where it was asked by netlink: aya does so after
+/// EINVAL, and hands them on in its text only, as `netlink error: ["…"]`.
+pub fn kernel_words(error: &(dyn Error + 'static)) -> Option<String> {
+    causes(error).find_map(|cause| {
+        let text = cause.to_string();
+        let words = text.strip_prefix("netlink error: [\"")?.strip_suffix("\"]")?;
+        Some(words.replace("\", \"", "; "))
+    })
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,219 @@
+//! The compiled packet path, and its loading.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use aya::{Btf, Ebpf, EbpfLoader, maps::MapInfo};
+
+use crate::dataplane::kernel::Kernel;
+
+#[cfg(bpf_object)]
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/traffic-policy-ebpf"));
+#[cfg(not(bpf_object))]
+static OBJECT: &[u8] = &[];
+
+/// BPF_F_IPV6 of `bpf_l4_csum_replace`, Linux 6.16.
+/// <https://github.com/torvalds/linux/commit/ead7f9b8de65632ef8060b84b0c55049a33cfea1>
+const CHECKSUM_IPV6: u64 = 1 << 7;
+/// BPF_FIB_LOOKUP_SRC of `bpf_fib_lookup`, Linux 6.7.
+/// <https://github.com/torvalds/linux/commit/dab4e1f06cabb6834de14264394ccab197007302>
+const FIB_SOURCE: u32 = 1 << 4;
+
+/// Entries of the maps whose size the user chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Halves of flows; twice the number of flows, and that twice over to stay fast.
+    pub flows4: u32,
+    pub flows6: u32,
+    pub pending: u32,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { flows4: 262_144, flows6: 65_536, pending: 16_384 }
+    }
+}
+
+impl Sizes {
+    fn of(&self, map: &str) -> Option<u32> {
+        match map {
+            "FLOWS4" => Some(self.flows4),
+            "FLOWS6" => Some(self.flows6),
+            "PENDING4" | "PENDING6" => Some(self.pending),
+            _ => None,
+        }
+    }
+}
+
+/// The object with its maps created, or taken over from `pins`; programs are not loaded yet.
+///
+/// # Errors
+/// A pinned map of another layout, missing privileges, a kernel without BTF.
+pub fn load(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
+    Ok(open(sizes, pins, kernel)?.0)
+}
+
+/// As [`load`], with the kernel's type information, by which programs are loaded, too.
+///
+/// # Errors
+/// As there.
+pub fn open(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
+    Loading { sizes, pins, shared: &|_| true, explains: None }.load(kernel)
+}
+
+/// The types of the running kernel.
+///
+/// # Errors
+/// The kernel does not describe them.
+pub fn kernel_types() -> Result<Btf> {
+    Btf::from_sys_fs().context(
+        "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
+    )
+}
+
+/// A copy of the object that notes its way: see [`crate::explain::Simulator`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routes {
+    /// Asked of the kernel.
+    Real,
+    /// Every endpoint of another node is reached.
+    Assumed,
+}
+
+/// The object for `explain`: `shared` maps are those pinned in `pins`, the others its own.
+///
+/// # Errors
+/// As [`load`]; a shared map that is not pinned.
+pub fn load_copy(
+    pins: Option<&Path>,
+    shared: &dyn Fn(&str) -> bool,
+    routes: Routes,
+    kernel: &Kernel,
+) -> Result<(Ebpf, Btf)> {
+    let sizes = Sizes { flows4: 1024, flows6: 1024, pending: 64 };
+    Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
+}
+
+struct Loading<'a> {
+    sizes: Sizes,
+    pins: Option<&'a Path>,
+    /// Which maps are pinned.
+    shared: &'a dyn Fn(&str) -> bool,
+    explains: Option<Routes>,
+}
+
+impl Loading<'_> {
+    fn load(&self, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
+        if OBJECT.is_empty() {
+            bail!("this build holds no packet path: run `cargo xtask setup` and build again");
+        }
+        let shapes = shapes()?;
+        let mut paths: Vec<(&str, PathBuf)> = Vec::new();
+        let mut entries: Vec<(&str, u32)> = Vec::new();
+        for (name, shape) in &shapes {
+            let wanted = self.sizes.of(name).unwrap_or(shape.entries);
+            let mut used = wanted;
+            if let Some(pins) = self.pins.filter(|_| (self.shared)(name)) {
+                let path = pins.join(name);
+                match pinned(&path, shape)? {
+                    Some(entries) => {
+                        if entries != wanted && self.explains.is_none() {
+                            tracing::warn!(
+                                map = name,
+                                entries,
+                                wanted,
+                                "the pinned map keeps its size; `cleanup` and a new start change it"
+                            );
+                        }
+                        used = entries;
+                    }
+                    // It would be made and pinned.
+                    None if self.explains.is_some() => {
+                        bail!(
+                            "{} is not there: is --pin-dir right, and an agent of this version set up?",
+                            path.display()
+                        )
+                    }
+                    None => {}
+                }
+                paths.push((name, path));
+            }
+            entries.push((name, used));
+        }
+        let btf = kernel_types()?;
+        let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
+        let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
+        let tracing = u32::from(self.explains.is_some());
+        let assume_routes = u32::from(self.explains == Some(Routes::Assumed));
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(Some(&btf))
+            .override_global("CHECKSUM_IPV6", &checksum_ipv6, true)
+            .override_global("FIB_SOURCE", &fib_source, true)
+            .override_global("TRACING", &tracing, true)
+            .override_global("ASSUME_ROUTES", &assume_routes, true);
+        for (name, entries) in &entries {
+            loader.map_max_entries(name, *entries);
+        }
+        for (name, path) in &paths {
+            loader.map_pin_path(name, path.as_path());
+        }
+        let object = loader.load(OBJECT).context("loading the packet path failed")?;
+        Ok((object, btf))
+    }
+}
+
+/// What the object says of one of its maps.
+struct Shape {
+    kind: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+}
+
+fn shapes() -> Result<HashMap<String, Shape>> {
+    let object = aya_obj::Object::parse(OBJECT).context("the embedded packet path is damaged")?;
+    Ok(object
+        .maps
+        .iter()
+        // Globals are maps too (.rodata), but private to each load.
+        .filter(|(name, _)| !name.starts_with('.'))
+        .map(|(name, map)| {
+            let shape = Shape {
+                kind: map.map_type(),
+                key: map.key_size(),
+                value: map.value_size(),
+                entries: map.max_entries(),
+                flags: map.map_flags(),
+            };
+            (name.clone(), shape)
+        })
+        .collect())
+}
+
+/// Entries of a pinned map; `None` if there is none. aya takes whatever lies at the path, so its layout is compared here.
+fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let info = MapInfo::from_pin(path).with_context(|| format!("{} is not a pinned map", path.display()))?;
+    let kind = info.map_type().map_or(u32::MAX, |kind| kind as u32);
+    let found = (kind, info.key_size(), info.value_size(), info.map_flags());
+    let wanted = (shape.kind, shape.key, shape.value, shape.flags);
+    if found != wanted {
+        bail!(
+            "{} was pinned by another version (type, key, value, flags {found:?}, this version wants {wanted:?}): run `traffic-policy-agent cleanup` with the same --pin-dir, which ends the flows in it",
+            path.display()
+        );
+    }
+    Ok(Some(info.max_entries()))
+}
+
+/// The compiled packet path, as an ELF object; empty in a build without a BPF toolchain.
+pub fn object_bytes() -> &'static [u8] {
+    OBJECT
+}

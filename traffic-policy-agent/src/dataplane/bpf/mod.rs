@@ -1,0 +1,12 @@
+//! The compiled programs: loaded, verified, pinned, attached and run.
+
+pub mod attach;
+pub mod error;
+pub mod introspect;
+pub mod loader;
+#[cfg(feature = "log")]
+pub mod log;
+pub mod pins;
+pub mod programs;
+pub mod test_run;
+pub mod verifier;

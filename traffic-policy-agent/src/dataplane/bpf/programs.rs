@@ -1,0 +1,106 @@
+//! The programs: loaded, put where others jump to them, and pinned.
+
+use std::{fs, io::ErrorKind, path::Path};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    programs::{ProgramFd, SchedClassifier, Xdp},
+};
+use traffic_policy_ebpf::abi::jump;
+
+use super::{loader::kernel_types, verifier};
+use crate::dataplane::maps::Tables;
+
+/// Programs of the XDP hook, and of TC, that others jump to, by their index.
+const XDP_JUMPS: [(u32, &str); 8] = [
+    (jump::ATTEND, "xdp_attend4"),
+    (jump::ANSWER, "xdp_answer4"),
+    (jump::ERROR, "xdp_error4"),
+    (jump::IRREGULAR, "xdp_irregular4"),
+    (jump::FAMILY + jump::ATTEND, "xdp_attend6"),
+    (jump::FAMILY + jump::ANSWER, "xdp_answer6"),
+    (jump::FAMILY + jump::ERROR, "xdp_error6"),
+    (jump::FAMILY + jump::IRREGULAR, "xdp_irregular6"),
+];
+const TC_JUMPS: [(u32, &str); 12] = [
+    (jump::ATTEND, "tc_attend4"),
+    (jump::ANSWER, "tc_answer4"),
+    (jump::ERROR, "tc_error4"),
+    (jump::IRREGULAR, "tc_irregular4"),
+    (jump::ERROR_OUT, "tc_error_out4"),
+    (jump::IRREGULAR_OUT, "tc_irregular_out4"),
+    (jump::FAMILY + jump::ATTEND, "tc_attend6"),
+    (jump::FAMILY + jump::ANSWER, "tc_answer6"),
+    (jump::FAMILY + jump::ERROR, "tc_error6"),
+    (jump::FAMILY + jump::IRREGULAR, "tc_irregular6"),
+    (jump::FAMILY + jump::ERROR_OUT, "tc_error_out6"),
+    (jump::FAMILY + jump::IRREGULAR_OUT, "tc_irregular_out6"),
+];
+
+/// The programs where packets enter, which are pinned for others to run.
+const ENTRIES: [&str; 3] = ["xdp_ingress", "tc_ingress", "tc_egress"];
+
+/// Verifies and loads every program of an object.
+///
+/// # Errors
+/// See [`verifier::load`].
+pub fn load_programs(object: &mut Ebpf) -> Result<()> {
+    verifier::load(object, &kernel_types()?).map(drop)
+}
+
+/// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together
+/// because their layout version is the same.
+///
+/// # Errors
+/// A program that is missing or not loaded.
+pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
+    for (index, name) in XDP_JUMPS {
+        tables
+            .xdp_jumps
+            .set(index, &fd(object, name)?, 0)
+            .with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    for (index, name) in TC_JUMPS {
+        tables
+            .tc_jumps
+            .set(index, &fd(object, name)?, 0)
+            .with_context(|| format!("{name} cannot be put in place"))?;
+    }
+    Ok(())
+}
+
+/// Pins the entry programs by their names in `folder`. Those of an earlier agent are replaced in one step each.
+///
+/// # Errors
+/// A program that is not loaded; the folder is not on a bpffs.
+pub fn pin(object: &mut Ebpf, folder: &Path) -> Result<()> {
+    for name in ENTRIES {
+        let program =
+            object.program_mut(name).with_context(|| format!("the packet path has no program {name}"))?;
+        // A bpffs allows no dot in a name.
+        let (path, next) = (folder.join(name), folder.join(format!("{name}-next")));
+        match fs::remove_file(&next) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("{} cannot be removed", next.display()));
+            }
+            _ => {}
+        }
+        program.pin(&next).with_context(|| format!("{} cannot be pinned", next.display()))?;
+        fs::rename(&next, &path).with_context(|| format!("{} cannot be put in place", path.display()))?;
+    }
+    Ok(())
+}
+
+fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
+    let program = object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
+    let xdp: Result<&Xdp, _> = program.try_into();
+    let fd = match xdp {
+        Ok(program) => program.fd()?.try_clone()?,
+        Err(_) => {
+            let program: &SchedClassifier = program.try_into()?;
+            program.fd()?.try_clone()?
+        }
+    };
+    Ok(fd)
+}

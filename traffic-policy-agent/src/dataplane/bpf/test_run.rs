@@ -1,0 +1,89 @@
+//! Runs loaded programs by BPF_PROG_TEST_RUN.
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    programs::{
+        Program, RawTracePoint, RawTracePointRunOptions, SchedClassifier, TestRun, TestRunOptions,
+        TestRunResult, Xdp,
+    },
+};
+
+/// What the kernel may append to a frame: an ICMP error quotes it behind its own headers.
+const ROOM: usize = 256;
+
+fn program<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Program> {
+    object.program(name).with_context(|| format!("the packet path has no program {name}"))
+}
+
+/// Runs a raw tracepoint program once; its return value.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn raw_tracepoint(object: &Ebpf, name: &str) -> Result<u32> {
+    let program: &RawTracePoint = program(object, name)?.try_into()?;
+    let result = program
+        .test_run(RawTracePointRunOptions::default())
+        .with_context(|| format!("running the program {name} failed"))?;
+    Ok(result.return_value)
+}
+
+/// Runs an XDP program on a frame that came by a device; the frame as it leaves.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn xdp(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<u8>> {
+    let program: &Xdp = program(object, name)?.try_into()?;
+    packet(program, name, frame, &xdp_context(frame.len() as u32, ifindex))
+}
+
+/// Runs a TC program on a frame that came by a device; the frame as it leaves.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn tc(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<u8>> {
+    let program: &SchedClassifier = program(object, name)?.try_into()?;
+    packet(program, name, frame, &skb_context(ifindex))
+}
+
+/// Runs an XDP program that reads its input from a map.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn xdp_without_frame(object: &Ebpf, name: &str) -> Result<()> {
+    let program: &Xdp = program(object, name)?.try_into()?;
+    let options = TestRunOptions { data_in: Some(&[0; 64]), ..TestRunOptions::default() };
+    program.test_run(options).with_context(|| format!("running the program {name} failed"))?;
+    Ok(())
+}
+
+fn packet<'a, P>(program: &P, name: &str, frame: &'a [u8], context: &'a [u8]) -> Result<Vec<u8>>
+where
+    P: for<'o> TestRun<Opts<'o> = TestRunOptions<'o>, Result = TestRunResult>,
+{
+    let mut out = vec![0; frame.len() + ROOM];
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        ctx_in: Some(context),
+        ..TestRunOptions::default()
+    };
+    let ran = program.test_run(options).with_context(|| format!("running {name} on a packet failed"))?;
+    out.truncate(ran.data_size_out as usize);
+    Ok(out)
+}
+
+/// `struct xdp_md`: data_end at 4, ingress_ifindex at 12.
+fn xdp_context(length: u32, ifindex: u32) -> [u8; 24] {
+    let mut context = [0; 24];
+    context[4..8].copy_from_slice(&length.to_ne_bytes());
+    context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
+    context
+}
+
+/// `struct __sk_buff`: ifindex at 40.
+fn skb_context(ifindex: u32) -> [u8; 192] {
+    let mut context = [0; 192];
+    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+    context
+}

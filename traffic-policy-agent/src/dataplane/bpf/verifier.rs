@@ -1,0 +1,251 @@
+//! The kernel's verifier: every program is given to it, and its log is read for people.
+
+use std::{
+    env,
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    num::NonZeroUsize,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+use anyhow::{Result, anyhow};
+use aya::{
+    Btf, Ebpf,
+    programs::{Program, ProgramError},
+};
+
+use super::{
+    error::chain,
+    loader::{self, Sizes},
+};
+use crate::dataplane::kernel::Kernel;
+
+/// More threads than that are not kept busy by as few programs.
+const MOST_THREADS: usize = 8;
+
+/// The verifier refuses programs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "Linux {release} refuses {refused} of the packet path's {all} programs; the first is {program}, of which the kernel's verifier says: {reason} ({})",
+    kept(log)
+)]
+pub struct Refusal {
+    /// The kernel, as it calls itself.
+    pub release: String,
+    /// The first one that is refused, by name.
+    pub program: String,
+    /// The verifier's own words.
+    pub reason: String,
+    /// The file with its whole log, or why there is none.
+    pub log: Result<PathBuf, String>,
+    pub refused: usize,
+    pub all: usize,
+}
+
+impl Refusal {
+    /// What to do about it.
+    pub const FIX: &str = concat!(
+        "boot a kernel of the table in ",
+        env!("CARGO_PKG_REPOSITORY"),
+        "/blob/main/docs/compatibility.md, and report this with that log at ",
+        env!("CARGO_PKG_REPOSITORY"),
+        "/issues"
+    );
+}
+
+fn kept(log: &Result<PathBuf, String>) -> String {
+    match log {
+        Ok(path) => format!("its whole log is in {}", path.display()),
+        Err(error) => format!("its whole log could not be kept: {error}"),
+    }
+}
+
+/// Verifies and loads every program of the object, on as many threads as there are CPUs: of a process with CAP_BPF the
+/// kernel verifies several at once (`bpf_check` in kernel/bpf/verifier.c takes its lock for others only). Returns how many
+/// there are.
+///
+/// # Errors
+/// A [`Refusal`]; or why the kernel loads nothing that has little to do with the program itself. Of several programs the
+/// first one by name is reported.
+pub fn load(object: &mut Ebpf, btf: &Btf) -> Result<usize> {
+    let mut programs: Vec<_> = object.programs_mut().collect();
+    programs.sort_unstable_by_key(|(name, _)| *name);
+    let all = programs.len();
+    // From the end of the alphabet, where the longest to verify are: xdp_… and tc_….
+    let queue = Mutex::new(programs.into_iter().rev());
+    let work = || {
+        let mut failed = Vec::new();
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((name, program)) = next else { return failed };
+            if let Err(error) = load_one(program, btf) {
+                failed.push((name.to_owned(), error));
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
+    let mut failed = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut failed = work();
+        for other in others {
+            failed.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        failed
+    });
+    failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    if failed.is_empty() { Ok(all) } else { Err(explain(&failed, all)) }
+}
+
+fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
+    match program {
+        Program::Xdp(program) => program.load(),
+        Program::SchedClassifier(program) => program.load(),
+        Program::RawTracePoint(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::Iter(program) => program.load("bpf_map_elem", btf),
+        _ => Ok(()),
+    }
+}
+
+/// Loads every program with maps of its own, none of them pinned, attaches nothing and lets all go. Returns how many
+/// programs there are.
+///
+/// # Errors
+/// As [`load`], and as [`loader::load`].
+pub fn try_programs(kernel: &Kernel) -> Result<usize> {
+    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64 };
+    let (mut object, btf) = loader::open(sizes, None, kernel)?;
+    load(&mut object, &btf)
+}
+
+/// The error for programs that could not be loaded, at least one.
+fn explain(failed: &[(String, ProgramError)], all: usize) -> anyhow::Error {
+    let refused: Vec<_> = failed
+        .iter()
+        .filter_map(|(name, error)| {
+            let ProgramError::LoadError { io_error, verifier_log } = error else { return None };
+            let log = verifier_log.to_string();
+            Some((name, refusal(io_error, &log)?, log))
+        })
+        .collect();
+    if let Some((program, reason, log)) = refused.first() {
+        let release = Kernel::found().map_or_else(|_| "of this machine".to_owned(), |(_, release)| release);
+        return anyhow!(Refusal {
+            release,
+            program: (*program).clone(),
+            reason: reason.clone(),
+            log: keep(&env::temp_dir(), program, log).map_err(|error| error.to_string()),
+            refused: refused.len(),
+            all,
+        });
+    }
+    let (name, error) = &failed[0];
+    match error {
+        // Its own text is the verifier's log, which is empty or beside the point here.
+        ProgramError::LoadError { io_error, .. } => {
+            anyhow!("the kernel does not load the program {name}: {io_error}{}", fix(io_error))
+        }
+        error => anyhow!("the program {name} cannot be loaded: {}", chain(error)),
+    }
+}
+
+/// The verifier's reason; `None` if the program was not refused for what it does.
+fn refusal(error: &io::Error, log: &str) -> Option<String> {
+    let of_the_caller =
+        matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN | libc::EINTR));
+    if of_the_caller { None } else { reason(log) }
+}
+
+fn fix(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            ": run as root; if it is root already, look at the container's capabilities, seccomp profile and kernel lockdown"
+        }
+        Some(libc::ENOMEM) => {
+            ": give it more memory; the limit of a container (cgroup) counts what the kernel allocates for it"
+        }
+        _ => "",
+    }
+}
+
+/// Writes the verifier's log where its reader finds it: readable by this user alone, and no link that somebody else may have
+/// laid there is followed.
+fn keep(folder: &Path, program: &str, log: &str) -> io::Result<PathBuf> {
+    let path = folder.join(format!("traffic-policy-verifier-{program}.log"));
+    let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    file.and_then(|mut file| file.write_all(log.as_bytes())).map_err(failed)?;
+    Ok(path)
+}
+
+/// What the verifier says at the end of its log, behind the last instruction that it looked at and before its statistics, in
+/// one line. `None` if it says nothing.
+fn reason(log: &str) -> Option<String> {
+    let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let said: Vec<&str> = lines.take_while(|line| !is_summary(line)).collect();
+    // States that are shown behind the reason.
+    let is_shown = |line: &&&str| line.starts_with("cur state:") || line.starts_with("old state:");
+    let mut last: Vec<&str> =
+        said.iter().rev().skip_while(is_shown).take_while(|line| !is_walk(line)).copied().collect();
+    if last.is_empty() {
+        // Whatever it is, the last line is nearest to the reason.
+        last.extend(said.last());
+    }
+    last.truncate(MOST_LINES);
+    last.reverse();
+    (!last.is_empty()).then(|| last.join("; "))
+}
+
+/// Some reasons are told in two lines ("invalid access to packet, …", "R2 offset is outside of the packet").
+const MOST_LINES: usize = 2;
+
+/// The statistics at the end (`print_verification_stats` in kernel/bpf/verifier.c).
+fn is_summary(line: &str) -> bool {
+    ["processed ", "verification time ", "stack depth "].iter().any(|start| {
+        line.strip_prefix(start).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    })
+}
+
+/// A line of the walk through the program: instructions, source lines, states of registers, and the way there.
+fn is_walk(line: &str) -> bool {
+    const WAY: [&str; 13] = [
+        ";",
+        "from ",
+        "func#",
+        "Func#",
+        "Global function ",
+        "Validating ",
+        "caller:",
+        "callee:",
+        "returning from callee:",
+        "to caller at ",
+        "frame",
+        "last_idx ",
+        "mark_precise:",
+    ];
+    let is_instruction = || {
+        let digits = line.bytes().take_while(u8::is_ascii_digit).count();
+        digits > 0 && line[digits..].starts_with(':')
+    };
+    // `R0=1 R1_w=ctx()`
+    let is_state = || {
+        let first = line.split(' ').next().unwrap_or_default();
+        let register = first.split(['=', '_']).next().unwrap_or_default();
+        first.contains('=')
+            && register.strip_prefix('R').is_some_and(|number| {
+                !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+            })
+    };
+    WAY.iter().any(|start| line.starts_with(start)) || is_instruction() || is_state()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! A sweep over the flow tables by the packet path's own iterator programs, a piece at a time.
+//!
+//! A program that the kernel runs to its end, however long that takes, keeps its CPU from everything that the scheduler
+//! decides on: for a full table that is a quarter of a second, in which packets wait whenever the kernel has left them to a
+//! thread (ksoftirqd). An iterator's walk over a table goes on where it stopped.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, OwnedFd},
+};
+
+use anyhow::{Context, Result};
+use aya::{Ebpf, programs::Iter};
+use traffic_policy_ebpf::{
+    abi::{Sweep, mark},
+    tcp::Timeouts,
+};
+
+use crate::dataplane::{
+    bpf::test_run,
+    maps::{
+        Tables,
+        mmap::{state, unconfirmed},
+    },
+    sys,
+};
+
+/// Above this share of a table, in percent, the flows that were idle for longest go first.
+const PRESSURE_PERCENT: u64 = 80;
+
+/// The count of unconfirmed flows is set right when it is off by more than this.
+const DRIFT: u64 = 1024;
+
+/// What a sweep found in one family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Halves in the table.
+    pub entries: u32,
+    pub snat: u32,
+    pub unconfirmed: u32,
+    pub pending: u32,
+    pub deleted: u32,
+}
+
+/// Runs sweeps and remembers what the next one must do.
+#[derive(Debug)]
+pub struct Sweeper {
+    timeouts: Timeouts,
+    pressure: [u32; 2],
+    sizes: [u32; 2],
+    /// `Usage` words of the last sweep, where it found nothing of their kind.
+    no_snat: Option<u64>,
+    no_pending: Option<u64>,
+    walkers: Option<Walkers>,
+    under_way: Option<UnderWay>,
+}
+
+/// A sweep, from one piece to the next.
+#[derive(Debug)]
+struct UnderWay {
+    /// See [`mark`].
+    mark: u32,
+    /// The family that is swept, 0 or 1.
+    family: usize,
+    /// Tables of the family that have been begun.
+    begun: usize,
+    walk: Option<File>,
+    found: [Found; 2],
+    /// `Usage` words at the very beginning: flows with SNAT, and pending ones, ever created.
+    created: Option<(u64, u64)>,
+}
+
+impl Sweeper {
+    /// Time-outs in jiffies, sizes in halves: IPv4, IPv6.
+    pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
+        Self {
+            timeouts,
+            pressure: [u32::MAX; 2],
+            sizes,
+            no_snat: None,
+            no_pending: None,
+            walkers: None,
+            under_way: None,
+        }
+    }
+
+    /// Sweeps both families.
+    ///
+    /// # Errors
+    /// The kernel refuses to run the program.
+    pub fn run(&mut self, object: &Ebpf, tables: &mut Tables, mark_gone: bool) -> Result<[Found; 2]> {
+        self.begin(if mark_gone { mark::TOO } else { mark::NONE });
+        loop {
+            if let Some(found) = self.go_on(object, tables)? {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Begins a sweep of both families, which [`Self::go_on`] does, with what `mark` says of endpoints that are gone. One
+    /// that is under way is given up.
+    pub fn begin(&mut self, mark: u32) {
+        let found = [Found::default(); 2];
+        self.under_way = Some(UnderWay { mark, family: 0, begun: 0, walk: None, found, created: None });
+    }
+
+    /// Does a piece of the sweep that is under way: some hundred entries, fractions of a millisecond. What was found, with
+    /// the last one.
+    ///
+    /// # Errors
+    /// The kernel refuses to run the program; the sweep has then ended.
+    pub fn go_on(&mut self, object: &Ebpf, tables: &mut Tables) -> Result<Option<[Found; 2]>> {
+        let Some(mut sweep) = self.under_way.take() else { return Ok(Some([Found::default(); 2])) };
+        if let Some(walk) = &mut sweep.walk {
+            let over = piece(walk).context("sweeping a table failed")?;
+            if over {
+                sweep.walk = None;
+            }
+        } else if sweep.family == sweep.found.len() {
+            if sweep.mark != mark::ONLY {
+                self.conclude(tables, &sweep);
+            }
+            return Ok(Some(sweep.found));
+        } else {
+            if sweep.begun == 0 {
+                self.order(object, tables, &sweep)?;
+            }
+            if self.walkers.is_none() {
+                self.walkers = Some(Walkers::new(object, tables)?);
+            }
+            let walkers = self.walkers.as_ref();
+            match walkers
+                .and_then(|walkers| walkers.of(sweep.family, sweep.mark != mark::NONE).nth(sweep.begun))
+            {
+                Some(walker) => {
+                    sweep.walk =
+                        Some(sys::walk(walker.as_fd()).context("beginning a walk over a table failed")?);
+                    sweep.begun += 1;
+                }
+                None => {
+                    if sweep.mark != mark::ONLY {
+                        self.take_result(tables, &mut sweep)?;
+                    }
+                    (sweep.family, sweep.begun) = (sweep.family + 1, 0);
+                }
+            }
+        }
+        self.under_way = Some(sweep);
+        Ok(None)
+    }
+
+    /// Says what is to be done in one family.
+    fn order(&self, object: &Ebpf, tables: &mut Tables, sweep: &UnderWay) -> Result<()> {
+        let order = Sweep {
+            ipv6: sweep.family as u32,
+            pressure: self.pressure[sweep.family],
+            timeouts: self.timeouts,
+            mark: sweep.mark,
+            ..Sweep::default()
+        };
+        tables.sweep.set(0, order, 0).context("ordering a sweep failed")?;
+        test_run::raw_tracepoint(object, "sweep").map(drop)
+    }
+
+    /// Of one family, all of whose tables have been walked over.
+    fn take_result(&mut self, tables: &mut Tables, sweep: &mut UnderWay) -> Result<()> {
+        let family = sweep.family;
+        let result = tables.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
+        sweep.created.get_or_insert((result.snat_created, result.pending_created));
+        sweep.found[family] = Found {
+            entries: result.entries,
+            snat: result.snat,
+            unconfirmed: result.unconfirmed,
+            pending: result.pending,
+            deleted: result.deleted,
+        };
+        self.pressure[family] = pressure(&result, self.sizes[family]);
+        // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
+        // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
+        let counted = u64::from(result.unconfirmed);
+        if tables.usage.load(unconfirmed(family)).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
+            tables.usage.store(unconfirmed(family), counted);
+        }
+        Ok(())
+    }
+
+    fn conclude(&mut self, tables: &mut Tables, sweep: &UnderWay) {
+        let Some((snat_created, pending_created)) = sweep.created else { return };
+        // What was created after the sweeps began keeps the words different. A flow announced just before may have
+        // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
+        let no_snat = sweep.found.iter().all(|found| found.snat == 0).then_some(snat_created);
+        if no_snat.is_some() && no_snat == self.no_snat {
+            tables.state.store(state::snat_swept, snat_created);
+        }
+        self.no_snat = no_snat;
+        let no_pending = sweep.found.iter().all(|found| found.pending == 0).then_some(pending_created);
+        if no_pending.is_some() && no_pending == self.no_pending {
+            tables.state.store(state::pending_swept, pending_created);
+        }
+        self.no_pending = no_pending;
+    }
+}
+
+/// The iterators over the tables; pairs are IPv4, IPv6.
+#[derive(Debug)]
+struct Walkers {
+    flows: [OwnedFd; 2],
+    pending: [OwnedFd; 2],
+    sockets: OwnedFd,
+}
+
+impl Walkers {
+    fn new(object: &Ebpf, tables: &Tables) -> Result<Self> {
+        let walker = |name: &str, map: &OwnedFd| -> Result<OwnedFd> {
+            let program =
+                object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
+            let program: &Iter = program.try_into()?;
+            sys::iterate(program.fd()?.as_fd(), map.as_fd())
+                .with_context(|| format!("{name} cannot walk over its table"))
+        };
+        let swept = &tables.swept;
+        Ok(Self {
+            flows: [walker("sweep_flows4", &swept.flows[0])?, walker("sweep_flows6", &swept.flows[1])?],
+            pending: [
+                walker("sweep_pending4", &swept.pending[0])?,
+                walker("sweep_pending6", &swept.pending[1])?,
+            ],
+            sockets: walker("sweep_sockets", &swept.sockets)?,
+        })
+    }
+
+    /// Those of one family.
+    fn of(&self, family: usize, mark_gone: bool) -> impl Iterator<Item = &OwnedFd> {
+        let flows = [&self.flows[family], &self.pending[family]];
+        flows.into_iter().chain(mark_gone.then_some(&self.sockets))
+    }
+}
+
+/// Lets a walk go on for a piece; whether it has come to the end.
+fn piece(walk: &mut File) -> io::Result<bool> {
+    // Larger than what the program writes for one piece, which is the only thing that ends a read.
+    let mut marks = [0; 64];
+    match walk.read(&mut marks) {
+        Ok(length) => Ok(length == 0),
+        // The last piece of another walk ended with its last element, and so this one before its first.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The idle time beyond which the next sweep takes flows whatever their state.
+fn pressure(result: &Sweep, size: u32) -> u32 {
+    let room = u64::from(size) * PRESSURE_PERCENT / 100;
+    let Some(excess) = u64::from(result.entries).checked_sub(room).filter(|excess| *excess > 0) else {
+        return u32::MAX;
+    };
+    // Two halves a flow.
+    let mut wanted = excess.div_ceil(2);
+    for (magnitude, flows) in result.idle.iter().enumerate().rev() {
+        wanted = wanted.saturating_sub(u64::from(*flows));
+        if wanted == 0 {
+            return 1 << magnitude;
+        }
+    }
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_idle_first() {
+        let mut result = Sweep { entries: 80, ..Sweep::default() };
+        result.idle[10] = 5;
+        result.idle[3] = 35;
+        assert_eq!(pressure(&result, 100), u32::MAX, "80 % is not above 80 %");
+        result.entries = 90;
+        assert_eq!(pressure(&result, 100), 1 << 10, "five flows idle for 2^10 jiffies make room enough");
+        result.entries = 92;
+        assert_eq!(pressure(&result, 100), 1 << 3);
+    }
+}

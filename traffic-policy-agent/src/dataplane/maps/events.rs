@@ -1,0 +1,84 @@
+//! The ring of events, and the word that makes the packet path write it.
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues, RingBuf};
+use nix::errno::Errno;
+use traffic_policy_ebpf::abi::{Event, EventBucket, State};
+
+use super::mmap::{Words, state};
+
+/// The pinned maps of events.
+pub struct Events {
+    ring: RingBuf<MapData>,
+    state: Words<State>,
+    buckets: PerCpuArray<MapData, EventBucket>,
+}
+
+impl Events {
+    /// Opens the maps pinned in `folder`, and empties them of what an earlier listener did not read.
+    ///
+    /// # Errors
+    /// They cannot be opened for writing.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let open = |name: &str| -> Result<Map> {
+            let data =
+                MapData::from_pin(folder.join(name)).with_context(|| format!("{name} cannot be opened"))?;
+            Ok(Map::from_map_data(data)?)
+        };
+        let mut events = Self {
+            ring: RingBuf::try_from(open("EVENTS")?)?,
+            state: Words::new(open("STATE")?)?,
+            buckets: PerCpuArray::try_from(open("EVENT_BUCKETS")?)?,
+        };
+        while events.ring.next().is_some() {}
+        let none = vec![EventBucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        events.buckets.set(0, PerCpuValues::try_from(none)?, 0)?;
+        Ok(events)
+    }
+
+    /// Has the packet path write events until then: CLOCK_MONOTONIC, nanoseconds.
+    pub fn listen_until(&mut self, time: u64) {
+        self.state.store(state::monitor_until, time);
+    }
+
+    /// Waits for an event, at most for `limit`.
+    ///
+    /// # Errors
+    /// The kernel refuses, or wrote what this version does not understand.
+    pub fn next(&mut self, limit: Duration) -> Result<Option<Event>> {
+        if let Some(event) = self.take()? {
+            return Ok(Some(event));
+        }
+        let mut poll = libc::pollfd { fd: self.ring.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let limit = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: one descriptor, which lives as long as the ring.
+        let polled = unsafe { libc::poll(&raw mut poll, 1, limit) };
+        if polled < 0 && Errno::last() != Errno::EINTR {
+            bail!("waiting for events failed: {}", Errno::last());
+        }
+        self.take()
+    }
+
+    fn take(&mut self) -> Result<Option<Event>> {
+        let Some(item) = self.ring.next() else { return Ok(None) };
+        if item.len() < size_of::<Event>() {
+            bail!("an event has {} bytes, this version expects {}", item.len(), size_of::<Event>());
+        }
+        // SAFETY: as many bytes as an event has, and any bytes make one.
+        Ok(Some(unsafe { item.as_ptr().cast::<Event>().read_unaligned() }))
+    }
+
+    /// Events left out that no event has told of yet.
+    ///
+    /// # Errors
+    /// The map cannot be read.
+    pub fn left_out(&self) -> Result<u64> {
+        Ok(self.buckets.get(&0, 0)?.iter().map(|bucket| bucket.left_out).sum())
+    }
+}

@@ -1,0 +1,160 @@
+//! Maps that the agent writes by plain stores: arrays mapped into its memory.
+
+use std::{
+    marker::PhantomData,
+    num::NonZeroUsize,
+    os::fd::AsFd,
+    ptr::{self, NonNull},
+    sync::atomic::{Ordering, fence},
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    Pod,
+    maps::{Map, MapData},
+};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use traffic_policy_ebpf::abi::{Agent, State, Usage};
+
+/// The one element of an mmapable array.
+pub struct Words<T> {
+    address: NonNull<T>,
+    _map: MapData,
+    _type: PhantomData<T>,
+}
+
+// SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores of single words.
+unsafe impl<T> Send for Words<T> {}
+
+impl<T> Words<T> {
+    /// Maps the element of `map`, whose value type is `T`.
+    ///
+    /// # Errors
+    /// The map is no mmapable array, or the kernel refuses.
+    pub fn new(map: Map) -> Result<Self> {
+        let Map::Array(map) = map else { anyhow::bail!("not an array") };
+        // The kernel rounds up to its pages, of 4, 16 or 64 KiB.
+        let length = NonZeroUsize::new(size_of::<T>()).context("empty map value")?;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                map.fd().as_fd(),
+                0,
+            )
+        }
+        .context("mapping a map into memory failed")?;
+        Ok(Self { address: address.cast(), _map: map, _type: PhantomData })
+    }
+
+    /// A pointer to a word of the element, from a pointer to the element.
+    pub fn pointer(&self) -> *mut T {
+        self.address.as_ptr()
+    }
+
+    /// Reads the whole element, word by word as the compiler likes: for one that no program writes meanwhile.
+    pub fn read(&self) -> T
+    where
+        T: Pod,
+    {
+        // SAFETY: the element is mapped as long as `self` lives, and any bytes make one.
+        unsafe { self.address.as_ptr().read_volatile() }
+    }
+
+    /// Writes the whole element, which no program reads meanwhile.
+    pub fn write(&mut self, element: T)
+    where
+        T: Pod,
+    {
+        // SAFETY: as above.
+        unsafe { self.address.as_ptr().write_volatile(element) };
+    }
+
+    /// Loads one word.
+    pub fn load<W: Copy>(&self, word: impl FnOnce(*mut T) -> *mut W) -> W {
+        // SAFETY: callers name a field of the element, which is mapped as long as `self` lives.
+        unsafe { ptr::read_volatile(word(self.pointer())) }
+    }
+
+    /// Stores one word if it differs; whether it did. A program that sees it sees all that this process wrote before, by
+    /// this or by bpf(2): docs/memory-ordering.md.
+    pub fn store<W: Copy + PartialEq>(&mut self, word: impl Fn(*mut T) -> *mut W, value: W) -> bool {
+        if self.load(&word) == value {
+            return false;
+        }
+        fence(Ordering::Release);
+        // SAFETY: as above.
+        unsafe { ptr::write_volatile(word(self.pointer()), value) };
+        true
+    }
+}
+
+/// Names words of an element for [`Words::load`] and [`Words::store`].
+macro_rules! words {
+    ($module:ident, $element:ident, $($word:ident: $type:ty = $($path:tt).+;)+) => {
+        pub mod $module {
+            use super::$element;
+
+            $(pub fn $word(element: *mut $element) -> *mut $type {
+                // SAFETY: an address within the mapped element; nothing is read.
+                unsafe { (&raw mut (*element).$($path).+).cast() }
+            })+
+        }
+    };
+}
+
+words!(state, State,
+    route: u32 = route;
+    hop_epoch: u32 = hop_epoch;
+    hop_max_age: u32 = hop_max_age;
+    pool_len: u32 = pool_len;
+    unconfirmed_limit: [u32; 2] = unconfirmed_limit;
+    seed: u64 = seed;
+    snat_swept: u64 = snat_swept;
+    pending_swept: u64 = pending_swept;
+    answers_per_jiffy: u32 = answers_per_jiffy;
+    monitor_until: u64 = monitor_until;
+    network: u32 = network;
+);
+
+words!(agent, Agent,
+    started: u64 = started;
+    seen: u64 = seen;
+    jiffies: u32 = jiffies;
+    hz: u32 = hz;
+    synced: u64 = synced;
+    failing: u64 = failing;
+    address: [u64; 2] = address;
+    port: u32 = port;
+    ipv6: u32 = ipv6;
+    pid: u32 = pid;
+);
+
+/// Number of hops handed out in an arena, 0 or 1.
+pub fn used_hops(arena: u32) -> impl Fn(*mut Usage) -> *mut u64 {
+    // SAFETY: an address within the mapped element; nothing is read.
+    move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(arena as usize & 1) }
+}
+
+/// Number of flows of the main table that are not confirmed: 0 for IPv4, 1 for IPv6.
+pub fn unconfirmed(family: usize) -> impl Fn(*mut Usage) -> *mut u64 {
+    // SAFETY: as above.
+    move |usage| unsafe { (&raw mut (*usage).unconfirmed).cast::<u64>().add(family & 1) }
+}
+
+/// The source port at a place of the pool.
+pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
+    // SAFETY: as above.
+    move |pool| unsafe { pool.cast::<u16>().add(usize::from(place)) }
+}
+
+impl<T> Drop for Words<T> {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length, and no reference into it is kept.
+        let unmapped = unsafe { munmap(self.address.cast(), size_of::<T>()) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}

@@ -1,0 +1,186 @@
+//! The maps by name and type.
+
+pub mod events;
+pub mod keys;
+pub mod mmap;
+pub mod prefilter;
+pub mod reader;
+
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
+};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, FlowKey, Frontend,
+    FrontendKey, Hop, HopKey, Node, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
+    SocketKey, SourceRange, State, Sweep, Usage,
+};
+
+use self::mmap::Words;
+
+/// The tables of one IP family.
+pub struct Family<A: Address, const W: usize> {
+    pub flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
+    pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
+    pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
+    pub service_cidrs: LpmTrie<MapData, Cidr<W>, u32>,
+    pub slots: Array<MapData, Slot<A>>,
+    pub slot_routes: Array<MapData, SlotRoute<A>>,
+    /// Halves that fit into `flows`.
+    pub size: u32,
+}
+
+/// All maps that the agent reads or writes.
+pub struct Tables {
+    pub v4: Family<Address4, 1>,
+    pub v6: Family<Address6, 4>,
+    pub services: HashMap<MapData, u32, ServiceInfo>,
+    pub service_counts: HashMap<MapData, ServiceCountKey, ServiceCount>,
+    pub sockets: HashMap<MapData, SocketKey, Socket>,
+    pub node: Array<MapData, Node>,
+    pub hops: Array<MapData, Hop>,
+    pub hop_index: HashMap<MapData, HopKey, u32>,
+    pub devices: HashMap<MapData, u32, Device>,
+    pub gone: HashMap<MapData, EndpointKey, u32>,
+    pub sweep: Array<MapData, Sweep>,
+    pub swept: Swept,
+    /// Shared with those who read them whenever they like.
+    pub counters: Arc<PerCpuArray<MapData, Counters>>,
+    pub xdp_jumps: ProgramArray<MapData>,
+    pub tc_jumps: ProgramArray<MapData>,
+    pub agent: Words<Agent>,
+    pub state: Words<State>,
+    pub usage: Words<Usage>,
+    pub filter: Words<Filter>,
+    pub pool: Words<[u16; 65_536]>,
+    pub room: Room,
+}
+
+/// What a sweep walks over, by file descriptors; pairs are IPv4, IPv6.
+#[derive(Debug)]
+pub struct Swept {
+    pub flows: [OwnedFd; 2],
+    pub pending: [OwnedFd; 2],
+    /// Of both families.
+    pub sockets: OwnedFd,
+}
+
+impl Swept {
+    fn of(object: &Ebpf) -> Result<Self> {
+        let fd = |name: &str| -> Result<OwnedFd> {
+            let Some(Map::HashMap(data) | Map::LruHashMap(data)) = object.map(name) else {
+                anyhow::bail!("the packet path has no hash {name}")
+            };
+            // A copy of the descriptor: asking for one by the map's number takes CAP_SYS_ADMIN.
+            data.fd().as_fd().try_clone_to_owned().context("no descriptor is free")
+        };
+        Ok(Self {
+            flows: [fd("FLOWS4")?, fd("FLOWS6")?],
+            pending: [fd("PENDING4")?, fd("PENDING6")?],
+            sockets: fd("SOCKETS")?,
+        })
+    }
+}
+
+/// How many entries fit; pairs are IPv4, IPv6.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    pub pending: [u32; 2],
+    pub frontends: [u32; 2],
+    pub slots: [u32; 2],
+    pub source_ranges: [u32; 2],
+    pub devices: u32,
+    pub gone: u32,
+}
+
+impl Room {
+    fn of(object: &Ebpf) -> Result<Self> {
+        let both = |name: &str| -> Result<[u32; 2]> {
+            Ok([size(object, &format!("{name}4"))?, size(object, &format!("{name}6"))?])
+        };
+        Ok(Self {
+            pending: both("PENDING")?,
+            frontends: both("FRONTENDS")?,
+            slots: both("SLOTS")?,
+            source_ranges: both("SOURCES")?,
+            devices: size(object, "DEVICES")?,
+            gone: size(object, "GONE")?,
+        })
+    }
+}
+
+fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
+    object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
+}
+
+fn size(object: &Ebpf, name: &str) -> Result<u32> {
+    let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) | Map::Array(data)) =
+        object.map(name)
+    else {
+        anyhow::bail!("the packet path has no hash, trie or array {name}")
+    };
+    Ok(data.info().with_context(|| format!("the size of {name} cannot be read"))?.max_entries())
+}
+
+macro_rules! typed {
+    ($object:expr, $name:expr) => {
+        take($object, $name)?.try_into().with_context(|| format!("map {} has another type", $name))?
+    };
+}
+
+impl Tables {
+    /// Takes the maps out of a loaded object.
+    ///
+    /// # Errors
+    /// A map that is missing or of another type: a build that does not fit together.
+    pub fn take(object: &mut Ebpf) -> Result<Self> {
+        let sizes = [size(object, "FLOWS4")?, size(object, "FLOWS6")?];
+        let room = Room::of(object)?;
+        let swept = Swept::of(object)?;
+        Ok(Self {
+            v4: Family {
+                flows: typed!(object, "FLOWS4"),
+                frontends: typed!(object, "FRONTENDS4"),
+                sources: typed!(object, "SOURCES4"),
+                service_cidrs: typed!(object, "SERVICE_CIDRS4"),
+                slots: typed!(object, "SLOTS4"),
+                slot_routes: typed!(object, "SLOT_ROUTES4"),
+                size: sizes[0],
+            },
+            v6: Family {
+                flows: typed!(object, "FLOWS6"),
+                frontends: typed!(object, "FRONTENDS6"),
+                sources: typed!(object, "SOURCES6"),
+                service_cidrs: typed!(object, "SERVICE_CIDRS6"),
+                slots: typed!(object, "SLOTS6"),
+                slot_routes: typed!(object, "SLOT_ROUTES6"),
+                size: sizes[1],
+            },
+            services: typed!(object, "SERVICES"),
+            service_counts: typed!(object, "SERVICE_COUNTS"),
+            sockets: typed!(object, "SOCKETS"),
+            node: typed!(object, "NODE"),
+            hops: typed!(object, "HOPS"),
+            hop_index: typed!(object, "HOP_INDEX"),
+            devices: typed!(object, "DEVICES"),
+            gone: typed!(object, "GONE"),
+            sweep: typed!(object, "SWEEP"),
+            swept,
+            counters: Arc::new(typed!(object, "COUNTERS")),
+            xdp_jumps: typed!(object, "XDP_JUMPS"),
+            tc_jumps: typed!(object, "TC_JUMPS"),
+            agent: Words::new(take(object, "AGENT")?)?,
+            state: Words::new(take(object, "STATE")?)?,
+            usage: Words::new(take(object, "USAGE")?)?,
+            filter: Words::new(take(object, "FILTER")?)?,
+            pool: Words::new(take(object, "POOL")?)?,
+            room,
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! Reads pinned maps, many entries by one system call: aya 0.14 has no batch, and one call an entry takes a second for a
+//! full flow table.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+};
+
+use anyhow::{Context, Result, ensure};
+pub use aya::Pod;
+use aya::maps::MapType;
+
+use crate::dataplane::sys::{self, command};
+
+/// Entries that one call reads: more would hold up packets that change the same buckets.
+const BATCH: u32 = 4096;
+
+/// A pinned map, opened for reading.
+#[derive(Debug)]
+pub struct Reader {
+    name: String,
+    fd: OwnedFd,
+    info: MapInfo,
+}
+
+/// The beginning of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MapInfo {
+    /// See `enum bpf_map_type`.
+    pub kind: u32,
+    pub id: u32,
+    pub key: u32,
+    pub value: u32,
+    pub entries: u32,
+    pub flags: u32,
+}
+
+// The parts of `union bpf_attr` that the commands read.
+#[repr(C)]
+#[derive(Default)]
+struct Lookup {
+    fd: u32,
+    zero: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
+    from: u64,
+    to: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    fd: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+// SAFETY: numbers; any bytes make one, and the kernel leaves no gaps.
+unsafe impl Pod for MapInfo {}
+
+impl Reader {
+    /// # Errors
+    /// The map is not pinned there, or may not be read.
+    pub fn open(folder: &Path, name: &str) -> Result<Self> {
+        let path = folder.join(name);
+        let fd = sys::open(&path, true).with_context(|| format!("{} cannot be opened", path.display()))?;
+        let info = sys::info(&fd).with_context(|| format!("{} is not understood", path.display()))?;
+        Ok(Self { name: name.to_owned(), fd, info })
+    }
+
+    pub fn info(&self) -> MapInfo {
+        self.info
+    }
+
+    /// Whether it is a hash or trie, which may be partly filled; an array is always full.
+    pub fn is_hashed(&self) -> bool {
+        let kinds = [MapType::Hash, MapType::LruHash, MapType::LpmTrie];
+        kinds.iter().any(|kind| *kind as u32 == self.info.kind)
+    }
+
+    /// Bytes that the kernel charges for the map.
+    pub fn bytes(&self) -> Result<u64> {
+        let path = format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd());
+        let text = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+        let memory = text.lines().find_map(|line| line.strip_prefix("memlock:"));
+        memory.and_then(|bytes| bytes.trim().parse().ok()).with_context(|| format!("{path} names no memory"))
+    }
+
+    fn fits<V>(&self, size: u32, what: &str) -> Result<()> {
+        ensure!(
+            size as usize == size_of::<V>(),
+            "{} of {} have {size} bytes, this version expects {}",
+            what,
+            self.name,
+            size_of::<V>()
+        );
+        Ok(())
+    }
+
+    /// An element of an array.
+    ///
+    /// # Errors
+    /// There is no such element.
+    pub fn value<V: Pod>(&self, index: u32) -> Result<V> {
+        self.fits::<V>(self.info.value, "values")?;
+        let mut bytes = vec![0_u8; size_of::<V>()];
+        let mut attributes = Lookup {
+            fd: self.fd.as_raw_fd().cast_unsigned(),
+            key: (&raw const index) as u64,
+            value: bytes.as_mut_ptr() as u64,
+            ..Lookup::default()
+        };
+        // SAFETY: the index is the key of an array, and there is room for a value.
+        unsafe { sys::call(command::MAP_LOOKUP, &mut attributes) }
+            .with_context(|| format!("element {index} of {} cannot be read", self.name))?;
+        // SAFETY: as many bytes as the value has, and any bytes make one.
+        Ok(unsafe { bytes.as_ptr().cast::<V>().read_unaligned() })
+    }
+
+    /// All entries of a hash or trie. What is added or removed meanwhile may be missing or there.
+    ///
+    /// # Errors
+    /// The map has another layout, or the kernel refuses.
+    pub fn entries<K: Pod, V: Pod>(&self) -> Result<Vec<(K, V)>> {
+        let mut entries = Vec::new();
+        self.each(|key, value| entries.push((key, value)))?;
+        Ok(entries)
+    }
+
+    /// Calls `visit` with each entry: see [`Self::entries`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn each<K: Pod, V: Pod>(&self, mut visit: impl FnMut(K, V)) -> Result<()> {
+        self.fits::<K>(self.info.key, "keys")?;
+        self.fits::<V>(self.info.value, "values")?;
+        self.batches(|keys, values| {
+            for (key, value) in keys.chunks_exact(size_of::<K>()).zip(values.chunks_exact(size_of::<V>())) {
+                // SAFETY: as many bytes as key and value have, and any bytes make one.
+                unsafe {
+                    visit(
+                        key.as_ptr().cast::<K>().read_unaligned(),
+                        value.as_ptr().cast::<V>().read_unaligned(),
+                    );
+                }
+            }
+        })
+    }
+
+    /// All keys of a hash, whatever its values are.
+    ///
+    /// # Errors
+    /// The keys have another layout, or the kernel refuses.
+    pub fn keys<K: Pod>(&self) -> Result<Vec<K>> {
+        self.fits::<K>(self.info.key, "keys")?;
+        let mut found = Vec::new();
+        self.batches(|keys, _| {
+            // SAFETY: as many bytes as a key has, and any bytes make one.
+            let read = |key: &[u8]| unsafe { key.as_ptr().cast::<K>().read_unaligned() };
+            found.extend(keys.chunks_exact(size_of::<K>()).map(read));
+        })?;
+        Ok(found)
+    }
+
+    /// Number of entries.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn count(&self) -> Result<u64> {
+        let (mut count, key) = (0, self.info.key as usize);
+        self.batches(|keys, _| count += (keys.len() / key) as u64)?;
+        Ok(count)
+    }
+
+    fn batches(&self, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
+        let (key, value) = (self.info.key as usize, self.info.value as usize);
+        let mut room = BATCH.min(self.info.entries.max(1));
+        // The place to go on from is a key or a bucket's number.
+        let mut places = [vec![0_u8; key.max(8)], vec![0_u8; key.max(8)]];
+        let mut first = true;
+        loop {
+            let (mut keys, mut values) = (vec![0; key * room as usize], vec![0; value * room as usize]);
+            let [from, to] = &mut places;
+            let mut batch = Batch {
+                from: if first { 0 } else { from.as_ptr() as u64 },
+                to: to.as_mut_ptr() as u64,
+                keys: keys.as_mut_ptr() as u64,
+                values: values.as_mut_ptr() as u64,
+                count: room,
+                fd: self.fd.as_raw_fd().cast_unsigned(),
+                ..Batch::default()
+            };
+            // SAFETY: there is room for as many keys and values as said, and for a place.
+            let last = match unsafe { sys::call(command::MAP_LOOKUP_BATCH, &mut batch) } {
+                Ok(_) => false,
+                // This is how the kernel says that nothing is left.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+                // One bucket holds more than fits.
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                    room *= 2;
+                    continue;
+                }
+                Err(error) => return Err(error).with_context(|| format!("{} cannot be read", self.name)),
+            };
+            let count = batch.count as usize;
+            visit(&keys[..count * key], &values[..count * value]);
+            if last {
+                return Ok(());
+            }
+            places.swap(0, 1);
+            first = false;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Epochs of next hops, and the two generations of the map that holds them.
+//!
+//! A route change concerns each flow by itself: two flows that share a hop may have to part. So flows carry the route
+//! epoch and ask the FIB once after it was raised (about 100 ns each). A changed MAC concerns a hop: hops carry the hop
+//! epoch, and one FIB lookup a hop is enough.
+//!
+//! The packet path numbers new hops upwards within one of two generations. When it is nearly full the agent empties the
+//! other one and moves there, raising the route epoch: flows then ask the FIB before they use a hop again, so nothing of
+//! the old generation is used any more.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use traffic_policy_ebpf::abi::{HOP_ARENA, HopKey};
+
+use super::maps::{
+    Tables,
+    keys::from_wide,
+    mmap::{state, used_hops},
+};
+
+/// What may be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// A route, an address or a link.
+    Routes,
+    /// The MAC address of a neighbour.
+    Neighbours,
+}
+
+/// A next hop in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NextHop {
+    pub ifindex: u32,
+    pub gateway: IpAddr,
+    /// Its MAC address as packets carry it.
+    pub mac: [u8; 6],
+}
+
+/// Raises the epoch: stored next hops are resolved again before they are used.
+///
+/// # Errors
+/// The hops cannot be emptied.
+pub fn raise(tables: &mut Tables, changed: Changed) -> Result<()> {
+    if changed == Changed::Routes {
+        let route = route(tables);
+        set_route(tables, route >> 16, next_epoch(route));
+    }
+    let epoch = tables.state.load(state::hop_epoch);
+    tables.state.store(state::hop_epoch, epoch.wrapping_add(1).max(1));
+    Ok(())
+}
+
+/// Moves to the other generation when this one is nearly full.
+///
+/// # Errors
+/// The hops cannot be emptied.
+pub fn renew(tables: &mut Tables) -> Result<()> {
+    let route = route(tables);
+    let generation = route >> 16 & 1;
+    let used = tables.usage.load(used_hops(generation));
+    if used < u64::from(HOP_ARENA) * 9 / 10 {
+        return Ok(());
+    }
+    let other = 1 - generation;
+    let old: Vec<HopKey> =
+        tables.hop_index.keys().filter_map(Result::ok).filter(|key| u32::from(key.arena) == other).collect();
+    for key in old {
+        tables.hop_index.remove(&key).context("emptying the hops failed")?;
+    }
+    tables.usage.store(used_hops(other), 0);
+    set_route(tables, other, next_epoch(route));
+    tracing::info!(used, "moved to fresh next hops");
+    Ok(())
+}
+
+/// Hops of the generation in use.
+///
+/// # Errors
+/// The maps cannot be read.
+pub fn list(tables: &Tables) -> Result<Vec<NextHop>> {
+    let generation = (route(tables) >> 16) as u8;
+    let mut hops = Vec::new();
+    for entry in &tables.hop_index {
+        let (key, index) = entry.context("reading the hops failed")?;
+        if key.arena != generation {
+            continue;
+        }
+        let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
+        let hop = tables.hops.get(&index, 0).context("reading a hop failed")?;
+        let bytes = hop.macs.to_ne_bytes();
+        let mac = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]];
+        hops.push(NextHop { ifindex: key.ifindex, gateway, mac });
+    }
+    hops.sort_unstable();
+    Ok(hops)
+}
+
+fn route(tables: &Tables) -> u32 {
+    tables.state.load(state::route)
+}
+
+fn set_route(tables: &mut Tables, generation: u32, epoch: u16) {
+    tables.state.store(state::route, generation << 16 | u32::from(epoch));
+}
+
+/// 0 stands for "never resolved".
+fn next_epoch(route: u32) -> u16 {
+    (route as u16).wrapping_add(1).max(1)
+}

@@ -1,0 +1,83 @@
+//! Lists of endpoints in the slots: where each lies, kept or placed anew.
+
+use std::{collections::HashMap, time::Instant};
+
+use traffic_policy_ebpf::abi::{Frontend, Range};
+
+use super::{op::Op, ranges::Ranges};
+use crate::model::Endpoint;
+
+/// The lists of both families, and the ranges that are free.
+#[derive(Debug)]
+pub struct EndpointLists {
+    /// Endpoints of each range in use, by family and base.
+    pub(super) held: HashMap<(bool, u32), Vec<Endpoint>>,
+    /// IPv4, IPv6.
+    ranges: [Ranges; 2],
+}
+
+impl EndpointLists {
+    /// Starts from what the maps hold; `size`: slots of each family.
+    pub fn new<'a>(
+        held: HashMap<(bool, u32), Vec<Endpoint>>,
+        size: u32,
+        frontends: impl Iterator<Item = (bool, &'a Frontend)> + Clone,
+    ) -> Self {
+        let taken = |family: bool| {
+            let of_family = frontends.clone().filter(move |(ipv6, _)| *ipv6 == family);
+            of_family.flat_map(|(_, frontend)| [frontend.cluster, frontend.local])
+        };
+        let ranges = [Ranges::new(size, taken(false)), Ranges::new(size, taken(true))];
+        Self { held, ranges }
+    }
+
+    /// The endpoints in a range.
+    pub fn get(&self, ipv6: bool, range: Range) -> &[Endpoint] {
+        self.held.get(&(ipv6, range.base)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a list begins where this range does.
+    pub fn holds(&self, ipv6: bool, range: Range) -> bool {
+        self.held.contains_key(&(ipv6, range.base))
+    }
+
+    /// The range that holds `endpoints`: the old one if it does, else a fresh one, which `ops` writes.
+    pub fn place(
+        &mut self,
+        ipv6: bool,
+        old: Range,
+        endpoints: &[Endpoint],
+        now: Instant,
+        ops: &mut Vec<Op>,
+    ) -> Option<Range> {
+        if old.len as usize == endpoints.len()
+            && (endpoints.is_empty()
+                || self.held.get(&(ipv6, old.base)).is_some_and(|held| held == endpoints))
+        {
+            return Some(old);
+        }
+        let range = self.ranges[usize::from(ipv6)].take(u32::try_from(endpoints.len()).ok()?, now)?;
+        if range.len > 0 {
+            ops.push(Op::Slots { ipv6, base: range.base, endpoints: endpoints.to_vec() });
+            self.held.insert((ipv6, range.base), endpoints.to_vec());
+        }
+        Some(range)
+    }
+
+    /// Gives a range back. An empty one has no place: the base that it names is another's.
+    pub fn free(&mut self, ipv6: bool, range: Range, now: Instant) {
+        if range.len > 0 {
+            self.held.remove(&(ipv6, range.base));
+            self.ranges[usize::from(ipv6)].release(range, now);
+        }
+    }
+
+    /// Slots in use: IPv4, IPv6.
+    pub fn used(&self) -> [u64; 2] {
+        let mut used = [0; 2];
+        for ((ipv6, _), endpoints) in &self.held {
+            used[usize::from(*ipv6)] += endpoints.len() as u64;
+        }
+        used
+    }
+}

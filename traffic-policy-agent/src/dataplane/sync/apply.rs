@@ -1,0 +1,291 @@
+//! Reads the frontends and their endpoints from the maps, and writes what the plan says.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{
+    Array, HashMap, MapData,
+    lpm_trie::{Key, LpmTrie},
+};
+use ipnet::IpNet;
+use traffic_policy_ebpf::{
+    abi::{
+        Address, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL,
+        ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
+    },
+    outcome::Outcome,
+};
+
+use super::op::{Held, Op};
+use crate::{
+    dataplane::maps::{
+        Family, Tables,
+        keys::{
+            FromWire, FrontendId, GoneEndpoint, ToWire, from_wide, from_words, number, source, source_key,
+            to_words,
+        },
+        prefilter::Needed,
+    },
+    model::{Endpoint, Protocol},
+};
+
+/// What the maps hold now.
+///
+/// # Errors
+/// A map that cannot be read.
+pub fn read(tables: &Tables) -> Result<Held> {
+    let mut held = Held::default();
+    read_family(&tables.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
+    read_family(&tables.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
+    for entry in &tables.services {
+        let (index, info) = entry.context("reading the names of Services failed")?;
+        held.names.insert(index, info);
+    }
+    Ok(held)
+}
+
+fn read_family<A: Address + FromWire, const W: usize>(
+    family: &Family<A, W>,
+    ipv6: bool,
+    held: &mut Held,
+) -> Result<()> {
+    for key in family.sources.keys() {
+        let key = key?;
+        held.sources.insert(source(&key, ipv6)?);
+    }
+    for key in family.service_cidrs.keys() {
+        let key = key?;
+        let address = from_words(&key.data().address, ipv6);
+        held.service_cidrs.insert(IpNet::new(address, u8::try_from(key.prefix_len())?)?);
+    }
+    for entry in &family.frontends {
+        let (key, frontend) = entry?;
+        if key.scope == scope::CLUSTER_IP {
+            held.cluster_ips.insert(key.address.to_ip());
+            continue;
+        }
+        let protocol = protocol(key.protocol)?;
+        let address = SocketAddr::new(key.address.to_ip(), u16::from_be(key.port));
+        held.frontends.insert(FrontendId { address, protocol }, frontend);
+        for range in [frontend.cluster, frontend.local] {
+            if range.len == 0 || held.slots.contains_key(&(ipv6, range.base)) {
+                continue;
+            }
+            let endpoints = (range.base..range.base + range.len)
+                .map(|index| {
+                    let slot = family.slots.get(&index, 0)?;
+                    Ok(Endpoint {
+                        address: SocketAddr::new(slot.address.to_ip(), u16::from_be(slot.port)),
+                        local: slot.flags & SLOT_LOCAL != 0,
+                    })
+                })
+                .collect::<Result<_>>()?;
+            held.slots.insert((ipv6, range.base), endpoints);
+        }
+    }
+    Ok(())
+}
+
+fn protocol(number: u16) -> Result<Protocol> {
+    match u32::from(number) {
+        PROTOCOL_TCP => Ok(Protocol::Tcp),
+        PROTOCOL_UDP => Ok(Protocol::Udp),
+        other => anyhow::bail!("a map names protocol {other}"),
+    }
+}
+
+/// Endpoints whose flows an earlier agent was marking when it ended.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn gone(tables: &Tables) -> Result<BTreeSet<GoneEndpoint>> {
+    let endpoint = |key: EndpointKey| {
+        let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port));
+        Ok(GoneEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
+    };
+    tables.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
+}
+
+/// Bits of the prefilter that these writes need.
+pub fn needed(ops: &[Op], cluster_ips: &BTreeSet<IpAddr>) -> Needed {
+    let mut needed = Needed::default();
+    for op in ops {
+        match op {
+            Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
+            Op::Put(id, _) => needed.frontend(id.address, cluster_ips),
+            Op::ClusterIp(address, true) => needed.cluster_ip(*address),
+            Op::ServiceCidr(range, true) => needed.service_cidr(*range),
+            Op::Delete(_)
+            | Op::Allow(_)
+            | Op::Forbid(_)
+            | Op::Name(..)
+            | Op::Unname(_)
+            | Op::ClusterIp(..)
+            | Op::ServiceCidr(..) => {}
+        }
+    }
+    needed
+}
+
+/// Carries out one step; returns the number of map elements written.
+///
+/// # Errors
+/// The kernel refuses: the map is full.
+pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
+    match op {
+        Op::Slots { base, endpoints, .. } => {
+            for (index, endpoint) in (*base..).zip(endpoints) {
+                let flags = if endpoint.local { SLOT_LOCAL } else { 0 };
+                let port = endpoint.address.port().to_be();
+                match endpoint.address {
+                    SocketAddr::V4(address) => {
+                        let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
+                        put_slot(&mut tables.v4.slots, &mut tables.v4.slot_routes, index, slot)?;
+                    }
+                    SocketAddr::V6(address) => {
+                        let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
+                        put_slot(&mut tables.v6.slots, &mut tables.v6.slot_routes, index, slot)?;
+                    }
+                }
+            }
+            Ok(endpoints.len())
+        }
+        Op::Put(id, frontend) => put_frontend(tables, *id, Some(*frontend)),
+        Op::Delete(id) => put_frontend(tables, *id, None),
+        Op::ClusterIp(address, known) => {
+            match address {
+                IpAddr::V4(address) => know(&mut tables.v4.frontends, address.to_wire(), *known),
+                IpAddr::V6(address) => know(&mut tables.v6.frontends, address.to_wire(), *known),
+            }
+            .with_context(|| format!("writing cluster IP {address} failed (is the map full?)"))?;
+            Ok(1)
+        }
+        Op::ServiceCidr(range, known) => {
+            match range {
+                IpNet::V4(_) => put_range(&mut tables.v4.service_cidrs, *range, *known),
+                IpNet::V6(_) => put_range(&mut tables.v6.service_cidrs, *range, *known),
+            }
+            .with_context(|| format!("writing the range {range} of cluster IPs failed"))?;
+            Ok(1)
+        }
+        Op::Name(index, info) => {
+            let before = tables.services.get(index, 0).ok();
+            if !before.is_some_and(|before| is_same(&before, info)) {
+                forget_counts(tables, *index);
+            }
+            tables.services.insert(index, **info, 0).context("writing the name of a Service failed")?;
+            Ok(1)
+        }
+        Op::Unname(index) => {
+            tables.services.remove(index).context("forgetting the name of a Service failed")?;
+            forget_counts(tables, *index);
+            Ok(1)
+        }
+        Op::Allow(source) => {
+            let written = if source.ipv6 {
+                tables.v6.sources.insert(&source_key(source), 1, 0)
+            } else {
+                tables.v4.sources.insert(&source_key(source), 1, 0)
+            };
+            written.with_context(|| {
+                format!("writing source range {} failed (is the map full?)", source.range)
+            })?;
+            Ok(1)
+        }
+        Op::Forbid(source) => {
+            let removed = if source.ipv6 {
+                tables.v6.sources.remove(&source_key(source))
+            } else {
+                tables.v4.sources.remove(&source_key(source))
+            };
+            removed.with_context(|| format!("deleting source range {} failed", source.range))?;
+            Ok(1)
+        }
+    }
+}
+
+/// A frontend as it lies in the maps.
+pub fn frontend(tables: &Tables, id: &FrontendId) -> Option<Frontend> {
+    match id.address {
+        SocketAddr::V4(address) => tables.v4.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
+        SocketAddr::V6(address) => tables.v6.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
+    }
+}
+
+fn key<A: Address>(address: A, id: FrontendId) -> FrontendKey<A> {
+    FrontendKey {
+        address,
+        port: id.address.port().to_be(),
+        protocol: number(id.protocol) as u16,
+        scope: if id.address.ip().is_unspecified() { scope::LOOPBACK } else { scope::ADDRESS },
+    }
+}
+
+fn put_frontend(tables: &mut Tables, id: FrontendId, frontend: Option<Frontend>) -> Result<usize> {
+    match id.address {
+        SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), id, frontend)?,
+        SocketAddr::V6(address) => put(&mut tables.v6.frontends, address.ip().to_wire(), id, frontend)?,
+    }
+    Ok(1)
+}
+
+/// Whether two names are those of one Service port, whatever its policies.
+fn is_same(one: &ServiceInfo, other: &ServiceInfo) -> bool {
+    ServiceInfo { policies: 0, ..*one } == ServiceInfo { policies: 0, ..*other }
+}
+
+/// Whoever gets the index next starts from nothing. To be called again then: flows that outlive a Service port are
+/// counted under its index when they end.
+fn forget_counts(tables: &mut Tables, service: u32) {
+    for outcome in Outcome::ALL {
+        // Most outcomes were never counted.
+        let _ = tables.service_counts.remove(&ServiceCountKey { service, outcome: *outcome as u32 });
+    }
+}
+
+fn know<A: Address>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, Frontend>,
+    address: A,
+    known: bool,
+) -> Result<(), aya::maps::MapError> {
+    let key = FrontendKey { address, port: 0, protocol: 0, scope: scope::CLUSTER_IP };
+    if known { frontends.insert(key, Frontend::default(), 0) } else { frontends.remove(&key) }
+}
+
+fn put_range<const W: usize>(
+    cidrs: &mut LpmTrie<MapData, Cidr<W>, u32>,
+    range: IpNet,
+    known: bool,
+) -> Result<(), aya::maps::MapError> {
+    let key = Key::new(u32::from(range.prefix_len()), Cidr { address: to_words(range.network()) });
+    if known { cidrs.insert(&key, 1, 0) } else { cidrs.remove(&key) }
+}
+
+fn put_slot<A: Address>(
+    slots: &mut Array<MapData, Slot<A>>,
+    routes: &mut Array<MapData, SlotRoute<A>>,
+    index: u32,
+    slot: Slot<A>,
+) -> Result<()> {
+    // The route of the endpoint that had this slot before must not be taken for the new one's.
+    routes.set(index, SlotRoute::default(), 0).context("clearing the route of a slot failed")?;
+    slots.set(index, slot, 0).context("writing an endpoint failed")
+}
+
+fn put<A: Address>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, Frontend>,
+    address: A,
+    id: FrontendId,
+    frontend: Option<Frontend>,
+) -> Result<()> {
+    let key = key(address, id);
+    match frontend {
+        Some(frontend) => frontends
+            .insert(key, frontend, 0)
+            .with_context(|| format!("writing frontend {} failed (is the map full?)", id.address)),
+        None => frontends.remove(&key).with_context(|| format!("deleting frontend {} failed", id.address)),
+    }
+}

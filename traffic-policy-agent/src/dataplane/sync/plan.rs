@@ -1,0 +1,490 @@
+//! The difference between what the maps hold and what they should hold. Pure: it says what to write, and in which order.
+//!
+//! Order makes each step safe: slots of a fresh range, then the frontends that point to them (each one atomic
+//! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
+//! Service, and an agent that takes the maps over writes nothing where nothing changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ipnet::{IpNet, Ipv4Net};
+use traffic_policy_ebpf::abi::{Frontend, Range};
+
+use super::{
+    alloc::EndpointLists,
+    frontend::{self, Drain},
+    op::{Held, Op},
+    ranges::Ranges,
+};
+use crate::{
+    dataplane::maps::keys::{FrontendId, GoneEndpoint, Source},
+    model::{Desired, Endpoint, ServicePort, ServicePortKey},
+};
+
+/// Numbers that the plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub slots: u32,
+    pub services: u32,
+}
+
+/// What has been written, and what is free.
+#[derive(Debug)]
+pub struct Planner {
+    held: Held,
+    ports: BTreeMap<ServicePortKey, Applied>,
+    lists: EndpointLists,
+    indices: Ranges,
+    /// Endpoints in the maps as they were found, until the first plan has compared them.
+    found: HashSet<GoneEndpoint>,
+    first: bool,
+    /// As it was compared with what the maps hold.
+    cluster_ips: Option<Arc<BTreeMap<IpAddr, u32>>>,
+    /// Who of `ports` has an index.
+    owners: HashMap<u32, ServicePortKey>,
+}
+
+/// Entries in use; pairs are IPv4, IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub frontends: [u64; 2],
+    pub slots: [u64; 2],
+    pub source_ranges: [u64; 2],
+    /// Indices of Service ports.
+    pub services: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Applied {
+    port: Arc<ServicePort>,
+    index: u32,
+    cluster: Range,
+    local: Range,
+}
+
+/// What is to be done for one change of the desired state.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+    /// Endpoints that take no more new flows of their Service port.
+    pub gone: BTreeSet<GoneEndpoint>,
+    /// Service ports for which the maps have no room.
+    pub no_room: Vec<ServicePortKey>,
+    /// Belongs at the end of `ops`.
+    last: Vec<Op>,
+}
+
+/// What the plan must know besides the desired state.
+#[derive(Clone, Debug)]
+pub struct Context<'a> {
+    /// All addresses of this node.
+    pub addresses: &'a BTreeSet<IpAddr>,
+    /// Drain of Services without an annotation of their own.
+    pub drain: Duration,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub monotonic: u64,
+    pub now: Instant,
+}
+
+impl Planner {
+    /// Starts from what the maps hold.
+    pub fn new(mut held: Held, sizes: Sizes) -> Self {
+        let indices = held.frontends.values().map(|frontend| frontend.service);
+        let indices = indices.map(|index| Range { base: index, len: 1 });
+        let indices = Ranges::going_round(sizes.services, indices);
+        let mut found = HashSet::new();
+        for (id, frontend) in &held.frontends {
+            // An empty list has no place: the base that it names is another's.
+            for range in [frontend.cluster, frontend.local].into_iter().filter(|range| range.len > 0) {
+                let (service, protocol) = (frontend.service, id.protocol);
+                let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
+                let endpoints = endpoints.map(|endpoint| endpoint.address);
+                found.extend(endpoints.map(|endpoint| GoneEndpoint { service, endpoint, protocol }));
+            }
+        }
+        let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
+        let lists = EndpointLists::new(std::mem::take(&mut held.slots), sizes.slots, frontends);
+        Self {
+            held,
+            ports: BTreeMap::new(),
+            lists,
+            indices,
+            found,
+            first: true,
+            cluster_ips: None,
+            owners: HashMap::new(),
+        }
+    }
+
+    /// Plans for the Service ports that changed; the first plan is for all of them, and for what is left over from
+    /// an earlier agent.
+    pub fn plan(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        context: &Context<'_>,
+    ) -> Plan {
+        let mut plan = Plan::default();
+        let mut before = HashSet::new();
+        let keys: Vec<&ServicePortKey> =
+            if self.first { desired.ports.keys().collect() } else { changed.iter().collect() };
+        // Addresses that a changed Service gives up, unless another takes them over in the same plan.
+        let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
+        for key in &keys {
+            if let Some(applied) = self.ports.get(key) {
+                given_up.extend(ids(key, &applied.port));
+                let (service, protocol) = (applied.index, key.protocol);
+                let serving = applied.port.serving.iter();
+                before.extend(serving.map(|endpoint| GoneEndpoint {
+                    service,
+                    endpoint: *endpoint,
+                    protocol,
+                }));
+            }
+        }
+        if self.first {
+            given_up.extend(self.held.frontends.keys().copied());
+            before.extend(self.found.drain());
+        }
+        let mut vacated = Vec::new();
+        for key in keys.iter().filter(|key| !desired.ports.contains_key(*key)) {
+            vacated.extend(self.withdraw(key));
+        }
+        for key in &keys {
+            let Some(port) = desired.ports.get(*key) else { continue };
+            for id in ids(key, port) {
+                given_up.remove(&id);
+            }
+            self.apply(key, port, context, &mut vacated, &mut plan);
+        }
+        for left in vacated {
+            self.vacate(&left, context.now, &mut plan);
+        }
+        // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
+        let same = self.cluster_ips.as_ref().is_some_and(|known| Arc::ptr_eq(known, &desired.cluster_ips));
+        if !same {
+            self.forget_cluster_ips(desired, &mut plan);
+        }
+        for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
+            plan.ops.push(Op::ServiceCidr(*range, false));
+        }
+        let mut left: HashMap<u32, usize> = HashMap::new();
+        if self.first {
+            for frontend in self.held.frontends.values() {
+                *left.entry(frontend.service).or_default() += 1;
+            }
+        }
+        for id in given_up {
+            let Some(frontend) = self.held.frontends.remove(&id) else { continue };
+            plan.ops.push(Op::Delete(id));
+            if let Some(left) = left.get_mut(&frontend.service) {
+                *left -= 1;
+                if *left == 0 {
+                    self.release_found(id, &frontend, context.now);
+                }
+            }
+        }
+        if self.first {
+            // Of Service ports that are gone.
+            let leftover =
+                self.held.sources.iter().filter(|source| !self.owners.contains_key(&source.service));
+            for source in leftover.copied().collect::<Vec<_>>() {
+                self.held.sources.remove(&source);
+                plan.last.push(Op::Forbid(source));
+            }
+            let leftover = self.held.names.keys().filter(|index| !self.owners.contains_key(index));
+            for index in leftover.copied().collect::<Vec<_>>() {
+                self.held.names.remove(&index);
+                plan.last.push(Op::Unname(index));
+            }
+        }
+        if !same {
+            for address in desired.cluster_ips.keys() {
+                if self.held.cluster_ips.insert(*address) {
+                    plan.last.push(Op::ClusterIp(*address, true));
+                }
+            }
+            self.cluster_ips = Some(Arc::clone(&desired.cluster_ips));
+        }
+        for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
+            plan.last.push(Op::ServiceCidr(*range, true));
+        }
+        self.held.service_cidrs.clone_from(&desired.service_cidrs);
+        plan.ops.append(&mut plan.last);
+        self.first = false;
+        plan.gone = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
+        plan
+    }
+
+    fn forget_cluster_ips(&mut self, desired: &Desired, plan: &mut Plan) {
+        self.held.cluster_ips.retain(|address| {
+            let known = desired.cluster_ips.contains_key(address);
+            if !known {
+                plan.ops.push(Op::ClusterIp(*address, false));
+            }
+            known
+        });
+    }
+
+    /// ClusterIPs as they are after the last plan.
+    pub fn cluster_ips(&self) -> &BTreeSet<IpAddr> {
+        &self.held.cluster_ips
+    }
+
+    /// Ranges of ClusterIPs as they are after the last plan.
+    pub fn service_cidrs(&self) -> &BTreeSet<IpNet> {
+        &self.held.service_cidrs
+    }
+
+    /// Frontends as they are after the last plan.
+    pub fn frontends(&self) -> &BTreeMap<FrontendId, Frontend> {
+        &self.held.frontends
+    }
+
+    /// Whether the Service port names the endpoint as serving again, or still.
+    pub fn is_serving(&self, endpoint: &GoneEndpoint) -> bool {
+        let owner = self.owners.get(&endpoint.service).and_then(|key| self.ports.get(key));
+        owner.is_some_and(|owner| owner.port.serving.contains(&endpoint.endpoint))
+    }
+
+    fn apply(
+        &mut self,
+        key: &ServicePortKey,
+        port: &Arc<ServicePort>,
+        context: &Context<'_>,
+        vacated: &mut Vec<Vacated>,
+        plan: &mut Plan,
+    ) {
+        let old = self.ports.remove(key);
+        let adopted = old
+            .as_ref()
+            .map(|old| (old.index, old.cluster, old.local))
+            .or_else(|| take_over(key, port, vacated))
+            .or_else(|| self.adopt(key, port));
+        let now = context.now;
+        let index =
+            adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
+        let (old_cluster, old_local) =
+            adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
+        // The node's own addresses need no route: the packet path could not tell them from a destination that has none.
+        let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
+            let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
+            endpoints.iter().map(|e| Endpoint { local: e.local || own(e), ..*e }).collect()
+        };
+        let cluster = self.lists.place(key.ipv6, old_cluster, &placed(&port.cluster), now, &mut plan.ops);
+        let local = self.lists.place(key.ipv6, old_local, &placed(&port.local), now, &mut plan.ops);
+        let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
+            // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
+            plan.no_room.push(key.clone());
+            if let (Some(index), None) = (index, adopted) {
+                self.indices.release(Range { base: index, len: 1 }, now);
+            }
+            for (range, old) in [(cluster, old_cluster), (local, old_local)] {
+                if let Some(range) = range.filter(|range| *range != old) {
+                    self.lists.free(key.ipv6, range, now);
+                }
+            }
+            let kept = old.or_else(|| {
+                let (index, cluster, local) = adopted?;
+                Some(Applied {
+                    port: Arc::new(self.as_found(key, port, index, [cluster, local])),
+                    index,
+                    cluster,
+                    local,
+                })
+            });
+            if let Some(kept) = kept {
+                self.owners.insert(kept.index, key.clone());
+                self.ports.insert(key.clone(), kept);
+            }
+            return;
+        };
+        let drain = Drain { default: context.drain, now: context.monotonic };
+        // Allowed before the frontends ask for it, forbidden after.
+        let sources: BTreeSet<Source> = port
+            .source_ranges
+            .iter()
+            .map(|range| Source { ipv6: key.ipv6, service: index, range: range.trunc() })
+            .collect();
+        for source in &sources {
+            if self.held.sources.insert(*source) {
+                plan.ops.push(Op::Allow(*source));
+            }
+        }
+        let info = frontend::info(key, port);
+        if self.held.names.get(&index) != Some(&info) {
+            plan.ops.push(Op::Name(index, Box::new(info)));
+            self.held.names.insert(index, info);
+        }
+        for id_and_kind in &port.frontends {
+            let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
+            let held = self.held.frontends.get(&id).copied();
+            let flags = frontend::flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            let drain_until = frontend::drain_until(port, id_and_kind.kind, flags, local.len, held, drain);
+            let affinity = frontend::affinity(port);
+            let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };
+            if held != Some(wanted) {
+                plan.ops.push(Op::Put(id, wanted));
+                self.held.frontends.insert(id, wanted);
+            }
+        }
+        for (old, new) in [(old_cluster, cluster), (old_local, local)] {
+            if old != new {
+                self.lists.free(key.ipv6, old, now);
+            }
+        }
+        for source in self.sources_of(key.ipv6, index) {
+            if !sources.contains(&source) {
+                self.held.sources.remove(&source);
+                plan.last.push(Op::Forbid(source));
+            }
+        }
+        self.owners.insert(index, key.clone());
+        self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
+    }
+
+    /// Index and ranges of an earlier agent for this Service port, by its frontends.
+    fn adopt(&self, key: &ServicePortKey, port: &ServicePort) -> Option<(u32, Range, Range)> {
+        if !self.first {
+            return None;
+        }
+        ids(key, port)
+            .filter_map(|id| self.held.frontends.get(&id))
+            .find(|frontend| !self.owners.contains_key(&frontend.service))
+            .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
+    }
+
+    /// A Service port as an earlier agent left it: what of its frontends and endpoints the maps hold.
+    fn as_found(
+        &self,
+        key: &ServicePortKey,
+        port: &ServicePort,
+        index: u32,
+        lists: [Range; 2],
+    ) -> ServicePort {
+        let held = |id: FrontendId| self.held.frontends.get(&id).is_some_and(|held| held.service == index);
+        let frontends = port
+            .frontends
+            .iter()
+            .filter(|frontend| held(FrontendId { address: frontend.address, protocol: key.protocol }));
+        let endpoints = lists.iter().filter(|list| list.len > 0);
+        let endpoints = endpoints.flat_map(|list| self.lists.get(key.ipv6, *list));
+        ServicePort {
+            frontends: frontends.copied().collect(),
+            serving: endpoints.map(|endpoint| endpoint.address).collect(),
+            ..port.clone()
+        }
+    }
+
+    /// Frees what the last frontend of an earlier agent's Service port used, unless it was adopted.
+    fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
+        let ipv6 = id.address.is_ipv6();
+        if self.owners.contains_key(&frontend.service) {
+            return;
+        }
+        self.indices.release(Range { base: frontend.service, len: 1 }, now);
+        for range in [frontend.cluster, frontend.local] {
+            if self.lists.holds(ipv6, range) {
+                self.lists.free(ipv6, range, now);
+            }
+        }
+    }
+
+    /// Takes a Service port off; what it had may be taken over in the same plan.
+    fn withdraw(&mut self, key: &ServicePortKey) -> Option<Vacated> {
+        let applied = self.ports.remove(key)?;
+        self.owners.remove(&applied.index);
+        Some(Vacated { key: key.clone(), applied })
+    }
+
+    /// Gives back what nobody took over.
+    fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
+        let (ipv6, old) = (left.key.ipv6, &left.applied);
+        self.held.names.remove(&old.index);
+        plan.last.push(Op::Unname(old.index));
+        for source in self.sources_of(ipv6, old.index) {
+            self.held.sources.remove(&source);
+            plan.last.push(Op::Forbid(source));
+        }
+        self.indices.release(Range { base: old.index, len: 1 }, now);
+        for range in [old.cluster, old.local] {
+            self.lists.free(ipv6, range, now);
+        }
+    }
+
+    /// As it is after the last plan.
+    pub fn usage(&self) -> Usage {
+        let mut usage =
+            Usage { services: self.ports.len() as u64, slots: self.lists.used(), ..Usage::default() };
+        for id in self.held.frontends.keys() {
+            usage.frontends[usize::from(id.address.is_ipv6())] += 1;
+        }
+        for source in &self.held.sources {
+            usage.source_ranges[usize::from(source.ipv6)] += 1;
+        }
+        usage
+    }
+
+    /// Service ports one of whose frontends drains at `monotonic` (CLOCK_MONOTONIC, nanoseconds), and for how long yet.
+    pub fn draining(&self, monotonic: u64) -> Vec<(ServicePortKey, Duration)> {
+        // Most of the time nothing drains, and one look at each frontend is enough.
+        if self.held.frontends.values().all(|frontend| frontend.drain_until <= monotonic) {
+            return Vec::new();
+        }
+        let left = |key: &ServicePortKey, port| {
+            let held = ids(key, port).filter_map(|id| self.held.frontends.get(&id));
+            held.filter_map(|frontend| frontend.drain_until.checked_sub(monotonic))
+                .max()
+                .filter(|left| *left > 0)
+        };
+        let ports = self.ports.iter();
+        ports
+            .filter_map(|(key, applied)| Some((key.clone(), Duration::from_nanos(left(key, &applied.port)?))))
+            .collect()
+    }
+
+    /// Whether the next plan compares everything with what the maps hold.
+    pub fn is_first(&self) -> bool {
+        self.first
+    }
+
+    fn sources_of(&self, ipv6: bool, service: u32) -> Vec<Source> {
+        // IPv4 networks sort before IPv6 ones.
+        let first = Source { ipv6, service, range: Ipv4Net::default().into() };
+        let from = self.held.sources.range(first..);
+        from.take_while(|source| (source.ipv6, source.service) == (ipv6, service)).copied().collect()
+    }
+}
+
+/// A Service port that is desired no more, with what it had.
+struct Vacated {
+    key: ServicePortKey,
+    applied: Applied,
+}
+
+/// Index and ranges of a Service port that goes, for one that takes over a frontend of it, as when a port is renamed: flows
+/// and sockets know their Service by its index, and go on.
+fn take_over(
+    key: &ServicePortKey,
+    port: &ServicePort,
+    vacated: &mut Vec<Vacated>,
+) -> Option<(u32, Range, Range)> {
+    let place = vacated.iter().position(|left| {
+        (left.key.ipv6, left.key.protocol) == (key.ipv6, key.protocol)
+            && !left.applied.port.frontends.is_disjoint(&port.frontends)
+    })?;
+    let Applied { index, cluster, local, .. } = vacated.swap_remove(place).applied;
+    Some((index, cluster, local))
+}
+
+fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {
+    let protocol = key.protocol;
+    port.frontends.iter().map(move |frontend| FrontendId { address: frontend.address, protocol })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! Source ports of SNAT towards endpoints of other nodes: which are free, and the map `POOL` that lists them.
+
+use std::{collections::BTreeSet, fs, ops::RangeInclusive, str::FromStr};
+
+use anyhow::{Context, Result, bail};
+
+use crate::dataplane::maps::{
+    Tables,
+    mmap::{pool_port, state},
+    prefilter::{self, Array, Bits},
+};
+
+/// Fewer ports than this and many clients of one endpoint get in each other's way.
+pub const LEAST: usize = 4096;
+
+/// A list of port ranges, as `--pool-ports` takes it: `1024-29999,40000-65535`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortRanges(pub Vec<RangeInclusive<u16>>);
+
+impl FromStr for PortRanges {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ranges = text.split(',').map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let parse = |number: &str| {
+                number.trim().parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(|| {
+                    format!("`{part}` is not a range of ports: write FIRST-LAST with numbers from 1 to 65535")
+                })
+            };
+            let (first, last) = (parse(first)?, parse(last)?);
+            if first > last {
+                return Err(format!("`{part}` ends before it begins"));
+            }
+            Ok(first..=last)
+        });
+        Ok(Self(ranges.collect::<Result<_, _>>()?))
+    }
+}
+
+impl PortRanges {
+    pub fn contains(&self, port: u16) -> bool {
+        self.0.iter().any(|range| range.contains(&port))
+    }
+}
+
+/// What ports are made of.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// `--pool-ports`.
+    pub ranges: PortRanges,
+    /// `--node-ports`: they are destinations.
+    pub node_ports: PortRanges,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self { ranges: PortRanges(vec![1024..=65_535]), node_ports: PortRanges(vec![30_000..=32_767]) }
+    }
+}
+
+const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+
+impl Wanted {
+    /// Ports that may be used now: not a node port, not one that the kernel gives to its own connections, not one that
+    /// a socket of this node holds.
+    ///
+    /// # Errors
+    /// Fewer than [`LEAST`] are left.
+    pub fn ports(&self) -> Result<Vec<u16>> {
+        let ephemeral = ephemeral()?;
+        let ports = self.free(&ephemeral, &bound()?);
+        if ports.len() < LEAST {
+            bail!(
+                "only {} ports are left as sources towards endpoints of other nodes, {LEAST} are needed: make net.ipv4.ip_local_port_range (now {} to {}) smaller, or --pool-ports larger",
+                ports.len(),
+                ephemeral.start(),
+                ephemeral.end()
+            );
+        }
+        Ok(ports)
+    }
+
+    /// Those of the ranges that are neither node ports, nor `ephemeral`, nor `bound`.
+    pub fn free(&self, ephemeral: &RangeInclusive<u16>, bound: &BTreeSet<u16>) -> Vec<u16> {
+        (1..=u16::MAX)
+            .filter(|port| {
+                self.ranges.contains(*port)
+                    && !self.node_ports.contains(*port)
+                    && !ephemeral.contains(port)
+                    && !bound.contains(port)
+            })
+            .collect()
+    }
+}
+
+/// The ports that the kernel gives to its own connections, net.ipv4.ip_local_port_range.
+///
+/// # Errors
+/// It cannot be read.
+pub fn ephemeral() -> Result<RangeInclusive<u16>> {
+    let text = fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
+    local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))
+}
+
+fn local_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
+}
+
+/// Local ports of this network namespace's TCP and UDP sockets.
+pub fn bound() -> Result<BTreeSet<u16>> {
+    let mut ports = BTreeSet::new();
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let path = format!("/proc/self/net/{table}");
+        match fs::read_to_string(&path) {
+            Ok(text) => ports.extend(local_ports(&text)),
+            // A kernel without IPv6 has no such table.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("{path} cannot be read")),
+        }
+    }
+    Ok(ports)
+}
+
+/// Second column, after the colon, hexadecimal.
+fn local_ports(table: &str) -> impl Iterator<Item = u16> {
+    table.lines().skip(1).filter_map(|line| {
+        let address = line.split_whitespace().nth(1)?;
+        u16::from_str_radix(address.rsplit_once(':')?.1, 16).ok()
+    })
+}
+
+/// The pool to use from now on: the one in use while it holds no port that has been taken meanwhile and is not much
+/// smaller than it could be, so that a restart without a change writes nothing.
+fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
+    let allowed: BTreeSet<u16> = free.iter().copied().collect();
+    let fits = held.iter().all(|port| allowed.contains(port));
+    (held.is_empty() || !fits || held.len() * 10 < free.len() * 9).then_some(free)
+}
+
+/// Uses `free` as source ports, unless the ports in use will do.
+pub fn apply(tables: &mut Tables, free: Vec<u16>) {
+    let pool = &mut tables.pool;
+    let len = tables.state.load(state::pool_len);
+    let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
+    let Some(ports) = choose(&held, free) else { return };
+    // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
+    prefilter::add(&mut tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+    for (place, port) in (0..).zip(&ports) {
+        pool.store(pool_port(place), *port);
+    }
+    tables.state.store(state::pool_len, ports.len() as u32);
+    tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_parsed() {
+        assert_eq!("1024-2000,3000".parse::<PortRanges>().unwrap().0, [1024..=2000, 3000..=3000]);
+        for bad in ["", "0-5", "70000", "5-1", "a-b", "1-2-3"] {
+            assert!(bad.parse::<PortRanges>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn proc_tables_are_understood() {
+        let table = "  sl  local_address rem_address   st\n   0: 0100007F:2795 00000000:0000 0A\n   1: 00000000000000000000000001000000:0016 0:0 0A\n";
+        assert_eq!(local_ports(table).collect::<Vec<_>>(), [0x2795, 22]);
+        assert_eq!(local_range("32768\t60999\n"), Some(32_768..=60_999));
+    }
+
+    #[test]
+    fn a_pool_in_use_stays() {
+        assert_eq!(choose(&[], vec![1, 2]), Some(vec![1, 2]));
+        assert_eq!(choose(&[1, 2], vec![1, 2]), None);
+        assert_eq!(choose(&[1, 2], vec![2, 3]), Some(vec![2, 3]), "port 1 is taken");
+        let free: Vec<u16> = (1..=100).collect();
+        assert_eq!(choose(&free[..95], free.clone()), None);
+        assert_eq!(choose(&free[..50], free.clone()), Some(free));
+    }
+}

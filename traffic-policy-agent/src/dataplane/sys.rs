@@ -1,0 +1,219 @@
+//! bpf(2), where aya 0.14 has nothing for what is wanted.
+
+use std::{
+    ffi::{CStr, CString},
+    fs::File,
+    io,
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use aya::Pod;
+
+/// linux/bpf.h: enum bpf_cmd.
+pub mod command {
+    pub const MAP_LOOKUP: libc::c_int = 1;
+    pub const PROG_LOAD: libc::c_int = 5;
+    pub const OBJ_GET: libc::c_int = 7;
+    pub const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+    pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
+    pub const LINK_CREATE: libc::c_int = 28;
+    pub const LINK_UPDATE: libc::c_int = 29;
+    pub const ITER_CREATE: libc::c_int = 33;
+    pub const LINK_DETACH: libc::c_int = 34;
+}
+
+/// BPF_F_RDONLY
+const READ_ONLY: u32 = 1 << 3;
+
+// The parts of `union bpf_attr` that the commands read.
+#[repr(C)]
+struct Get {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct Info {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+#[repr(C)]
+struct Load {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log: [u64; 3],
+}
+
+#[repr(C)]
+struct Attach {
+    program: i32,
+    target: i32,
+    kind: u32,
+    flags: u32,
+    /// `union bpf_iter_link_info`, of which a map's number is the beginning.
+    what: u64,
+    what_length: u32,
+    zero: u32,
+}
+
+/// enum bpf_attach_type: BPF_TRACE_ITER
+const ITERATOR: u32 = 28;
+
+#[repr(C)]
+struct Read {
+    link: i32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct Update {
+    link: i32,
+    program: i32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// Calls with the attributes of a command.
+///
+/// # Errors
+/// The kernel refuses.
+///
+/// # Safety
+/// `T` begins as `union bpf_attr` does for this command, and whatever it points to is valid for what the command reads and
+/// writes.
+pub unsafe fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<libc::c_int> {
+    // SAFETY: the attributes are as long as said; the rest is the caller's word.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
+}
+
+/// The same for commands that make a descriptor.
+///
+/// # Safety
+/// As there, and the command is one of those.
+unsafe fn make<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the kernel has just made this descriptor, and nobody else has it; the rest is the caller's word.
+    unsafe { Ok(OwnedFd::from_raw_fd(call(command, attributes)?)) }
+}
+
+/// Opens a pin: of a map for reading, of a link as it is.
+///
+/// # Errors
+/// There is no such pin, or the kernel refuses.
+pub fn open(pin: &Path, read_only: bool) -> io::Result<OwnedFd> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let flags = if read_only { READ_ONLY } else { 0 };
+    // SAFETY: the path outlives the call.
+    unsafe { make(command::OBJ_GET, &mut Get { path: path.as_ptr() as u64, fd: 0, flags }) }
+}
+
+/// What the kernel says of a map, program or link: the first bytes of its description.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn info<T: Pod + Default>(fd: &OwnedFd) -> io::Result<T> {
+    let mut info = T::default();
+    let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
+    let mut attributes = Info { fd: fd.as_raw_fd().cast_unsigned(), length, info: (&raw mut info) as u64 };
+    // SAFETY: the kernel writes at most as much as the length given, and any bytes make a `T`.
+    unsafe { call(command::OBJ_GET_INFO_BY_FD, &mut attributes)? };
+    Ok(info)
+}
+
+/// The beginning of `struct bpf_link_info`. `target` is the device's number for XDP and tcx, 0 once it is gone, and the
+/// cgroup's for cgroups.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct LinkInfo {
+    pub kind: u32,
+    pub id: u32,
+    pub program: u32,
+    pub pad: u32,
+    pub target: [u32; 2],
+    pub more: [u32; 6],
+}
+
+// SAFETY: numbers without gaps; any bytes make one.
+unsafe impl Pod for LinkInfo {}
+
+/// What the kernel says of a pinned link.
+///
+/// # Errors
+/// There is no such pin, or the kernel refuses.
+pub fn link_info(pin: &Path) -> io::Result<LinkInfo> {
+    info(&open(pin, false)?)
+}
+
+/// Loads a program without relocations or BTF; `kind`: see `enum bpf_prog_type`.
+///
+/// # Errors
+/// The verifier refuses it; lack of privileges.
+pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
+    let mut attributes = Load {
+        kind,
+        instructions: u32::try_from(code.len()).map_err(io::Error::other)?,
+        code: code.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        log: [0; 3],
+    };
+    // SAFETY: the code and license outlive the call.
+    unsafe { make(command::PROG_LOAD, &mut attributes) }
+}
+
+/// Makes an iterator program walk over a map; aya 0.14 cannot say over which.
+///
+/// # Errors
+/// The program reads or writes more than an element has, or is no iterator.
+pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let map = map.as_raw_fd();
+    let mut attributes = Attach {
+        program: program.as_raw_fd(),
+        target: 0,
+        kind: ITERATOR,
+        flags: 0,
+        what: (&raw const map) as u64,
+        what_length: size_of_val(&map) as u32,
+        zero: 0,
+    };
+    // SAFETY: the descriptors are open, and the map's number outlives the call.
+    unsafe { make(command::LINK_CREATE, &mut attributes) }
+}
+
+/// A walk of such an iterator, from the beginning: a file whose reads run the program.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn walk(iterator: BorrowedFd<'_>) -> io::Result<File> {
+    // SAFETY: the descriptor is open.
+    unsafe { make(command::ITER_CREATE, &mut Read { link: iterator.as_raw_fd(), flags: 0 }) }.map(File::from)
+}
+
+/// Detaches a pinned link at once, if it is one that can be.
+pub fn detach_link(pin: &Path) {
+    let Ok(link) = open(pin, false) else { return };
+    // SAFETY: one descriptor. A link whose device is gone refuses, and need not be detached.
+    let _ = unsafe { call(command::LINK_DETACH, &mut link.as_raw_fd()) };
+}
+
+/// Puts another program behind a pinned link, in one step: each call meets the old one or the new one. aya 0.14 can do it
+/// for devices only.
+///
+/// # Errors
+/// It is no link, or what it was attached to is gone.
+pub fn update_link(pin: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
+    let link = open(pin, false)?;
+    let mut attributes =
+        Update { link: link.as_raw_fd(), program: program.as_raw_fd(), flags: 0, old_program: 0 };
+    // SAFETY: the descriptors are open.
+    unsafe { call(command::LINK_UPDATE, &mut attributes) }.map(drop)
+}

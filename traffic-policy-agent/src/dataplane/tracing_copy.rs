@@ -1,0 +1,181 @@
+//! A copy of the programs that records a trace: run by the kernel on packets that nobody sent, with flows, next hops and
+//! counters of its own. Nothing on the node changes.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues},
+};
+use traffic_policy_ebpf::{
+    abi::{Affinity, AffinityKey, Bucket, STEPS, SocketQuestion, Step, Trace, Usage, step},
+    outcome::Outcome,
+};
+
+use super::{
+    bpf::{
+        loader::{self, Routes},
+        programs::jumps,
+        test_run, verifier,
+    },
+    kernel::Kernel,
+    maps::{
+        Tables,
+        mmap::{Words, state},
+    },
+};
+
+/// Where a packet is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketHook {
+    Xdp,
+    Tc,
+}
+
+/// What the programs noted, and made of the packet.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub steps: Vec<Step>,
+    pub outcome: Outcome,
+    /// The frame as it leaves; empty for a socket.
+    pub frame: Vec<u8>,
+}
+
+/// The copy.
+pub struct TracingCopy {
+    object: Ebpf,
+    /// Its maps: its own, and those that it shares with the running packet path.
+    pub tables: Tables,
+    trace: Array<MapData, Trace>,
+    question: Array<MapData, SocketQuestion>,
+    buckets: PerCpuArray<MapData, Bucket>,
+    affinity: HashMap<MapData, AffinityKey, Affinity>,
+    /// The running packet path: looked at, never written.
+    running: Option<Running>,
+    cpus: usize,
+}
+
+/// What the copy must know of the running packet path from time to time.
+struct Running {
+    affinity: HashMap<MapData, AffinityKey, Affinity>,
+    usage: Words<Usage>,
+}
+
+impl TracingCopy {
+    /// Loads the programs with maps of their own, but for those of `shared` that are pinned in `pins`.
+    ///
+    /// # Errors
+    /// A shared map is not pinned; missing privileges; the kernel refuses.
+    pub fn load(pins: Option<&Path>, shared: &dyn Fn(&str) -> bool, routes: Routes) -> Result<Self> {
+        let (mut object, btf) = loader::load_copy(pins, shared, routes, &Kernel::running()?)?;
+        verifier::load(&mut object, &btf)?;
+        let mut tables = Tables::take(&mut object)?;
+        jumps(&object, &mut tables)?;
+        let mut take = |name: &str| -> Result<Map> {
+            object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
+        };
+        let (trace, question) = (take("TRACE")?.try_into()?, take("QUESTION")?.try_into()?);
+        let (buckets, affinity) = (take("BUCKETS")?.try_into()?, take("AFFINITY")?.try_into()?);
+        let cpus = aya::util::nr_cpus().map_err(|(file, error)| {
+            anyhow::Error::from(error).context(format!("the number of CPUs is not known: {file}"))
+        })?;
+        Ok(Self { object, tables, trace, question, buckets, affinity, running: None, cpus })
+    }
+
+    /// Follows the running packet path whose maps are pinned in `maps`: its clients, and whether it has SNAT flows.
+    ///
+    /// # Errors
+    /// They are not pinned there.
+    pub fn follow(&mut self, maps: &Path) -> Result<()> {
+        let affinity = MapData::from_pin(maps.join("AFFINITY")).context("AFFINITY is not pinned")?;
+        let usage = MapData::from_pin(maps.join("USAGE")).context("USAGE is not pinned")?;
+        self.running = Some(Running {
+            affinity: HashMap::try_from(Map::LruHashMap(affinity))?,
+            usage: Words::new(Map::Array(usage))?,
+        });
+        Ok(())
+    }
+
+    /// Runs the programs of a hook on a frame that came by a device, as the first packet of its flow.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn packet(&mut self, hook: PacketHook, ifindex: u32, frame: &[u8]) -> Result<Judged> {
+        self.begin()?;
+        let frame = match hook {
+            PacketHook::Xdp => test_run::xdp(&self.object, "xdp_ingress", frame, ifindex),
+            PacketHook::Tc => test_run::tc(&self.object, "tc_ingress", frame, ifindex),
+        }?;
+        self.end(frame)
+    }
+
+    /// Asks what becomes of a call of a socket.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn socket(&mut self, question: SocketQuestion) -> Result<Judged> {
+        self.begin()?;
+        self.question.set(0, question, 0).context("writing the question failed")?;
+        test_run::xdp_without_frame(&self.object, "explain_socket")?;
+        self.end(Vec::new())
+    }
+
+    /// Every packet is the first one.
+    fn begin(&mut self) -> Result<()> {
+        empty(&mut self.tables.v4.flows).context("forgetting flows failed")?;
+        empty(&mut self.tables.v6.flows).context("forgetting flows failed")?;
+        self.forget_usage();
+        self.trace.set(0, Trace::default(), 0).context("emptying the trace failed")?;
+        // As after a long silence: answers are not what is asked about.
+        let buckets = PerCpuValues::try_from(vec![Bucket::default(); self.cpus])?;
+        self.buckets.set(0, buckets, 0).context("filling the buckets failed")
+    }
+
+    /// No flow of the copy stands; whether replies of SNAT flows may come is as the running packet path has it.
+    fn forget_usage(&mut self) {
+        let snat_created = self.running.as_ref().map_or(0, |running| running.usage.read().snat_created);
+        let pending_created = self.tables.state.load(state::pending_swept);
+        let held = self.tables.usage.read();
+        self.tables.usage.write(Usage { snat_created, pending_created, unconfirmed: [0; 2], ..held });
+    }
+
+    fn end(&mut self, frame: Vec<u8>) -> Result<Judged> {
+        empty(&mut self.affinity).context("forgetting clients failed")?;
+        let trace = self.trace.get(&0, 0).context("reading the trace failed")?;
+        let count = (trace.count as usize).min(STEPS);
+        let steps = trace.steps[..count].to_vec();
+        let outcome = steps
+            .iter()
+            .rev()
+            .find(|step| step.kind == step::OUTCOME)
+            .and_then(|step| Outcome::ALL.iter().copied().find(|outcome| *outcome as u32 == step.value))
+            .context("the programs did not say what became of the packet")?;
+        Ok(Judged { steps, outcome, frame })
+    }
+
+    /// Lets the copy know where the running packet path sent this client last.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remember_client(&mut self, client: [u64; 2], kind: u16, service: u32) -> Result<bool> {
+        let Some(running) = &self.running else { return Ok(false) };
+        let mut known = false;
+        for list in [0, 1] {
+            let key = AffinityKey { client, service, list, kind };
+            if let Ok(held) = running.affinity.get(&key, 0) {
+                self.affinity.insert(key, held, 0).context("remembering a client failed")?;
+                known = true;
+            }
+        }
+        Ok(known)
+    }
+}
+
+fn empty<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
+    let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
+    for key in keys {
+        map.remove(&key)?;
+    }
+    Ok(())
+}

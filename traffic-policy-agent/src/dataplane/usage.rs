@@ -1,0 +1,80 @@
+//! How full the maps are, and what else is known of the data plane without a packet.
+
+use std::time::SystemTime;
+
+use traffic_policy_ebpf::abi::HOP_ARENA;
+
+use super::{
+    clock,
+    gc::{Gc, sweeper::Found},
+    maps::{
+        Tables,
+        mmap::{state, used_hops},
+    },
+    sync::{PLAN_SIZES, plan::Planner},
+};
+use crate::model::ServicePortKey;
+
+/// Entries of one map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    pub map: &'static str,
+    /// `None`: for both families.
+    pub ipv6: Option<bool>,
+    pub used: u64,
+    pub size: u32,
+}
+
+/// How things stand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Levels {
+    pub maps: Vec<Fill>,
+    /// What the last sweep found: IPv4, IPv6.
+    pub found: [Found; 2],
+    /// Ports that may be used as source towards endpoints.
+    pub snat_ports: u32,
+    /// Service ports that still forward new flows although they are Local and have no endpoint here: until when.
+    pub draining: Vec<(ServicePortKey, SystemTime)>,
+}
+
+impl Levels {
+    /// Looks at what is known already: no map is read but for a few words.
+    pub fn read(tables: &Tables, planner: &Planner, gc: &Gc, devices: usize) -> Self {
+        let usage = planner.usage();
+        let room = &tables.room;
+        let mut maps = Vec::new();
+        for (family, found) in gc.found().iter().enumerate() {
+            let ipv6 = family == 1;
+            maps.extend(
+                [
+                    ("flows", u64::from(found.entries), [tables.v4.size, tables.v6.size][family]),
+                    ("pending", u64::from(found.pending), room.pending[family]),
+                    ("frontends", usage.frontends[family], room.frontends[family]),
+                    ("slots", usage.slots[family], room.slots[family]),
+                    ("source-ranges", usage.source_ranges[family], room.source_ranges[family]),
+                ]
+                .map(|(map, used, size)| Fill { map, ipv6: Some(ipv6), used, size }),
+            );
+        }
+        let generation = tables.state.load(state::route) >> 16 & 1;
+        maps.extend(
+            [
+                ("services", usage.services, PLAN_SIZES.services),
+                ("hops", tables.usage.load(used_hops(generation)), HOP_ARENA),
+                ("devices", devices as u64, room.devices),
+                ("gone-endpoints", gc.gone().len() as u64, room.gone),
+            ]
+            .map(|(map, used, size)| Fill { map, ipv6: None, used, size }),
+        );
+        // Without a clock nothing can be draining.
+        let monotonic = clock::monotonic().unwrap_or(u64::MAX);
+        let now = SystemTime::now();
+        let draining = planner.draining(monotonic);
+        Self {
+            maps,
+            found: gc.found(),
+            snat_ports: tables.state.load(state::pool_len),
+            draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
+        }
+    }
+}

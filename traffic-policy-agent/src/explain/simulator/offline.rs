@@ -1,0 +1,90 @@
+//! Without a device: the maps are the copy's own, written from what the manifests want.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use traffic_policy_ebpf::abi::{Device, HOP_XDP, Hop, State};
+
+use super::{Entrance, PacketHook, Simulator};
+use crate::{
+    dataplane::{
+        bpf::loader::Routes,
+        maps::{
+            Tables,
+            keys::SetAddresses,
+            mmap::pool_port,
+            prefilter::{self, Array, Bits},
+        },
+        privileges::check_privileges,
+        sync::{
+            PLAN_SIZES, apply,
+            op::Held,
+            plan::{Context, Planner},
+        },
+        tracing_copy::TracingCopy,
+    },
+    model::Desired,
+};
+
+/// The loopback device, which every network namespace has: packets seem to come by it.
+const IFINDEX: u32 = 1;
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// See `hop::ASSUMED_HOP` of the packet path.
+const ASSUMED_HOP: u32 = 1;
+/// Source ports towards endpoints of other nodes: some that no node port has.
+const POOL: std::ops::RangeInclusive<u16> = 61_000..=65_535;
+
+impl Simulator {
+    /// The packet path of a node that is not there. `primary`: its address of each family towards others, where it has
+    /// one. The next hop is not judged: whatever is not on this node is reached.
+    ///
+    /// # Errors
+    /// Missing privileges; the kernel refuses.
+    pub fn offline(desired: &Desired, addresses: &BTreeSet<IpAddr>, primary: &[IpAddr]) -> Result<Self> {
+        check_privileges()?;
+        let mut copy = TracingCopy::load(None, &|_| false, Routes::Assumed)?;
+        set_up(&mut copy.tables, primary)?;
+        write(&mut copy.tables, desired, addresses)?;
+        let entrances = vec![Entrance { ifindex: IFINDEX, mac: MAC, hook: PacketHook::Xdp }];
+        Ok(Self { copy, entrances })
+    }
+}
+
+fn set_up(tables: &mut Tables, primary: &[IpAddr]) -> Result<()> {
+    let state = State {
+        route: 1,
+        hop_epoch: 1,
+        hop_max_age: u32::MAX,
+        pool_len: POOL.len() as u32,
+        unconfirmed_limit: [u32::MAX; 2],
+        seed: 0x7472_6166_6669_6321,
+        answers_per_jiffy: 1,
+        ..State::default()
+    };
+    tables.state.write(state);
+    for (place, port) in (0..).zip(POOL) {
+        tables.pool.store(pool_port(place), port);
+    }
+    prefilter::add(&mut tables.filter, Array::Pool, &POOL.collect::<Bits>());
+    let mut device = Device { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..Device::default() };
+    device.set_addresses(primary.iter().copied());
+    tables.devices.insert(IFINDEX, device, 0)?;
+    let hop = Hop { ifindex: IFINDEX, mtu: 0xffff, epoch: 1, flags: HOP_XDP, ..Hop::default() };
+    tables.hops.set(ASSUMED_HOP, hop, 0)?;
+    Ok(())
+}
+
+fn write(tables: &mut Tables, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+    let context = Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now() };
+    let mut planner = Planner::new(Held::default(), PLAN_SIZES);
+    let plan = planner.plan(desired, &BTreeSet::new(), &context);
+    apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut tables.filter);
+    for op in &plan.ops {
+        apply::write(tables, op)?;
+    }
+    Ok(())
+}

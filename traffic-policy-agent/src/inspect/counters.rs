@@ -1,0 +1,19 @@
+//! How many packets left the packet path in which way.
+
+use anyhow::{Context as _, Result};
+
+use super::pinned::Pinned;
+use crate::dataplane::{
+    bpf::pins,
+    counters::{self, Counter},
+};
+
+/// The counters, except zeros.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn counters(pinned: &Pinned) -> Result<Vec<Counter>> {
+    let path = pins::maps_below(pinned.root()).join("COUNTERS");
+    let all = counters::read_pinned(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    Ok(all.into_iter().filter(|(.., packets)| *packets > 0).collect())
+}

@@ -1,0 +1,256 @@
+//! The flow table: both halves of each flow put together.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::Result;
+use traffic_policy_ebpf::{
+    abi::{
+        self, Address, Address4, Address6, FlowKey, HopKey, PROTOCOL_UDP, Tuple, destination_port, kind,
+        source_port,
+    },
+    tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST},
+};
+
+use super::{
+    heartbeat::{Clock, Heartbeat},
+    pinned::Pinned,
+};
+use crate::{
+    dataplane::maps::keys::{FromWire, from_wide},
+    model::Protocol,
+};
+
+/// A flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Index of the Service port.
+    pub service: u32,
+    pub protocol: Protocol,
+    pub client: SocketAddr,
+    /// What the client addressed.
+    pub frontend: SocketAddr,
+    pub endpoint: SocketAddr,
+    /// Whom the endpoint sees.
+    pub source: SocketAddr,
+    pub way: Way,
+    pub state: FlowState,
+    /// The endpoint takes no new connections: a new one with the same ports chooses again.
+    pub gone: bool,
+    /// In the table of flows that a flood has pushed out of the main one.
+    pub pending: bool,
+    /// Since the last packet of either direction.
+    pub idle: Duration,
+    pub request: Traffic,
+    /// `None` if the reply half is gone.
+    pub reply: Option<Traffic>,
+    /// How its packets leave towards the endpoint: device number and gateway; `None` if delivered here, or not resolved.
+    pub hop: Option<(u32, IpAddr)>,
+}
+
+/// Where the endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// On another node.
+    Forwarded,
+    /// On this node.
+    Delivered,
+}
+
+/// What a direction carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// What the packets of a flow have said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum FlowState {
+    /// The client has sent; no answer yet.
+    New,
+    /// The endpoint has answered; the client has not confirmed that it is where it says.
+    Answered,
+    Confirmed,
+    /// One side has sent FIN.
+    Closing,
+    /// Both have.
+    Finished,
+    Reset,
+}
+
+impl FlowState {
+    /// By the states of both halves: see [`traffic_policy_ebpf::tcp`].
+    fn of(request: u8, reply: u8) -> Self {
+        if (request | reply) & RST != 0 {
+            Self::Reset
+        } else if request & reply & FIN != 0 {
+            Self::Finished
+        } else if (request | reply) & FIN != 0 {
+            Self::Closing
+        } else if request & CONFIRMED != 0 {
+            Self::Confirmed
+        } else if reply & ANSWERED != 0 {
+            Self::Answered
+        } else {
+            Self::New
+        }
+    }
+
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Answered => "answered",
+            Self::Confirmed => "confirmed",
+            Self::Closing => "closing",
+            Self::Finished => "finished",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+impl Flow {
+    /// Calls `visit` with each flow.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn each(pinned: &Pinned, mut visit: impl FnMut(Self)) -> Result<()> {
+        let hops = hops(pinned)?;
+        let clock = Heartbeat::read(pinned)?.clock()?;
+        family::<Address4>(pinned, ["FLOWS4", "PENDING4"], &hops, &clock, &mut visit)?;
+        family::<Address6>(pinned, ["FLOWS6", "PENDING6"], &hops, &clock, &mut visit)
+    }
+}
+
+fn family<A: Address + FromWire + Eq + std::hash::Hash>(
+    pinned: &Pinned,
+    maps: [&str; 2],
+    hops: &HashMap<u32, HopKey>,
+    clock: &Clock,
+    visit: &mut impl FnMut(Flow),
+) -> Result<()> {
+    for (map, pending) in maps.into_iter().zip([false, true]) {
+        let (mut requests, mut replies) = (Vec::new(), HashMap::new());
+        pinned.map(map)?.each(|key: FlowKey<A>, half: abi::Flow<A>| match half.kind {
+            kind::FORWARD | kind::DELIVER => requests.push((key.tuple(&half), half)),
+            kind::REPLY | kind::REPLY_LOCAL => {
+                replies.insert(key.tuple(&half), half);
+            }
+            // Being written at this moment.
+            _ => {}
+        })?;
+        for (tuple, request) in requests {
+            let reply = replies.get(&request.translated(tuple.protocol).reversed());
+            let mut flow = join(&tuple, &request, reply, clock);
+            flow.pending = pending;
+            if request.kind == kind::FORWARD {
+                flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
+            }
+            visit(flow);
+        }
+    }
+    Ok(())
+}
+
+/// What each hop in use was made of.
+fn hops(pinned: &Pinned) -> Result<HashMap<u32, HopKey>> {
+    let entries = pinned.map("HOP_INDEX")?.entries::<HopKey, u32>()?;
+    Ok(entries.into_iter().map(|(key, index)| (index, key)).collect())
+}
+
+const AF_INET: u8 = 2;
+
+fn gateway(hop: &HopKey) -> IpAddr {
+    from_wide(hop.gateway, hop.family != AF_INET)
+}
+
+fn join<A: Address + FromWire>(
+    tuple: &Tuple<A>,
+    request: &abi::Flow<A>,
+    reply: Option<&abi::Flow<A>>,
+    clock: &Clock,
+) -> Flow {
+    let address = |address: A, port: u16| SocketAddr::new(address.to_ip(), u16::from_be(port));
+    let traffic = |half: &abi::Flow<A>| Traffic { packets: half.packets, bytes: half.bytes };
+    let idle = clock.idle(request.last);
+    Flow {
+        service: request.service,
+        protocol: if tuple.protocol == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
+        client: address(tuple.source, source_port(tuple.ports)),
+        frontend: address(tuple.destination, destination_port(tuple.ports)),
+        endpoint: address(request.destination, destination_port(request.ports)),
+        source: address(request.source, source_port(request.ports)),
+        way: if request.kind == kind::DELIVER { Way::Delivered } else { Way::Forwarded },
+        state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
+        gone: request.state & GONE != 0,
+        pending: false,
+        idle: reply.map_or(idle, |reply| idle.min(clock.idle(reply.last))),
+        request: traffic(request),
+        reply: reply.map(traffic),
+        hop: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use traffic_policy_ebpf::abi::ports;
+
+    use super::*;
+    use crate::dataplane::maps::keys::ToWire;
+
+    #[test]
+    fn states() {
+        for (request, reply, state) in [
+            (0, 0, FlowState::New),
+            (0, ANSWERED, FlowState::Answered),
+            (CONFIRMED, CONFIRMED | ANSWERED, FlowState::Confirmed),
+            (CONFIRMED | FIN, CONFIRMED | ANSWERED, FlowState::Closing),
+            (CONFIRMED, CONFIRMED | ANSWERED | FIN, FlowState::Closing),
+            (CONFIRMED | FIN, CONFIRMED | ANSWERED | FIN, FlowState::Finished),
+            (CONFIRMED | FIN, CONFIRMED | ANSWERED | RST, FlowState::Reset),
+            (RST, 0, FlowState::Reset),
+        ] {
+            assert_eq!(FlowState::of(request, reply), state, "{request:#b} {reply:#b}");
+        }
+    }
+
+    #[test]
+    fn both_halves_make_one_flow() {
+        let ip = |octets: [u8; 4]| std::net::Ipv4Addr::from(octets).to_wire();
+        let (client, node, pod) = (ip([192, 0, 2, 10]), ip([172, 18, 0, 11]), ip([10, 244, 2, 2]));
+        let tuple = Tuple {
+            source: client,
+            destination: node,
+            ports: ports(40000u16.to_be(), 30080u16.to_be()),
+            protocol: 6,
+        };
+        let request = abi::Flow {
+            source: node,
+            destination: pod,
+            ports: ports(5555u16.to_be(), 8080u16.to_be()),
+            kind: kind::FORWARD,
+            state: CONFIRMED | GONE,
+            last: 900,
+            packets: 3,
+            bytes: 180,
+            service: 7,
+            ..abi::Flow::default()
+        };
+        let reply = abi::Flow { last: 950, packets: 2, bytes: 120, state: CONFIRMED | ANSWERED, ..request };
+        let clock = Clock { jiffies: 1_000, hz: 250 };
+        let flow = join(&tuple, &request, Some(&reply), &clock);
+        assert_eq!(flow.client.to_string(), "192.0.2.10:40000");
+        assert_eq!(flow.frontend.to_string(), "172.18.0.11:30080");
+        assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
+        assert_eq!(flow.endpoint.to_string(), "10.244.2.2:8080");
+        assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Confirmed, true, 7));
+        assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
+        assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
+        let alone = join(&tuple, &request, None, &clock);
+        assert_eq!((alone.idle, alone.reply), (Duration::from_millis(400), None));
+    }
+}

@@ -1,0 +1,149 @@
+//! What is attached where.
+
+use std::{fs, io::ErrorKind};
+
+use anyhow::{Context, Result};
+use traffic_policy_ebpf::abi::Device;
+
+use super::pinned::Pinned;
+use crate::dataplane::{
+    bpf::pins,
+    kernel::Kernel,
+    sys::{self, LinkInfo},
+};
+
+/// A program on a device or cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub hook: LinkHook,
+    /// Number of the device; 0 for a cgroup.
+    pub ifindex: u32,
+    /// Name of the device; `cgroup` and its number (that of its folder).
+    pub target: String,
+    /// Of a cgroup: the call of sockets that runs it, `connect4`.
+    pub call: Option<String>,
+    /// The kernel's number of the program; `None` if it is a filter of a clsact qdisc, which has no pin.
+    pub program: Option<u32>,
+    /// Its device or cgroup still exists.
+    pub present: bool,
+}
+
+/// Where a program is attached, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkHook {
+    Xdp,
+    XdpGeneric,
+    TcIngress,
+    TcEgress,
+    /// Linux before 6.6.
+    Clsact,
+    Cgroup,
+}
+
+impl LinkHook {
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp (driver)",
+            Self::XdpGeneric => "xdp (generic)",
+            Self::TcIngress => "tc-ingress",
+            Self::TcEgress => "tc-egress",
+            Self::Clsact => "tc-ingress, tc-egress (clsact)",
+            Self::Cgroup => "cgroup",
+        }
+    }
+}
+
+impl Link {
+    /// The programs attached through links that are pinned here, and on kernels before 6.6 the devices with filters.
+    ///
+    /// # Errors
+    /// The folder of pins cannot be read.
+    pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
+        let mut links = Vec::new();
+        let folder = pins::links_below(pinned.root());
+        for entry in fs::read_dir(&folder).with_context(|| format!("{} cannot be read", folder.display()))? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            match sys::link_info(&path) {
+                Ok(link) => links.push(parse(name, &link)),
+                // The agent has removed it meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("{} cannot be read", path.display()));
+                }
+            }
+        }
+        if !Kernel::running()?.has_tcx() {
+            for (ifindex, _) in pinned.map("DEVICES")?.entries::<u32, Device>()? {
+                let name = device_name(ifindex);
+                let present = name.is_some();
+                let target = name.unwrap_or_default();
+                links.push(Link {
+                    hook: LinkHook::Clsact,
+                    ifindex,
+                    target,
+                    call: None,
+                    program: None,
+                    present,
+                });
+            }
+        }
+        links.sort_by(|a, b| (&a.target, a.hook, &a.call).cmp(&(&b.target, b.hook, &b.call)));
+        Ok(links)
+    }
+}
+
+/// The name of a device of this network namespace.
+#[must_use]
+pub fn device_name(ifindex: u32) -> Option<String> {
+    let name = nix::net::if_::if_indextoname(ifindex).ok()?.to_string_lossy().into_owned();
+    // nix takes the null pointer of an unknown number for success, and gives the empty name.
+    (!name.is_empty()).then_some(name)
+}
+
+/// By the name of the pin, `HOOK-NUMBER-DEVICE` or `cgroup-NUMBER-CALL`.
+fn parse(name: &str, link: &LinkInfo) -> Link {
+    let mut parts = name.splitn(3, '-');
+    let hook = match parts.next() {
+        Some("xdp") => LinkHook::Xdp,
+        Some("xdpgeneric") => LinkHook::XdpGeneric,
+        Some("ingress") => LinkHook::TcIngress,
+        Some("egress") => LinkHook::TcEgress,
+        _ => LinkHook::Cgroup,
+    };
+    let number = parts.next().unwrap_or_default();
+    let rest = parts.next().unwrap_or_default();
+    let (program, present) = (Some(link.program), link.target != [0; 2]);
+    if hook == LinkHook::Cgroup {
+        let (target, call) = (format!("cgroup {number}"), Some(rest.to_owned()));
+        return Link { hook, ifindex: 0, target, call, program, present };
+    }
+    let ifindex = number.parse().unwrap_or(0);
+    // The pin's name lacks dots.
+    let target = device_name(ifindex).unwrap_or_else(|| rest.to_owned());
+    Link { hook, ifindex, target, call: None, program, present }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_by_name() {
+        let on = LinkInfo { program: 9, target: [4_000_001, 0], ..LinkInfo::default() };
+        let link = parse("xdpgeneric-4000001-eth0_100", &on);
+        assert_eq!(
+            (link.hook, link.ifindex, link.target.as_str()),
+            (LinkHook::XdpGeneric, 4_000_001, "eth0_100")
+        );
+        assert!(link.present);
+        assert!(!parse("ingress-4000001-eth0", &LinkInfo::default()).present, "the device is gone");
+        let cgroup = parse("cgroup-1234-connect4", &on);
+        assert_eq!(
+            (cgroup.hook, cgroup.ifindex, cgroup.target.as_str()),
+            (LinkHook::Cgroup, 0, "cgroup 1234")
+        );
+        assert_eq!(cgroup.call.as_deref(), Some("connect4"));
+    }
+}

@@ -1,0 +1,38 @@
+//! How full the maps are, and what they cost.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use super::pinned::Pinned;
+use crate::dataplane::bpf::pins;
+
+/// A map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapFill {
+    pub name: String,
+    /// Entries in it; `None` where that has no meaning (an array is always full).
+    pub used: Option<u64>,
+    pub room: u32,
+    /// That the kernel charges for it.
+    pub bytes: u64,
+}
+
+impl MapFill {
+    /// All maps, by name.
+    ///
+    /// # Errors
+    /// A map cannot be read.
+    pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
+        let folder = pins::maps_below(pinned.root());
+        let mut maps = Vec::new();
+        for entry in fs::read_dir(&folder).with_context(|| format!("{} cannot be read", folder.display()))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            let map = pinned.map(&name)?;
+            let used = if map.is_hashed() { Some(map.count()?) } else { None };
+            maps.push(MapFill { name, used, room: map.info().entries, bytes: map.bytes()? });
+        }
+        maps.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(maps)
+    }
+}

@@ -1,0 +1,26 @@
+//! The packet path as anyone may look at it by its pins, whether or not an agent runs.
+//!
+//! Maps are opened for reading only, with one exception: a [`Listener`] says so in a word of `STATE`, and empties
+//! `EVENT_BUCKETS` first.
+
+mod counters;
+mod counts;
+mod flows;
+mod heartbeat;
+mod links;
+mod listener;
+mod maps;
+mod pinned;
+mod services;
+
+pub use self::{
+    counters::counters,
+    counts::{Count, Counts, ServiceCount, service_count_reader},
+    flows::{Flow, FlowState, Traffic, Way},
+    heartbeat::{Heartbeat, Life},
+    links::{Link, LinkHook, device_name},
+    listener::{Event, Listener},
+    maps::MapFill,
+    pinned::Pinned,
+    services::{Phase, Reached, ServicePort, frontend_kind, service_key, service_names},
+};
