@@ -1,7 +1,25 @@
-//! Tells the bench where the agent's build script has left the programs that it measures against.
+//! Compiles the programs that the bench measures by for BPF, and tells it where they are.
+//!
+//! Without a BPF toolchain the bench is built all the same, and says what is missing when it is run.
 
-fn main() {
-    let folder = std::env::var("DEP_TRAFFIC_POLICY_PROGRAMS_FOLDER").unwrap_or_default();
-    println!("cargo:rustc-env=TRAFFIC_POLICY_PROGRAMS={folder}");
-    println!("cargo:rerun-if-changed=build.rs");
+#[path = "../traffic-policy-agent/build/toolchain.rs"]
+#[expect(dead_code, reason = "setup needs more of it")]
+mod toolchain;
+
+use aya_build::{Package, Toolchain};
+
+fn main() -> anyhow::Result<()> {
+    println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
+    println!("cargo:rustc-env=TRAFFIC_POLICY_PROGRAMS={}", std::env::var("OUT_DIR")?);
+    let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
+    // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
+    unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
+    aya_build::build_ebpf(
+        [Package {
+            name: "traffic-policy-bench-ebpf",
+            root_dir: concat!(env!("CARGO_MANIFEST_DIR"), "/ebpf"),
+            ..Default::default()
+        }],
+        Toolchain::Custom(&found.name),
+    )
 }

@@ -28,7 +28,5 @@ fn main() -> anyhow::Result<()> {
         Toolchain::Custom(&found.name),
     )?;
     println!("cargo:rustc-cfg=bpf_object");
-    // For the bench, which needs another program of the same package.
-    println!("cargo::metadata=folder={}", std::env::var("OUT_DIR")?);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHeader};
-use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS};
+use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAME_WORDS};
 
 use super::fixture::{MAC, ROUTER_MAC};
 use traffic_policy_testing::netlink::Mac;

@@ -5,7 +5,6 @@
 #![cfg_attr(target_arch = "bpf", no_std)]
 
 pub mod abi;
-pub mod bench;
 pub mod checksum;
 pub mod hash;
 pub mod outcome;

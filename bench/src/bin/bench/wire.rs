@@ -20,7 +20,7 @@ mod subject;
 mod threaded;
 
 use anyhow::Result;
-use traffic_policy_ebpf::bench::FRAME_LENGTH;
+use traffic_policy_bench_ebpf::FRAME_LENGTH;
 use traffic_policy_testing::lab::remove_leftovers;
 
 use self::{

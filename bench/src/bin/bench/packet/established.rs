@@ -9,7 +9,7 @@ use traffic_policy_bench::{
     flows::{flows, frames, mirror, open, supposed},
     turns,
 };
-use traffic_policy_ebpf::bench::FRAME_LENGTH;
+use traffic_policy_bench_ebpf::FRAME_LENGTH;
 
 use super::{LOADS, over_loads};
 use crate::{

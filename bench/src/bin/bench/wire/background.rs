@@ -10,7 +10,7 @@ use nix::{
     unistd::gettid,
 };
 
-use traffic_policy_ebpf::bench::traffic::BATCH;
+use traffic_policy_bench_ebpf::traffic::BATCH;
 
 use super::{
     generator::{Send, Traffic},

@@ -5,7 +5,7 @@
 //! and a table of as many that the latest push out of. So both are measured. Tables are emptied after each run.
 
 use anyhow::{Result, ensure};
-use traffic_policy_ebpf::bench::traffic::{Arrived, sink};
+use traffic_policy_bench_ebpf::traffic::{Arrived, sink};
 
 use super::{
     established::{Runs, rows},

@@ -10,7 +10,7 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
-#[path = "../datapath/barrier.rs"]
+#[path = "../../../traffic-policy-ebpf/src/datapath/barrier.rs"]
 #[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
 mod barrier;
 #[cfg(target_arch = "bpf")]
@@ -23,7 +23,7 @@ mod generator;
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod sink;
 #[cfg(target_arch = "bpf")]
-#[path = "../datapath/words.rs"]
+#[path = "../../../traffic-policy-ebpf/src/datapath/words.rs"]
 #[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
 mod words;
 
@@ -41,7 +41,7 @@ mod feed {
         macros::{btf_map, classifier, xdp},
         programs::{TcContext, XdpContext},
     };
-    use traffic_policy_ebpf::bench::{FRAME_LENGTH, FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
+    use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
 
     use super::{barrier::opaque, words::store64};
 

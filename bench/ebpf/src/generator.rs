@@ -8,14 +8,11 @@ use aya_ebpf::{
     macros::{btf_map, xdp},
     programs::XdpContext,
 };
-use traffic_policy_ebpf::{
-    abi::Address,
-    bench::{
-        FRAME_LENGTH,
-        traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT},
-    },
-    checksum,
+use traffic_policy_bench_ebpf::{
+    FRAME_LENGTH,
+    traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT},
 };
+use traffic_policy_ebpf::{abi::Address, checksum};
 
 use super::words::{store16, store32, store64};
 

@@ -7,12 +7,12 @@ use aya_ebpf::{
     macros::{btf_map, xdp},
     programs::XdpContext,
 };
+use traffic_policy_bench_ebpf::{
+    FRAME_LENGTH,
+    traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, Sink, sink},
+};
 use traffic_policy_ebpf::{
     abi::{Address, destination_port, source_port},
-    bench::{
-        FRAME_LENGTH,
-        traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, Sink, sink},
-    },
     checksum,
 };
 

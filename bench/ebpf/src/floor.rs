@@ -10,9 +10,9 @@ use aya_ebpf::{
     macros::{btf_map, xdp},
     programs::XdpContext,
 };
+use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
     abi::{Address4, Frontend, FrontendKey, Slot, Tuple, destination_port, ports, scope},
-    bench::FloorFlow,
     checksum::{self, TTL_STEP},
     hash,
 };

@@ -1,4 +1,5 @@
-//! Map layouts of the programs that `cargo xtask bench` compares with: see `src/bench/main.rs`.
+//! Map layouts of the programs that `cargo xtask bench` compares with: see `main.rs`.
+#![cfg_attr(target_arch = "bpf", no_std)]
 
 pub mod traffic;
 
@@ -35,7 +36,9 @@ pub struct FloorFlow {
     pub zero: [u32; 9],
 }
 
-const _: () = assert!(size_of::<FloorFlow>() == size_of::<crate::abi::Flow<crate::abi::Address4>>());
+const _: () = assert!(
+    size_of::<FloorFlow>() == size_of::<traffic_policy_ebpf::abi::Flow<traffic_policy_ebpf::abi::Address4>>()
+);
 
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod {
