@@ -19,10 +19,8 @@ use nix::{
     time::{ClockId, clock_gettime},
 };
 use traffic_policy_agent::dataplane::load_programs;
-use traffic_policy_ebpf::{
-    abi::{Address4, Tuple},
-    bench::{FRAME_LENGTH, FRAMES, Feed, FloorFlow},
-};
+use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow};
+use traffic_policy_ebpf::abi::{Address4, Tuple};
 
 use super::frame::Frame;
 

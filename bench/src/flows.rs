@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use anyhow::{Context, Result, bail};
 use aya::{Pod, maps::HashMap};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
+use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
     abi::{
         self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Tuple, destination_port,
         ports, source_port,
     },
-    bench::FloorFlow,
     checksum,
     outcome::Outcome,
 };

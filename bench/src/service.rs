@@ -6,12 +6,10 @@ use std::{net::IpAddr, ops};
 use anyhow::{Result, bail};
 use aya::maps::{Array, HashMap};
 use traffic_policy_agent::dataplane::{Tables, ToWire, wide};
-use traffic_policy_ebpf::{
-    abi::{
-        Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, Slot, frontend,
-        scope,
-    },
-    bench::FloorFlow,
+use traffic_policy_bench_ebpf::FloorFlow;
+use traffic_policy_ebpf::abi::{
+    Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, Slot, frontend,
+    scope,
 };
 
 use super::{

@@ -8,9 +8,9 @@ use traffic_policy_bench::{
     flows::{check_new, expected, flows, frames, learn, remove, remove_floor},
     turns::low,
 };
+use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
     abi::{self, Address, FlowKey, Tuple},
-    bench::FloorFlow,
     outcome::Outcome,
 };
 use traffic_policy_testing::packet::difference;

@@ -17,13 +17,11 @@ use aya::{
 };
 use traffic_policy_agent::dataplane::{ToWire, load_programs};
 use traffic_policy_bench::frame::{Content, frame};
-use traffic_policy_ebpf::{
-    abi::{Address, Address4, Tuple},
-    bench::{
-        FRAME_LENGTH, FloorFlow,
-        traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
-    },
+use traffic_policy_bench_ebpf::{
+    FRAME_LENGTH, FloorFlow,
+    traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
 };
+use traffic_policy_ebpf::abi::{Address, Address4, Tuple};
 use traffic_policy_testing::{netlink::index, netns::Namespace};
 
 use super::{

@@ -6,10 +6,8 @@ use anyhow::{Context, Result};
 use aya::maps::{Array, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_bench::flows::floor;
-use traffic_policy_ebpf::{
-    abi::{ABI_VERSION, PROTOCOL_TCP, Tuple, Usage, ports},
-    bench::traffic::Arrived,
-};
+use traffic_policy_bench_ebpf::traffic::Arrived;
+use traffic_policy_ebpf::abi::{ABI_VERSION, PROTOCOL_TCP, Tuple, Usage, ports};
 use traffic_policy_testing::{agent::Agent, netns::Owned, object::Manifests, pinned};
 
 use super::{
