@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     /// Only events of this Service: NAME, or NAMESPACE/NAME.
     #[arg(long, value_name = "NAME")]
     service: Option<String>,
-    /// Only this outcome; may be repeated. `status` and the README name them.
+    /// Only this outcome; may be repeated. docs/outcomes.md lists them.
     #[arg(long = "outcome", value_name = "NAME", value_parser = outcome)]
     outcomes: Vec<Outcome>,
     /// Only events of clients with this address, or of this range.

@@ -1,0 +1,109 @@
+//! docs/cli.md: every sub-command with its arguments, flags, environment variables and defaults.
+
+use clap::{Arg, Command, CommandFactory};
+use traffic_policy_agent::command::Arguments;
+
+use crate::page;
+
+const PAGE: &str = "docs/cli.md";
+
+#[test]
+fn the_page_lists_every_command_and_flag() {
+    let command = command();
+    let (global, _): (Vec<_>, Vec<_>) = arguments(&command).into_iter().partition(|arg| arg.is_global_set());
+    assert!(!global.is_empty());
+    page::compare(PAGE, "all commands", &table(&global));
+    page::compare(PAGE, "commands", &commands(&command));
+}
+
+/// The whole command line, as users meet it.
+pub fn command() -> Command {
+    let mut command = Arguments::command();
+    command.build();
+    command
+}
+
+pub fn subcommands(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|command| command.get_name() != "help")
+}
+
+/// Arguments but `--help` and `--version`.
+pub fn arguments(command: &Command) -> Vec<&Arg> {
+    command.get_arguments().filter(|arg| !matches!(arg.get_id().as_str(), "help" | "version")).collect()
+}
+
+fn commands(command: &Command) -> String {
+    let mut text = String::new();
+    for command in subcommands(command) {
+        text.push_str(&format!("### {}\n\n", command.get_name()));
+        let about = command.get_long_about().or(command.get_about()).unwrap().to_string();
+        let about: Vec<_> = about.split("\n\n").map(page::cell).collect();
+        text.push_str(&format!("{}\n\n", about.join("\n\n")));
+        let own: Vec<_> = arguments(command).into_iter().filter(|arg| !arg.is_global_set()).collect();
+        let (positional, flags): (Vec<_>, Vec<_>) = own.into_iter().partition(|arg| arg.is_positional());
+        let mut headings = vec![None];
+        for flag in &flags {
+            if !headings.contains(&flag.get_help_heading()) {
+                headings.push(flag.get_help_heading());
+            }
+        }
+        if !positional.is_empty() {
+            text.push_str(&format!("{}\n", table(&positional)));
+        }
+        for heading in headings {
+            let under: Vec<_> =
+                flags.iter().copied().filter(|flag| flag.get_help_heading() == heading).collect();
+            if under.is_empty() {
+                continue;
+            }
+            if let Some(heading) = heading {
+                text.push_str(&format!("{heading}:\n\n"));
+            }
+            text.push_str(&format!("{}\n", table(&under)));
+        }
+    }
+    text
+}
+
+fn table(arguments: &[&Arg]) -> String {
+    let rows: Vec<_> = arguments
+        .iter()
+        .map(|arg| {
+            let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string();
+            let mut help = page::cell(&help);
+            // clap leaves the last one out.
+            if !help.ends_with('.') {
+                help.push('.');
+            }
+            let possible: Vec<_> =
+                arg.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
+            if !possible.is_empty() && arg.get_action().takes_values() {
+                help.push_str(&format!(" One of {}.", possible.join(", ")));
+            }
+            let defaults: Vec<_> = arg
+                .get_default_values()
+                .iter()
+                .filter(|value| !value.is_empty())
+                .map(|value| code(value.to_str().unwrap()))
+                .collect();
+            let environment = arg.get_env().map_or_else(String::new, |name| code(name.to_str().unwrap()));
+            vec![code(&name(arg)), defaults.join(", "), environment, help]
+        })
+        .collect();
+    let first = if arguments.iter().all(|arg| arg.is_positional()) { "Argument" } else { "Flag" };
+    page::table(&[first, "Default", "Environment", "What it says"], &rows)
+}
+
+fn name(arg: &Arg) -> String {
+    let values: Vec<_> = arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
+    match arg.get_long() {
+        Some(long) if arg.get_action().takes_values() => format!("--{long} {}", values.join(" ")),
+        Some(long) => format!("--{long}"),
+        None => values.join(" "),
+    }
+}
+
+/// A code span within a table.
+fn code(text: &str) -> String {
+    format!("`{}`", text.replace('|', "\\|"))
+}
