@@ -32,8 +32,8 @@ pub use self::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
         scope,
     },
-    hop::{Device, HOP_ARENA, HOP_XDP, HOPS, Hop, HopKey},
-    scratch::{Claim, Scratch, Search, Walked},
+    hop::{Device, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
+    scratch::{AffinityLookup, PortSearch, Scratch, Walked},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},
     socket::{Node, Socket, SocketKey},
@@ -50,7 +50,7 @@ pub trait Address: Fold + Copy + PartialEq + Default + 'static {
     fn sum(self) -> u64;
     /// Its first eight bytes and its last eight, zero filled: the form of [`HopKey`].
     fn wide(self) -> [u64; 2];
-    /// Both its words mixed into one word.
+    /// Both words mixed into one word.
     fn mixed(self) -> u64;
 }
 
@@ -222,7 +222,7 @@ pub struct Slot<A> {
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct State {
-    /// Route epoch in the lower half (never 0), hop arena (0 or 1) in the upper. Raised when a stored route may be wrong.
+    /// Route epoch in the lower half (never 0), hop generation (0 or 1) in the upper. Raised when a stored route may be wrong.
     pub route: u32,
     /// Raised when a stored MAC may be wrong.
     pub hop_epoch: u32,
@@ -257,7 +257,7 @@ pub struct Usage {
     pub pending_created: u64,
     /// Flows in the main tables that are not confirmed: IPv4, IPv6.
     pub unconfirmed: [u64; 2],
-    /// Hops handed out in each arena.
+    /// Hops handed out in each generation.
     pub hops: [u64; 2],
     pub zero: [u64; 2],
 }
@@ -307,17 +307,17 @@ pub struct Bucket {
 /// Programs that take over from the entry program of a hook, in its array of programs: index = [`FAMILY`][jump::FAMILY]
 /// × (0: IPv4, 1: IPv6) + one of these.
 pub mod jump {
-    /// Flows to be made or looked at more closely.
-    pub const ATTEND: u32 = 0;
-    /// Answers to the sender.
-    pub const ANSWER: u32 = 1;
+    /// Flows to be made, and those whose state changes.
+    pub const SLOW_PATH: u32 = 0;
+    /// Rejections, which answer the sender, and drops.
+    pub const REJECT: u32 = 1;
     /// ICMP errors about packets of flows.
-    pub const ERROR: u32 = 2;
-    /// Fragments, and IPv6 packets with extension headers.
-    pub const IRREGULAR: u32 = 3;
-    /// [`ERROR`] and [`IRREGULAR`] for packets that leave.
-    pub const ERROR_OUT: u32 = 4;
-    pub const IRREGULAR_OUT: u32 = 5;
+    pub const ICMP_ERROR: u32 = 2;
+    /// Fragments, IPv4 options and IPv6 extension headers.
+    pub const VARIABLE_HEADERS: u32 = 3;
+    /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets that leave.
+    pub const ICMP_ERROR_OUT: u32 = 4;
+    pub const VARIABLE_HEADERS_OUT: u32 = 5;
     pub const FAMILY: u32 = 8;
     pub const COUNT: u32 = 2 * FAMILY;
 }

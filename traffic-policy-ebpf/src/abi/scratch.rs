@@ -22,8 +22,8 @@ pub struct Scratch<A: Address> {
     pub service: u32,
     /// Bytes of the IP packet that is refused; its tuple is in `key`.
     pub length: u32,
-    pub claim: Claim,
-    pub search: Search<A>,
+    pub port_search: PortSearch,
+    pub affinity_lookup: AffinityLookup<A>,
     /// The tuple of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
     /// The tuple of another entry, while that is looked up.
@@ -53,7 +53,7 @@ pub struct Walked {
 /// The search for a free source port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Claim {
+pub struct PortSearch {
     /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`].
     pub client_ports: u32,
     pub ports: u32,
@@ -72,7 +72,7 @@ pub struct Claim {
 /// Notes while the endpoint of a client with affinity is looked for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Search<A> {
+pub struct AffinityLookup<A> {
     pub key: AffinityKey,
     pub value: Affinity,
     /// The endpoint that is looked for; port in memory order.

@@ -68,7 +68,7 @@ pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: 
             (*scratch).length = parsed.length;
             (*scratch).key = parsed.tuple;
         }
-        packet.jump::<F, { jump::ANSWER }>();
+        packet.jump::<F, { jump::REJECT }>();
     }
     Outcome::PassedMissedTailCall.into()
 }

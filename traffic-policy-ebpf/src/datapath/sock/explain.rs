@@ -47,5 +47,5 @@ fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
         hash: asked.hash,
         had: core::ptr::null(),
     };
-    lookup::decide::<F>(&query, unsafe { &raw mut (*scratch).search }).outcome
+    lookup::decide::<F>(&query, unsafe { &raw mut (*scratch).affinity_lookup }).outcome
 }

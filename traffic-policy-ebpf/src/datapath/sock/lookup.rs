@@ -2,7 +2,7 @@
 //! hooks, so `explain` asks the same function from an XDP program.
 
 use traffic_policy_ebpf::{
-    abi::{Address, EndpointKey, NO_SERVICE, Node, Search, Slot, Socket, scope, step},
+    abi::{Address, AffinityLookup, EndpointKey, NO_SERVICE, Node, Slot, Socket, scope, step},
     hash,
     outcome::Outcome,
 };
@@ -105,7 +105,7 @@ fn usual_source<F: Family>(node: bool) -> F::Address {
 #[inline(always)]
 pub fn decide<F: Family>(
     query: &Query<F::Address>,
-    search: *mut Search<F::Address>,
+    search: *mut AffinityLookup<F::Address>,
 ) -> Translation<F::Address> {
     let mut translation = Translation::none();
     if !prefilter::may_be_service::<F>(query.destination, query.port) {
@@ -208,7 +208,11 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
 /// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
-fn conversation<F: Family>(query: &Query<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+fn conversation<F: Family>(
+    query: &Query<F::Address>,
+    list: &List,
+    search: *mut AffinityLookup<F::Address>,
+) -> u32 {
     let had = query.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
         return affinity::NONE;

@@ -10,7 +10,7 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
-    abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, Tuple, hook, ports},
+    abi::{Address, AffinityLookup, PROTOCOL_UDP, Socket, SocketKey, Tuple, hook, ports},
     outcome::Outcome,
 };
 
@@ -104,7 +104,7 @@ impl<A: Address> DestinationCall<A> {
             hash: unsafe { bpf_get_prandom_u32() } as u64,
             had,
         };
-        let mut search = MaybeUninit::<Search<A>>::uninit();
+        let mut search = MaybeUninit::<AffinityLookup<A>>::uninit();
         let translation = lookup::decide::<F>(&query, search.as_mut_ptr());
         match translation.outcome {
             Outcome::Connected => {}
