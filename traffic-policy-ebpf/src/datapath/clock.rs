@@ -1,4 +1,4 @@
-//! The clocks of the packet path.
+//! Clocks: jiffies, and CLOCK_MONOTONIC as of the last tick.
 
 use aya_ebpf::{
     cty::c_void,

@@ -1,4 +1,4 @@
-//! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
+//! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
 
 use traffic_policy_ebpf::{
     abi::{Flow, hook, kind, source_port},

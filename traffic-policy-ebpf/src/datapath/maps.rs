@@ -1,4 +1,4 @@
-//! The maps. All are pinned by their names; sizes of the flow tables are set by the agent at load.
+//! All maps, pinned by their names; sizes of the flow tables are set by the agent at load. And access to hash maps by address.
 
 use core::ptr;
 

@@ -1,4 +1,4 @@
-//! How a packet leaves: an outcome, counted once, and what the kernel is told.
+//! The end of every program: the outcome is counted once, and becomes the verdict of XDP or TC.
 
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::{

@@ -1,4 +1,4 @@
-//! Removes flows that are over, and marks those whose endpoint is gone.
+//! Garbage collection: expired flows are removed, and flows of removed endpoints marked.
 //!
 //! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one deletes it if it still
 //! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark

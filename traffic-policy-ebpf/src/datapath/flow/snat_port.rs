@@ -1,4 +1,4 @@
-//! The two entries of a new flow, and the search for a source port that makes the reply entry's key free.
+//! SNAT port search: the two entries of a new flow, and a source port for which the key of the reply entry is free.
 
 use core::ptr;
 

@@ -1,6 +1,6 @@
-//! The two entries of a flow, and what a packet changes in them.
+//! State transitions of a flow's two entries.
 //!
-//! Either entry names the other: an entry's translated tuple, reversed, is the key of the other entry.
+//! Each entry leads to its counterpart: its translated tuple, reversed, is the counterpart's key.
 
 use core::ptr;
 

@@ -1,4 +1,4 @@
-//! Fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
+//! Fragment records, and the translation of later fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
 //! ones learn where they belong. A later fragment that comes before its first one passes: it may be the stack's own, and
 //! nothing here can hold it back. Senders send the first one first, and a datagram that a network shuffled is one that its
 //! sender loses and sends again.

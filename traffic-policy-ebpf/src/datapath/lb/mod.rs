@@ -1,4 +1,4 @@
-//! Load balancing: what is asked for, by whom, and the endpoints that may serve it.
+//! Types of load balancing: target, client, and the list of endpoints that may serve it.
 
 pub mod affinity;
 pub mod select;

@@ -1,6 +1,6 @@
-//! From bytes to a tuple, with every bounds check that later code relies on.
+//! The parsed packet: its tuple and its offsets, with every bounds check that later code relies on.
 
-mod fixed;
+pub mod fixed;
 pub mod icmp_error;
 pub mod ipv6_ext;
 pub mod variable;

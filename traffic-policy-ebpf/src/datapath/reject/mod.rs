@@ -1,8 +1,8 @@
-//! Refusals: the answer to the sender (ICMP error or TCP RST), made in place of the packet, and what is counted and reported of
-//! rejected and dropped packets.
+//! The programs for rejected and dropped packets: the answer to the sender (ICMP error or TCP RST), made in place of the packet,
+//! the Service's count, and the event.
 
-mod v4;
-mod v6;
+pub mod v4;
+pub mod v6;
 
 use traffic_policy_ebpf::{
     abi::{Bucket, NO_SERVICE, Scratch, jump},

@@ -1,4 +1,4 @@
-//! A call of a socket that nobody makes, for `explain`: the decision for it, in a program that the kernel test-runs.
+//! The program that judges a made-up socket call for `explain`: the kernel can test-run it, other than programs of sockets.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, SocketQuestion, hook, step},

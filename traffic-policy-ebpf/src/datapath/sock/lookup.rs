@@ -1,5 +1,5 @@
-//! What becomes of a destination that a socket names. Nothing here needs a socket: the kernel cannot test-run socket
-//! hooks, so `explain` asks the same function from an XDP program.
+//! Service lookup for a socket call. Nothing here needs a socket: the kernel cannot test-run socket hooks, so `explain` calls
+//! the same function from an XDP program.
 
 use traffic_policy_ebpf::{
     abi::{Address, AffinityLookup, EndpointKey, NO_SERVICE, Node, Slot, Socket, scope, step},

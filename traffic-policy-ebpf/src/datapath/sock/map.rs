@@ -1,4 +1,4 @@
-//! The entries about sockets: in which map they are, and by which keys.
+//! Keys of the socket maps, and which map holds a socket.
 
 use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, SocketKey};
 

@@ -1,5 +1,5 @@
-//! Calls of sockets of this node and its pods: the destination is exchanged for an endpoint before any packet is made, and
-//! the application sees the address that it named.
+//! The socket programs, for processes of this node and its pods: the destination is translated to an endpoint before any packet
+//! is made, and the application sees the address that it named.
 
 pub mod addr;
 pub mod explain;
