@@ -5,6 +5,10 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "300 accesses of six families; each family has its SAFETY sentence where it is defined, all are listed in datapath/mod.rs"
+)]
 mod datapath;
 
 #[cfg(not(target_arch = "bpf"))]

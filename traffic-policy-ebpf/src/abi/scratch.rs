@@ -54,7 +54,7 @@ pub struct Walked {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PortSearch {
-    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`].
+    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`][super::ports].
     pub client_ports: u32,
     pub ports: u32,
     /// Endpoint's port, memory order.

@@ -143,21 +143,24 @@ impl Table {
         self.0
     }
 
-    /// The caller names the types that the map was declared with.
+    /// The caller names the types that the map was declared with. The value stays valid until the program ends, also where its
+    /// element is removed meanwhile.
     #[inline(always)]
     pub fn lookup<K, V>(self, key: &K) -> Option<*mut V> {
+        // SAFETY: the verifier knows the map's address, and compares the sizes of key and value with its own.
         let value = unsafe { bpf_map_lookup_elem(self.0, ptr::from_ref(key).cast()) }.cast::<V>();
         if value.is_null() { None } else { Some(value) }
     }
 
     #[inline(always)]
     pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i64 {
+        // SAFETY: as above; the kernel copies key and value.
         unsafe { bpf_map_update_elem(self.0, ptr::from_ref(key).cast(), value.cast(), flags) }
     }
 
     #[inline(always)]
     pub fn remove<K>(self, key: &K) {
-        // A missing key is as good as a removed one.
+        // SAFETY: as above. A missing key is as good as a removed one.
         unsafe { bpf_map_delete_elem(self.0, ptr::from_ref(key).cast()) };
     }
 }

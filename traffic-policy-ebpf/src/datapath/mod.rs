@@ -57,6 +57,23 @@
 //!   `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
 //! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; [`barrier`]: atomics and fences; [`clock`]: clocks.
+//!
+//! # Safety
+//!
+//! The kernel's verifier walks all paths of a program before it is loaded, and refuses one in which an access could be out of bounds, a
+//! pointer null, or memory read that was not written. So what `unsafe` has to uphold here is less than elsewhere, and it is the same
+//! within each of these families:
+//!
+//! - *packet words* ([`words`]): the end of a word has been compared with the end of the packet, since the last call that may move it;
+//! - *map values* ([`maps::Table::lookup`], `get_ptr`): a pointer that is not null stays valid until the program ends. Other CPUs and the
+//!   agent write the same value, so it is read and written field by field through the raw pointer, never by a reference;
+//! - *scratch* ([`family::Family::scratch`]): a map value of this CPU alone, and a CPU handles one packet after the other. Programs of
+//!   sockets, which packets may interrupt, do not use it;
+//! - *contexts* ([`ctx`], [`sock::addr`]): the kernel hands a program its context, and the verifier knows its fields;
+//! - *helpers of the kernel*: the verifier checks every argument;
+//! - *atomics and fences* ([`barrier`]): an aligned word of a map value.
+//!
+//! An access of another kind has its own SAFETY sentence.
 
 pub mod barrier;
 pub mod clock;

@@ -10,7 +10,7 @@ use crate::datapath::{
     maps::{FILTER, STATE, USAGE},
 };
 
-/// What the bits say of a packet. Numbers as in [`step::FILTER`].
+/// What the bits say of a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
 #[derive(Clone, Copy)]
 pub enum Match {
     No,

@@ -35,7 +35,7 @@ pub struct Client<A> {
 #[derive(Clone, Copy)]
 pub struct Refusal {
     pub outcome: Outcome,
-    /// Index of the Service port, or [`NO_SERVICE`].
+    /// Index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
     pub service: u32,
 }
 

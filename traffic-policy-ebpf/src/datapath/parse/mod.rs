@@ -132,7 +132,7 @@ pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outco
             packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
         }
         Outcome::PassedFragment | Outcome::PassedUnsupportedHeader => {
-            packet.jump::<F, { jump::VARIABLE_HEADERS }>()
+            packet.jump::<F, { jump::VARIABLE_HEADERS }>();
         }
         Outcome::PassedUnsupportedProtocol if F::is_icmp_error(packet) => {
             if OUT {
