@@ -265,7 +265,7 @@ pub struct Usage {
 /// Words of one bit array over all ports.
 pub const PORT_WORDS: usize = 1024;
 
-/// "Is it ours at all?" Bit arrays, asked before any lookup. Ports in host order.
+/// Bit arrays of the prefilter, read before any lookup. Ports in host order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Filter {

@@ -1,8 +1,8 @@
-//! Notes of the programs for each other.
+//! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the stack.
 
 use super::{Address, Affinity, AffinityKey, Flow, Fragment, FragmentKey, Hop, Tuple};
 
-/// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
+/// What one program leaves to the next, and structures too large for its stack; one per CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Scratch<A: Address> {
@@ -12,9 +12,9 @@ pub struct Scratch<A: Address> {
     pub fib: [u64; 8],
     /// The kernel's `struct bpf_redir_neigh`: family, address.
     pub neighbour: [u32; 5],
-    /// The outcome whose answer is due, or that is to be noted.
+    /// The outcome that the program of `reject` answers or counts.
     pub outcome: u32,
-    /// The way back to a client without a route.
+    /// The next hop to a client without a route: back out of the device by which its request came.
     pub ingress_device_hop: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,

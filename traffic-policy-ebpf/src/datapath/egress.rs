@@ -76,7 +76,7 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     translate(packet, parsed, entry)
 }
 
-/// Carries out what an entry says of packets that leave.
+/// Translates a packet that leaves by its reply entry.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,

@@ -19,7 +19,7 @@ const INTERVAL: u64 = 1_000_000;
 /// And this many more after a time without any.
 const BURST: u64 = 128 * INTERVAL;
 
-/// What is told of a packet or call.
+/// What an event says of a packet or call.
 pub struct NewEvent<A> {
     /// See [`hook`][traffic_policy_ebpf::abi::hook].
     pub hook: u32,

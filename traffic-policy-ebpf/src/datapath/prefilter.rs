@@ -55,7 +55,7 @@ fn snat_in_use() -> bool {
     unsafe { (*usage).snat_created != (*state).snat_swept }
 }
 
-/// Whether a destination may be ours by the bit arrays: all that other calls pay for.
+/// Whether a destination may be a Service by the bit arrays: all that other calls pay for.
 #[inline(always)]
 pub fn may_be_service<F: Family>(destination: F::Address, port: u16) -> bool {
     let Some(filter) = FILTER.get_ptr(0) else { return false };

@@ -90,7 +90,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     nexthop::resolve_egress::<P, F>(packet, entry, now)
 }
 
-/// What is told of a flow that this packet has made.
+/// The event of a flow that this packet has made.
 #[inline(always)]
 fn new_flow<P: Packet, F: Rewrite>(
     packet: P,
@@ -143,7 +143,7 @@ fn list<P: Packet, F: Family>(
     };
     if parsed.is_tcp() && !parsed.opens() {
         // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
-        // goes on with a connection that an earlier proxy left in conntrack.
+        // continues a connection that an earlier proxy left in conntrack.
         let flags = unsafe { (*list.frontend).flags };
         let segment = parsed.tcp_flags();
         if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
@@ -189,7 +189,7 @@ fn create<P: Packet, F: Family>(
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    // Its range rests before it is written again, so it does not change under our hands.
+    // Its range is quarantined before it is written again, so it does not change while this program runs.
     let slot = unsafe { &*slot.cast_const() };
 
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{counters, ctx::Packet, trace};
 
-/// An outcome with what it needs to be carried out.
+/// What becomes of a packet: an outcome, with what it needs to be executed.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Decision {

@@ -48,10 +48,10 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     true
 }
 
-/// Leaves the record of a packet that has been noted, if it is a fragment, which is the first one. Without it (the kernel has
+/// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is the first one. Without it (the kernel has
 /// no room at once) the later ones pass.
 ///
-/// Asks what was noted, rather than whoever knows: else the verifier would follow all that lies between twice.
+/// Reads it back from scratch memory, although the caller knows it: else the verifier would follow all that lies between twice.
 #[inline(always)]
 pub fn record<F: Family>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };

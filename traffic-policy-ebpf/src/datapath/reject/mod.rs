@@ -47,7 +47,7 @@ pub trait Answer: Rewrite {
     fn reset<P: Packet>(packet: P) -> bool;
 }
 
-/// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
+/// Hands a packet that is refused to the program that counts it and answers the sender.
 #[inline(always)]
 pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     if matches!(decision.outcome.verdict(), Verdict::Drop) {
@@ -73,7 +73,7 @@ pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: 
     Outcome::PassedMissedTailCall.into()
 }
 
-/// The program for what is refused: it answers the sender, if that is to be told and its turn has come, and notes it.
+/// The program for refused packets: it answers the sender, within the rate limit, then counts the packet and emits the event.
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {

@@ -39,7 +39,7 @@ pub struct Query<A> {
 /// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
 #[derive(Clone, Copy)]
 pub struct Translation<A> {
-    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call is none of ours.
+    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call does not concern a Service.
     pub outcome: Outcome,
     /// Index of the Service port, or [`NO_SERVICE`].
     pub service: u32,
@@ -178,7 +178,7 @@ pub fn decide<F: Family>(
 /// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
 const CONVERSATION: u32 = 120;
 
-/// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
+/// Whether a conversation stays with its endpoint whatever has become of lists, policies and source ranges: they are for
 /// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
 #[inline(always)]
 fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address>) -> bool {

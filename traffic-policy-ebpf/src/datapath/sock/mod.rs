@@ -129,7 +129,7 @@ impl<A: Address> DestinationCall<A> {
         CallVerdict { verdict: ALLOW, translated: true, address: translation.address, port: translation.port }
     }
 
-    /// Counts a refusal or a new conversation, and tells whoever listens.
+    /// Counts a refusal or a new conversation, and emits the event.
     #[inline(always)]
     fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, translation: &Translation<A>) {
         counters::count_call(outcome);
@@ -275,7 +275,7 @@ pub fn sendmsg6(call: Call) -> i32 {
     translate.verdict
 }
 
-/// What the application named, where the other end is an endpoint that it was exchanged for; or null.
+/// What the application named, where the other end is the endpoint of a translated call; or null.
 #[inline(always)]
 fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
     let key = map::peer_key::<F>(call.cookie(), protocol, address, call.port());
