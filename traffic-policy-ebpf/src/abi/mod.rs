@@ -4,6 +4,7 @@
 //! and stores them and never needs their numeric value. Each type is free of implicit padding where its bytes are
 //! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
 
+mod address;
 mod affinity;
 mod agent;
 mod endpoint;
@@ -29,12 +30,13 @@ mod tuple;
 use core::mem::{align_of, offset_of, size_of};
 
 pub use self::{
+    address::{Address, Address4, Address6, Fold},
     affinity::{Affinity, AffinityKey, client},
     agent::Agent,
     endpoint::{EndpointKey, SLOT_LOCAL, Slot},
     event::{Event, EventBucket},
     flow::{Flow, kind},
-    flow_key::{FlowKey, Fold},
+    flow_key::FlowKey,
     fragment::{Fragment, FragmentKey, REASSEMBLY},
     frontends::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
@@ -50,9 +52,7 @@ pub use self::{
     state::{State, Usage},
     sweep::{Sweep, mark},
     trace::{STEPS, SocketQuestion, Step, Trace, list, step},
-    tuple::{
-        Address, Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Tuple, destination_port, ports, source_port,
-    },
+    tuple::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple, destination_port, ports, source_port},
 };
 
 /// Version of all layouts below.

@@ -1,52 +1,6 @@
-//! Addresses, ports and tuples as they lie in a packet.
+//! Ports and tuples as they lie in a packet.
 
-use super::Fold;
-
-/// An address as it lies in a packet.
-pub trait Address: Fold + Copy + PartialEq + Default + 'static {
-    /// Sum of its 16-bit words, not folded.
-    fn sum(self) -> u64;
-    /// Its first eight bytes and its last eight, zero filled: the form of [`HopKey`][super::HopKey].
-    fn wide(self) -> [u64; 2];
-    /// Both words mixed into one word.
-    fn mixed(self) -> u64;
-}
-
-/// An IPv4 address in memory order.
-pub type Address4 = u32;
-/// An IPv6 address in memory order.
-pub type Address6 = [u64; 2];
-
-impl Address for Address4 {
-    #[inline(always)]
-    fn sum(self) -> u64 {
-        (self & 0xffff) as u64 + (self >> 16) as u64
-    }
-    #[inline(always)]
-    fn wide(self) -> [u64; 2] {
-        [self as u64, 0]
-    }
-    #[inline(always)]
-    fn mixed(self) -> u64 {
-        self as u64
-    }
-}
-
-impl Address for Address6 {
-    #[inline(always)]
-    fn sum(self) -> u64 {
-        let [a, b] = self;
-        (a & 0xffff_ffff) + (a >> 32) + (b & 0xffff_ffff) + (b >> 32)
-    }
-    #[inline(always)]
-    fn wide(self) -> [u64; 2] {
-        self
-    }
-    #[inline(always)]
-    fn mixed(self) -> u64 {
-        self[0] ^ self[1].rotate_left(29)
-    }
-}
+use super::Address;
 
 /// Source and destination port, two 16-bit words in memory order, as one load takes them from a packet.
 #[inline(always)]
