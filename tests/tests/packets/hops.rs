@@ -1,7 +1,7 @@
 //! Next hops: kept as long as nothing changed, asked for again when something may have.
 
 use aya::maps::{Array, MapData};
-use traffic_policy_ebpf::abi::{Address, HOPS_PER_GENERATION, SlotRoute};
+use traffic_policy_ebpf::abi::{Address, HOP_ARENA, SlotRoute};
 use traffic_policy_tests::harness::{Device, Frontend, Harness, Setup, Spot, Way};
 use traffic_policy_tests::lab::Family;
 use traffic_policy_tests::netlink::Mac;
@@ -211,13 +211,13 @@ fn no_room_for_another_hop() {
     everywhere(|harness, terms| {
         set_up(harness);
         // SAFETY: a field of the mapped element.
-        unsafe { (*harness.tables.usage.pointer()).hops[0] = u64::from(HOPS_PER_GENERATION) };
+        unsafe { (*harness.tables.usage.pointer()).hops[0] = u64::from(HOP_ARENA) };
         let talk = Talk::new(terms, VIP);
         let outcome = talk.open(harness).outcome;
         assert_eq!(outcome, if terms.xdp() { "passed-to-tc" } else { "forwarded" });
-        // The other generation is empty.
+        // The other arena is empty.
         harness.change_state(|state| state.route = 1 << 16 | 2);
         talk.open(harness).expect("forwarded");
-        assert!(u32::from(talk.halves(harness).0.hop) > HOPS_PER_GENERATION);
+        assert!(u32::from(talk.halves(harness).0.hop) > HOP_ARENA);
     });
 }

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use traffic_policy_ebpf::abi::{HOPS_PER_GENERATION, HopKey};
+use traffic_policy_ebpf::abi::{HOP_ARENA, HopKey};
 
 use super::{
     tables::{Tables, from_wide},
@@ -34,9 +34,9 @@ pub struct NextHop {
 
 /// Hands out room for hops.
 ///
-/// The packet path numbers new hops upwards within one of two generations. When a generation is nearly full the agent empties
+/// The packet path numbers new hops upwards within one of two arenas. When an arena is nearly full the agent empties
 /// the other one and moves there, raising the route epoch: flows then ask the FIB before they use a hop again, so
-/// nothing of the old generation is used any more.
+/// nothing of the old arena is used any more.
 #[derive(Debug, Default)]
 pub struct Arena;
 
@@ -55,23 +55,23 @@ impl Arena {
         Ok(())
     }
 
-    /// Moves to the other generation when this one is nearly full.
+    /// Moves to the other arena when this one is nearly full.
     ///
     /// # Errors
     /// The hops cannot be emptied.
     pub fn renew(&mut self, tables: &mut Tables) -> Result<()> {
         let route = route(tables);
-        let generation = route >> 16 & 1;
-        let used = tables.usage.load(used_hops(generation));
-        if used < u64::from(HOPS_PER_GENERATION) * 9 / 10 {
+        let arena = route >> 16 & 1;
+        let used = tables.usage.load(used_hops(arena));
+        if used < u64::from(HOP_ARENA) * 9 / 10 {
             return Ok(());
         }
-        let other = 1 - generation;
+        let other = 1 - arena;
         let old: Vec<HopKey> = tables
             .hop_index
             .keys()
             .filter_map(Result::ok)
-            .filter(|key| u32::from(key.generation) == other)
+            .filter(|key| u32::from(key.arena) == other)
             .collect();
         for key in old {
             tables.hop_index.remove(&key).context("emptying the hops failed")?;
@@ -82,16 +82,16 @@ impl Arena {
         Ok(())
     }
 
-    /// Hops of the generation in use.
+    /// Hops of the arena in use.
     ///
     /// # Errors
     /// The maps cannot be read.
     pub fn list(&self, tables: &Tables) -> Result<Vec<NextHop>> {
-        let generation = (route(tables) >> 16) as u8;
+        let arena = (route(tables) >> 16) as u8;
         let mut hops = Vec::new();
         for entry in &tables.hop_index {
             let (key, index) = entry.context("reading the hops failed")?;
-            if key.generation != generation {
+            if key.arena != arena {
                 continue;
             }
             let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
@@ -109,8 +109,8 @@ fn route(tables: &Tables) -> u32 {
     tables.state.load(state::route)
 }
 
-fn set_route(tables: &mut Tables, generation: u32, epoch: u16) {
-    tables.state.store(state::route, generation << 16 | u32::from(epoch));
+fn set_route(tables: &mut Tables, arena: u32, epoch: u16) {
+    tables.state.store(state::route, arena << 16 | u32::from(epoch));
 }
 
 /// 0 stands for "never resolved".

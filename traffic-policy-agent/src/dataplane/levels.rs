@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::HOPS_PER_GENERATION;
+use traffic_policy_ebpf::abi::HOP_ARENA;
 
 use super::{
     Counter, Dataplane, Found, counters, kernel,
@@ -52,11 +52,11 @@ impl Dataplane {
                 .map(|(map, used, size)| Fill { map, ipv6: Some(ipv6), used, size }),
             );
         }
-        let generation = self.tables.state.load(state::route) >> 16 & 1;
+        let arena = self.tables.state.load(state::route) >> 16 & 1;
         maps.extend(
             [
                 ("services", usage.services, super::PLAN_SIZES.services),
-                ("hops", self.tables.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
+                ("hops", self.tables.usage.load(used_hops(arena)), HOP_ARENA),
                 ("devices", self.attached.len() as u64, room.devices),
                 ("gone-endpoints", self.gone.len() as u64, room.gone),
             ]

@@ -111,10 +111,10 @@ words!(agent, Agent,
     pid: u32 = pid;
 );
 
-/// Number of hops handed out in a generation, 0 or 1.
-pub fn used_hops(generation: u32) -> impl Fn(*mut Usage) -> *mut u64 {
+/// Number of hops handed out in an arena, 0 or 1.
+pub fn used_hops(arena: u32) -> impl Fn(*mut Usage) -> *mut u64 {
     // SAFETY: an address within the mapped element; nothing is read.
-    move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(generation as usize & 1) }
+    move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(arena as usize & 1) }
 }
 
 /// Number of flows of the main table that are not confirmed: 0 for IPv4, 1 for IPv6.

@@ -42,7 +42,7 @@ pub use self::{
         Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
         scope,
     },
-    nexthop::{Device, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
+    nexthop::{Device, HOP_ARENA, HOP_XDP, HOPS, Hop, HopKey},
     prefilter::{Filter, PORT_WORDS},
     programs::{Bucket, Counters, hook, jump},
     scratch::{AffinityLookup, PortSearch, Scratch, Walked},

@@ -31,7 +31,7 @@ pub struct HopKey {
     pub ifindex: u32,
     /// 2 (AF_INET) or 10 (AF_INET6).
     pub family: u8,
-    pub generation: u8,
+    pub arena: u8,
     /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery found), not of the
     /// gateway alone.
     pub mtu: u16,
@@ -40,7 +40,7 @@ pub struct HopKey {
 /// Number of hops; half of them are in use at a time (see [`State::route`][super::State::route]).
 pub const HOPS: u32 = 16_384;
 /// Hops of one generation.
-pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
+pub const HOP_ARENA: u32 = HOPS / 2;
 
 /// An attached device.
 #[repr(C)]

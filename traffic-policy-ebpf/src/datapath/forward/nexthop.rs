@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Device, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, SLOT_LOCAL, Slot,
-        SlotRoute, State, kind,
+        Address, Device, Flow, HOP_ARENA, HOP_LOCAL, HOP_XDP, Hop, HopKey, SLOT_LOCAL, Slot, SlotRoute,
+        State, kind,
     },
     outcome::Outcome,
 };
@@ -289,7 +289,7 @@ fn resolve<F: Family>(
         0 => 0xffff,
         mtu => mtu,
     };
-    let key = HopKey { gateway, ifindex, family: family as u8, generation: (route >> 16) as u8, mtu };
+    let key = HopKey { gateway, ifindex, family: family as u8, arena: (route >> 16) as u8, mtu };
     let index = index(&key);
     if let Some(hop) = HOPS.get_ptr_mut(index).filter(|_| index != 0) {
         let macs = unsafe { base.add(SOURCE_MAC) };
@@ -359,18 +359,18 @@ fn index(key: &HopKey) -> u32 {
         return unsafe { *index };
     }
     let Some(usage) = USAGE.get_ptr_mut(0) else { return 0 };
-    let generation = (key.generation & 1) as u32;
+    let generation = (key.arena & 1) as u32;
     let counter =
         unsafe { if generation == 0 { &raw mut (*usage).hops[0] } else { &raw mut (*usage).hops[1] } };
     // Index 0 of the first generation stands for "none".
-    if unsafe { *counter } >= HOPS_PER_GENERATION as u64 - 1 {
+    if unsafe { *counter } >= HOP_ARENA as u64 - 1 {
         return 0;
     }
     let next = unsafe { fetch_add(counter, 1) };
-    if next >= HOPS_PER_GENERATION as u64 - 1 {
+    if next >= HOP_ARENA as u64 - 1 {
         return 0;
     }
-    let index = generation * HOPS_PER_GENERATION + next as u32 + 1;
+    let index = generation * HOP_ARENA + next as u32 + 1;
     if table.insert(key, &index, NOEXIST) == 0 {
         return index;
     }
