@@ -31,7 +31,7 @@
 //!  Started by the agent: flow::gc, clock, sock::explain
 //! ```
 //!
-//! Every program ends in [`verdict::finish`]. Programs that the drawing names:
+//! Every program for packets ends in [`verdict::finish`]. Programs that the drawing names:
 //!
 //! - [`fast_path`]: entry of XDP and TC ingress; an established packet needs nothing else.
 //! - [`slow_path`]: finds or makes the flow of a packet, then forwards it.
@@ -66,10 +66,10 @@
 //!
 //! - *packet words* ([`words`]): the end of a word has been compared with the end of the packet, since the last call that may move it;
 //! - *map values* ([`maps::Table::lookup`], `get_ptr`): a pointer that is not null stays valid until the program ends. Other CPUs and the
-//!   agent write the same value, so it is read and written field by field through the raw pointer, never by a reference;
+//!   agent write the same value, so it is read and written field by field through the raw pointer; a reference is made only to what nobody writes meanwhile;
 //! - *scratch* ([`family::Family::scratch`]): a map value of this CPU alone, and a CPU handles one packet after the other. Programs of
 //!   sockets, which packets may interrupt, do not use it;
-//! - *contexts* ([`ctx`], [`sock::addr`]): the kernel hands a program its context, and the verifier knows its fields;
+//! - *contexts* ([`ctx`], [`sock::addr`], [`flow::gc::Element`]): the kernel hands a program its context, and the verifier knows its fields;
 //! - *helpers of the kernel*: the verifier checks every argument;
 //! - *atomics and fences* ([`barrier`]): an aligned word of a map value.
 //!
