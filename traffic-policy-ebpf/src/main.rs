@@ -33,11 +33,20 @@ macro_rules! programs {
 }
 
 /// Programs of a cgroup, for calls of its sockets: `section, name => function`.
+///
+/// The inner function is optimised before it is inlined, which spares `connect4` 32 instructions.
 #[cfg(target_arch = "bpf")]
 macro_rules! socket_programs {
     ($context:ty => $call:ident: $($section:literal, $name:ident => $run:path;)+) => {
         $(
-            programs! { $section, context: *mut $context => $call::new(context), i32; $name => $run; }
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = $section)]
+            pub fn $name(context: *mut $context) -> i32 {
+                return $name(context);
+                fn $name(context: *mut $context) -> i32 {
+                    $run($call::new(context))
+                }
+            }
         )+
     };
 }
