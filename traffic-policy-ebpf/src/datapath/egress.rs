@@ -53,7 +53,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
 /// What becomes of a packet with ports that leaves.
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
-    if !prefilter::is_endpoint(source_port(parsed.tuple.ports)) {
+    let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed };
+    if !endpoints.has(source_port(parsed.tuple.ports)) {
         return Outcome::Passed;
     }
     if let Err(outcome) = parse::finish(packet, parsed) {
