@@ -22,7 +22,7 @@ macro_rules! outcomes {
                 match number { $($number => Some(Self::$name),)+ _ => None }
             }
 
-            /// What the kernel is told.
+            /// The verdict that the kernel gets.
             #[inline(always)]
             pub const fn verdict(self) -> Verdict {
                 match self { $(Self::$name => Verdict::$verdict,)+ }
@@ -31,7 +31,7 @@ macro_rules! outcomes {
     };
 }
 
-/// What the kernel is told to do with the packet.
+/// What the kernel does with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Hand it to the stack.
@@ -66,7 +66,7 @@ outcomes! {
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
     /// The packet's time to live ended here: time exceeded was sent.
     RejectedTtlExceeded = 9, "rejected-ttl-exceeded", Send;
-    /// Longer than the way out, and not to be fragmented: fragmentation needed (packet too big) was sent.
+    /// Longer than the MTU of the route, and not to be fragmented: fragmentation needed (packet too big) was sent.
     RejectedMtuExceeded = 10, "rejected-mtu-exceeded", Send;
     /// A segment without a flow to an address that is not this node's: RST was sent.
     ResetNoFlow = 11, "reset-no-flow", Send;
@@ -84,7 +84,7 @@ outcomes! {
     DroppedNoRoute = 19, "dropped-no-route", Drop;
     /// `net.ipv4.ip_forward` (or its IPv6 twin) is off for the device.
     DroppedForwardingDisabled = 20, "dropped-forwarding-disabled", Drop;
-    /// Longer than the way out, may be fragmented, which this program does not do.
+    /// Longer than the MTU of the route, may be fragmented, which this program does not do.
     DroppedMtuExceeded = 21, "dropped-mtu-exceeded", Drop;
     /// An answer of the program was due, but too many were sent this second.
     DroppedRateLimited = 22, "dropped-rate-limited", Drop;
@@ -99,7 +99,7 @@ outcomes! {
     /// An address of the cluster's range of ClusterIPs that no Service has.
     DroppedUnallocatedClusterIp = 25, "dropped-unallocated-cluster-ip", Drop;
 
-    /// None of ours by the bit arrays.
+    /// Not a Service packet, by the prefilter.
     Passed = 32, "passed", Pass;
     /// Neither IPv4 nor IPv6 (VLAN-tagged frames too: they belong to the VLAN's own device).
     PassedNotIp = 33, "passed-not-ip", Pass;
@@ -107,7 +107,7 @@ outcomes! {
     PassedMalformed = 34, "passed-malformed", Pass;
     /// Neither TCP nor UDP.
     PassedUnsupportedProtocol = 35, "passed-unsupported-protocol", Pass;
-    /// A fragment without ports of which the first, with the ports, has not come or was none of ours.
+    /// A fragment without ports of which the first, with the ports, has not come or was not a Service packet.
     PassedFragment = 36, "passed-fragment", Pass;
     /// IPv6 extension headers before the transport header that cannot be skipped.
     PassedUnsupportedHeader = 37, "passed-unsupported-header", Pass;
@@ -128,7 +128,7 @@ outcomes! {
     /// An ICMP error about a packet of no flow.
     PassedIcmpNoFlow = 48, "passed-icmp-no-flow", Pass;
 
-    /// A socket of this node or its pods: its destination was exchanged for an endpoint before any packet was made.
+    /// A socket of this node or its pods: its destination was translated to an endpoint before any packet was made.
     Connected = 56, "connected", Pass;
 }
 

@@ -43,7 +43,7 @@ pub const fn after(state: u8, flags: u8, payload: bool) -> u8 {
     if payload { state & !FIN } else { state }
 }
 
-/// Whether a connection with these entries is over, so that a SYN opens a new one.
+/// Whether a connection with these entries has ended, so that a SYN opens a new one.
 #[inline(always)]
 pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0

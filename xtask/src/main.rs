@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod cargo;
 mod lab;
+mod lint;
 mod setup;
 mod tally;
 mod target;

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{build, cargo, setup, tally::Tally, vm};
+use crate::{build, cargo, lint, setup, tally::Tally, vm};
 
 /// The packages whose tests need root.
 const PRIVILEGED: [&str; 4] =
@@ -23,7 +23,7 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-/// A test program that cargo is about to run: see [`run_privileged`].
+/// A test program that cargo is about to run: see [`run_test`].
 #[derive(Args)]
 pub(crate) struct Program {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -42,8 +42,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 fn everything(stages: &mut Stages) -> Result<()> {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
-    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-    stages.one("lints: cargo clippy", |_| succeeds(cargo::cargo().args(clippy)));
+    stages.one("lints: cargo clippy", lint::clippy);
+    stages.one("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf);
+    stages.one("documentation: cargo doc", lint::doc);
+    stages.one("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf);
     let built = stages.one("build", build_all);
     if !built {
         return Ok(());

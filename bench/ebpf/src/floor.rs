@@ -91,7 +91,7 @@ fn lookup<M, K, V>(map: *const M, key: &K) -> Option<*mut V> {
 
 #[xdp]
 pub fn floor_established(ctx: XdpContext) -> u32 {
-    let Some((ip, tuple)) = parse(ctx.ctx as *mut xdp_md) else { return XDP_PASS };
+    let Some((ip, tuple)) = parse(ctx.ctx) else { return XDP_PASS };
     let Some(flow) = lookup::<_, _, FloorFlow>(&raw const FLOOR_FLOWS, &tuple) else { return XDP_PASS };
     translate(ip, flow);
     XDP_TX
@@ -99,7 +99,7 @@ pub fn floor_established(ctx: XdpContext) -> u32 {
 
 #[xdp]
 pub fn mac_swap(ctx: XdpContext) -> u32 {
-    let md = ctx.ctx as *mut xdp_md;
+    let md = ctx.ctx;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
     if data + ETHERNET > end {
         return XDP_ABORTED;
@@ -117,12 +117,12 @@ pub fn mac_swap(ctx: XdpContext) -> u32 {
 
 #[xdp]
 pub fn floor_new(ctx: XdpContext) -> u32 {
-    first_packet::<false>(ctx.ctx as *mut xdp_md)
+    first_packet::<false>(ctx.ctx)
 }
 
 #[xdp]
 pub fn floor_new_fib(ctx: XdpContext) -> u32 {
-    first_packet::<true>(ctx.ctx as *mut xdp_md)
+    first_packet::<true>(ctx.ctx)
 }
 
 #[inline(always)]

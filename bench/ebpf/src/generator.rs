@@ -2,7 +2,6 @@
 //! of its context. Pages come back as the receivers left them, so all headers are written each time.
 
 use aya_ebpf::{
-    bindings::xdp_md,
     btf_maps::Array,
     helpers::bpf_ktime_get_ns,
     macros::{btf_map, xdp},
@@ -25,7 +24,7 @@ const XDP_TX: u32 = 3;
 
 #[xdp]
 pub fn generate(ctx: XdpContext) -> u32 {
-    let md = ctx.ctx as *mut xdp_md;
+    let md = ctx.ctx;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
     if data + FRAME_LENGTH > end {
         return XDP_ABORTED;

@@ -8,6 +8,14 @@
 //! states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an endpoint, insert both
 //! entries; `floor_new_fib` asks the FIB for the way out too, for each flow.
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
+#![cfg_attr(
+    target_arch = "bpf",
+    expect(clippy::needless_pass_by_value, reason = "aya's macros hand a context over by value"),
+    expect(
+        clippy::undocumented_unsafe_blocks,
+        reason = "packet words, map values and contexts, for which the verifier stands: see datapath/mod.rs"
+    )
+)]
 
 #[cfg(target_arch = "bpf")]
 #[path = "../../../traffic-policy-ebpf/src/datapath/barrier.rs"]
@@ -34,7 +42,6 @@ fn main() {}
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod feed {
     use aya_ebpf::{
-        bindings::{__sk_buff, xdp_md},
         btf_maps::{Array, ProgramArray},
         cty::c_void,
         helpers::{bpf_skb_change_tail, bpf_tail_call, bpf_xdp_adjust_tail},
@@ -91,7 +98,7 @@ mod feed {
 
     #[xdp]
     pub fn feed_xdp(ctx: XdpContext) -> u32 {
-        let md = ctx.ctx as *mut xdp_md;
+        let md = ctx.ctx;
         unsafe {
             next((*md).data as usize, (*md).data_end as usize);
             bpf_tail_call(md.cast(), (&raw const XDP_SUBJECT).cast_mut().cast::<c_void>(), 0);
@@ -101,7 +108,7 @@ mod feed {
 
     #[classifier]
     pub fn feed_tc(ctx: TcContext) -> i32 {
-        let skb = ctx.skb.skb as *mut __sk_buff;
+        let skb = ctx.skb.skb;
         unsafe {
             next((*skb).data as usize, (*skb).data_end as usize);
             bpf_tail_call(skb.cast(), (&raw const TC_SUBJECT).cast_mut().cast::<c_void>(), 0);
@@ -113,7 +120,7 @@ mod feed {
     /// nothing has changed it, so that this costs every program the same.
     #[xdp]
     pub fn feed_resized_xdp(ctx: XdpContext) -> u32 {
-        let md = ctx.ctx as *mut xdp_md;
+        let md = ctx.ctx;
         unsafe {
             let length = opaque((*md).data_end as u64 - (*md).data as u64) as i32;
             if bpf_xdp_adjust_tail(md, FRAME_LENGTH as i32 - length) != 0 {
@@ -128,7 +135,7 @@ mod feed {
     /// See `feed_resized_xdp`.
     #[classifier]
     pub fn feed_resized_tc(ctx: TcContext) -> i32 {
-        let skb = ctx.skb.skb as *mut __sk_buff;
+        let skb = ctx.skb.skb;
         unsafe {
             if bpf_skb_change_tail(skb, FRAME_LENGTH as u32, 0) != 0 {
                 return TC_SHOT;

@@ -1,7 +1,6 @@
 //! Both ends of the wire: counts the packets that arrive as they should, and answers those that open a connection.
 
 use aya_ebpf::{
-    bindings::xdp_md,
     btf_maps::{Array, PerCpuArray},
     helpers::bpf_redirect,
     macros::{btf_map, xdp},
@@ -31,7 +30,7 @@ const ACK: u8 = 0x10;
 
 #[xdp]
 pub fn sink_xdp(ctx: XdpContext) -> u32 {
-    let md = ctx.ctx as *mut xdp_md;
+    let md = ctx.ctx;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
     if data + FRAME_LENGTH > end {
         return XDP_PASS;

@@ -1,4 +1,4 @@
-//! Which endpoint a client was sent to last, for Services with `sessionAffinity: ClientIP`.
+//! Session affinity: the endpoint that a client was sent to last (`sessionAffinity: ClientIP`).
 
 /// What a client is known by.
 pub mod client {

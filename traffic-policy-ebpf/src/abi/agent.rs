@@ -1,4 +1,4 @@
-//! What the agent leaves word of, for people who look at the maps while it runs or after it ended.
+//! The agent's heartbeat, read by `status` while the agent runs or after it ended.
 
 /// One element of `AGENT`. No program reads it. Times are CLOCK_MONOTONIC nanoseconds.
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! What the packet path tells whoever listens.
+//! Events: refusals and new flows, for `monitor`.
 
 /// One packet or call that was refused, or that made a flow. Written to the ring `EVENTS` while
 /// [`State::monitor_until`][super::State::monitor_until] lies ahead.

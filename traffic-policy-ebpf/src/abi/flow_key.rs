@@ -10,62 +10,6 @@ use core::mem::size_of;
 
 use super::{Address, Address4, Address6, Flow, Tuple};
 
-/// Odd, so that no bit of a destination is lost. Not secret: who is told apart is seen by what the entry keeps.
-const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
-
-/// How two addresses become part of a key.
-pub trait Fold: Sized {
-    /// Both addresses in a key.
-    type Folded: Copy + PartialEq + Eq + core::fmt::Debug + core::hash::Hash + Default + 'static;
-    /// What the key does not tell, in the entry.
-    type Kept: Copy + PartialEq + Eq + core::fmt::Debug + Default + 'static;
-
-    fn fold(source: Self, destination: Self) -> Self::Folded;
-    /// What an entry keeps of its destination.
-    fn kept(self) -> Self::Kept;
-    /// Source and destination.
-    fn unfold(folded: Self::Folded, kept: Self::Kept) -> (Self, Self);
-}
-
-impl Fold for Address4 {
-    type Folded = [Self; 2];
-    type Kept = [u64; 0];
-
-    #[inline(always)]
-    fn fold(source: Self, destination: Self) -> [Self; 2] {
-        [source, destination]
-    }
-    #[inline(always)]
-    fn kept(self) -> [u64; 0] {
-        []
-    }
-    #[inline(always)]
-    fn unfold([source, destination]: [Self; 2], _: [u64; 0]) -> (Self, Self) {
-        (source, destination)
-    }
-}
-
-impl Fold for Address6 {
-    type Folded = [u64; 2];
-    type Kept = [u64; 2];
-
-    #[inline(always)]
-    fn fold(source: Self, destination: Self) -> [u64; 2] {
-        [
-            source[0] ^ destination[0].wrapping_mul(MULTIPLIERS[0]),
-            source[1] ^ destination[1].wrapping_mul(MULTIPLIERS[1]),
-        ]
-    }
-    #[inline(always)]
-    fn kept(self) -> [u64; 2] {
-        self
-    }
-    #[inline(always)]
-    fn unfold(folded: [u64; 2], kept: [u64; 2]) -> (Self, Self) {
-        (Self::fold(folded, kept), kept)
-    }
-}
-
 /// Key of the flow tables, made of a packet's [`Tuple`]; of IPv4 that tuple as it lies in memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -125,6 +69,7 @@ mod tests {
     use std::{collections::HashMap, mem::offset_of};
 
     use super::*;
+    use crate::abi::{Address4, Address6, Fold};
 
     /// Splitmix64.
     fn random(state: &mut u64) -> u64 {

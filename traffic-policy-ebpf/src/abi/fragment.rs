@@ -1,4 +1,4 @@
-//! What the first fragment of a datagram leaves behind for the later ones, which carry no ports.
+//! Fragment records: ports of a datagram, kept from its first fragment for the later ones, which carry none.
 
 /// What the fragments of one datagram have in common: RFC 791 section 3.2, RFC 8200 section 4.5.
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! Frontends: the addresses on which Service ports are reached, and what is asked about them.
+//! Frontends: the addresses on which Service ports are reached; source ranges and Service CIDRs.
 
 /// What a [`FrontendKey`] is about.
 pub mod scope {

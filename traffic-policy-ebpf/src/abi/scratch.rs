@@ -1,8 +1,8 @@
-//! Notes of the programs for each other.
+//! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the stack.
 
 use super::{Address, Affinity, AffinityKey, Flow, Fragment, FragmentKey, Hop, Tuple};
 
-/// What one program of a packet's way tells the next, and structures too large for its stack; one per CPU.
+/// What one program leaves to the next, and structures too large for its stack; one per CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Scratch<A: Address> {
@@ -12,9 +12,9 @@ pub struct Scratch<A: Address> {
     pub fib: [u64; 8],
     /// The kernel's `struct bpf_redir_neigh`: family, address.
     pub neighbour: [u32; 5],
-    /// The outcome whose answer is due, or that is to be noted.
+    /// The outcome that the program of `reject` answers or counts.
     pub outcome: u32,
-    /// The way back to a client without a route.
+    /// The next hop to a client without a route: back out of the device by which its request came.
     pub ingress_device_hop: Hop,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
@@ -22,8 +22,8 @@ pub struct Scratch<A: Address> {
     pub service: u32,
     /// Bytes of the IP packet that is refused; its tuple is in `key`.
     pub length: u32,
-    pub claim: Claim,
-    pub search: Search<A>,
+    pub port_search: PortSearch,
+    pub affinity_lookup: AffinityLookup<A>,
     /// The tuple of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
     /// The tuple of another entry, while that is looked up.
@@ -53,8 +53,8 @@ pub struct Walked {
 /// The search for a free source port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Claim {
-    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`].
+pub struct PortSearch {
+    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`][super::ports].
     pub client_ports: u32,
     pub ports: u32,
     /// Endpoint's port, memory order.
@@ -72,7 +72,7 @@ pub struct Claim {
 /// Notes while the endpoint of a client with affinity is looked for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Search<A> {
+pub struct AffinityLookup<A> {
     pub key: AffinityKey,
     pub value: Affinity,
     /// The endpoint that is looked for; port in memory order.

@@ -1,4 +1,4 @@
-//! Service ports as people know them, and what was counted for each.
+//! Names of Service ports, and what was counted for each.
 
 /// Bytes of a namespace, a name or a port's name, zero filled. Kubernetes allows 63 (RFC 1123 labels).
 pub const NAME_LENGTH: usize = 64;
@@ -12,7 +12,7 @@ pub mod policy {
     pub const INTERNAL_LOCAL: u8 = 2;
 }
 
-/// Who has the index of a Service port. Written by the agent for people; the packet path does not read it.
+/// Name of the Service port that has an index. Written by the agent for display; the packet path does not read it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceInfo {

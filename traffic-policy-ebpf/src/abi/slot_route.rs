@@ -1,4 +1,4 @@
-//! How the endpoint of a slot is reached.
+//! Routes of endpoints, one for each slot.
 
 use super::Address;
 use crate::hash;

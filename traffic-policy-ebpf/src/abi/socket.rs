@@ -1,4 +1,4 @@
-//! Sockets of this node and its pods whose destination was exchanged for an endpoint.
+//! Sockets of this node and its pods whose destination was translated to an endpoint.
 
 /// Key of `SOCKETS` and `CONNECTED_UDP`.
 #[repr(C)]
@@ -12,7 +12,7 @@ pub struct SocketKey {
     /// Memory order.
     pub port: u16,
     pub protocol: u8,
-    /// 0: keyed by the endpoint, for the way back; 1: keyed by the frontend, for datagrams of an unconnected socket.
+    /// 0: keyed by the endpoint, for replies; 1: keyed by the frontend, for datagrams of an unconnected socket.
     pub forward: u8,
     pub ipv6: u32,
 }
@@ -45,6 +45,6 @@ pub struct Node {
     pub primary: [[u64; 2]; 2],
     /// Wide form of the first address of the node's pod ranges: IPv4, IPv6; zero if not known.
     pub pods: [[u64; 2]; 2],
-    /// Prefix lengths of these ranges, for people; the packet path does not read them.
+    /// Prefix lengths of these ranges, for display; the packet path does not read them.
     pub pod_bits: [u32; 2],
 }

@@ -1,4 +1,4 @@
-//! Orders for the sweep, and its report.
+//! Parameters and results of a sweep, the garbage collection of flows.
 
 use crate::tcp::Timeouts;
 
@@ -12,7 +12,7 @@ pub mod mark {
     pub const ONLY: u32 = 2;
 }
 
-/// What the sweep is told, and what it tells. One element, written by one sweep at a time.
+/// Parameters and results of a sweep. One element, written by one sweep at a time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sweep {

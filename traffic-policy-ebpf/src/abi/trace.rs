@@ -1,4 +1,4 @@
-//! What a traced copy of the programs notes of its way, for `explain`.
+//! The trace of a packet's steps, written by a copy of the programs for `explain`.
 
 /// Notes that one packet may leave.
 pub const STEPS: usize = 32;
@@ -46,7 +46,7 @@ pub mod list {
     pub const NONE_HERE: u32 = 5;
 }
 
-/// One note.
+/// One step of a packet's way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Step {

@@ -10,6 +10,7 @@ use core::arch::asm;
 #[inline(always)]
 pub unsafe fn fetch_add(word: *mut u64, amount: u64) -> u64 {
     let mut value = amount;
+    // SAFETY: one atomic instruction on a word that the caller vouches for.
     unsafe {
         asm!("{v} = atomic_fetch_add((u64 *)({p} + 0), {v})", v = inout(reg) value, p = in(reg) word,
             options(nostack, preserves_flags));
@@ -26,6 +27,7 @@ pub unsafe fn fetch_add(word: *mut u64, amount: u64) -> u64 {
 /// `own` is an aligned word of a map value that no other CPU uses; it keeps its value.
 #[inline(always)]
 pub unsafe fn full_fence(own: *mut u64) {
+    // SAFETY: the caller vouches for the word; zero is added.
     unsafe { fetch_add(own, 0) };
 }
 
@@ -33,6 +35,7 @@ pub unsafe fn full_fence(own: *mut u64) {
 /// where it came: the verifier would not see that a bounds check made for one answer still holds for the same answer.
 #[inline(always)]
 pub fn opaque(mut value: u64) -> u64 {
+    // SAFETY: a register is moved to itself.
     unsafe { asm!("{v} = {v}", v = inout(reg) value, options(pure, nomem, nostack, preserves_flags)) };
     value
 }

@@ -1,4 +1,4 @@
-//! The clocks of the packet path.
+//! Clocks: jiffies, and CLOCK_MONOTONIC as of the last tick.
 
 use aya_ebpf::{
     cty::c_void,
@@ -27,7 +27,7 @@ pub fn seconds() -> u32 {
     (nanoseconds() / NANOSECONDS_PER_SECOND) as u32
 }
 
-/// The program that tells [`jiffies`] to the agent.
+/// The program by which the agent reads [`jiffies`].
 #[inline(always)]
 pub fn run(_: *mut c_void) -> u32 {
     jiffies()

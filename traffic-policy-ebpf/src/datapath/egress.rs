@@ -1,4 +1,4 @@
-//! Replies of endpoints on this node, on their way out: the source becomes what the client addressed.
+//! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
 
 use traffic_policy_ebpf::{
     abi::{Flow, hook, kind, source_port},
@@ -53,7 +53,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
 /// What becomes of a packet with ports that leaves.
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
-    if !prefilter::is_endpoint(source_port(parsed.tuple.ports)) {
+    let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed };
+    if !endpoints.has(source_port(parsed.tuple.ports)) {
         return Outcome::Passed;
     }
     if let Err(outcome) = parse::finish(packet, parsed) {
@@ -76,7 +77,7 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     translate(packet, parsed, entry)
 }
 
-/// Carries out what an entry says of packets that leave.
+/// Translates a packet that leaves by its reply entry.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,

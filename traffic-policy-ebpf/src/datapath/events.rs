@@ -1,6 +1,6 @@
-//! Tells whoever listens of refusals and new flows.
+//! Events for `monitor`: refusals and new flows, written to a ring buffer.
 //!
-//! Nobody listens, as a rule: then it costs one load, and only packets that are refused or make a flow come by here.
+//! As a rule nobody reads it: then it costs one load, and only for packets that are refused or make a flow.
 
 use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
@@ -19,7 +19,7 @@ const INTERVAL: u64 = 1_000_000;
 /// And this many more after a time without any.
 const BURST: u64 = 128 * INTERVAL;
 
-/// What is told of a packet or call.
+/// What an event says of a packet or call.
 pub struct NewEvent<A> {
     /// See [`hook`][traffic_policy_ebpf::abi::hook].
     pub hook: u32,

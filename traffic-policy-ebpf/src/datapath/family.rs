@@ -26,6 +26,7 @@ pub trait Family: 'static {
     fn slot_routes() -> Table;
     /// Ports of fragmented datagrams.
     fn fragments() -> Table;
+    /// Room of this CPU for what the stack has none for, and for what one program leaves to the next.
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
     /// From the wide form of the FIB.
     fn narrow(wide: [u64; 2]) -> Self::Address;

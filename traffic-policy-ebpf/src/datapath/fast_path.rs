@@ -103,6 +103,6 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
             return Outcome::PassedNotService.into();
         }
     }
-    packet.jump::<F, { jump::ATTEND }>();
+    packet.jump::<F, { jump::SLOW_PATH }>();
     Outcome::PassedMissedTailCall.into()
 }

@@ -71,7 +71,7 @@ fn find_entry<F: ParseIcmpError>(error: &IcmpError<F>) -> Result<*mut Flow<F::Ad
     if pending && !state::is_paired::<F>(entry, &error.tuple, pending) {
         return Err(Outcome::PassedStaleFlow);
     }
-    // Only whom the quoted packet came from may be told of it, as in nf_conntrack_inet_error:
+    // Only the sender of the embedded packet gets the error, as in nf_conntrack_inet_error:
     // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_icmp.c>
     if unsafe { F::addresses_at(error.ip) }.1 != error.tuple.destination {
         return Err(Outcome::PassedIcmpNoFlow);

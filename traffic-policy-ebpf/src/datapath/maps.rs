@@ -1,4 +1,4 @@
-//! The maps. All are pinned by their names; sizes of the flow tables are set by the agent at load.
+//! All maps, pinned by their names; sizes of the flow tables are set by the agent at load. And access to hash maps by address.
 
 use core::ptr;
 
@@ -47,13 +47,13 @@ pub static SERVICE_CIDRS6: LpmTrie<Cidr<4>, u32, 1024> = LpmTrie::new();
 /// Where clients of Services with session affinity were sent to last.
 #[btf_map]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 65_536> = LruHashMap::new();
-/// Who has the index of a Service port; for people.
+/// Names of Service ports by their index, for display.
 #[btf_map]
 pub static SERVICES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::new();
 /// Packets of Service ports by outcome, but for those of flows that still stand.
 #[btf_map]
 pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
-/// Sockets whose destination was exchanged: TCP, and UDP that is not connected.
+/// Sockets whose destination was translated: TCP, and UDP that is not connected.
 #[btf_map]
 pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 /// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
@@ -62,7 +62,7 @@ pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 pub static CONNECTED_UDP: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 #[btf_map]
 pub static NODE: Array<Node, 1> = Array::new();
-/// Notes of a traced copy of the programs.
+/// Steps of a packet in a traced copy of the programs.
 #[btf_map]
 pub static TRACE: Array<Trace, 1> = Array::new();
 #[btf_map]
@@ -90,7 +90,7 @@ pub static STATE: Array<State, 1, MMAPABLE> = Array::new();
 pub static USAGE: Array<Usage, 1, MMAPABLE> = Array::new();
 #[btf_map]
 pub static FILTER: Array<Filter, 1, MMAPABLE> = Array::new();
-/// Written by the agent, for people.
+/// The agent's heartbeat.
 #[btf_map]
 pub static AGENT: Array<Agent, 1, MMAPABLE> = Array::new();
 /// Ports that may be used as source towards endpoints, host order, the first `State::pool_len` are valid.
@@ -143,21 +143,24 @@ impl Table {
         self.0
     }
 
-    /// The caller names the types that the map was declared with.
+    /// The caller names the types that the map was declared with. The value stays valid until the program ends, also where its
+    /// element is removed meanwhile.
     #[inline(always)]
     pub fn lookup<K, V>(self, key: &K) -> Option<*mut V> {
+        // SAFETY: the verifier knows the map's address, and compares the sizes of key and value with its own.
         let value = unsafe { bpf_map_lookup_elem(self.0, ptr::from_ref(key).cast()) }.cast::<V>();
         if value.is_null() { None } else { Some(value) }
     }
 
     #[inline(always)]
     pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i64 {
+        // SAFETY: as above; the kernel copies key and value.
         unsafe { bpf_map_update_elem(self.0, ptr::from_ref(key).cast(), value.cast(), flags) }
     }
 
     #[inline(always)]
     pub fn remove<K>(self, key: &K) {
-        // A missing key is as good as a removed one.
+        // SAFETY: as above. A missing key is as good as a removed one.
         unsafe { bpf_map_delete_elem(self.0, ptr::from_ref(key).cast()) };
     }
 }

@@ -1,4 +1,79 @@
-//! The packet path: what the programs of `main.rs` are made of.
+//! The packet path.
+//!
+//! The way of a packet. Each block is a file with programs; an arrow to a number is a tail call.
+//!
+//! ```text
+//!  XDP, then TC ingress for what XDP passed           TC egress
+//!
+//!  fast_path                                          egress
+//!   │ parse::fixed ─── no ports there ─────► 1         │ parse::fixed ─── no ports there ───────────► 1
+//!   │ prefilter ────── not a Service packet ► stack    │ prefilter ────── not an endpoint's port ───► wire
+//!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::state
+//!   │ forward::nexthop resolved long ago ──► 2         │ forward: the source becomes the frontend
+//!   │ forward ──────── TTL exceeded ───────► 3         ▼
+//!   ▼                  MTU exceeded ───────► 2        wire
+//!  endpoint on another node, client (redirected),
+//!  or the stack for an endpoint here
+//!
+//!  1 variable_headers: IPv4 options, IPv6 extension headers, fragments
+//!     │ parse::variable, forward::fragment; then as in slow_path or egress
+//!  1 icmp_errors: ICMP errors about a flow's packets
+//!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
+//!  2 slow_path
+//!     │ flow::table ───── found: flow::state advances it
+//!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
+//!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
+//!     │ flow::snat_port ─ both entries, source port ────────────────────────────── none ─► 3
+//!     ▼ forward
+//!  3 reject: ICMP error or RST to the sender, or drop; the Service's count, the event
+//!
+//!  connect, sendmsg, recvmsg, getpeername of local processes: sock → prefilter → sock::lookup → lb::select
+//!  Started by the agent: flow::gc, clock, sock::explain
+//! ```
+//!
+//! Every program for packets ends in [`verdict::finish`]. Programs that the drawing names:
+//!
+//! - [`fast_path`]: entry of XDP and TC ingress; an established packet needs nothing else.
+//! - [`slow_path`]: finds or makes the flow of a packet, then forwards it.
+//! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, and fragments.
+//! - [`icmp_errors`]: ICMP errors about packets of flows.
+//! - [`egress`]: replies of endpoints on this node.
+//! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`], [`reject::v6`]: the answers.
+//! - [`sock`]: socket programs. [`sock::addr`]: their context; [`sock::lookup`]: the Service lookup; [`sock::map`]: keys of the socket
+//!   maps; [`sock::explain`]: a socket call judged for `explain`.
+//! - [`flow::gc`]: removes expired flows.
+//!
+//! What they are made of:
+//!
+//! - [`parse`]: the parsed packet. [`parse::fixed`]: headers where nearly all packets have them; [`parse::variable`]: IPv4 options and
+//!   fragments; [`parse::ipv6_ext`]: the walk over IPv6 extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
+//! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service.
+//! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
+//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::snat_port`]: entries of a new flow and the port
+//!   search.
+//! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::fragment`]: later fragments;
+//!   [`forward::icmp`]: translation of ICMP errors.
+//! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
+//!   `explain`.
+//! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
+//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; [`barrier`]: atomics and fences; [`clock`]: clocks.
+//!
+//! # Safety
+//!
+//! The kernel's verifier walks all paths of a program before it is loaded, and refuses one in which an access could be out of bounds, a
+//! pointer null, or memory read that was not written. So what `unsafe` has to uphold here is less than elsewhere, and it is the same
+//! within each of these families:
+//!
+//! - *packet words* ([`words`]): the end of a word has been compared with the end of the packet, since the last call that may move it;
+//! - *map values* ([`maps::Table::lookup`], `get_ptr`): a pointer that is not null stays valid until the program ends. Other CPUs and the
+//!   agent write the same value, so it is read and written field by field through the raw pointer; a reference is made only to what nobody writes meanwhile;
+//! - *scratch* ([`family::Family::scratch`]): a map value of this CPU alone, and a CPU handles one packet after the other. Programs of
+//!   sockets, which packets may interrupt, do not use it;
+//! - *contexts* ([`ctx`], [`sock::addr`], [`flow::gc::Element`]): the kernel hands a program its context, and the verifier knows its fields;
+//! - *helpers of the kernel*: the verifier checks every argument;
+//! - *atomics and fences* ([`barrier`]): an aligned word of a map value.
+//!
+//! An access of another kind has its own SAFETY sentence.
 
 pub mod barrier;
 pub mod clock;

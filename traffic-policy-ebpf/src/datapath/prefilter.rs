@@ -10,7 +10,7 @@ use crate::datapath::{
     maps::{FILTER, STATE, USAGE},
 };
 
-/// What the bits say of a packet. Numbers as in [`step::FILTER`].
+/// What the bits say of a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
 #[derive(Clone, Copy)]
 pub enum Match {
     No,
@@ -55,7 +55,7 @@ fn snat_in_use() -> bool {
     unsafe { (*usage).snat_created != (*state).snat_swept }
 }
 
-/// Whether a destination may be ours by the bit arrays: all that other calls pay for.
+/// Whether a destination may be a Service by the bit arrays: all that other calls pay for.
 #[inline(always)]
 pub fn may_be_service<F: Family>(destination: F::Address, port: u16) -> bool {
     let Some(filter) = FILTER.get_ptr(0) else { return false };
@@ -66,11 +66,28 @@ pub fn may_be_service<F: Family>(destination: F::Address, port: u16) -> bool {
     }
 }
 
+/// The ports of endpoints, wherever they are: a bit array of the prefilter.
+pub struct EndpointPorts(*const u64);
+
+impl EndpointPorts {
+    /// Whether an endpoint has this port (memory order).
+    #[inline(always)]
+    pub fn has(&self, port: u16) -> bool {
+        unsafe { bit(self.0, u16::from_be(port)) }
+    }
+}
+
+/// `None` never, but the verifier does not know.
+#[inline(always)]
+pub fn endpoint_ports() -> Option<EndpointPorts> {
+    let filter = FILTER.get_ptr(0)?;
+    Some(EndpointPorts(unsafe { (&raw const (*filter).endpoints).cast() }))
+}
+
 /// Whether an endpoint has this port (memory order).
 #[inline(always)]
 pub fn is_endpoint(port: u16) -> bool {
-    let Some(filter) = FILTER.get_ptr(0) else { return false };
-    unsafe { bit((&raw const (*filter).endpoints).cast(), u16::from_be(port)) }
+    endpoint_ports().is_some_and(|ports| ports.has(port))
 }
 
 /// Bit `index` of a bit array of 65,536.

@@ -90,7 +90,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     nexthop::resolve_egress::<P, F>(packet, entry, now)
 }
 
-/// What is told of a flow that this packet has made.
+/// The event of a flow that this packet has made.
 #[inline(always)]
 fn new_flow<P: Packet, F: Rewrite>(
     packet: P,
@@ -143,7 +143,7 @@ fn list<P: Packet, F: Family>(
     };
     if parsed.is_tcp() && !parsed.opens() {
         // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
-        // goes on with a connection that an earlier proxy left in conntrack.
+        // continues a connection that an earlier proxy left in conntrack.
         let flags = unsafe { (*list.frontend).flags };
         let segment = parsed.tcp_flags();
         if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
@@ -185,11 +185,11 @@ fn create<P: Packet, F: Family>(
     let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     let list = list(packet, parsed, &client)?;
-    let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).search });
+    let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).affinity_lookup });
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    // Its range rests before it is written again, so it does not change under our hands.
+    // Its range is quarantined before it is written again, so it does not change while this program runs.
     let slot = unsafe { &*slot.cast_const() };
 
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
@@ -215,14 +215,18 @@ fn create<P: Packet, F: Family>(
     let pending = restart.is_null()
         // Signed: it may be a few below zero, until the sweep sets it right.
         && unsafe { (*usage).unconfirmed[F::INDEX] as i64 >= (*state).unconfirmed_limit[F::INDEX] as i64 };
-    let entries =
+    let new_flow =
         NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
-    entries
-        .claim(hash, usage, unsafe { (*state).pool_len })
+    new_flow
+        .insert_reply(hash, usage, unsafe { (*state).pool_len })
         .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
-    trace::note(step::PORT, u16::from_be(source_port(unsafe { (*scratch).claim.ports })) as u32, [0; 2]);
+    trace::note(
+        step::PORT,
+        u16::from_be(source_port(unsafe { (*scratch).port_search.ports })) as u32,
+        [0; 2],
+    );
     let key = unsafe { &(*scratch).key };
-    let request = entries.request(unsafe { (*scratch).claim.ports }, hop, epoch);
+    let request = new_flow.request(unsafe { (*scratch).port_search.ports }, hop, epoch);
 
     if !restart.is_null() {
         unsafe { state::reuse_entry::<F>(restart, request, parsed.tuple.protocol, key, usage) };

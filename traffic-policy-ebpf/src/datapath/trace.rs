@@ -1,4 +1,4 @@
-//! Notes of a packet's way, in copies of the programs that are loaded for `explain`. In others nothing of it is left: the
+//! Trace of a packet's steps, in copies of the programs that are loaded for `explain`. In others nothing of it is left: the
 //! verifier takes out what a constant switches off.
 
 use aya_ebpf::Global;

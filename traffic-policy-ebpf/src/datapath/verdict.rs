@@ -1,4 +1,4 @@
-//! How a packet leaves: an outcome, counted once, and what the kernel is told.
+//! The end of every program: the outcome is counted once, and becomes the verdict of XDP or TC.
 
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::{
@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{counters, ctx::Packet, trace};
 
-/// An outcome with what it needs to be carried out.
+/// What becomes of a packet: an outcome, with what it needs to be executed.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Decision {

@@ -14,6 +14,7 @@ macro_rules! load {
         #[inline(always)]
         pub unsafe fn $name<const OFFSET: i16>(at: usize) -> $type {
             let value: u64;
+            // SAFETY: one load of what the caller has compared; the verifier refuses a program in which it is not.
             unsafe {
                 asm!(concat!("{v} = *(", $size, " *)({p} + {o})"), v = out(reg) value, p = in(reg) at,
                     o = const OFFSET, options(nostack, readonly, preserves_flags));
@@ -31,6 +32,7 @@ macro_rules! store {
         /// The caller has compared the end of the word with the end of the packet.
         #[inline(always)]
         pub unsafe fn $name<const OFFSET: i16>(at: usize, value: $type) {
+            // SAFETY: one store into what the caller has compared; the verifier refuses a program in which it is not.
             unsafe {
                 asm!(concat!("*(", $size, " *)({p} + {o}) = {v}"), v = in(reg) value as u64, p = in(reg) at,
                     o = const OFFSET, options(nostack, preserves_flags));

@@ -35,6 +35,7 @@ struct Cli {
     list: bool,
     /// Where the result goes [default: target/bench/<time>-<commit>]
     #[arg(long, value_name = "DIR")]
+    #[allow(rustdoc::invalid_html_tags, reason = "`--help` shows it as it stands")]
     output: Option<PathBuf>,
     /// Print the JSON of the result instead of the table
     #[arg(long)]

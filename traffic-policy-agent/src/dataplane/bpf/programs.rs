@@ -14,28 +14,28 @@ use crate::dataplane::maps::Tables;
 
 /// Programs of the XDP hook, and of TC, that others jump to, by their index.
 const XDP_JUMPS: [(u32, &str); 8] = [
-    (jump::ATTEND, "xdp_attend4"),
-    (jump::ANSWER, "xdp_answer4"),
-    (jump::ERROR, "xdp_error4"),
-    (jump::IRREGULAR, "xdp_irregular4"),
-    (jump::FAMILY + jump::ATTEND, "xdp_attend6"),
-    (jump::FAMILY + jump::ANSWER, "xdp_answer6"),
-    (jump::FAMILY + jump::ERROR, "xdp_error6"),
-    (jump::FAMILY + jump::IRREGULAR, "xdp_irregular6"),
+    (jump::SLOW_PATH, "xdp_attend4"),
+    (jump::REJECT, "xdp_answer4"),
+    (jump::ICMP_ERROR, "xdp_error4"),
+    (jump::VARIABLE_HEADERS, "xdp_irregular4"),
+    (jump::FAMILY + jump::SLOW_PATH, "xdp_attend6"),
+    (jump::FAMILY + jump::REJECT, "xdp_answer6"),
+    (jump::FAMILY + jump::ICMP_ERROR, "xdp_error6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS, "xdp_irregular6"),
 ];
 const TC_JUMPS: [(u32, &str); 12] = [
-    (jump::ATTEND, "tc_attend4"),
-    (jump::ANSWER, "tc_answer4"),
-    (jump::ERROR, "tc_error4"),
-    (jump::IRREGULAR, "tc_irregular4"),
-    (jump::ERROR_OUT, "tc_error_out4"),
-    (jump::IRREGULAR_OUT, "tc_irregular_out4"),
-    (jump::FAMILY + jump::ATTEND, "tc_attend6"),
-    (jump::FAMILY + jump::ANSWER, "tc_answer6"),
-    (jump::FAMILY + jump::ERROR, "tc_error6"),
-    (jump::FAMILY + jump::IRREGULAR, "tc_irregular6"),
-    (jump::FAMILY + jump::ERROR_OUT, "tc_error_out6"),
-    (jump::FAMILY + jump::IRREGULAR_OUT, "tc_irregular_out6"),
+    (jump::SLOW_PATH, "tc_attend4"),
+    (jump::REJECT, "tc_answer4"),
+    (jump::ICMP_ERROR, "tc_error4"),
+    (jump::VARIABLE_HEADERS, "tc_irregular4"),
+    (jump::ICMP_ERROR_OUT, "tc_error_out4"),
+    (jump::VARIABLE_HEADERS_OUT, "tc_irregular_out4"),
+    (jump::FAMILY + jump::SLOW_PATH, "tc_attend6"),
+    (jump::FAMILY + jump::REJECT, "tc_answer6"),
+    (jump::FAMILY + jump::ICMP_ERROR, "tc_error6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS, "tc_irregular6"),
+    (jump::FAMILY + jump::ICMP_ERROR_OUT, "tc_error_out6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tc_irregular_out6"),
 ];
 
 /// The programs where packets enter, which are pinned for others to run.

@@ -1,4 +1,4 @@
-//! A packet in XDP or TC: one set of verbs for the two kinds of context.
+//! The packet in its context, XDP or TC, behind one trait.
 
 pub mod tc;
 pub mod xdp;

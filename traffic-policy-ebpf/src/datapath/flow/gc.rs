@@ -1,4 +1,4 @@
-//! Removes flows that are over, and marks those whose endpoint is gone.
+//! Garbage collection: expired flows are removed, and flows of removed endpoints marked.
 //!
 //! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one deletes it if it still
 //! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
@@ -58,7 +58,7 @@ pub fn begin(_: *mut c_void) -> u32 {
 /// be short; more than a look at an element costs nothing compared with a system call for so many.
 const PIECE: u32 = 256;
 
-/// What an iterator over a map is told of an element: `struct bpf_iter__bpf_map_elem`.
+/// The context of an iterator over a map: `struct bpf_iter__bpf_map_elem`.
 /// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/map_iter.c#L74>
 #[repr(C)]
 pub struct Element<K, V> {
@@ -249,7 +249,7 @@ fn reply<F: Family>(
     }
 }
 
-/// Entries in `PENDING`: the kernel evicts them, and so may the sweep, at once. It tells when none is left.
+/// Entries in `PENDING`: the kernel evicts them, and so may the sweep, at once. The sweep reports when none is left.
 #[inline(always)]
 pub fn pending_entry<F: Family>(
     sweep: *mut Sweep,

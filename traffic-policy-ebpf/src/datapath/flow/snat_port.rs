@@ -1,10 +1,10 @@
-//! The two entries of a new flow, and the search for a source port that makes the reply entry's key free.
+//! SNAT port search: the two entries of a new flow, and a source port for which the key of the reply entry is free.
 
 use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Claim, Flow, Fold, Scratch, Slot, Tuple, Usage, kind, ports, source_port},
+    abi::{Address, Flow, Fold, PortSearch, Scratch, Slot, Tuple, Usage, kind, ports, source_port},
     checksum, hash,
     outcome::Outcome,
 };
@@ -42,7 +42,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     /// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a
     /// port of the pool. Leaves its key and ports in `Scratch`.
     #[inline(always)]
-    pub fn claim(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Decision> {
+    pub fn insert_reply(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Decision> {
         if self.pending {
             // Announced before there is anything to find.
             unsafe { fetch_add(&raw mut (*usage).pending_created, 1) };
@@ -52,7 +52,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         let at = hash::pick((hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9), pool_len);
         let scratch = self.scratch;
         unsafe {
-            (*scratch).claim = Claim {
+            (*scratch).port_search = PortSearch {
                 client_ports: self.parsed.tuple.ports,
                 ports: 0,
                 endpoint_port: self.slot.port,
@@ -88,7 +88,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         if next_port::<F>() == 0 {
             unsafe { bpf_loop(TRIES - 1, turn::<F>(), ptr::null_mut(), 0) };
         }
-        match unsafe { (*scratch).claim.result } as i64 {
+        match unsafe { (*scratch).port_search.result } as i64 {
             0 => Ok(()),
             EXISTS => Err(Outcome::DroppedNoSnatPort.into()),
             _ => Err(Outcome::DroppedTableFull.into()),
@@ -203,12 +203,14 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 #[inline(always)]
 fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
     unsafe {
-        let claim = &mut (*scratch).claim;
-        claim.ports = ports(port, claim.endpoint_port);
-        (*scratch).key.ports = ports(claim.endpoint_port, port);
-        (*scratch).reply.port_delta =
-            checksum::delta(checksum::port_sum(claim.ports), checksum::port_sum(claim.client_ports));
-        let (key, reply, pending) = (&(*scratch).key, &raw const (*scratch).reply, claim.pending != 0);
+        let port_search = &mut (*scratch).port_search;
+        port_search.ports = ports(port, port_search.endpoint_port);
+        (*scratch).key.ports = ports(port_search.endpoint_port, port);
+        (*scratch).reply.port_delta = checksum::delta(
+            checksum::port_sum(port_search.ports),
+            checksum::port_sum(port_search.client_ports),
+        );
+        let (key, reply, pending) = (&(*scratch).key, &raw const (*scratch).reply, port_search.pending != 0);
         if table::pending_in_use() && !FlowTable::<F>::of(!pending).find(key).is_null() {
             return EXISTS;
         }
@@ -220,14 +222,14 @@ fn attempt<F: Family>(scratch: *mut Scratch<F::Address>, port: u16) -> i64 {
 #[inline(always)]
 fn next_port<F: Family>() -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), POOL.get_ptr(0)) else { return 1 };
-    let claim = unsafe { &mut (*scratch).claim };
-    let port = unsafe { *pool.cast::<u16>().add((claim.at & 0xffff) as usize) };
-    claim.at += 1;
-    if claim.at >= claim.pool_len {
-        claim.at = 0;
+    let port_search = unsafe { &mut (*scratch).port_search };
+    let port = unsafe { *pool.cast::<u16>().add((port_search.at & 0xffff) as usize) };
+    port_search.at += 1;
+    if port_search.at >= port_search.pool_len {
+        port_search.at = 0;
     }
     let result = attempt::<F>(scratch, port.to_be());
-    unsafe { (*scratch).claim.result = result as i32 };
+    unsafe { (*scratch).port_search.result = result as i32 };
     (result != EXISTS) as i64
 }
 

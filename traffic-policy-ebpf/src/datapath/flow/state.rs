@@ -1,6 +1,6 @@
-//! The two entries of a flow, and what a packet changes in them.
+//! State transitions of a flow's two entries.
 //!
-//! Either entry names the other: an entry's translated tuple, reversed, is the key of the other entry.
+//! Each entry leads to its counterpart: its translated tuple, reversed, is the counterpart's key.
 
 use core::ptr;
 
@@ -31,7 +31,7 @@ pub enum Transition<A: Address> {
     Leave(Outcome),
 }
 
-/// Whether the entry is quiet: confirmed, open, endpoint alive. Such a flow needs nothing but its translation.
+/// Whether the flow is established: confirmed, open, endpoint not removed. It then needs nothing but its translation.
 #[inline(always)]
 pub fn is_established(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == CONFIRMED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
@@ -80,7 +80,7 @@ pub fn track<F: Family>(
         unsafe { (*entry).state &= !MARKED };
     }
     if matches!(kind, kind::REPLY | kind::REPLY_LOCAL) && !pending && state & GONE == 0 {
-        // Nobody doubts it, so the look-up of the other entry, which memory makes slow, is spared.
+        // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
         return reply(parsed, entry, true, false);
     }
     let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
@@ -233,7 +233,7 @@ pub unsafe fn reuse_entry<F: Family>(
     }
 }
 
-/// Marks the reply entry of a request entry that is about to be written over, so that it is believed no more.
+/// Marks the reply entry of a request entry that is about to be written over as stale.
 #[inline(always)]
 unsafe fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,

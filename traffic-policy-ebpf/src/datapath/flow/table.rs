@@ -97,7 +97,7 @@ pub unsafe fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
-/// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before: [`crate::datapath::hop::resolve`].
+/// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before: `nexthop::resolve`.
 #[inline(always)]
 pub unsafe fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
     let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
+//! Fragment records, and the translation of later fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
 //! ones learn where they belong. A later fragment that comes before its first one passes: it may be the stack's own, and
 //! nothing here can hold it back. Senders send the first one first, and a datagram that a network shuffled is one that its
 //! sender loses and sends again.
@@ -48,10 +48,10 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     true
 }
 
-/// Leaves the record of a packet that has been noted, if it is a fragment, which is the first one. Without it (the kernel has
+/// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is the first one. Without it (the kernel has
 /// no room at once) the later ones pass.
 ///
-/// Asks what was noted, rather than whoever knows: else the verifier would follow all that lies between twice.
+/// Reads it back from scratch memory, although the caller knows it: else the verifier would follow all that lies between twice.
 #[inline(always)]
 pub fn record<F: Family>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };

@@ -23,7 +23,7 @@ use crate::datapath::{
 };
 
 pub trait Translatable<P: Packet, F: Rewrite> {
-    /// What it is called that an entry of this kind was carried out.
+    /// The outcome of a packet that was translated by an entry of this kind.
     fn outcome(kind: u8) -> Outcome;
     /// First byte of the IP header.
     fn ip(&self) -> usize;
@@ -33,7 +33,7 @@ pub trait Translatable<P: Packet, F: Rewrite> {
     fn wire_length(&self, packet: P) -> u32;
     /// What becomes of it if its TTL ends here.
     fn ttl_exceeded(&self) -> Outcome;
-    /// What becomes of it if only `mtu` bytes fit the way out.
+    /// What becomes of it if only `mtu` bytes fit the route.
     fn mtu_exceeded(&self, mtu: u32) -> Decision;
     /// Counts it in the entry.
     fn account(&self, entry: *mut Flow<F::Address>, now: u32);

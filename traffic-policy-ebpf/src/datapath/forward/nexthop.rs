@@ -52,7 +52,7 @@ pub enum Route<A> {
     Failed(Outcome),
 }
 
-/// A way out.
+/// A route out of this node.
 pub struct Via<A> {
     /// Index into `HOPS`; 0 if all are in use or the neighbour is not resolved.
     pub hop: u16,
@@ -106,7 +106,7 @@ fn epoch() -> u16 {
     STATE.get_ptr(0).map_or(0, |state| unsafe { (*state).route as u16 })
 }
 
-/// An entry that can be carried out, and how.
+/// A flow entry that a packet can be forwarded by, and its next hop.
 pub struct Forwarding<A: Address> {
     pub entry: *mut Flow<A>,
     /// Null for an entry that the stack delivers, and where the neighbour is not resolved.
@@ -167,7 +167,7 @@ pub fn to_endpoint<P: Packet, F: Family>(
     if via.attached { Route::Via(via) } else { Route::Local }
 }
 
-/// How the packets of an entry leave.
+/// The next hop of an entry's packets, resolved anew where it is old.
 #[inline(always)]
 pub fn resolve_egress<P: Packet, F: Family>(
     packet: P,
@@ -226,7 +226,7 @@ fn resolve<F: Family>(
     now: u32,
 ) -> Route<F::Address> {
     let Some(state) = STATE.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
-    // Read once: the hop belongs to the arena and epoch that held when the FIB was asked.
+    // Read once: the hop belongs to the generation and epoch that held when the FIB was asked.
     let (route, hop_epoch) = unsafe {
         (ptr::read_volatile(&raw const (*state).route), ptr::read_volatile(&raw const (*state).hop_epoch))
     };
@@ -314,7 +314,7 @@ fn resolve<F: Family>(
     Route::Via(via)
 }
 
-/// Writes a hop. Whoever is told its number afterwards sees all of it: the fence is the writer's, and a reader needs none,
+/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a reader needs none,
 /// for the place that it reads depends on the number.
 ///
 /// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not stay under the other's
@@ -340,7 +340,7 @@ unsafe fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) 
     }
 }
 
-/// The way out when routes are not judged: the device's own address is the source.
+/// The route where routes are assumed: the device's own address is the source.
 #[inline(always)]
 fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ingress) else {
@@ -351,7 +351,7 @@ fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
     Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
 }
 
-/// The index of a hop: its own if it has one, else the next free one of the arena; 0 if there is none.
+/// The index of a hop: its own if it has one, else the next free one of the generation; 0 if there is none.
 #[inline(always)]
 fn index(key: &HopKey) -> u32 {
     let table = Table::of(&raw const HOP_INDEX);
@@ -359,9 +359,10 @@ fn index(key: &HopKey) -> u32 {
         return unsafe { *index };
     }
     let Some(usage) = USAGE.get_ptr_mut(0) else { return 0 };
-    let arena = (key.arena & 1) as u32;
-    let counter = unsafe { if arena == 0 { &raw mut (*usage).hops[0] } else { &raw mut (*usage).hops[1] } };
-    // Index 0 of the first arena stands for "none".
+    let generation = (key.arena & 1) as u32;
+    let counter =
+        unsafe { if generation == 0 { &raw mut (*usage).hops[0] } else { &raw mut (*usage).hops[1] } };
+    // Index 0 of the first generation stands for "none".
     if unsafe { *counter } >= HOP_ARENA as u64 - 1 {
         return 0;
     }
@@ -369,7 +370,7 @@ fn index(key: &HopKey) -> u32 {
     if next >= HOP_ARENA as u64 - 1 {
         return 0;
     }
-    let index = arena * HOP_ARENA + next as u32 + 1;
+    let index = generation * HOP_ARENA + next as u32 + 1;
     if table.insert(key, &index, NOEXIST) == 0 {
         return index;
     }

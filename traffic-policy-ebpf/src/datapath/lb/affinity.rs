@@ -1,7 +1,7 @@
 //! Session affinity: the endpoint that a client had, and the search for it in a list.
 
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Affinity, AffinityKey, Search, Slot, client, step,
+    Address, Address4, Address6, Affinity, AffinityKey, AffinityLookup, Slot, client, step,
 };
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
@@ -25,33 +25,33 @@ pub const NONE: u32 = u32::MAX;
 pub fn endpoint_of_client<F: Family>(
     list: &List,
     client: &Client<F::Address>,
-    search: *mut Search<F::Address>,
+    lookup: *mut AffinityLookup<F::Address>,
     fresh: u32,
     lasts: u32,
 ) -> u32 {
     let now = clock::nanoseconds();
     let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
     unsafe {
-        (*search).key = AffinityKey {
+        (*lookup).key = AffinityKey {
             client: if client.netns == 0 { client.source.wide() } else { [client.netns, 0] },
             service: list.service,
             list: list.local as u16,
             kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },
         };
     }
-    let mut offset = remembered::<F>(list, search, valid_from);
+    let mut offset = remembered::<F>(list, lookup, valid_from);
     // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
     // unconnected socket.
-    if offset != NONE && now.wrapping_sub(unsafe { (*search).value.used }) < NANOSECONDS_PER_SECOND {
+    if offset != NONE && now.wrapping_sub(unsafe { (*lookup).value.used }) < NANOSECONDS_PER_SECOND {
         trace::note(step::AFFINITY, 1, [0; 2]);
         return offset;
     }
     if offset == NONE {
         // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
         // policy, say.
-        unsafe { (*search).key.list = !list.local as u16 };
-        offset = remembered::<F>(list, search, valid_from);
-        unsafe { (*search).key.list = list.local as u16 };
+        unsafe { (*lookup).key.list = !list.local as u16 };
+        offset = remembered::<F>(list, lookup, valid_from);
+        unsafe { (*lookup).key.list = list.local as u16 };
     }
     trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
     if offset == NONE {
@@ -60,27 +60,27 @@ pub fn endpoint_of_client<F: Family>(
     let index = list.range.base + offset;
     if let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) {
         unsafe {
-            (*search).value =
+            (*lookup).value =
                 Affinity { endpoint: (*slot).address.wide(), used: now, offset, port: (*slot).port, zero: 0 };
-            Table::of(&raw const AFFINITY).insert(&(*search).key, &raw const (*search).value, ANY);
+            Table::of(&raw const AFFINITY).insert(&(*lookup).key, &raw const (*lookup).value, ANY);
         }
     }
     offset
 }
 
-/// Offset within the list of the endpoint that the key in `search` names, if it is there and not too old; else [`NONE`].
-/// Leaves in `search` when it was used.
+/// Offset within the list of the endpoint that the key in `lookup` names, if it is there and not too old; else [`NONE`].
+/// Leaves in `lookup` when it was used.
 #[inline(always)]
-fn remembered<F: Family>(list: &List, search: *mut Search<F::Address>, valid_from: u64) -> u32 {
-    let key = unsafe { &(*search).key };
+fn remembered<F: Family>(list: &List, lookup: *mut AffinityLookup<F::Address>, valid_from: u64) -> u32 {
+    let key = unsafe { &(*lookup).key };
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
     let used = unsafe { (*had).used };
     // By wrapping difference, for a time-out may reach back beyond the start of the clock.
     if used.wrapping_sub(valid_from) as i64 <= 0 {
         return NONE;
     }
-    unsafe { (*search).value.used = used };
-    unsafe { find::<F>(list, F::narrow((*had).endpoint), (*had).port, (*had).offset, search) }
+    unsafe { (*lookup).value.used = used };
+    unsafe { find::<F>(list, F::narrow((*had).endpoint), (*had).port, (*had).offset, lookup) }
 }
 
 /// Place of an endpoint within a list, [`NONE`] if it is not there; `guess` is looked at first.
@@ -90,23 +90,23 @@ pub fn find<F: Family>(
     address: F::Address,
     port: u16,
     guess: u32,
-    search: *mut Search<F::Address>,
+    lookup: *mut AffinityLookup<F::Address>,
 ) -> u32 {
     let range = list.range;
     if guess < range.len && is_at::<F>(range.base + guess, address, port) {
         return guess;
     }
     // The kernel wants the context of a loop on the stack.
-    let mut context = search;
+    let mut context = lookup;
     unsafe {
-        (*search).address = address;
-        (*search).port = port;
-        (*search).found = 0;
-        (*search).base = range.base;
-        (*search).len = range.len;
-        (*search).offset = 0;
+        (*lookup).address = address;
+        (*lookup).port = port;
+        (*lookup).found = 0;
+        (*lookup).base = range.base;
+        (*lookup).len = range.len;
+        (*lookup).offset = 0;
         bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0);
-        if (*search).found != 0 { (*search).offset } else { NONE }
+        if (*lookup).found != 0 { (*lookup).offset } else { NONE }
     }
 }
 
@@ -118,16 +118,16 @@ fn is_at<F: Family>(index: u32, address: F::Address, port: u16) -> bool {
 
 /// One turn of the search: 0 to go on, 1 to stop.
 #[inline(always)]
-fn next_slot<F: Family>(search: *mut Search<F::Address>) -> i64 {
+fn next_slot<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i64 {
     unsafe {
-        if (*search).offset >= (*search).len {
+        if (*lookup).offset >= (*lookup).len {
             return 1;
         }
-        if is_at::<F>((*search).base + (*search).offset, (*search).address, (*search).port) {
-            (*search).found = 1;
+        if is_at::<F>((*lookup).base + (*lookup).offset, (*lookup).address, (*lookup).port) {
+            (*lookup).found = 1;
             return 1;
         }
-        (*search).offset += 1;
+        (*lookup).offset += 1;
     }
     0
 }
@@ -138,10 +138,10 @@ fn turn<F: Family>() -> *mut c_void {
     if F::V6 { next_slot6 as *mut c_void } else { next_slot4 as *mut c_void }
 }
 
-extern "C" fn next_slot4(_: u64, search: *mut *mut Search<Address4>) -> i64 {
-    next_slot::<V4>(unsafe { *search })
+extern "C" fn next_slot4(_: u64, lookup: *mut *mut AffinityLookup<Address4>) -> i64 {
+    next_slot::<V4>(unsafe { *lookup })
 }
 
-extern "C" fn next_slot6(_: u64, search: *mut *mut Search<Address6>) -> i64 {
-    next_slot::<V6>(unsafe { *search })
+extern "C" fn next_slot6(_: u64, lookup: *mut *mut AffinityLookup<Address6>) -> i64 {
+    next_slot::<V6>(unsafe { *lookup })
 }

@@ -1,4 +1,4 @@
-//! Load balancing: what is asked for, by whom, and the endpoints that may serve it.
+//! Types of load balancing: target, client, and the list of endpoints that may serve it.
 
 pub mod affinity;
 pub mod select;
@@ -35,7 +35,7 @@ pub struct Client<A> {
 #[derive(Clone, Copy)]
 pub struct Refusal {
     pub outcome: Outcome,
-    /// Index of the Service port, or [`NO_SERVICE`].
+    /// Index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
     pub service: u32,
 }
 

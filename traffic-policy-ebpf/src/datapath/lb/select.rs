@@ -2,8 +2,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        CidrQuery, Frontend, FrontendKey, NO_SERVICE, Search, SourceQuery, frontend, frontend_kind, list,
-        scope, step,
+        AffinityLookup, CidrQuery, Frontend, FrontendKey, NO_SERVICE, SourceQuery, frontend, frontend_kind,
+        list, scope, step,
     },
     hash,
     outcome::Outcome,
@@ -107,13 +107,17 @@ pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
 
 /// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
 #[inline(always)]
-pub fn slot<F: Family>(list: &List, client: &Client<F::Address>, search: *mut Search<F::Address>) -> u32 {
+pub fn slot<F: Family>(
+    list: &List,
+    client: &Client<F::Address>,
+    lookup: *mut AffinityLookup<F::Address>,
+) -> u32 {
     let offset = hash::pick(client.hash, list.range.len);
     let lasts = unsafe { (*list.frontend).affinity };
     let offset = if lasts == 0 {
         offset
     } else {
-        affinity::endpoint_of_client::<F>(list, client, search, offset, lasts)
+        affinity::endpoint_of_client::<F>(list, client, lookup, offset, lasts)
     };
     let index = list.range.base + offset;
     trace::note(step::SLOT, index, [0; 2]);

@@ -1,4 +1,4 @@
-//! An ICMP error, and the packet that it quotes.
+//! ICMP errors: the outer packet and the packet embedded in it.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},

@@ -1,6 +1,6 @@
-//! From bytes to a tuple, with every bounds check that later code relies on.
+//! The parsed packet: its tuple and its offsets, with every bounds check that later code relies on.
 
-mod fixed;
+pub mod fixed;
 pub mod icmp_error;
 pub mod ipv6_ext;
 pub mod variable;
@@ -129,14 +129,16 @@ pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(),
 pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Decision {
     match outcome {
         Outcome::PassedFragment | Outcome::PassedUnsupportedHeader if OUT => {
-            packet.jump::<F, { jump::IRREGULAR_OUT }>();
+            packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
         }
-        Outcome::PassedFragment | Outcome::PassedUnsupportedHeader => packet.jump::<F, { jump::IRREGULAR }>(),
+        Outcome::PassedFragment | Outcome::PassedUnsupportedHeader => {
+            packet.jump::<F, { jump::VARIABLE_HEADERS }>();
+        }
         Outcome::PassedUnsupportedProtocol if F::is_icmp_error(packet) => {
             if OUT {
-                packet.jump::<F, { jump::ERROR_OUT }>();
+                packet.jump::<F, { jump::ICMP_ERROR_OUT }>();
             } else {
-                packet.jump::<F, { jump::ERROR }>();
+                packet.jump::<F, { jump::ICMP_ERROR }>();
             }
         }
         _ => return outcome.into(),

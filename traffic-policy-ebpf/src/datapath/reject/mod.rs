@@ -1,8 +1,8 @@
-//! Refusals: the answer to the sender (ICMP error or TCP RST), made in place of the packet, and what is counted and reported of
-//! rejected and dropped packets.
+//! The programs for rejected and dropped packets: the answer to the sender (ICMP error or TCP RST), made in place of the packet,
+//! the Service's count, and the event.
 
-mod v4;
-mod v6;
+pub mod v4;
+pub mod v6;
 
 use traffic_policy_ebpf::{
     abi::{Bucket, NO_SERVICE, Scratch, jump},
@@ -47,7 +47,7 @@ pub trait Answer: Rewrite {
     fn reset<P: Packet>(packet: P) -> bool;
 }
 
-/// Hands a packet that is refused to the program that notes it, and answers the sender if it is to be told.
+/// Hands a packet that is refused to the program that counts it and answers the sender.
 #[inline(always)]
 pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     if matches!(decision.outcome.verdict(), Verdict::Drop) {
@@ -68,12 +68,12 @@ pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: 
             (*scratch).length = parsed.length;
             (*scratch).key = parsed.tuple;
         }
-        packet.jump::<F, { jump::ANSWER }>();
+        packet.jump::<F, { jump::REJECT }>();
     }
     Outcome::PassedMissedTailCall.into()
 }
 
-/// The program for what is refused: it answers the sender, if that is to be told and its turn has come, and notes it.
+/// The program for refused packets: it answers the sender, within the rate limit, then counts the packet and emits the event.
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {

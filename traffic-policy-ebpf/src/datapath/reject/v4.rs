@@ -1,4 +1,4 @@
-//! Answers in IPv4.
+//! ICMP errors and RSTs of IPv4: port unreachable, time exceeded, fragmentation needed.
 
 use traffic_policy_ebpf::{abi::PROTOCOL_TCP, checksum};
 

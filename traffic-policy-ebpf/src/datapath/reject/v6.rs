@@ -1,4 +1,4 @@
-//! Answers in IPv6.
+//! ICMPv6 errors and RSTs of IPv6: port unreachable, time exceeded, packet too big.
 
 use traffic_policy_ebpf::{abi::PROTOCOL_TCP, checksum};
 

@@ -1,4 +1,4 @@
-//! The kernel's context of a socket's call.
+//! The kernel's context of a socket call: addresses and ports read and written.
 
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},

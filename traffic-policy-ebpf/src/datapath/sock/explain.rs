@@ -1,4 +1,4 @@
-//! A call of a socket that nobody makes, for `explain`: the decision for it, in a program that the kernel test-runs.
+//! The program that judges a made-up socket call for `explain`: the kernel can test-run it, other than programs of sockets.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, SocketQuestion, hook, step},
@@ -47,5 +47,5 @@ fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
         hash: asked.hash,
         had: core::ptr::null(),
     };
-    lookup::decide::<F>(&query, unsafe { &raw mut (*scratch).search }).outcome
+    lookup::decide::<F>(&query, unsafe { &raw mut (*scratch).affinity_lookup }).outcome
 }

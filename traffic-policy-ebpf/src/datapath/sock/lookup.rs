@@ -1,8 +1,8 @@
-//! What becomes of a destination that a socket names. Nothing here needs a socket: the kernel cannot test-run socket
-//! hooks, so `explain` asks the same function from an XDP program.
+//! Service lookup for a socket call. Nothing here needs a socket: the kernel cannot test-run socket hooks, so `explain` calls
+//! the same function from an XDP program.
 
 use traffic_policy_ebpf::{
-    abi::{Address, EndpointKey, NO_SERVICE, Node, Search, Slot, Socket, scope, step},
+    abi::{Address, AffinityLookup, EndpointKey, NO_SERVICE, Node, Slot, Socket, scope, step},
     hash,
     outcome::Outcome,
 };
@@ -39,7 +39,7 @@ pub struct Query<A> {
 /// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
 #[derive(Clone, Copy)]
 pub struct Translation<A> {
-    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call is none of ours.
+    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call does not concern a Service.
     pub outcome: Outcome,
     /// Index of the Service port, or [`NO_SERVICE`].
     pub service: u32,
@@ -105,7 +105,7 @@ fn usual_source<F: Family>(node: bool) -> F::Address {
 #[inline(always)]
 pub fn decide<F: Family>(
     query: &Query<F::Address>,
-    search: *mut Search<F::Address>,
+    search: *mut AffinityLookup<F::Address>,
 ) -> Translation<F::Address> {
     let mut translation = Translation::none();
     if !prefilter::may_be_service::<F>(query.destination, query.port) {
@@ -178,7 +178,7 @@ pub fn decide<F: Family>(
 /// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
 const CONVERSATION: u32 = 120;
 
-/// Whether a conversation goes on with its endpoint whatever has become of lists, policies and source ranges: they are for
+/// Whether a conversation stays with its endpoint whatever has become of lists, policies and source ranges: they are for
 /// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
 #[inline(always)]
 fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address>) -> bool {
@@ -208,7 +208,11 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
 /// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
 /// know it by themselves.
 #[inline(always)]
-fn conversation<F: Family>(query: &Query<F::Address>, list: &List, search: *mut Search<F::Address>) -> u32 {
+fn conversation<F: Family>(
+    query: &Query<F::Address>,
+    list: &List,
+    search: *mut AffinityLookup<F::Address>,
+) -> u32 {
     let had = query.had;
     if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
         return affinity::NONE;

@@ -1,4 +1,4 @@
-//! The entries about sockets: in which map they are, and by which keys.
+//! Keys of the socket maps, and which map holds a socket.
 
 use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, SocketKey};
 
@@ -8,7 +8,7 @@ use crate::datapath::{
     sock::{addr::Named, lookup::Translation},
 };
 
-/// Where a socket is noted.
+/// The map that holds a socket.
 #[inline(always)]
 pub fn table_of(protocol: u32, connected: bool) -> Table {
     if protocol == PROTOCOL_UDP && connected {
@@ -18,7 +18,7 @@ pub fn table_of(protocol: u32, connected: bool) -> Table {
     }
 }
 
-/// Makes the key of the way back from that of the way there.
+/// Turns the key of the forward entry into that of the reverse entry.
 #[inline(always)]
 pub fn reverse<A: Address>(key: &mut SocketKey, translation: &Translation<A>) {
     key.address = translation.address.wide();

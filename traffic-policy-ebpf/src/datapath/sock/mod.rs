@@ -1,5 +1,5 @@
-//! Calls of sockets of this node and its pods: the destination is exchanged for an endpoint before any packet is made, and
-//! the application sees the address that it named.
+//! The socket programs, for processes of this node and its pods: the destination is translated to an endpoint before any packet
+//! is made, and the application sees the address that it named.
 
 pub mod addr;
 pub mod explain;
@@ -10,7 +10,7 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
-    abi::{Address, PROTOCOL_UDP, Search, Socket, SocketKey, Tuple, hook, ports},
+    abi::{Address, AffinityLookup, PROTOCOL_UDP, Socket, SocketKey, Tuple, hook, ports},
     outcome::Outcome,
 };
 
@@ -104,7 +104,7 @@ impl<A: Address> DestinationCall<A> {
             hash: unsafe { bpf_get_prandom_u32() } as u64,
             had,
         };
-        let mut search = MaybeUninit::<Search<A>>::uninit();
+        let mut search = MaybeUninit::<AffinityLookup<A>>::uninit();
         let translation = lookup::decide::<F>(&query, search.as_mut_ptr());
         match translation.outcome {
             Outcome::Connected => {}
@@ -129,7 +129,7 @@ impl<A: Address> DestinationCall<A> {
         CallVerdict { verdict: ALLOW, translated: true, address: translation.address, port: translation.port }
     }
 
-    /// Counts a refusal or a new conversation, and tells whoever listens.
+    /// Counts a refusal or a new conversation, and emits the event.
     #[inline(always)]
     fn note<F: Family<Address = A>>(&self, outcome: Outcome, netns: u64, translation: &Translation<A>) {
         counters::count_call(outcome);
@@ -275,7 +275,7 @@ pub fn sendmsg6(call: Call) -> i32 {
     translate.verdict
 }
 
-/// What the application named, where the other end is an endpoint that it was exchanged for; or null.
+/// What the application named, where the other end is the endpoint of a translated call; or null.
 #[inline(always)]
 fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
     let key = map::peer_key::<F>(call.cookie(), protocol, address, call.port());

@@ -37,9 +37,9 @@ pub struct HopKey {
     pub mtu: u16,
 }
 
-/// Number of hops; half of them are in use at a time (see [`State::route`]).
+/// Number of hops; half of them are in use at a time (see [`State::route`][super::State::route]).
 pub const HOPS: u32 = 16_384;
-/// Hops of one arena.
+/// Hops of one generation.
 pub const HOP_ARENA: u32 = HOPS / 2;
 
 /// An attached device.
@@ -52,7 +52,7 @@ pub struct Device {
     pub flags: u32,
     /// Largest IP packet, bytes; 0 = not known.
     pub mtu: u32,
-    /// Its first global IPv4 address ([`Address4`]), then its first global IPv6 address. Used where the kernel's FIB
+    /// Its first global IPv4 address ([`Address4`][super::Address4]), then its first global IPv6 address. Used where the kernel's FIB
     /// does not name the source.
     pub addresses: [u64; 3],
 }

@@ -1,0 +1,63 @@
+//! Flow entries: what becomes of the packets of a flow.
+
+use super::{Address, Tuple};
+
+/// What becomes of a packet of a flow.
+pub mod kind {
+    /// Request entry, endpoint on another node: both addresses rewritten, sent to the next hop.
+    pub const FORWARD: u8 = 1;
+    /// Reply entry of [`FORWARD`].
+    pub const REPLY: u8 = 2;
+    /// Request entry, endpoint on this node: destination rewritten, handed to the stack.
+    pub const DELIVER: u8 = 3;
+    /// Reply entry of [`DELIVER`], seen at TC egress.
+    pub const REPLY_LOCAL: u8 = 4;
+}
+
+/// A flow entry, of requests or of replies: all that an established packet needs.
+///
+/// IPv4: 48 bytes of the kernel's element + 16 of key + 64 = two cache lines.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Flow<A: Address> {
+    /// What the key does not tell of the packets that it matches.
+    pub kept: A::Kept,
+    /// Addresses and ports that the packet gets.
+    pub source: A,
+    pub destination: A,
+    pub ports: u32,
+    /// Difference of the one's complement sums of the addresses, and of the ports: [`crate::checksum`].
+    pub address_delta: u16,
+    pub port_delta: u16,
+    /// Index into `HOPS`, valid while `epoch` is the current route epoch.
+    pub hop: u16,
+    /// Of `hop`: one aligned word with it, which is read and written as one.
+    pub epoch: u16,
+    /// See [`kind`].
+    pub kind: u8,
+    /// See [`crate::tcp`].
+    pub state: u8,
+    pub reserved: u16,
+    /// Time of the last packet: low half of jiffies.
+    pub last: u32,
+    /// Index of the Service port.
+    pub service: u32,
+    pub packets: u64,
+    /// Bytes of IP packets.
+    pub bytes: u64,
+    /// Reply entry of TCP: the acknowledgement number that confirms the endpoint's SYN-ACK, in memory order.
+    pub confirming_ack: u32,
+    /// Reply entry: the device by which the request came, and the MAC address that sent it. Used only if there is no
+    /// route to the client.
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    pub reserved2: u16,
+}
+
+impl<A: Address> Flow<A> {
+    /// The tuple of the packets that this entry's packets become.
+    #[inline(always)]
+    pub fn translated(&self, protocol: u32) -> Tuple<A> {
+        Tuple { source: self.source, destination: self.destination, ports: self.ports, protocol }
+    }
+}

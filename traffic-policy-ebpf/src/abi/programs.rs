@@ -1,0 +1,41 @@
+//! Hooks and programs, their counters, and the rate limit of answers.
+
+/// Programs that take over from the entry program of a hook, in its array of programs: index = [`FAMILY`][jump::FAMILY]
+/// × (0: IPv4, 1: IPv6) + one of these.
+pub mod jump {
+    /// Flows to be made, and those whose state changes.
+    pub const SLOW_PATH: u32 = 0;
+    /// Rejections, which answer the sender, and drops.
+    pub const REJECT: u32 = 1;
+    /// ICMP errors about packets of flows.
+    pub const ICMP_ERROR: u32 = 2;
+    /// Fragments, IPv4 options and IPv6 extension headers.
+    pub const VARIABLE_HEADERS: u32 = 3;
+    /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets that leave.
+    pub const ICMP_ERROR_OUT: u32 = 4;
+    pub const VARIABLE_HEADERS_OUT: u32 = 5;
+    pub const FAMILY: u32 = 8;
+    pub const COUNT: u32 = 2 * FAMILY;
+}
+
+/// Packets of one hook by outcome: one element of `COUNTERS`.
+pub type Counters = [u64; crate::outcome::OUTCOMES as usize];
+
+/// Hooks, index into `COUNTERS`.
+pub mod hook {
+    pub const XDP: u32 = 0;
+    pub const INGRESS: u32 = 1;
+    pub const EGRESS: u32 = 2;
+    /// Calls of processes: connect, sendmsg.
+    pub const SOCKET: u32 = 3;
+    pub const COUNT: u32 = 4;
+}
+
+/// A token bucket of one CPU for answers that the program makes itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Bucket {
+    pub tokens: u32,
+    /// Low half of jiffies.
+    pub filled: u32,
+}

@@ -1,0 +1,118 @@
+//! Lints and documentation, of the host's code and of the packet path, which is compiled for BPF alone.
+
+use std::{env, path::Path, process::Command};
+
+use anyhow::Result;
+
+use crate::{cargo, tally::Tally, toolchain};
+
+const PACKAGE: &str = "traffic-policy-ebpf";
+/// The binaries of [`PACKAGE`]; on the host they are empty programs.
+const BINARIES: [&str; 2] = ["traffic-policy-ebpf", "traffic-policy-bench"];
+
+/// `cargo clippy` for the host.
+pub(crate) fn clippy(_: &mut Tally) -> Result<bool> {
+    succeeds(cargo::cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]))
+}
+
+/// `cargo clippy` for the BPF target.
+pub(crate) fn clippy_bpf(tally: &mut Tally) -> Result<bool> {
+    let Some(bpf) = Bpf::with(&["clippy", "--version"], tally) else { return Ok(true) };
+    succeeds(bpf.cargo("clippy").args(["--bins", "--quiet", "--", "-D", "warnings"]))
+}
+
+/// `cargo doc` for the host: every link resolves.
+pub(crate) fn doc(_: &mut Tally) -> Result<bool> {
+    let mut command = cargo::cargo();
+    command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]);
+    succeeds(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// `cargo rustdoc` for the BPF target, one binary at a time: the library has the name of one of them.
+pub(crate) fn doc_bpf(tally: &mut Tally) -> Result<bool> {
+    let Some(bpf) = Bpf::with(&["rustdoc", "--help"], tally) else { return Ok(true) };
+    for name in BINARIES {
+        let mut command = bpf.cargo("rustdoc");
+        command.args(["--bin", name, "--quiet", "--", "--document-private-items", "-D", "warnings"]);
+        if !succeeds(command.args(["--cfg", &Bpf::arch()]))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn succeeds(command: &mut Command) -> Result<bool> {
+    Ok(cargo::status(command)?.success())
+}
+
+/// The compiler that builds the packet path, called as aya-build does.
+struct Bpf {
+    /// For `rustup run`; `None` without rustup, where it is the only one.
+    toolchain: Option<String>,
+}
+
+impl Bpf {
+    /// `None`, with a sentence, where there is no toolchain or it lacks what `probe` calls: a distribution may not have it.
+    fn with(probe: &[&str], tally: &mut Tally) -> Option<Self> {
+        let found = toolchain::find();
+        let bpf =
+            found.as_ref().map(|found| Self { toolchain: cargo::find("rustup").map(|_| found.name.clone()) });
+        let usable = bpf.filter(|bpf| cargo::output(bpf.command().args(probe)).is_some());
+        if usable.is_none() {
+            let name = found.map_or("a BPF toolchain".to_owned(), |found| found.name);
+            println!("SKIPPED: {name} has no `cargo {}`", probe[0]);
+            tally.skipped += 1;
+        }
+        usable
+    }
+
+    /// The toolchain's cargo in the workspace.
+    fn command(&self) -> Command {
+        let mut command = match &self.toolchain {
+            Some(name) => {
+                let mut command = Command::new("rustup");
+                command.args(["run", name, "cargo"]);
+                command
+            }
+            None => Command::new("cargo"),
+        };
+        command.current_dir(cargo::root());
+        // The cargo that started us is of another toolchain.
+        for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTC_WORKSPACE_WRAPPER", "RUSTUP_TOOLCHAIN"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    /// A sub-command for the packet path, with `core` compiled for BPF as in the build of the agent.
+    fn cargo(&self, subcommand: &str) -> Command {
+        let target = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
+        let mut command = self.command();
+        command.args([
+            subcommand,
+            "--package",
+            PACKAGE,
+            "--release",
+            "--target",
+            target,
+            "-Z",
+            "build-std=core",
+        ]);
+        command.arg("--target-dir").arg(Path::new("target").join("bpf-lints"));
+        command.env("RUSTC_BOOTSTRAP", "1").env("CARGO_ENCODED_RUSTFLAGS", format!("--cfg={}", Self::arch()));
+        command
+    }
+
+    /// The machine that the packet path is built for, as aya-ebpf wants to know it.
+    fn arch() -> String {
+        format!("bpf_target_arch=\"{}\"", env::consts::ARCH)
+    }
+}
