@@ -6,7 +6,7 @@
 pub mod advice;
 pub mod check;
 pub mod command;
-pub mod control;
+pub mod controller;
 pub mod dataplane;
 pub mod explain;
 pub mod health;

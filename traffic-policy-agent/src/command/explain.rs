@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use super::{run::service_cidr, view::Output};
 use crate::{
     advice,
-    control::NodePortAddresses,
+    controller::NodePortAddresses,
     dataplane::DEFAULT_PINS,
     explain::simulator::Simulator,
     explain::{self, Answer, Explainer, Flow, From, Inside, Verdict},

@@ -29,7 +29,7 @@ pub use self::{
     devices::{check, left_out, wanted},
     events::{Event, Events, Neighbour},
     headers::{Header, WithoutEthernet},
-    neighbours::{Keeper, release},
+    neighbours::{NeighbourManager, release},
 };
 
 /// A network device.

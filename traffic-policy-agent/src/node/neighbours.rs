@@ -27,14 +27,14 @@ const MOST: usize = 512;
 
 /// What is known of the neighbours.
 #[derive(Debug, Default)]
-pub struct Keeper {
+pub struct NeighbourManager {
     known: HashMap<(u32, IpAddr), [u8; 6]>,
     managed: BTreeSet<(u32, IpAddr)>,
     /// Entries that are not to be touched: a managed one is no longer permanent.
     fixed: BTreeSet<(u32, IpAddr)>,
 }
 
-impl Keeper {
+impl NeighbourManager {
     /// Takes note; whether the MAC address differs from the one known before.
     pub fn changed(&mut self, neighbour: Neighbour) -> bool {
         let Neighbour { link, address, mac, fixed } = neighbour;

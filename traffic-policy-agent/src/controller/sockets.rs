@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use anyhow::Result;
 
-use super::Control;
+use super::{Controller, PacketPath};
 use crate::{
     dataplane::{ConnectedUdp, GoneEndpoint},
     node::sockets::{Destroyed, destroy_udp},
 };
 
-impl Control {
+impl<P: PacketPath> Controller<P> {
     /// Before frontends are written that need it.
     pub(super) fn describe_node(&mut self, primary: &[IpAddr]) {
         let pods = self.index.pod_cidrs(&self.settings.node_name);
