@@ -36,7 +36,12 @@ pub(super) struct Arguments {
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R")]
     node_ports: PortRanges,
     /// Ports to use as source towards endpoints of other nodes.
-    #[arg(long, env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R")]
+    #[arg(
+        long = "pool-ports",
+        env = "TRAFFIC_POLICY_POOL_PORTS",
+        default_value = "1024-65535",
+        value_name = "R"
+    )]
     snat_ports: PortRanges,
     /// Where /healthz and /livez are to be answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]

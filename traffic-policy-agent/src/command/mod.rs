@@ -69,3 +69,25 @@ impl Arguments {
 fn usage(message: &str) -> clap::Error {
     clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// A flag's name comes from that of a field, where it is not said: renaming the field must not rename the flag.
+    #[test]
+    fn flags_are_called_as_their_variables() {
+        let program = Arguments::command();
+        let commands = std::iter::once(&program).chain(program.get_subcommands());
+        let mut flags = 0;
+        for argument in commands.flat_map(clap::Command::get_arguments) {
+            let (Some(flag), Some(variable)) = (argument.get_long(), argument.get_env()) else { continue };
+            let wanted = format!("TRAFFIC_POLICY_{}", flag.to_uppercase().replace('-', "_"));
+            assert_eq!(variable.to_str(), Some(&wanted[..]), "--{flag}");
+            flags += 1;
+        }
+        assert!(flags > 30, "{flags}");
+    }
+}
