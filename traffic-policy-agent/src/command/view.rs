@@ -102,6 +102,25 @@ pub fn table<const N: usize, T>(
     Ok(())
 }
 
+/// Lines of at most `width` characters; a word that is longer has one of its own.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines
+            .last_mut()
+            .filter(|line| line.is_empty() || line.chars().count() + 1 + word.chars().count() <= width);
+        match last {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// A time span for people: two units at most.
 pub fn span(time: Duration) -> String {
     let seconds = time.as_secs();
