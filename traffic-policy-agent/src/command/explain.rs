@@ -29,8 +29,13 @@ use crate::{
 /// then not judged. Each flow is taken as the first packet of a new connection.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Source: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT.
-    #[arg(value_name = "SRC[:PORT]", required_unless_present = "flows", requires = "destination")]
+    // No doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        help = "Source: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT",
+        value_name = "SRC[:PORT]",
+        required_unless_present = "flows",
+        requires = "destination"
+    )]
     source: Option<String>,
     /// Destination: ADDRESS:PORT, with /udp for UDP.
     #[arg(value_name = "DST:PORT[/PROTO]")]

@@ -317,7 +317,7 @@ impl Dataplane {
         self.sockets.connected_udp()
     }
 
-    /// What sockets without an address will probably use: see [`node::describe`].
+    /// Describes the node to the packet path: what sockets without an address will probably use.
     ///
     /// # Errors
     /// The kernel refuses.
