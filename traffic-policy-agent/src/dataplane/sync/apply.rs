@@ -115,14 +115,14 @@ pub fn needed(ops: &[Op], cluster_ips: &BTreeSet<IpAddr>) -> Needed {
     for op in ops {
         match op {
             Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
-            Op::Put(id, _) => needed.frontend(id.address, cluster_ips),
+            Op::SetFrontend(id, _) => needed.frontend(id.address, cluster_ips),
             Op::ClusterIp(address, true) => needed.cluster_ip(*address),
             Op::ServiceCidr(range, true) => needed.service_cidr(*range),
-            Op::Delete(_)
-            | Op::Allow(_)
-            | Op::Forbid(_)
-            | Op::Name(..)
-            | Op::Unname(_)
+            Op::DeleteFrontend(_)
+            | Op::AddSourceRange(_)
+            | Op::RemoveSourceRange(_)
+            | Op::SetInfo(..)
+            | Op::ClearInfo(_)
             | Op::ClusterIp(..)
             | Op::ServiceCidr(..) => {}
         }
@@ -153,8 +153,8 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             }
             Ok(endpoints.len())
         }
-        Op::Put(id, frontend) => put_frontend(tables, *id, Some(*frontend)),
-        Op::Delete(id) => put_frontend(tables, *id, None),
+        Op::SetFrontend(id, frontend) => put_frontend(tables, *id, Some(*frontend)),
+        Op::DeleteFrontend(id) => put_frontend(tables, *id, None),
         Op::ClusterIp(address, known) => {
             match address {
                 IpAddr::V4(address) => know(&mut tables.v4.frontends, address.to_wire(), *known),
@@ -171,7 +171,7 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             .with_context(|| format!("writing the range {range} of cluster IPs failed"))?;
             Ok(1)
         }
-        Op::Name(index, info) => {
+        Op::SetInfo(index, info) => {
             let before = tables.services.get(index, 0).ok();
             if !before.is_some_and(|before| is_same(&before, info)) {
                 forget_counts(tables, *index);
@@ -179,12 +179,12 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             tables.services.insert(index, **info, 0).context("writing the name of a Service failed")?;
             Ok(1)
         }
-        Op::Unname(index) => {
+        Op::ClearInfo(index) => {
             tables.services.remove(index).context("forgetting the name of a Service failed")?;
             forget_counts(tables, *index);
             Ok(1)
         }
-        Op::Allow(source) => {
+        Op::AddSourceRange(source) => {
             let written = if source.ipv6 {
                 tables.v6.sources.insert(&source_key(source), 1, 0)
             } else {
@@ -195,7 +195,7 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
             })?;
             Ok(1)
         }
-        Op::Forbid(source) => {
+        Op::RemoveSourceRange(source) => {
             let removed = if source.ipv6 {
                 tables.v6.sources.remove(&source_key(source))
             } else {
