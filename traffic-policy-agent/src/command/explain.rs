@@ -17,7 +17,7 @@ use crate::{
     controller::NodePortAddresses,
     dataplane::DEFAULT_PINS,
     explain::simulator::Simulator,
-    explain::{self, Answer, Explainer, Flow, From, Inside, Verdict},
+    explain::{self, Answer, Explainer, Flow, From, NodeScope, Verdict},
     model::{Index, NodeInput, Policy},
     node::Network,
     source::Manifests,
@@ -192,15 +192,15 @@ impl LiveArguments {
             },
         };
         let mut known = HashMap::new();
-        let towards = move |source: IpAddr| {
+        let route_lookup = move |source: IpAddr| {
             named.or_else(|| {
                 *known.entry(source).or_insert_with(|| runtime.block_on(network.device_towards(source)))
             })
         };
         let (primary, pods) = simulator.node()?;
         let netns = simulator.netns()?;
-        let inside = Inside { node: addresses.iter().map(|address| address.address).collect(), pods };
-        Ok(Explainer::new(simulator, inside, primary, Box::new(towards), netns, false))
+        let scope = NodeScope { node: addresses.iter().map(|address| address.address).collect(), pods };
+        Ok(Explainer::new(simulator, scope, primary, Box::new(route_lookup), netns, false))
     }
 }
 
@@ -243,8 +243,8 @@ impl OfflineArguments {
             tracing::warn!("{warning}");
         }
         let simulator = Simulator::offline(index.desired(), &addresses, &primary)?;
-        let inside = Inside { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
-        Ok(Explainer::new(simulator, inside, primary, Box::new(|_| None), 1, true))
+        let scope = NodeScope { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
+        Ok(Explainer::new(simulator, scope, primary, Box::new(|_| None), 1, true))
     }
 }
 
