@@ -303,11 +303,9 @@ async fn a_failed_write_is_tried_again_with_what_changed() {
     running.fake.asked().failing = 2;
     write(running.folder.path(), "other", "Cluster", 0, "here");
     running.until("tried three times", |asked| asked.syncs.len() >= 4).await;
-    let asked = running.fake.asked();
-    for [changed, _] in &asked.syncs[1..4] {
+    for [changed, _] in &running.fake.asked().syncs[1..4] {
         assert_eq!(changed.iter().map(|key| &key.service.name[..]).collect::<Vec<_>>(), ["other"]);
     }
-    drop(asked);
     let healthy = timeout(Duration::from_secs(20), async {
         while !running.health.is_healthy() {
             sleep(Duration::from_millis(10)).await;
