@@ -2,7 +2,10 @@
 
 use std::time::SystemTime;
 
-use super::{exposition::Family, ip_family, port_labels, unix};
+use super::{
+    exposition::Family,
+    labels::{ip_family, port_labels, unix},
+};
 use crate::{
     dataplane::{Attached, Levels},
     health::ProxyHealth,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use traffic_policy_ebpf::outcome::Outcome;
 
-use super::{exposition::Family, port_labels};
+use super::{exposition::Family, labels::port_labels};
 use crate::{dataplane::Counter, inspect::ServiceCount, model::ServicePortKey};
 
 /// Packets by hook and outcome.

@@ -5,7 +5,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{exposition::Family, histogram::Histogram, ip_family, unix};
+use super::{
+    exposition::Family,
+    histogram::Histogram,
+    labels::{ip_family, unix},
+};
 use crate::{
     model::{Index, Indexed, ServiceName, object::EndpointSlice},
     source::{Batch, Change, Update},
