@@ -7,7 +7,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption},
 };
 
-use super::{Network, headers::kind};
+use super::{headers::kind, network::Network};
 
 /// Kind and programs of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

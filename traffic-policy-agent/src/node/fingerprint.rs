@@ -13,7 +13,7 @@ use netlink_packet_route::{
 };
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 
-use super::Network;
+use super::network::Network;
 
 impl Network {
     /// A fingerprint of routes, rules and links, never 0.

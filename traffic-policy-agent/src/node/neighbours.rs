@@ -17,8 +17,8 @@ use netlink_packet_route::{
 };
 
 use super::{
-    Network,
     events::{self, Neighbour},
+    network::Network,
 };
 
 /// Each managed neighbour is probed every few seconds; beyond this number the 60 s after which a hop is resolved again
