@@ -22,7 +22,11 @@ pub use self::{
     access::{Access, AccessError, SERVICE_ACCOUNT},
     events::{ServiceEvent, ServiceEvents},
 };
-use super::{QUEUE, Source, Update, convert, status::StatusWriter};
+use super::{
+    batch::{QUEUE, Source, Update},
+    convert,
+    status::StatusWriter,
+};
 
 /// Follows the Kubernetes API.
 #[derive(Clone, Debug)]
