@@ -11,7 +11,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
-use super::{run::service_cidr, view::Output};
+use super::{
+    run::service_cidr,
+    view::{self, Output},
+};
 use crate::{
     advice,
     controller::NodePortAddresses,
@@ -144,7 +147,7 @@ impl Arguments {
                 bail!("name a source and a destination, or --flows");
             };
             let flow = Flow::from_arguments(source, destination, self.from);
-            return Ok(vec![flow.map_err(|error| super::usage(&format!("{error:#}")))?]);
+            return Ok(vec![flow.map_err(|error| view::usage(&format!("{error:#}")))?]);
         };
         let mut text = String::new();
         if file.as_os_str() == "-" {

@@ -65,11 +65,6 @@ impl Arguments {
     }
 }
 
-/// An argument that is not understood: exit code 2, as for those that clap does not understand itself.
-fn usage(message: &str) -> clap::Error {
-    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

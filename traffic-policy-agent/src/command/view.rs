@@ -68,6 +68,11 @@ pub fn print_json(document: &impl Serialize) -> Result<()> {
     })
 }
 
+/// An argument that is not understood: exit code 2, as for those that clap does not understand itself.
+pub fn usage(message: &str) -> clap::Error {
+    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
+}
+
 /// Writes rows below a header. Columns of numbers stand on the right.
 pub fn table<const N: usize, T>(
     out: &mut dyn Write,
