@@ -169,7 +169,7 @@ impl Agent {
             match word.address().context("it has not said where it answers").and_then(ask) {
                 Ok(answer) => report = Some(answer),
                 Err(error) => {
-                    warnings.push(format!("the agent runs, but does not say how it fares: {error:#}"));
+                    warnings.push(format!("the agent runs, but does not report its state: {error:#}"));
                 }
             }
         }

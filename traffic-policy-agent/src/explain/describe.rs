@@ -159,7 +159,7 @@ impl Describer<'_> {
             }
             (_, true) => "source: the pod reaches itself, and the connection stays within the pod".to_owned(),
             (_, false) => {
-                "source: kept, for the address is exchanged at the socket and no reply has to come back to the Service's address".to_owned()
+                "source: kept, for the address is translated at the socket and no reply has to come back to the Service's address".to_owned()
             }
         }
     }

@@ -276,8 +276,8 @@ pub fn verdict(outcome: Outcome) -> Verdict {
     }
 }
 
-/// Whether an endpoint sees this node instead of the client, for a connection whose address is exchanged before there is a
-/// packet. The kernel picks the source after the exchange: for a process of the node an address of the node, which is
+/// Whether an endpoint sees this node instead of the client, for a connection whose address is translated before there is a
+/// packet. The kernel picks the source after the translation: for a process of the node an address of the node, which is
 /// what kube-proxy's masquerade shows there. Pods keep theirs; where kube-proxy would hide them for the policy Cluster
 /// it is not needed, for the reply never meets the Service's address.
 fn masquerades(facts: &FlowFacts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {

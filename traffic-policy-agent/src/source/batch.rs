@@ -2,7 +2,7 @@
 
 use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{kubernetes::ServiceEvents, status::StatusReader};
+use super::{events::ServiceEvents, status::StatusReader};
 use crate::model::{
     Index, Indexed, Policy, ServiceName,
     object::{EndpointSlice, Node, Service, ServiceCidr},

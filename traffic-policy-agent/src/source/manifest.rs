@@ -20,7 +20,7 @@ use tracing::debug;
 pub use self::load::Mistakes;
 use super::{
     batch::{Batch, Change, QUEUE, Source, Update},
-    kubernetes::ServiceEvents,
+    events::ServiceEvents,
     status::StatusWriter,
 };
 use crate::model::object::Node;

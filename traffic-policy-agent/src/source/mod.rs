@@ -5,13 +5,15 @@
 
 mod batch;
 mod convert;
+mod events;
 mod kubernetes;
 mod manifest;
 mod status;
 
 pub use self::{
     batch::{Batch, Change, Source, Update},
-    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT, ServiceEvent, ServiceEvents},
+    events::{ServiceEvent, ServiceEvents},
+    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT},
     manifest::{Manifests, Mistakes},
     status::{Status, StatusReader},
 };

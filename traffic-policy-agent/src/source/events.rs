@@ -29,7 +29,7 @@ pub struct ServiceEvents(Option<mpsc::Sender<ServiceEvent>>);
 
 impl ServiceEvents {
     /// For sources that have no place for Events.
-    pub(in crate::source) fn nowhere() -> Self {
+    pub(super) fn nowhere() -> Self {
         Self(None)
     }
 
