@@ -35,6 +35,8 @@ struct Asked {
     sweeps: usize,
     /// Pieces that are to be swept.
     pieces: usize,
+    /// Each of them takes a while.
+    slow: bool,
     refreshed: usize,
 }
 
@@ -84,7 +86,7 @@ impl PacketPath for Fake {
     fn sweep(&mut self) -> Result<()> {
         let mut asked = self.asked();
         asked.sweeps += 1;
-        asked.pieces = 100;
+        asked.pieces += 100;
         Ok(())
     }
 
@@ -94,6 +96,9 @@ impl PacketPath for Fake {
 
     fn sweep_on(&mut self) -> Result<bool> {
         let mut asked = self.asked();
+        if asked.slow {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         asked.pieces -= 1;
         Ok(asked.pieces == 0)
     }
@@ -359,10 +364,14 @@ async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     running.until("synced", |asked| asked.syncs.len() == 1).await;
     running.until("swept whole", |asked| asked.sweeps >= 1 && asked.pieces == 0).await;
     running.until("source ports looked at", |asked| asked.refreshed >= 1).await;
-    // From here on the loop waits for the end of the debounce.
+    {
+        let mut asked = running.fake.asked();
+        (asked.pieces, asked.slow) = (1000, true);
+    }
     write(running.folder.path(), "other", "Cluster", 0, "here");
     running.until("noticed", |_| !running.health.behind().is_zero()).await;
-    running.fake.asked().pieces = 1000;
+    // From here on the loop waits for the end of the debounce.
+    assert!(running.fake.asked().pieces > 0, "noticed too late to see anything");
     running.until("swept meanwhile", |asked| asked.pieces == 0).await;
     assert_eq!(running.fake.asked().syncs.len(), 1);
 }
