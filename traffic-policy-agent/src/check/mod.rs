@@ -1,4 +1,4 @@
-//! Looks a machine over before the agent starts on it, and says what to do. Nothing is changed.
+//! `check`: inspection of a machine before the agent starts on it. Nothing is changed.
 //!
 //! Each part first gathers facts (by netlink, /proc and harmless system calls, in the network namespace it is called in)
 //! and then judges them, which is a pure function.

@@ -1,4 +1,4 @@
-//! `check`: is this machine fit, and what is to be done first?
+//! `check`: the command line, and its table.
 
 use std::{
     io::{self, Write},

@@ -1,4 +1,4 @@
-//! `explain`: what becomes of a packet, and why.
+//! `explain`: the command line, and its sentences.
 
 use std::{
     collections::{BTreeSet, HashMap},

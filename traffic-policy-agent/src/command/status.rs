@@ -1,4 +1,4 @@
-//! `status`: is it attached, in sync, and what became of the packets so far?
+//! `status`: attachments, state of sync, maps and counters.
 
 mod text;
 

@@ -1,4 +1,4 @@
-//! What all commands that show something have in common: where the pins are, how to print, and how times and tables look.
+//! Common parts of commands that print: flags for pins and format, tables, time spans, names.
 
 use std::{
     io::{self, BufWriter, Write},

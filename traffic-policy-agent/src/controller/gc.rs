@@ -1,4 +1,4 @@
-//! The sweep's part of the run loop: in pieces, between everything else.
+//! Sweeps within the run loop: in pieces, between everything else.
 
 use std::time::Duration;
 

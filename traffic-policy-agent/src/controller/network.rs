@@ -1,4 +1,4 @@
-//! The network's part of the run loop: changes become epochs, and devices are found, attached to and forgotten.
+//! Changes of the network within the run loop: they become epochs, and devices are found, attached to and forgotten.
 
 use anyhow::Result;
 use tokio::time::Instant;

@@ -1,4 +1,4 @@
-//! What the controller needs of the data plane. The real one is [`Dataplane`]; tests have one without a kernel.
+//! The controller's interface to the data plane. [`Dataplane`] has it; tests have one without a kernel.
 
 use std::{collections::BTreeSet, net::IpAddr, path::Path};
 

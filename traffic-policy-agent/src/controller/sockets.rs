@@ -1,4 +1,4 @@
-//! The sockets' part of the run loop: what programs on the cgroup know of this node, and UDP sockets whose endpoint is gone.
+//! Sockets within the run loop: the node's description for programs on the cgroup, and UDP sockets whose endpoint is gone.
 
 use std::{collections::BTreeSet, net::IpAddr, path::Path};
 

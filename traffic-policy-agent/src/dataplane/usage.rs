@@ -1,4 +1,4 @@
-//! How full the maps are, and what else is known of the data plane without a packet.
+//! Use of the maps, and what else is known of the data plane without reading them.
 
 use std::time::SystemTime;
 

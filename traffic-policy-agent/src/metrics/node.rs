@@ -1,4 +1,4 @@
-//! The node's state as the run loop knows it, and how source and health fare.
+//! Metrics of the node's state as the run loop knows it, of the source and of health.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! What became of packets: by hook, and by Service.
+//! Metrics of packets by outcome: of each hook, and of each Service.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! kube-proxy's names for what waits to be written, and how long writing takes.
+//! Metrics of syncs, by kube-proxy's names: changes that wait, and how long writing takes.
 
 use std::{
     collections::BTreeMap,

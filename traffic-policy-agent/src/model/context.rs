@@ -1,4 +1,4 @@
-//! What the desired state depends on besides Services and their slices.
+//! Inputs of the desired state besides Services and their slices: the node, and flags.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

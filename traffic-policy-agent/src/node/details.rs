@@ -1,4 +1,4 @@
-//! What else the kernel says of a device: for people who ask, not for the packet path.
+//! Details of a device for `check`: its kind, XDP programs and TC filters.
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;

@@ -1,4 +1,4 @@
-//! Which devices packets from outside come by.
+//! Choice of the devices that packets from outside come by.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

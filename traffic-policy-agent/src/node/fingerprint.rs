@@ -1,4 +1,4 @@
-//! One number for all that decides where packets go, to tell whether it changed while no agent ran.
+//! Fingerprint of routes, rules and links, by which an agent sees whether they changed while none ran.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},

@@ -1,4 +1,4 @@
-//! Keeps the kernel's neighbour entries of next hops alive, and notices when a MAC address changes.
+//! Manager of the kernel's neighbour entries: those of next hops are kept alive, and a changed MAC address is noticed.
 //!
 //! Packets that XDP sends do not pass the kernel's neighbour code, so an entry would go stale and never be probed again:
 //! a gateway that changed its MAC address would stay unnoticed. A managed entry (NTF_EXT_MANAGED, Linux 5.16) is probed by

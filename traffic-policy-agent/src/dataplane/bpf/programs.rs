@@ -1,4 +1,4 @@
-//! The programs: loaded, put where others jump to them, and pinned.
+//! Tail calls and pins of the loaded programs.
 
 use std::{fs, io::ErrorKind, path::Path};
 

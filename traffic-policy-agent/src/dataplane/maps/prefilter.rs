@@ -1,4 +1,4 @@
-//! The bit arrays: which packets are looked at at all.
+//! The prefilter: bit arrays by which the packet path passes what is not a Service packet.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Reads the frontends and their endpoints from the maps, and writes what the plan says.
+//! Application of writes to the maps; and the frontends and endpoints that the maps hold.
 
 use std::{
     collections::BTreeSet,
