@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use aya::{Ebpf, programs::ProgramFd};
-use traffic_policy_agent::dataplane::{Kernel, Sizes, Tables, jumps, load, load_programs};
+use traffic_policy_agent::dataplane::{Kernel, Maps, Sizes, jumps, load, load_programs};
 use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
 
 use super::{
@@ -82,7 +82,7 @@ impl Default for Setup {
 pub struct Loaded {
     ours: Ebpf,
     pub feeder: Feeder,
-    pub tables: Tables,
+    pub tables: Maps,
     pub setup: Setup,
 }
 
@@ -94,7 +94,7 @@ impl Loaded {
     pub fn new(fixture: &Fixture, setup: Setup) -> Result<Self> {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
-        let mut tables = Tables::take(&mut ours)?;
+        let mut tables = Maps::take(&mut ours)?;
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
         feeder.keep_ready(fixture.idle)?;

@@ -5,7 +5,7 @@ use std::{net::IpAddr, ops};
 
 use anyhow::{Result, bail};
 use aya::maps::{Array, HashMap};
-use traffic_policy_agent::dataplane::{Tables, ToWire, wide};
+use traffic_policy_agent::dataplane::{Maps, ToWire, wide};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::abi::{
     Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, Slot, frontend,
@@ -29,7 +29,7 @@ pub(super) const TARGET_PORT: u16 = 8_080;
 pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
 
 /// Writes what the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
-pub(super) fn set_state(tables: &mut Tables) {
+pub(super) fn set_state(tables: &mut Maps) {
     let (state, filter, pool) = (&mut tables.state, &mut tables.filter, &mut tables.pool);
     // SAFETY: fields of mapped elements, and elements of their arrays.
     unsafe {
@@ -62,7 +62,7 @@ pub(super) fn set_state(tables: &mut Tables) {
 }
 
 /// Writes the Services, and the device by which packets come.
-pub(super) fn set_services(tables: &mut Tables, ifindex: u32, endpoints: u32) -> Result<()> {
+pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> Result<()> {
     tables.devices.insert(ifindex, device(), 0)?;
     let services = [
         (NODE_PORT, service(endpoints)),
@@ -95,7 +95,7 @@ pub(super) fn set_services(tables: &mut Tables, ifindex: u32, endpoints: u32) ->
 }
 
 /// The first of the Services, for the floor.
-pub(super) fn set_floor(feeder: &mut Feeder, tables: &Tables, endpoints: u32) -> Result<()> {
+pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> Result<()> {
     let IpAddr::V4(node) = V4.node else { bail!("families mixed up") };
     let mut frontends: HashMap<_, FrontendKey<Address4>, Frontend> =
         feeder.take("FLOOR_FRONTENDS")?.try_into()?;

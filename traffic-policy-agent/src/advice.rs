@@ -1,4 +1,4 @@
-//! What an outcome means to a person: why the packet left that way, and what to change if that is not wanted.
+//! Reason and remedy of each outcome, in sentences: why the packet left that way, and what to change if that is not wanted.
 //!
 //! One sentence or two each, for the lines of `monitor` and the answers of `explain`. Every outcome has its own: one
 //! that is added does not compile without words.

@@ -16,7 +16,8 @@ use clap::Args;
 
 use self::{
     facts::Facts,
-    plan::{Next, Step, next},
+    plan::{Next, next},
+    step::Step,
 };
 use crate::target::{self, Target};
 

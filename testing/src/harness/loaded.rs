@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use traffic_policy_agent::dataplane::{self, Kernel, Tables};
+use traffic_policy_agent::dataplane::{self, Kernel, Maps};
 use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, HOPS};
 
 use super::SIZES;
@@ -19,7 +19,7 @@ pub(super) const ELEMENTS: u32 = HOPS;
 /// Programs and maps. Verifying the programs takes most of a second, and half a minute on an emulated machine.
 pub struct Loaded {
     pub object: Ebpf,
-    pub tables: Tables,
+    pub tables: Maps,
     pub(super) pending4: HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
     pub(super) pending6: HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
     pub(super) buckets: PerCpuArray<MapData, Bucket>,
@@ -38,7 +38,7 @@ impl Loaded {
             let map = descriptor(map)?.try_clone_to_owned().map_err(Into::into).and_then(BpfMap::new);
             maps.insert(name.to_owned(), map.with_context(|| format!("map {name}"))?);
         }
-        let tables = Tables::take(&mut object)?;
+        let tables = Maps::take(&mut object)?;
         let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
         let pending4 = take("PENDING4")?.try_into()?;
         let pending6 = take("PENDING6")?.try_into()?;

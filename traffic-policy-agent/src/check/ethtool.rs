@@ -1,4 +1,4 @@
-//! What a device's driver can do, by generic netlink.
+//! Features, offloads and channels of a device, by ethtool's generic netlink.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What was found, how bad it is, and what to do about it.
+//! A finding of `check`: severity, sentence, fix.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! The two folders that the agent is given: on a BPF file system, and on cgroup2.
+//! Findings about the folders that the agent is given: on a BPF file system, and on cgroup2.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Sysctls that let this node forward packets.
+//! Findings about the sysctls that let this node forward packets.
 
 use std::{fs, net::IpAddr};
 

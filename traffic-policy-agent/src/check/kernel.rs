@@ -1,4 +1,4 @@
-//! The kernel: version, BTF, JIT, destroying of sockets; and what this process may ask of it.
+//! Findings about the kernel: version, BTF, JIT, destroying of sockets; and capabilities of this process.
 
 use std::path::Path;
 

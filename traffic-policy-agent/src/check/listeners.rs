@@ -1,4 +1,4 @@
-//! Sockets of this network namespace that wait for anybody, and the processes that hold them.
+//! Listening sockets of this network namespace, and the processes that hold them.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Looks a machine over before the agent starts on it, and says what to do. Nothing is changed.
+//! `check`: inspection of a machine before the agent starts on it. Nothing is changed.
 //!
 //! Each part first gathers facts (by netlink, /proc and harmless system calls, in the network namespace it is called in)
 //! and then judges them, which is a pure function.
@@ -15,11 +15,9 @@ mod nftables;
 mod other_end;
 mod ports;
 mod programs;
+mod settings;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::net::IpAddr;
 
 use anyhow::Result;
 
@@ -27,28 +25,13 @@ pub use self::{
     finding::{Finding, Severity},
     netfilter::forward_policy_drop,
     other_end::lost_at_other_end,
+    settings::Settings,
 };
 use crate::{
-    dataplane::{Cgroup, Mode, PinsLook, Pool},
+    dataplane::PinsLook,
     model::object::{Node, Service},
-    node::{self, Network},
     source::{Change, Manifests, Update},
 };
-
-/// What `run` will be given.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// `--device`; empty: found by routes and addresses.
-    pub devices: Vec<String>,
-    pub attach: Mode,
-    pub pins: PathBuf,
-    pub cgroup: Cgroup,
-    pub pool: Pool,
-    pub healthz: SocketAddr,
-    pub metrics: Option<SocketAddr>,
-    /// Services whose ports are compared with what listens here.
-    pub manifests: Option<Manifests>,
-}
 
 /// The objects of a folder of manifests that matter here.
 #[derive(Clone, Debug, Default)]
@@ -125,12 +108,4 @@ fn objects(manifests: Option<&Manifests>) -> Result<Objects, Finding> {
         }
     }
     Ok(objects)
-}
-
-/// Devices, addresses and routes of the namespace that the calling thread is in.
-async fn network() -> Result<(Network, Vec<node::Link>, Vec<node::Address>, Vec<node::Route>)> {
-    let (network, _events) = Network::connect()?;
-    let (links, addresses, routes) =
-        (network.links().await?, network.addresses().await?, network.routes().await?);
-    Ok((network, links, addresses, routes))
 }

@@ -1,4 +1,4 @@
-//! Rules of the firewall that stand in the way: a FORWARD policy of DROP, and what kube-proxy left.
+//! Findings about the firewall: a FORWARD policy of DROP, and rules that kube-proxy left.
 
 use std::{collections::BTreeSet, fs};
 

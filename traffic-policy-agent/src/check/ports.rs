@@ -1,4 +1,4 @@
-//! Port numbers that two sides want: node ports, the kernel's own connections, the pool, and what listens here.
+//! Findings about port numbers that two sides want: node ports, ephemeral ports, SNAT ports, and listening sockets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Whether the kernel's verifier takes the programs: all of them are loaded with maps of their own, and attached nowhere.
+//! Findings about the verifier: all programs are loaded with maps of their own, and attached nowhere.
 
 use anyhow::Result;
 

@@ -1,12 +1,18 @@
-//! `check`: is this machine fit, and what is to be done first?
+//! `check`: the command line, and its table.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    path::PathBuf,
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
-use super::{run::MetricsAddress, view::Output};
+use super::{
+    run::MetricsAddress,
+    view::{self, Output},
+};
 use crate::{
     check::{self, Finding, Settings, Severity},
     dataplane::{Cgroup, DEFAULT_PINS, Mode, Pool, PortRanges},
@@ -78,8 +84,8 @@ impl Arguments {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let findings = runtime.block_on(check::check(&self.settings()));
         match output {
-            Output::Table => println!("{}", table(&findings).trim_fmt()),
-            Output::Json => println!("{}", serde_json::to_string_pretty(&findings)?),
+            Output::Table => view::print(|out| write(&findings, out))?,
+            Output::Json => view::print_json(&findings)?,
         }
         match findings.iter().filter(|finding| finding.severity == Severity::Error).count() {
             0 => Ok(()),
@@ -104,15 +110,45 @@ impl Arguments {
 }
 
 /// Characters: sentences are wrapped here, on a terminal of any width.
-const WIDTH: u16 = 120;
+const WIDTH: usize = 120;
 
-fn table(findings: &[Finding]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
-    table.set_header(["", "CHECK", "FOUND, AND WHAT TO DO"]);
+fn write(findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
+    let longest = |text: fn(&Finding) -> &str| {
+        findings.iter().map(|finding| text(finding).chars().count()).max().unwrap_or_default()
+    };
+    // Two columns before the sentences, each with two blanks behind it.
+    let before =
+        longest(|finding| finding.severity.name()) + longest(|finding| finding.probe).max("CHECK".len()) + 4;
+    let mut rows = Vec::new();
     for finding in findings {
-        let fix = finding.fix.as_ref().map_or_else(String::new, |fix| format!("\n→ {fix}"));
-        table.add_row([finding.severity.name(), finding.probe, &format!("{}{fix}", finding.found)]);
+        let fix = finding.fix.as_ref().map(|fix| format!("→ {fix}"));
+        let sentences = [Some(finding.found.as_str()), fix.as_deref()].into_iter().flatten();
+        let lines = sentences.flat_map(|sentence| view::wrap(sentence, WIDTH - before));
+        for (number, line) in lines.enumerate() {
+            let names = if number == 0 { [finding.severity.name(), finding.probe] } else { [""; 2] };
+            rows.push([names[0].to_owned(), names[1].to_owned(), line]);
+        }
     }
-    table
+    view::table(out, ["", "CHECK", "FOUND, AND WHAT TO DO"], &rows, Clone::clone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_are_wrapped_in_their_column() {
+        let findings =
+            [Finding::ok("btf", "there"), Finding::error("mtu", "word ".repeat(30).trim_end(), "lower it")];
+        let mut out = Vec::new();
+        write(&findings, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "       CHECK  FOUND, AND WHAT TO DO");
+        assert_eq!(lines[1], "ok     btf    there");
+        assert!(lines[2].starts_with("error  mtu    word word"), "{text}");
+        assert!(lines[3].starts_with("              word"), "{text}");
+        assert_eq!(lines[4], "              → lower it");
+    }
 }

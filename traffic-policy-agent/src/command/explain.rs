@@ -1,4 +1,4 @@
-//! `explain`: what becomes of a packet, and why.
+//! `explain`: the command line, and its sentences.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,13 +11,16 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
-use super::{run::service_cidr, view::Output};
+use super::{
+    run::service_cidr,
+    view::{self, Output},
+};
 use crate::{
     advice,
-    control::NodePortAddresses,
+    controller::NodePortAddresses,
     dataplane::DEFAULT_PINS,
     explain::simulator::Simulator,
-    explain::{self, Answer, Explainer, Flow, From, Inside, Verdict},
+    explain::{self, Answer, Explainer, Flow, From, NodeScope, Verdict},
     model::{Index, NodeInput, Policy},
     node::Network,
     source::Manifests,
@@ -29,8 +32,13 @@ use crate::{
 /// then not judged. Each flow is taken as the first packet of a new connection.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Source: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT.
-    #[arg(value_name = "SRC[:PORT]", required_unless_present = "flows", requires = "destination")]
+    // No doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        help = "Source: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT",
+        value_name = "SRC[:PORT]",
+        required_unless_present = "flows",
+        requires = "destination"
+    )]
     source: Option<String>,
     /// Destination: ADDRESS:PORT, with /udp for UDP.
     #[arg(value_name = "DST:PORT[/PROTO]")]
@@ -139,7 +147,7 @@ impl Arguments {
                 bail!("name a source and a destination, or --flows");
             };
             let flow = Flow::from_arguments(source, destination, self.from);
-            return Ok(vec![flow.map_err(|error| super::usage(&format!("{error:#}")))?]);
+            return Ok(vec![flow.map_err(|error| view::usage(&format!("{error:#}")))?]);
         };
         let mut text = String::new();
         if file.as_os_str() == "-" {
@@ -187,15 +195,15 @@ impl LiveArguments {
             },
         };
         let mut known = HashMap::new();
-        let towards = move |source: IpAddr| {
+        let route_lookup = move |source: IpAddr| {
             named.or_else(|| {
                 *known.entry(source).or_insert_with(|| runtime.block_on(network.device_towards(source)))
             })
         };
         let (primary, pods) = simulator.node()?;
         let netns = simulator.netns()?;
-        let inside = Inside { node: addresses.iter().map(|address| address.address).collect(), pods };
-        Ok(Explainer::new(simulator, inside, primary, Box::new(towards), netns, false))
+        let scope = NodeScope { node: addresses.iter().map(|address| address.address).collect(), pods };
+        Ok(Explainer::new(simulator, scope, primary, Box::new(route_lookup), netns, false))
     }
 }
 
@@ -238,8 +246,8 @@ impl OfflineArguments {
             tracing::warn!("{warning}");
         }
         let simulator = Simulator::offline(index.desired(), &addresses, &primary)?;
-        let inside = Inside { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
-        Ok(Explainer::new(simulator, inside, primary, Box::new(|_| None), 1, true))
+        let scope = NodeScope { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
+        Ok(Explainer::new(simulator, scope, primary, Box::new(|_| None), 1, true))
     }
 }
 

@@ -196,7 +196,7 @@ impl Show {
         let reply = flow.reply.unwrap_or(crate::inspect::Traffic { packets: 0, bytes: 0 });
         let mut state = flow.state.name().to_owned();
         for (flag, text) in
-            [(flow.gone, ", gone"), (flow.pending, ", pending"), (flow.reply.is_none(), ", no reply half")]
+            [(flow.gone, ", gone"), (flow.pending, ", pending"), (flow.reply.is_none(), ", no reply entry")]
         {
             if flag {
                 state += text;
@@ -312,7 +312,7 @@ mod tests {
         let row = show.row(&delivered);
         assert_eq!(
             (row[0].as_str(), row[6].as_str(), row[10].as_str()),
-            ("(gone)", "confirmed, gone, no reply half", "this node")
+            ("(gone)", "confirmed, gone, no reply entry", "this node")
         );
         let document = serde_json::to_value(show.document(&flow())).unwrap();
         assert_eq!(document["endpoint"], "10.244.2.2:8080");

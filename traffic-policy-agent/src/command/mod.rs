@@ -65,7 +65,28 @@ impl Arguments {
     }
 }
 
-/// An argument that is not understood: exit code 2, as for those that clap does not understand itself.
-fn usage(message: &str) -> clap::Error {
-    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// A flag's name comes from that of a field, where it is not said: renaming the field must not rename the flag.
+    #[test]
+    fn flags_are_called_as_their_variables() {
+        let program = Arguments::command();
+        let commands = std::iter::once(&program).chain(program.get_subcommands());
+        let mut flags = 0;
+        for argument in commands.flat_map(clap::Command::get_arguments) {
+            let (Some(flag), Some(variable)) = (argument.get_long(), argument.get_env()) else { continue };
+            let variable = variable.to_str().unwrap();
+            let name = format!("_{}", flag.to_uppercase().replace('-', "_"));
+            assert!(
+                variable.starts_with("TRAFFIC_POLICY_") && variable.ends_with(&name),
+                "--{flag}: {variable}"
+            );
+            flags += 1;
+        }
+        assert!(flags > 30, "{flags}");
+    }
 }

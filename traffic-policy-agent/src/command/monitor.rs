@@ -59,7 +59,7 @@ fn outcome(name: &str) -> Result<Outcome, String> {
     Outcome::ALL.iter().copied().find(|outcome| outcome.name() == name).ok_or_else(|| {
         let names: Vec<_> =
             Outcome::ALL.iter().filter(|outcome| is_told(**outcome)).map(|outcome| outcome.name()).collect();
-        format!("`{name}` is no outcome; those that are told: {}", names.join(", "))
+        format!("`{name}` is no outcome; those that are reported: {}", names.join(", "))
     })
 }
 

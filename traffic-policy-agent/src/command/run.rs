@@ -7,7 +7,7 @@ use clap::Args;
 use ipnet::IpNet;
 
 use crate::{
-    control::{self, NodePortAddresses, Origin, Settings},
+    controller::{self, NodePortAddresses, Origin, Settings},
     dataplane::{Cgroup, Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
     model::{address::parse_cidr, parse_duration},
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
@@ -172,7 +172,7 @@ impl Arguments {
             .enable_all()
             .build()
             .context("starting the runtime failed")?;
-        runtime.block_on(control::run(self.settings()))
+        runtime.block_on(controller::run(self.settings()))
     }
 
     fn settings(self) -> Settings {

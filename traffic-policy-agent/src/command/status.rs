@@ -1,16 +1,19 @@
-//! `status`: is it attached, in sync, and what became of the packets so far?
+//! `status`: attachments, state of sync, maps and counters.
 
 mod text;
 
 use std::{
-    io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use http_body_util::{BodyExt, Empty};
+use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
+use tokio::{net::TcpStream, time::timeout};
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use super::{
@@ -166,7 +169,7 @@ impl Agent {
             match word.address().context("it has not said where it answers").and_then(ask) {
                 Ok(answer) => report = Some(answer),
                 Err(error) => {
-                    warnings.push(format!("the agent runs, but does not say how it fares: {error:#}"));
+                    warnings.push(format!("the agent runs, but does not report its state: {error:#}"));
                 }
             }
         }
@@ -250,20 +253,30 @@ fn ask(address: SocketAddr) -> Result<health::Report> {
         ip => ip,
     };
     let address = SocketAddr::new(ip, address.port());
-    let answer = exchange(address).with_context(|| format!("{address} does not answer"))?;
-    let Some((head, body)) = answer.split_once("\r\n\r\n") else { bail!("{address} does not speak HTTP") };
-    if !head.starts_with("HTTP/1.1 200 ") {
-        bail!("{address} answers `{}`", head.lines().next().unwrap_or_default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = runtime.block_on(async { timeout(PATIENCE, get_status(address)).await });
+    let (status, body) = answer
+        .map_err(anyhow::Error::from)
+        .flatten()
+        .with_context(|| format!("{address} does not answer"))?;
+    if status != StatusCode::OK {
+        bail!("{address} answers `{status}`");
     }
-    serde_json::from_str(body).with_context(|| format!("{address} answers with something else"))
+    serde_json::from_slice(&body).with_context(|| format!("{address} answers with something else"))
 }
 
-fn exchange(address: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+async fn get_status(address: SocketAddr) -> Result<(StatusCode, Bytes)> {
+    let stream = TokioIo::new(TcpStream::connect(address).await?);
+    let (mut sender, connection) = http1::handshake(stream).await?;
+    let request = Request::get("/status").header(HOST, address.to_string()).body(Empty::<Bytes>::new())?;
+    let exchange = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        Ok::<_, anyhow::Error>((status, response.into_body().collect().await?.to_bytes()))
+    };
+    tokio::select! {
+        answer = exchange => answer,
+        // Without an answer it has ended, which the sender does not say as well.
+        Err(error) = connection => Err(error.into()),
+    }
 }

@@ -1,4 +1,4 @@
-//! What all commands that show something have in common: where the pins are, how to print, and how times and tables look.
+//! Common parts of commands that print: flags for pins and format, tables, time spans, names.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -68,6 +68,11 @@ pub fn print_json(document: &impl Serialize) -> Result<()> {
     })
 }
 
+/// An argument that is not understood: exit code 2, as for those that clap does not understand itself.
+pub fn usage(message: &str) -> clap::Error {
+    clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
+}
+
 /// Writes rows below a header. Columns of numbers stand on the right.
 pub fn table<const N: usize, T>(
     out: &mut dyn Write,
@@ -100,6 +105,25 @@ pub fn table<const N: usize, T>(
         line(&cells.each_ref().map(String::as_str))?;
     }
     Ok(())
+}
+
+/// Lines of at most `width` characters; a word that is longer has one of its own.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines
+            .last_mut()
+            .filter(|line| line.is_empty() || line.chars().count() + 1 + word.chars().count() <= width);
+        match last {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// A time span for people: two units at most.

@@ -1,4 +1,4 @@
-//! How the data plane is set up, and what it says of its work.
+//! Configuration of the data plane, and the result of a sync.
 
 use std::{path::PathBuf, time::Duration};
 

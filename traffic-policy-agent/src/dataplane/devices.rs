@@ -15,7 +15,7 @@ use super::{
         introspect, pins,
     },
     kernel::Kernel,
-    maps::{Tables, keys::SetAddresses, reader::Reader},
+    maps::{Maps, keys::SetAddresses, reader::Reader},
     nexthop::{self, Changed},
 };
 
@@ -38,19 +38,14 @@ impl Devices {
     ///
     /// # Errors
     /// See [`Mode`]. A device that was attached to before is served by TC from then on.
-    pub fn attach(
-        &mut self,
-        object: &mut Ebpf,
-        tables: &mut Tables,
-        interface: &Interface,
-    ) -> Result<Attached> {
+    pub fn attach(&mut self, object: &mut Ebpf, maps: &mut Maps, interface: &Interface) -> Result<Attached> {
         let links = self.links(interface);
-        if tables.devices.get(&interface.ifindex, 0).is_err() {
+        if maps.devices.get(&interface.ifindex, 0).is_err() {
             // What lay behind it was taken for a pod so far.
-            nexthop::raise(tables, Changed::Routes)?;
+            nexthop::raise(maps, Changed::Routes)?;
         }
         // Announced before the first packet can come, so that nobody takes it for a pod's device.
-        describe(tables, interface, None)?;
+        describe(maps, interface, None)?;
         if self.outgrew_xdp(interface) {
             // To set the same program again is nothing to the kernel: it would not ask the driver. virtio_net for one goes on
             // without a word, and drops what is longer than a page.
@@ -58,10 +53,10 @@ impl Devices {
         }
         let attached = links.attach(object, self.mode, interface.wire, self.kernel);
         if attached.is_err() {
-            self.without_xdp(tables, interface)?;
+            self.without_xdp(maps, interface)?;
         }
         let attached = attached?;
-        describe(tables, interface, Some(attached == Attached::XdpDriver))?;
+        describe(maps, interface, Some(attached == Attached::XdpDriver))?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
         Ok(attached)
     }
@@ -76,25 +71,25 @@ impl Devices {
     }
 
     /// After an attempt that failed: nobody may send frames by XDP to a device that may have lost its program.
-    fn without_xdp(&mut self, tables: &mut Tables, interface: &Interface) -> Result<()> {
+    fn without_xdp(&mut self, maps: &mut Maps, interface: &Interface) -> Result<()> {
         let Some((_, attached)) = self.attached.get_mut(&interface.ifindex) else {
             // Its packets do not come by us, so nobody may count on it.
-            let _ = tables.devices.remove(&interface.ifindex);
+            let _ = maps.devices.remove(&interface.ifindex);
             return Ok(());
         };
         if *attached == Attached::Tc {
             return Ok(());
         }
         *attached = Attached::Tc;
-        describe(tables, interface, Some(false))?;
-        nexthop::raise(tables, Changed::Routes)
+        describe(maps, interface, Some(false))?;
+        nexthop::raise(maps, Changed::Routes)
     }
 
     /// Forgets a device: it is gone, or not wanted any more.
     ///
     /// # Errors
     /// A pin that cannot be removed.
-    pub fn detach(&mut self, tables: &mut Tables, ifindex: u32) -> Result<()> {
+    pub fn detach(&mut self, maps: &mut Maps, ifindex: u32) -> Result<()> {
         if let Some((interface, _)) = self.attached.remove(&ifindex) {
             self.links(&interface).detach()?;
         }
@@ -102,7 +97,7 @@ impl Devices {
             clsact::detach(ifindex);
         }
         // It may never have been described.
-        let _ = tables.devices.remove(&ifindex);
+        let _ = maps.devices.remove(&ifindex);
         Ok(())
     }
 
@@ -110,18 +105,18 @@ impl Devices {
     ///
     /// # Errors
     /// A pin that cannot be removed.
-    pub fn forget_others(&self, tables: &mut Tables) -> Result<()> {
+    pub fn forget_others(&self, maps: &mut Maps) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
         if let Some(links) = &self.links {
             device::retain(links, &present)?;
         }
-        let described: Vec<u32> = tables.devices.keys().filter_map(Result::ok).collect();
+        let described: Vec<u32> = maps.devices.keys().filter_map(Result::ok).collect();
         for ifindex in described {
             if !present.contains(&ifindex) {
                 if !self.kernel.has_tcx() {
                     clsact::detach(ifindex);
                 }
-                tables.devices.remove(&ifindex).context("forgetting a device failed")?;
+                maps.devices.remove(&ifindex).context("forgetting a device failed")?;
             }
         }
         Ok(())
@@ -153,8 +148,8 @@ impl Devices {
 }
 
 /// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
-fn describe(tables: &mut Tables, interface: &Interface, xdp: Option<bool>) -> Result<()> {
-    let held = tables.devices.get(&interface.ifindex, 0).ok();
+fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result<()> {
+    let held = maps.devices.get(&interface.ifindex, 0).ok();
     let mut device = Device {
         mac: interface.mac,
         zero: 0,
@@ -170,7 +165,7 @@ fn describe(tables: &mut Tables, interface: &Interface, xdp: Option<bool>) -> Re
     if held == Some(device) {
         return Ok(());
     }
-    tables.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
+    maps.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
 }
 
 /// Numbers of the devices that the packet path pinned below `root` is attached to, of any layout version (the key of the

@@ -1,4 +1,4 @@
-//! Version of the running kernel, and what it tells of this process.
+//! Version of the running kernel; memory and network namespace of this process.
 
 use std::{
     io,

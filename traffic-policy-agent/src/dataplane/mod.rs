@@ -57,7 +57,7 @@ pub use self::{
     gc::sweeper::{Found, Sweeper},
     kernel::{Kernel, release_memory},
     maps::{
-        Tables,
+        Maps,
         keys::{FromWire, FrontendId, GoneEndpoint, ToWire, endpoint_key, from_wide, number, wide},
     },
     nexthop::{Changed, NextHop},
@@ -80,7 +80,7 @@ const UNCONFIRMED_SHARE: u32 = 16;
 /// The loaded packet path.
 pub struct Dataplane {
     object: Ebpf,
-    tables: Tables,
+    maps: Maps,
     planner: Planner,
     gc: Gc,
     devices: Devices,
@@ -105,7 +105,7 @@ impl Dataplane {
         let sockets = Sockets::new(cgroup, pins.as_ref());
         match Self::load(config, kernel, pins.as_ref(), sockets) {
             Ok(mut dataplane) => {
-                snat_ports::apply(&mut dataplane.tables, ports);
+                snat_ports::apply(&mut dataplane.maps, ports);
                 dataplane.pins = pins;
                 Ok(dataplane)
             }
@@ -117,30 +117,30 @@ impl Dataplane {
     }
 
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>, sockets: Sockets) -> Result<Self> {
-        let maps = pins.map(Pins::maps);
-        let (mut object, btf) = loader::open(config.sizes, maps.as_deref(), &kernel)?;
-        let mut tables = Tables::take(&mut object)?;
-        let earlier = heartbeat::loading(&mut tables);
+        let folder = pins.map(Pins::maps);
+        let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), &kernel)?;
+        let mut maps = Maps::take(&mut object)?;
+        let earlier = heartbeat::loading(&mut maps);
         if let Err(error) = verifier::load(&mut object, &btf) {
-            heartbeat::restore(&mut tables, earlier);
+            heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));
         }
         drop(btf);
         #[cfg(feature = "log")]
         bpf::log::follow(&mut object)?;
-        jumps(&object, &mut tables)?;
+        jumps(&object, &mut maps)?;
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }
         let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "clock"))?;
-        let flows = [tables.v4.size, tables.v6.size];
+        let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(apply::read(&tables)?, PLAN_SIZES);
-        let gc = Gc::new(sweeper, apply::gone(&tables)?);
-        set_up_state(&mut tables, &object, hz, flows)?;
-        node::name_namespace(&mut tables)?;
+        let planner = Planner::new(apply::read(&maps)?, PLAN_SIZES);
+        let gc = Gc::new(sweeper, apply::gone(&maps)?);
+        set_up_state(&mut maps, &object, hz, flows)?;
+        node::name_namespace(&mut maps)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        Ok(Self { object, tables, planner, gc, devices, sockets, needs_prune: false, config, pins: None })
+        Ok(Self { object, maps, planner, gc, devices, sockets, needs_prune: false, config, pins: None })
     }
 
     /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
@@ -153,7 +153,7 @@ impl Dataplane {
 
     /// Where `/healthz` and `/status` are answered, for `status` to ask.
     pub fn report_address(&mut self, address: SocketAddr) {
-        heartbeat::address(&mut self.tables, address);
+        heartbeat::address(&mut self.maps, address);
     }
 
     /// Leaves out source ports that sockets of this node hold by now.
@@ -162,7 +162,7 @@ impl Dataplane {
     /// Too few are left; the ports in use stay.
     pub fn refresh_pool(&mut self) -> Result<()> {
         let ports = self.config.pool.ports()?;
-        snat_ports::apply(&mut self.tables, ports);
+        snat_ports::apply(&mut self.maps, ports);
         Ok(())
     }
 
@@ -180,17 +180,17 @@ impl Dataplane {
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
         let needed = apply::needed(&plan.ops, self.planner.cluster_ips());
-        let mut elements = needed.add_to(&mut self.tables.filter);
+        let mut elements = needed.add_to(&mut self.maps.filter);
         if !plan.ops.is_empty() {
             self.needs_prune = true;
             self.gc.written();
         }
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
         let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
-        let mut failed = self.gc.forget_serving(&mut self.tables, serving).err();
-        self.gc.name(&mut self.tables, &plan.gone, serving);
+        let mut failed = self.gc.forget_serving(&mut self.maps, serving).err();
+        self.gc.name(&mut self.maps, &plan.gone, serving);
         for op in &plan.ops {
-            match apply::write(&mut self.tables, op) {
+            match apply::write(&mut self.maps, op) {
                 Ok(written) => elements += written,
                 Err(error) => {
                     tracing::warn!("{error:#}");
@@ -199,12 +199,12 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
-            heartbeat::failing(&mut self.tables)?;
-            self.planner = Planner::new(apply::read(&self.tables)?, PLAN_SIZES);
+            heartbeat::failing(&mut self.maps)?;
+            self.planner = Planner::new(apply::read(&self.maps)?, PLAN_SIZES);
             return Err(error);
         }
         self.gc.synced();
-        heartbeat::synced(&mut self.tables)?;
+        heartbeat::synced(&mut self.maps)?;
         Ok(Written { elements, no_room: plan.no_room })
     }
 
@@ -223,7 +223,7 @@ impl Dataplane {
         for range in self.planner.service_cidrs() {
             needed.service_cidr(*range);
         }
-        needed.replace_all(&mut self.tables.filter);
+        needed.replace_all(&mut self.maps.filter);
         self.needs_prune = false;
     }
 
@@ -234,7 +234,7 @@ impl Dataplane {
     /// The kernel refuses to tell the time.
     pub fn sweep(&mut self) -> Result<()> {
         self.gc.request();
-        heartbeat::beat(&mut self.tables, &self.object)
+        heartbeat::beat(&mut self.maps, &self.object)
     }
 
     /// Whether [`Self::sweep_on`] has something to do.
@@ -248,11 +248,11 @@ impl Dataplane {
     /// The kernel refuses; the next periodic sweep tries again.
     pub fn sweep_on(&mut self) -> Result<bool> {
         let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
-        let Some(swept) = self.gc.step(&self.object, &mut self.tables, serving)? else { return Ok(false) };
+        let Some(swept) = self.gc.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
         if self.needs_prune && swept.no_flows {
             self.prune();
         }
-        nexthop::renew(&mut self.tables)?;
+        nexthop::renew(&mut self.maps)?;
         Ok(true)
     }
 
@@ -261,7 +261,7 @@ impl Dataplane {
     /// # Errors
     /// See [`Mode`]. A device that was attached to before is served by TC from then on.
     pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
-        self.devices.attach(&mut self.object, &mut self.tables, interface)
+        self.devices.attach(&mut self.object, &mut self.maps, interface)
     }
 
     /// Forgets a device: it is gone, or not wanted any more.
@@ -269,7 +269,7 @@ impl Dataplane {
     /// # Errors
     /// A pin that cannot be removed.
     pub fn detach(&mut self, ifindex: u32) -> Result<()> {
-        self.devices.detach(&mut self.tables, ifindex)
+        self.devices.detach(&mut self.maps, ifindex)
     }
 
     /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to now.
@@ -277,7 +277,7 @@ impl Dataplane {
     /// # Errors
     /// A pin that cannot be removed.
     pub fn forget_others(&mut self) -> Result<()> {
-        self.devices.forget_others(&mut self.tables)?;
+        self.devices.forget_others(&mut self.maps)?;
         self.sockets.forget_others()
     }
 
@@ -317,12 +317,12 @@ impl Dataplane {
         self.sockets.connected_udp()
     }
 
-    /// What sockets without an address will probably use: see [`node::describe`].
+    /// Describes the node to the packet path: what sockets without an address will probably use.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
-        node::describe(&mut self.tables, primary, pod_ranges)
+        node::describe(&mut self.maps, primary, pod_ranges)
     }
 
     /// Says that stored routes or neighbours may be wrong.
@@ -330,7 +330,7 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be written.
     pub fn raise(&mut self, changed: Changed) -> Result<()> {
-        nexthop::raise(&mut self.tables, changed)
+        nexthop::raise(&mut self.maps, changed)
     }
 
     /// Compares the fingerprint of the node's routes with the one that stored next hops belong to; if it is another,
@@ -339,7 +339,7 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be written.
     pub fn compare_network(&mut self, fingerprint: u32) -> Result<bool> {
-        let changed = self.tables.state.load(state::network) != fingerprint;
+        let changed = self.maps.state.load(state::network) != fingerprint;
         if changed {
             self.raise(Changed::Routes)?;
             self.note_network(fingerprint);
@@ -349,7 +349,7 @@ impl Dataplane {
 
     /// Remembers the fingerprint of routes that [`Self::raise`] was called for.
     pub fn note_network(&mut self, fingerprint: u32) {
-        self.tables.state.store(state::network, fingerprint);
+        self.maps.state.store(state::network, fingerprint);
     }
 
     /// Next hops that packets take now.
@@ -357,37 +357,37 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be read.
     pub fn next_hops(&self) -> Result<Vec<NextHop>> {
-        nexthop::list(&self.tables)
+        nexthop::list(&self.maps)
     }
 
     /// How full the maps are: no map is read but for a few words.
     pub fn levels(&self) -> Levels {
-        Levels::read(&self.tables, &self.planner, &self.gc, self.devices.attached().len())
+        Levels::read(&self.maps, &self.planner, &self.gc, self.devices.attached().len())
     }
 
     /// Reads the packet path's counters, at any time and from any thread: with zeros, so that the first packet of a kind is
     /// seen as growth.
     pub fn counter_reader(&self) -> impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static {
-        let map = self.tables.counters.clone();
+        let map = self.maps.counters.clone();
         move || counters::all(&map)
     }
 }
 
-fn set_up_state(tables: &mut Tables, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Result<()> {
-    let words = &mut tables.state;
+fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Result<()> {
+    let words = &mut maps.state;
     if words.load(state::seed) == 0 {
         let mut seed = [0; 8];
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
             .context("/dev/urandom cannot be read")?;
         words.store(state::seed, u64::from_ne_bytes(seed) | 1);
     }
-    heartbeat::begin(tables, object, hz)?;
-    let words = &mut tables.state;
+    heartbeat::begin(maps, object, hz)?;
+    let words = &mut maps.state;
     words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
     words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
     words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
     if words.load(state::route) & 0xffff == 0 {
-        nexthop::raise(tables, Changed::Routes)?;
+        nexthop::raise(maps, Changed::Routes)?;
     }
     Ok(())
 }

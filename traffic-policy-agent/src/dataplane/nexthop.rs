@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use traffic_policy_ebpf::abi::{HOP_ARENA, HopKey};
 
 use super::maps::{
-    Tables,
+    Maps,
     keys::from_wide,
     mmap::{state, used_hops},
 };
@@ -41,13 +41,13 @@ pub struct NextHop {
 ///
 /// # Errors
 /// The hops cannot be emptied.
-pub fn raise(tables: &mut Tables, changed: Changed) -> Result<()> {
+pub fn raise(maps: &mut Maps, changed: Changed) -> Result<()> {
     if changed == Changed::Routes {
-        let route = route(tables);
-        set_route(tables, route >> 16, next_epoch(route));
+        let route = route(maps);
+        set_route(maps, route >> 16, next_epoch(route));
     }
-    let epoch = tables.state.load(state::hop_epoch);
-    tables.state.store(state::hop_epoch, epoch.wrapping_add(1).max(1));
+    let epoch = maps.state.load(state::hop_epoch);
+    maps.state.store(state::hop_epoch, epoch.wrapping_add(1).max(1));
     Ok(())
 }
 
@@ -55,21 +55,21 @@ pub fn raise(tables: &mut Tables, changed: Changed) -> Result<()> {
 ///
 /// # Errors
 /// The hops cannot be emptied.
-pub fn renew(tables: &mut Tables) -> Result<()> {
-    let route = route(tables);
+pub fn renew(maps: &mut Maps) -> Result<()> {
+    let route = route(maps);
     let generation = route >> 16 & 1;
-    let used = tables.usage.load(used_hops(generation));
+    let used = maps.usage.load(used_hops(generation));
     if used < u64::from(HOP_ARENA) * 9 / 10 {
         return Ok(());
     }
     let other = 1 - generation;
     let old: Vec<HopKey> =
-        tables.hop_index.keys().filter_map(Result::ok).filter(|key| u32::from(key.arena) == other).collect();
+        maps.hop_index.keys().filter_map(Result::ok).filter(|key| u32::from(key.arena) == other).collect();
     for key in old {
-        tables.hop_index.remove(&key).context("emptying the hops failed")?;
+        maps.hop_index.remove(&key).context("emptying the hops failed")?;
     }
-    tables.usage.store(used_hops(other), 0);
-    set_route(tables, other, next_epoch(route));
+    maps.usage.store(used_hops(other), 0);
+    set_route(maps, other, next_epoch(route));
     tracing::info!(used, "moved to fresh next hops");
     Ok(())
 }
@@ -78,16 +78,16 @@ pub fn renew(tables: &mut Tables) -> Result<()> {
 ///
 /// # Errors
 /// The maps cannot be read.
-pub fn list(tables: &Tables) -> Result<Vec<NextHop>> {
-    let generation = (route(tables) >> 16) as u8;
+pub fn list(maps: &Maps) -> Result<Vec<NextHop>> {
+    let generation = (route(maps) >> 16) as u8;
     let mut hops = Vec::new();
-    for entry in &tables.hop_index {
+    for entry in &maps.hop_index {
         let (key, index) = entry.context("reading the hops failed")?;
         if key.arena != generation {
             continue;
         }
         let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
-        let hop = tables.hops.get(&index, 0).context("reading a hop failed")?;
+        let hop = maps.hops.get(&index, 0).context("reading a hop failed")?;
         let bytes = hop.macs.to_ne_bytes();
         let mac = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]];
         hops.push(NextHop { ifindex: key.ifindex, gateway, mac });
@@ -96,12 +96,12 @@ pub fn list(tables: &Tables) -> Result<Vec<NextHop>> {
     Ok(hops)
 }
 
-fn route(tables: &Tables) -> u32 {
-    tables.state.load(state::route)
+fn route(maps: &Maps) -> u32 {
+    maps.state.load(state::route)
 }
 
-fn set_route(tables: &mut Tables, generation: u32, epoch: u16) {
-    tables.state.store(state::route, generation << 16 | u32::from(epoch));
+fn set_route(maps: &mut Maps, generation: u32, epoch: u16) {
+    maps.state.store(state::route, generation << 16 | u32::from(epoch));
 }
 
 /// 0 stands for "never resolved".

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::abi::Node;
 
 use super::{
     kernel,
-    maps::{Tables, keys::wide},
+    maps::{Maps, keys::wide},
 };
 
 /// Tells the packet path what sockets without an address will probably use: the node's primary addresses, and for
@@ -16,7 +16,7 @@ use super::{
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn describe(tables: &mut Tables, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
+pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
     let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
     let first = |addresses: &[IpAddr]| {
         [IpAddr::is_ipv4, IpAddr::is_ipv6]
@@ -26,20 +26,20 @@ pub fn describe(tables: &mut Tables, primary: &[IpAddr], pod_ranges: &[IpNet]) -
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
         range.map_or(0, |range| u32::from(range.prefix_len()))
     });
-    put(tables, |node| Node { primary: first(primary), pods: first(&pods), pod_bits, ..node })
+    put(maps, |node| Node { primary: first(primary), pods: first(&pods), pod_bits, ..node })
 }
 
 /// Tells the packet path which network namespace is the node's own: this process's.
-pub fn name_namespace(tables: &mut Tables) -> Result<()> {
+pub fn name_namespace(maps: &mut Maps) -> Result<()> {
     let netns = kernel::netns_cookie()?;
-    put(tables, |node| Node { netns, ..node })
+    put(maps, |node| Node { netns, ..node })
 }
 
-fn put(tables: &mut Tables, change: impl FnOnce(Node) -> Node) -> Result<()> {
-    let held = tables.node.get(&0, 0).context("reading the description of the node failed")?;
+fn put(maps: &mut Maps, change: impl FnOnce(Node) -> Node) -> Result<()> {
+    let held = maps.node.get(&0, 0).context("reading the description of the node failed")?;
     let node = change(held);
     if node == held {
         return Ok(());
     }
-    tables.node.set(0, node, 0).context("writing the description of the node failed")
+    maps.node.set(0, node, 0).context("writing the description of the node failed")
 }

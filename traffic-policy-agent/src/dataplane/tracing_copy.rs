@@ -21,8 +21,8 @@ use super::{
     },
     kernel::Kernel,
     maps::{
-        Tables,
-        mmap::{Words, state},
+        Maps,
+        mmap::{Mapped, state},
     },
 };
 
@@ -46,7 +46,7 @@ pub struct Judged {
 pub struct TracingCopy {
     object: Ebpf,
     /// Its maps: its own, and those that it shares with the running packet path.
-    pub tables: Tables,
+    pub maps: Maps,
     trace: Array<MapData, Trace>,
     question: Array<MapData, SocketQuestion>,
     buckets: PerCpuArray<MapData, Bucket>,
@@ -59,7 +59,7 @@ pub struct TracingCopy {
 /// What the copy must know of the running packet path from time to time.
 struct Running {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
-    usage: Words<Usage>,
+    usage: Mapped<Usage>,
 }
 
 impl TracingCopy {
@@ -70,8 +70,8 @@ impl TracingCopy {
     pub fn load(pins: Option<&Path>, shared: &dyn Fn(&str) -> bool, routes: Routes) -> Result<Self> {
         let (mut object, btf) = loader::load_copy(pins, shared, routes, &Kernel::running()?)?;
         verifier::load(&mut object, &btf)?;
-        let mut tables = Tables::take(&mut object)?;
-        jumps(&object, &mut tables)?;
+        let mut maps = Maps::take(&mut object)?;
+        jumps(&object, &mut maps)?;
         let mut take = |name: &str| -> Result<Map> {
             object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
         };
@@ -80,7 +80,7 @@ impl TracingCopy {
         let cpus = aya::util::nr_cpus().map_err(|(file, error)| {
             anyhow::Error::from(error).context(format!("the number of CPUs is not known: {file}"))
         })?;
-        Ok(Self { object, tables, trace, question, buckets, affinity, running: None, cpus })
+        Ok(Self { object, maps, trace, question, buckets, affinity, running: None, cpus })
     }
 
     /// Follows the running packet path whose maps are pinned in `maps`: its clients, and whether it has SNAT flows.
@@ -92,7 +92,7 @@ impl TracingCopy {
         let usage = MapData::from_pin(maps.join("USAGE")).context("USAGE is not pinned")?;
         self.running = Some(Running {
             affinity: HashMap::try_from(Map::LruHashMap(affinity))?,
-            usage: Words::new(Map::Array(usage))?,
+            usage: Mapped::new(Map::Array(usage))?,
         });
         Ok(())
     }
@@ -123,8 +123,8 @@ impl TracingCopy {
 
     /// Every packet is the first one.
     fn begin(&mut self) -> Result<()> {
-        empty(&mut self.tables.v4.flows).context("forgetting flows failed")?;
-        empty(&mut self.tables.v6.flows).context("forgetting flows failed")?;
+        empty(&mut self.maps.v4.flows).context("forgetting flows failed")?;
+        empty(&mut self.maps.v6.flows).context("forgetting flows failed")?;
         self.forget_usage();
         self.trace.set(0, Trace::default(), 0).context("emptying the trace failed")?;
         // As after a long silence: answers are not what is asked about.
@@ -135,9 +135,9 @@ impl TracingCopy {
     /// No flow of the copy stands; whether replies of SNAT flows may come is as the running packet path has it.
     fn forget_usage(&mut self) {
         let snat_created = self.running.as_ref().map_or(0, |running| running.usage.read().snat_created);
-        let pending_created = self.tables.state.load(state::pending_swept);
-        let held = self.tables.usage.read();
-        self.tables.usage.write(Usage { snat_created, pending_created, unconfirmed: [0; 2], ..held });
+        let pending_created = self.maps.state.load(state::pending_swept);
+        let held = self.maps.usage.read();
+        self.maps.usage.write(Usage { snat_created, pending_created, unconfirmed: [0; 2], ..held });
     }
 
     fn end(&mut self, frame: Vec<u8>) -> Result<Judged> {

@@ -1,4 +1,4 @@
-//! How full the maps are, and what else is known of the data plane without a packet.
+//! Use of the maps, and what else is known of the data plane without reading them.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ use super::{
     clock,
     gc::{Gc, sweeper::Found},
     maps::{
-        Tables,
+        Maps,
         mmap::{state, used_hops},
     },
     sync::{PLAN_SIZES, plan::Planner},
@@ -39,15 +39,15 @@ pub struct Levels {
 
 impl Levels {
     /// Looks at what is known already: no map is read but for a few words.
-    pub fn read(tables: &Tables, planner: &Planner, gc: &Gc, devices: usize) -> Self {
+    pub fn read(maps: &Maps, planner: &Planner, gc: &Gc, devices: usize) -> Self {
         let usage = planner.usage();
-        let room = &tables.room;
-        let mut maps = Vec::new();
+        let room = &maps.room;
+        let mut fills = Vec::new();
         for (family, found) in gc.found().iter().enumerate() {
             let ipv6 = family == 1;
-            maps.extend(
+            fills.extend(
                 [
-                    ("flows", u64::from(found.entries), [tables.v4.size, tables.v6.size][family]),
+                    ("flows", u64::from(found.entries), [maps.v4.size, maps.v6.size][family]),
                     ("pending", u64::from(found.pending), room.pending[family]),
                     ("frontends", usage.frontends[family], room.frontends[family]),
                     ("slots", usage.slots[family], room.slots[family]),
@@ -56,11 +56,11 @@ impl Levels {
                 .map(|(map, used, size)| Fill { map, ipv6: Some(ipv6), used, size }),
             );
         }
-        let generation = tables.state.load(state::route) >> 16 & 1;
-        maps.extend(
+        let generation = maps.state.load(state::route) >> 16 & 1;
+        fills.extend(
             [
                 ("services", usage.services, PLAN_SIZES.services),
-                ("hops", tables.usage.load(used_hops(generation)), HOP_ARENA),
+                ("hops", maps.usage.load(used_hops(generation)), HOP_ARENA),
                 ("devices", devices as u64, room.devices),
                 ("gone-endpoints", gc.gone().len() as u64, room.gone),
             ]
@@ -71,9 +71,9 @@ impl Levels {
         let now = SystemTime::now();
         let draining = planner.draining(monotonic);
         Self {
-            maps,
+            maps: fills,
             found: gc.found(),
-            snat_ports: tables.state.load(state::pool_len),
+            snat_ports: maps.state.load(state::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
     }

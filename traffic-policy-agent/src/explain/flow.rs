@@ -1,4 +1,4 @@
-//! What `explain` is asked about: new flows, from the command line or as JSON.
+//! Flows that `explain` is asked about, parsed from the command line or from JSON.
 
 use std::{
     fmt,

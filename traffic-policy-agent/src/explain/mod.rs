@@ -1,10 +1,10 @@
-//! What becomes of a packet, and why: asked of the programs themselves.
+//! `explain`: the fate of a packet and the reasons, by running the programs on it.
 
+mod describe;
 mod flow;
 mod frame;
-mod inside;
+mod scope;
 pub mod simulator;
-mod story;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,11 +15,14 @@ use traffic_policy_ebpf::{
     outcome::{Outcome, Verdict as Kernel},
 };
 
-use self::simulator::{Candidate, Entrance, Judged, PacketHook};
+use self::{
+    describe::FlowFacts,
+    simulator::{Entrance, Judged, PacketHook},
+};
 pub use self::{
     flow::{Flow, From, SOURCE_PORT, Transport, read},
     frame::Seen,
-    inside::Inside,
+    scope::NodeScope,
     simulator::Simulator,
 };
 use crate::{
@@ -78,42 +81,32 @@ pub struct Answer {
     pub frontend: Option<FrontendKind>,
 }
 
-/// What the steps say, put together.
-#[derive(Clone, Debug, Default)]
-struct Facts {
-    service: Option<ServicePortKey>,
-    index: Option<u32>,
-    flags: u32,
-    candidates: Vec<Candidate>,
-    chosen: Option<Candidate>,
-}
-
 /// Asks a [`Simulator`].
 pub struct Explainer {
     simulator: Simulator,
-    inside: Inside,
+    scope: NodeScope,
     /// The node's addresses towards others, for connections of its own that name no source.
     primary: Vec<IpAddr>,
     /// The device by which packets from a source come.
-    towards: Towards,
+    route_lookup: RouteLookup,
     /// Cookie of the node's network namespace, as affinity knows it.
     netns: u64,
     offline: bool,
 }
 
 /// Finds the device by which packets from an address come; `None`: any will do.
-pub type Towards = Box<dyn FnMut(IpAddr) -> Option<u32>>;
+pub type RouteLookup = Box<dyn FnMut(IpAddr) -> Option<u32>>;
 
 impl Explainer {
     pub fn new(
         simulator: Simulator,
-        inside: Inside,
+        scope: NodeScope,
         primary: Vec<IpAddr>,
-        towards: Towards,
+        route_lookup: RouteLookup,
         netns: u64,
         offline: bool,
     ) -> Self {
-        Self { simulator, inside, primary, towards, netns, offline }
+        Self { simulator, scope, primary, route_lookup, netns, offline }
     }
 
     /// What becomes of a flow.
@@ -124,12 +117,12 @@ impl Explainer {
         let mut steps = Vec::new();
         let from = match flow.from {
             Some(from) => {
-                steps.push(format!("from {}, as the question says", story::origin(from)));
+                steps.push(format!("from {}, as the question says", describe::origin(from)));
                 from
             }
             None => {
-                let (from, why) = self.inside.guess(flow.source.ip());
-                steps.push(format!("from {}: {why}", story::origin(from)));
+                let (from, why) = self.scope.guess(flow.source.ip());
+                steps.push(format!("from {}: {why}", describe::origin(from)));
                 from
             }
         };
@@ -142,8 +135,8 @@ impl Explainer {
                 facts = self.facts(flow, &judged)?;
             }
         }
-        let teller = story::Teller { flow, from, facts: &facts, offline: self.offline };
-        steps.extend(judged.steps.iter().filter_map(|step| teller.tell(step)));
+        let describer = describe::Describer { flow, from, facts: &facts, offline: self.offline };
+        steps.extend(judged.steps.iter().filter_map(|step| describer.describe(step)));
         let verdict = verdict(judged.outcome);
         let has_endpoint = verdict == Verdict::Endpoints;
         let packet = if judged.frame.is_empty() { None } else { frame::read(&judged.frame) };
@@ -153,7 +146,7 @@ impl Explainer {
             (Some(_), Some(packet)) => (Some(packet.source), packet.source != flow.source),
             (Some(endpoint), None) => {
                 let masquerade = masquerades(&facts, from, flow, endpoint);
-                steps.push(teller.source(masquerade));
+                steps.push(describer.source(masquerade));
                 (Some(self.socket_source(flow)), masquerade)
             }
         };
@@ -207,15 +200,15 @@ impl Explainer {
     }
 
     fn entrance(&mut self, source: IpAddr) -> Entrance {
-        let device = (self.towards)(source);
+        let device = (self.route_lookup)(source);
         let entrances = self.simulator.entrances();
         let named = entrances.iter().find(|entrance| Some(entrance.ifindex) == device);
         *named.unwrap_or(&entrances[0])
     }
 
-    fn facts(&self, flow: &Flow, judged: &Judged) -> Result<Facts> {
+    fn facts(&self, flow: &Flow, judged: &Judged) -> Result<FlowFacts> {
         let ipv6 = flow.destination.is_ipv6();
-        let mut facts = Facts::default();
+        let mut facts = FlowFacts::default();
         for step in &judged.steps {
             match step.kind {
                 step::FRONTEND => {
@@ -283,11 +276,11 @@ pub fn verdict(outcome: Outcome) -> Verdict {
     }
 }
 
-/// Whether an endpoint sees this node instead of the client, for a connection whose address is exchanged before there is a
-/// packet. The kernel picks the source after the exchange: for a process of the node an address of the node, which is
+/// Whether an endpoint sees this node instead of the client, for a connection whose address is translated before there is a
+/// packet. The kernel picks the source after the translation: for a process of the node an address of the node, which is
 /// what kube-proxy's masquerade shows there. Pods keep theirs; where kube-proxy would hide them for the policy Cluster
 /// it is not needed, for the reply never meets the Service's address.
-fn masquerades(facts: &Facts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {
+fn masquerades(facts: &FlowFacts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {
     let kind = frontend::kind(facts.flags);
     if kind == kind_number::LOOPBACK {
         return true;

@@ -1,4 +1,4 @@
-//! How many packets left the packet path in which way.
+//! The packet path's counters, by hook and outcome.
 
 use anyhow::{Context as _, Result};
 

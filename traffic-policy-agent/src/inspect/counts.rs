@@ -1,4 +1,4 @@
-//! Packets of each Service by outcome: what the packet path has added up, and what flows that stand have counted.
+//! Packets of each Service by outcome: those that the packet path has added up, and those of flows that still stand.
 
 use std::{
     collections::BTreeMap,

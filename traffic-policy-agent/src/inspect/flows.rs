@@ -1,4 +1,4 @@
-//! The flow table: both halves of each flow put together.
+//! The flow table: request and reply entry of each flow put together.
 
 use std::{
     collections::HashMap,

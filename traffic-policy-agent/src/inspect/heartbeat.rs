@@ -1,4 +1,4 @@
-//! What the agent has left word of: see [`abi::Agent`].
+//! The heartbeat of the agent, as it left it in the map `AGENT`: [`Agent`].
 
 use std::{fs, net::SocketAddr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What is attached where.
+//! Attached programs, by the pins of their links.
 
 use std::{fs, io::ErrorKind};
 

@@ -1,4 +1,4 @@
-//! Listens to the packet path: refusals and new flows as they happen.
+//! Events of the packet path as they happen: drops, rejections and new flows.
 
 use std::{fs::File, net::SocketAddr, time::Duration};
 

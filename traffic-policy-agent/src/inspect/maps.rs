@@ -1,4 +1,4 @@
-//! How full the maps are, and what they cost.
+//! Use and memory of the maps.
 
 use std::fs;
 

@@ -60,7 +60,7 @@ impl Pinned {
         self.map(name)?.value(0)
     }
 
-    /// Words that the agent writes for the packet path.
+    /// Mapped that the agent writes for the packet path.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -68,7 +68,7 @@ impl Pinned {
         self.element("STATE")
     }
 
-    /// Words that the packet path writes.
+    /// Mapped that the packet path writes.
     ///
     /// # Errors
     /// The map cannot be read.

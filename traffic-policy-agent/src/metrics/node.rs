@@ -1,8 +1,11 @@
-//! The node's state as the run loop knows it, and how source and health fare.
+//! Metrics of the node's state as the run loop knows it, of the source and of health.
 
 use std::time::SystemTime;
 
-use super::{exposition::Family, ip_family, port_labels, unix};
+use super::{
+    exposition::Family,
+    labels::{ip_family, port_labels, unix},
+};
 use crate::{
     dataplane::{Attached, Levels},
     health::ProxyHealth,

@@ -1,10 +1,10 @@
-//! What became of packets: by hook, and by Service.
+//! Metrics of packets by outcome: of each hook, and of each Service.
 
 use std::collections::BTreeMap;
 
 use traffic_policy_ebpf::outcome::Outcome;
 
-use super::{exposition::Family, port_labels};
+use super::{exposition::Family, labels::port_labels};
 use crate::{dataplane::Counter, inspect::ServiceCount, model::ServicePortKey};
 
 /// Packets by hook and outcome.

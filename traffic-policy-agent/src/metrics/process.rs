@@ -4,7 +4,7 @@ use std::{fs, time::SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::{exposition::Family, unix};
+use super::{exposition::Family, labels::unix};
 
 pub fn families(started: SystemTime) -> Vec<Family> {
     let mut families = vec![

@@ -11,7 +11,7 @@ use hyper::{
 
 use tokio::{sync::Mutex, task::spawn_blocking};
 
-use super::{Metrics, exposition};
+use super::{exposition, registry::Metrics};
 use crate::health::{Answer, Served, not_found};
 
 /// What `/proxyMode` says, where kube-proxy names its backend.

@@ -1,11 +1,15 @@
-//! kube-proxy's names for what waits to be written, and how long writing takes.
+//! Metrics of syncs, by kube-proxy's names: changes that wait, and how long writing takes.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, SystemTime},
 };
 
-use super::{exposition::Family, histogram::Histogram, ip_family, unix};
+use super::{
+    exposition::Family,
+    histogram::Histogram,
+    labels::{ip_family, unix},
+};
 use crate::{
     model::{Index, Indexed, ServiceName, object::EndpointSlice},
     source::{Batch, Change, Update},

@@ -12,29 +12,11 @@ use ipnet::IpNet;
 
 use super::{
     Desired, Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning,
-    claims::Claims,
+    conflicts::Claims,
+    context::{Context, NodeInput},
     object::{EndpointSlice, Node, Service, ServiceCidr},
-    reduce::{self, Context, Wanted},
+    service_port::{self, Wanted},
 };
-
-/// What the model must know of the node it runs on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInput {
-    /// The name of this node's Node object, which endpoints give as `nodeName`.
-    pub node_name: String,
-    /// On which addresses node ports are reached.
-    pub node_port_addresses: Vec<IpAddr>,
-    /// Whether node ports are reached on 127.0.0.0/8, by the node's own processes.
-    pub loopback_ipv4: bool,
-    /// Whether node ports are reached on `::1`, by the node's own processes.
-    pub loopback_ipv6: bool,
-    /// Ranges of cluster IPs beside those of ServiceCIDR objects (`--service-cidr`).
-    pub service_cidrs: BTreeSet<IpNet>,
-    /// Whether this node does IPv4.
-    pub ipv4: bool,
-    /// Whether this node does IPv6.
-    pub ipv6: bool,
-}
 
 /// What a call of [`Index::update`] changed in the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -179,7 +161,7 @@ impl Index {
             let wanted = self.services.get(&name).map(|service| {
                 let slices = self.slices_of.get(&name).into_iter().flatten();
                 let slices: Vec<_> = slices.filter_map(|slice| self.slices.get(slice)).collect();
-                reduce::wanted(service, &slices, &self.context)
+                service_port::wanted(service, &slices, &self.context)
             });
             self.replace(name, wanted, &mut settle);
         }

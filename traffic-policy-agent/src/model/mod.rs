@@ -5,19 +5,21 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
-mod choose;
-mod claims;
+mod conflicts;
+mod context;
 mod desired;
 mod duration;
 mod index;
 pub mod object;
-mod reduce;
 mod render;
+mod service_port;
+mod topology;
 
+pub use context::NodeInput;
 pub use desired::{
     Desired, Endpoint, Frontend, FrontendKind, HealthCheck, Policy, Protocol, ServiceName, ServicePort,
     ServicePortKey, Warning,
 };
 pub use duration::parse_duration;
-pub use index::{Changes, Index, Indexed, NodeInput};
+pub use index::{Changes, Index, Indexed};
 pub use render::render;

@@ -1,4 +1,4 @@
-//! What else the kernel says of a device: for people who ask, not for the packet path.
+//! Details of a device for `check`: its kind, XDP programs and TC filters.
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
@@ -7,7 +7,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption},
 };
 
-use super::{Network, headers::kind};
+use super::{headers::kind, network::Network};
 
 /// Kind and programs of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,14 @@
-//! Which devices packets from outside come by.
+//! Choice of the devices that packets from outside come by.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Result, bail};
 
-use super::{Address, Header, Link, Route, WithoutEthernet};
+use super::{
+    headers::Header,
+    link::{Address, Link, Route},
+    without_ethernet::WithoutEthernet,
+};
 
 /// The devices to attach to: the named ones, or else those of default routes, of the Node's addresses and of routes with
 /// a gateway (other nodes' pods). Never lo, nor a pod's device. Named devices that do not exist are in the second list.

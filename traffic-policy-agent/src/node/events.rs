@@ -1,4 +1,4 @@
-//! Changes of the network, as the kernel tells them.
+//! Events of rtnetlink: links, addresses, routes, neighbours.
 
 use std::{io, net::IpAddr};
 

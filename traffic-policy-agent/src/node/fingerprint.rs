@@ -1,4 +1,4 @@
-//! One number for all that decides where packets go, to tell whether it changed while no agent ran.
+//! Fingerprint of routes, rules and links, by which an agent sees whether they changed while none ran.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -13,7 +13,7 @@ use netlink_packet_route::{
 };
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 
-use super::Network;
+use super::network::Network;
 
 impl Network {
     /// A fingerprint of routes, rules and links, never 0.

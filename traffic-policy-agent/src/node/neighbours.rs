@@ -1,4 +1,4 @@
-//! Keeps the kernel's neighbour entries of next hops alive, and notices when a MAC address changes.
+//! Manager of the kernel's neighbour entries: those of next hops are kept alive, and a changed MAC address is noticed.
 //!
 //! Packets that XDP sends do not pass the kernel's neighbour code, so an entry would go stale and never be probed again:
 //! a gateway that changed its MAC address would stay unnoticed. A managed entry (NTF_EXT_MANAGED, Linux 5.16) is probed by
@@ -17,8 +17,8 @@ use netlink_packet_route::{
 };
 
 use super::{
-    Network,
     events::{self, Neighbour},
+    network::Network,
 };
 
 /// Each managed neighbour is probed every few seconds; beyond this number the 60 s after which a hop is resolved again
@@ -27,14 +27,14 @@ const MOST: usize = 512;
 
 /// What is known of the neighbours.
 #[derive(Debug, Default)]
-pub struct Keeper {
+pub struct NeighbourManager {
     known: HashMap<(u32, IpAddr), [u8; 6]>,
     managed: BTreeSet<(u32, IpAddr)>,
     /// Entries that are not to be touched: a managed one is no longer permanent.
     fixed: BTreeSet<(u32, IpAddr)>,
 }
 
-impl Keeper {
+impl NeighbourManager {
     /// Takes note; whether the MAC address differs from the one known before.
     pub fn changed(&mut self, neighbour: Neighbour) -> bool {
         let Neighbour { link, address, mac, fixed } = neighbour;

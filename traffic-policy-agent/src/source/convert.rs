@@ -1,4 +1,4 @@
-//! API objects to the model's objects, the same for the Kubernetes API and for manifests.
+//! Conversion of API objects to the model's, the same for the Kubernetes API and for manifests.
 //!
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.

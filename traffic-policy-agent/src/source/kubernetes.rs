@@ -4,7 +4,6 @@
 //! it names only since they exist, so an agent may do without them.
 
 mod access;
-mod events;
 mod observe;
 mod watch;
 
@@ -18,11 +17,12 @@ use k8s_openapi::api::{
 use kube::{Api, runtime::watcher};
 use tokio::{sync::mpsc, task::JoinSet};
 
-pub use self::{
-    access::{Access, AccessError, SERVICE_ACCOUNT},
-    events::{ServiceEvent, ServiceEvents},
+pub use self::access::{Access, AccessError, SERVICE_ACCOUNT};
+use super::{
+    batch::{QUEUE, Source, Update},
+    convert, events,
+    status::StatusWriter,
 };
-use super::{QUEUE, Source, Update, convert, status::StatusWriter};
 
 /// Follows the Kubernetes API.
 #[derive(Clone, Debug)]

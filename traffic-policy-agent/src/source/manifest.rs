@@ -18,7 +18,11 @@ use tokio::{
 use tracing::debug;
 
 pub use self::load::Mistakes;
-use super::{Batch, Change, QUEUE, ServiceEvents, Source, Update, status::StatusWriter};
+use super::{
+    batch::{Batch, Change, QUEUE, Source, Update},
+    events::ServiceEvents,
+    status::StatusWriter,
+};
 use crate::model::object::Node;
 
 /// Changes come in groups (a copy of many files, an editor that renames): they are read when it has been quiet this

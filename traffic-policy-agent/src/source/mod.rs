@@ -1,128 +1,19 @@
-//! Where Services, EndpointSlices, Nodes and ServiceCIDRs come from: the Kubernetes API or a folder of manifests.
+//! Sources of Services, EndpointSlices, Nodes and ServiceCIDRs: the Kubernetes API or a folder of manifests.
 //!
 //! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`] and writes what follows.
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
 
+mod batch;
 mod convert;
+mod events;
 mod kubernetes;
 mod manifest;
 mod status;
 
-use tokio::{sync::mpsc, task::JoinSet};
-
 pub use self::{
-    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT, ServiceEvent, ServiceEvents},
+    batch::{Batch, Change, Source, Update},
+    events::{ServiceEvent, ServiceEvents},
+    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT},
     manifest::{Manifests, Mistakes},
     status::{Status, StatusReader},
 };
-use crate::model::{
-    Index, Indexed, Policy, ServiceName,
-    object::{EndpointSlice, Node, Service, ServiceCidr},
-};
-
-/// What happened to objects of one kind.
-#[derive(Debug)]
-pub enum Change<T> {
-    Apply(T),
-    Delete(ServiceName),
-    /// All objects of the kind, after a list. `unreadable` ones exist too, and stay as they were last understood.
-    Reset {
-        objects: Vec<T>,
-        unreadable: Vec<ServiceName>,
-    },
-}
-
-#[derive(Debug)]
-pub enum Update {
-    Service(Change<Service>),
-    EndpointSlice(Change<EndpointSlice>),
-    Node(Change<Node>),
-    ServiceCidr(Change<ServiceCidr>),
-    /// Everything has been given: what is known is whole.
-    Synced,
-}
-
-/// Updates that belong together: all of them are applied before anything is written.
-#[derive(Debug)]
-pub struct Batch(pub Vec<Update>);
-
-impl Batch {
-    /// As if every Service had this external policy.
-    pub fn set_external_policy(&mut self, policy: Policy) {
-        for update in &mut self.0 {
-            if let Update::Service(Change::Reset { objects, .. }) = update {
-                objects.iter_mut().for_each(|service| service.external_policy = policy);
-            }
-        }
-    }
-
-    /// Puts the updates into the index. Returns whether anything changed that may have to be written.
-    pub fn apply(self, index: &mut Index) -> bool {
-        let mut changed = false;
-        for update in self.0 {
-            changed |= match update {
-                Update::Service(change) => change.apply(index),
-                Update::EndpointSlice(change) => change.apply(index),
-                Update::Node(change) => change.apply(index),
-                Update::ServiceCidr(change) => change.apply(index),
-                Update::Synced => {
-                    let first = !index.is_synced();
-                    index.set_synced();
-                    first
-                }
-            };
-        }
-        changed
-    }
-}
-
-impl<T: Indexed> Change<T> {
-    fn apply(self, index: &mut Index) -> bool {
-        match self {
-            Self::Apply(object) => index.apply(object),
-            Self::Delete(name) => index.delete::<T>(&name),
-            Self::Reset { objects, unreadable } => index.reset(objects, &unreadable),
-        }
-    }
-}
-
-/// A started source. Dropping it stops its tasks.
-#[derive(Debug)]
-pub struct Source {
-    updates: mpsc::Receiver<Batch>,
-    status: StatusReader,
-    events: ServiceEvents,
-    tasks: JoinSet<()>,
-}
-
-/// Enough that a source need not wait for the run loop while that writes one change.
-const QUEUE: usize = 1024;
-
-impl Source {
-    /// Waits for the next batch. Cancel-safe. `None` when a part of the source has stopped, which it does by itself
-    /// only by a panic: then changes may be missed, and the agent must start anew.
-    pub async fn next(&mut self) -> Option<Batch> {
-        tokio::select! {
-            biased;
-            batch = self.updates.recv() => batch,
-            Some(_) = self.tasks.join_next() => None,
-        }
-    }
-
-    /// The next batch, if one is already there: lets the run loop take many changes with one write.
-    pub fn try_next(&mut self) -> Option<Batch> {
-        self.updates.try_recv().ok()
-    }
-
-    /// How the source fares, for `status` and for metrics. Cheap to clone.
-    #[must_use]
-    pub fn status(&self) -> StatusReader {
-        self.status.clone()
-    }
-
-    /// Where Events about Services can be posted; with manifests they are only logged by who posts them.
-    #[must_use]
-    pub fn events(&self) -> ServiceEvents {
-        self.events.clone()
-    }
-}

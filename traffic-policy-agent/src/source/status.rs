@@ -1,4 +1,4 @@
-//! How a source fares. Trouble is logged when it begins and when it ends, not at each attempt between.
+//! Status of a source. Errors are logged when they begin and when they end, not at each attempt between.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

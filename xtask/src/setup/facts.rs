@@ -2,7 +2,7 @@
 
 use std::{fmt, process::Command};
 
-use super::{apt::Apt, plan::Step};
+use super::{apt::Apt, step::Step};
 use crate::{
     cargo,
     target::Target,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{plan::Step, step};
+use super::step::{self, Step};
 use crate::cargo;
 
 /// A program, and the package of Debian and Ubuntu that brings it.

@@ -1,11 +1,59 @@
-//! Carries out one step.
+//! Steps of the set-up, and how each is carried out.
 
-use std::process::{Command, Stdio};
+use std::{
+    fmt,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context, Result, bail};
 
-use super::plan::{LINKER, Step};
 use crate::cargo;
+
+/// The release of bpf-linker that is installed.
+pub(super) const LINKER: &str = "0.13.0";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Sources for the nightly that rustup has.
+    NightlySources,
+    /// A nightly with sources.
+    Nightly,
+    /// Components of the toolchain in use, by their names for cargo.
+    Components(Vec<&'static str>),
+    /// The standard library of another target, for the toolchain in use.
+    StandardLibrary(&'static str),
+    AptUpdate,
+    AptInstall(Vec<String>),
+    /// bpf-linker for an LLVM version.
+    Linker(u32),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NightlySources => write!(f, "adding rust-src to rustup's nightly"),
+            Self::Nightly => write!(f, "installing rustup's nightly with rust-src (about a minute)"),
+            Self::Components(names) => write!(f, "adding {} to the toolchain in use", names.join(", ")),
+            Self::StandardLibrary(triple) => {
+                write!(f, "adding the standard library of {triple} (about 20 s)")
+            }
+            Self::AptUpdate => write!(f, "refreshing apt's lists of packages (about 10 s)"),
+            Self::AptInstall(packages) => {
+                write!(f, "installing {} (up to two minutes)", packages.join(" "))
+            }
+            Self::Linker(llvm) => {
+                write!(f, "compiling bpf-linker {LINKER} for LLVM {llvm} (two to five minutes)")
+            }
+        }
+    }
+}
+
+impl Step {
+    /// Whether the packet path may compile after it where it did not before.
+    pub(super) fn concerns_bpf(&self) -> bool {
+        !matches!(self, Self::Components(_) | Self::StandardLibrary(_))
+    }
+}
 
 pub(super) fn carry_out(step: &Step) -> Result<()> {
     match step {

@@ -1,9 +1,12 @@
-//! What stands in the way of XDP in the driver: long frames, too few queues, guest offloads, a veth's other end.
+//! Findings about XDP in the driver: long frames, too few queues, guest offloads, a veth's other end.
 
-use super::{Device, Facts, Finding, Mode, Way};
+use super::facts::{Device, Facts, Way};
 use crate::{
-    check::other_end,
-    dataplane::drivers::{self, TooFew},
+    check::{finding::Finding, other_end},
+    dataplane::{
+        Mode,
+        drivers::{self, TooFew},
+    },
 };
 
 /// What follows if the driver refuses.

@@ -1,5 +1,9 @@
 use super::*;
-use crate::check::Severity;
+use crate::{
+    check::{Severity, other_end::OtherEnd},
+    dataplane::drivers::Channels,
+    node::Link,
+};
 
 fn device(name: &str) -> Device {
     Device {

@@ -1,4 +1,4 @@
-//! How an event is told: its line, for programs and for people.
+//! An event as a line: as JSON, and human-readable.
 
 use std::{
     io::{self, Write},

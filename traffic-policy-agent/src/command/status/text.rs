@@ -1,4 +1,4 @@
-//! The state of the node as people read it.
+//! The state of the node as human-readable text.
 
 use std::{
     io::{self, Write},

@@ -1,4 +1,4 @@
-//! Carries the packet path's log to the agent's, in builds with the feature `log`.
+//! The packet path's log, forwarded to the agent's, in builds with the feature `log`.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;

@@ -1,4 +1,4 @@
-//! The programs: loaded, put where others jump to them, and pinned.
+//! Tail calls and pins of the loaded programs.
 
 use std::{fs, io::ErrorKind, path::Path};
 
@@ -10,7 +10,7 @@ use aya::{
 use traffic_policy_ebpf::abi::jump;
 
 use super::{loader::kernel_types, verifier};
-use crate::dataplane::maps::Tables;
+use crate::dataplane::maps::Maps;
 
 /// Programs of the XDP hook, and of TC, that others jump to, by their index.
 const XDP_JUMPS: [(u32, &str); 8] = [
@@ -54,16 +54,14 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
 ///
 /// # Errors
 /// A program that is missing or not loaded.
-pub fn jumps(object: &Ebpf, tables: &mut Tables) -> Result<()> {
+pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
     for (index, name) in XDP_JUMPS {
-        tables
-            .xdp_jumps
+        maps.xdp_jumps
             .set(index, &fd(object, name)?, 0)
             .with_context(|| format!("{name} cannot be put in place"))?;
     }
     for (index, name) in TC_JUMPS {
-        tables
-            .tc_jumps
+        maps.tc_jumps
             .set(index, &fd(object, name)?, 0)
             .with_context(|| format!("{name} cannot be put in place"))?;
     }

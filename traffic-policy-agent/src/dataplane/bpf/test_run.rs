@@ -1,4 +1,4 @@
-//! Runs loaded programs by BPF_PROG_TEST_RUN.
+//! BPF_PROG_TEST_RUN of loaded programs.
 
 use anyhow::{Context as _, Result};
 use aya::{

@@ -1,4 +1,4 @@
-//! The kernel's verifier: every program is given to it, and its log is read for people.
+//! The kernel's verifier: programs are loaded on several threads, and its log is condensed to the reason of a refusal.
 
 use std::{
     env,

@@ -11,7 +11,7 @@ use traffic_policy_ebpf::abi::mark;
 
 use self::sweeper::{Found, Sweeper};
 use super::maps::{
-    Tables,
+    Maps,
     keys::{GoneEndpoint, endpoint_key},
 };
 use crate::model::Protocol;
@@ -125,23 +125,23 @@ impl Gc {
     pub fn step(
         &mut self,
         object: &Ebpf,
-        tables: &mut Tables,
+        maps: &mut Maps,
         serving: impl Fn(&GoneEndpoint) -> bool,
     ) -> Result<Option<Swept>> {
         if self.under_way.is_none() && !self.begin() {
             return Ok(None);
         }
-        match self.sweeper.go_on(object, tables) {
+        match self.sweeper.go_on(object, maps) {
             Ok(None) => Ok(None),
             Ok(Some(found)) => match self.under_way.take() {
                 Some(Kind::Periodic { gone, written }) => {
                     tracing::trace!(?found, "swept");
                     self.found = found;
                     for endpoint in &gone {
-                        self.forget(tables, endpoint)?;
+                        self.forget(maps, endpoint)?;
                     }
                     let again = std::mem::take(&mut self.unnamed);
-                    self.name(tables, &again, serving);
+                    self.name(maps, &again, serving);
                     let none = found.iter().all(|found| found.entries == 0 && found.pending == 0);
                     Ok(Some(Swept { no_flows: none && !written }))
                 }
@@ -183,12 +183,12 @@ impl Gc {
     /// others are forgotten.
     pub fn name(
         &mut self,
-        tables: &mut Tables,
+        maps: &mut Maps,
         gone: &BTreeSet<GoneEndpoint>,
         serving: impl Fn(&GoneEndpoint) -> bool,
     ) {
         for endpoint in gone.iter().filter(|endpoint| !serving(endpoint)) {
-            if let Err(error) = tables.gone.insert(endpoint_key(endpoint), 1, 0) {
+            if let Err(error) = maps.gone.insert(endpoint_key(endpoint), 1, 0) {
                 if self.unnamed.is_empty() {
                     tracing::warn!(endpoint = %endpoint.endpoint, "flows of an endpoint that is gone stay for now: {error}");
                 }
@@ -210,24 +210,20 @@ impl Gc {
     ///
     /// # Errors
     /// The map cannot be written.
-    pub fn forget_serving(
-        &mut self,
-        tables: &mut Tables,
-        serving: impl Fn(&GoneEndpoint) -> bool,
-    ) -> Result<()> {
+    pub fn forget_serving(&mut self, maps: &mut Maps, serving: impl Fn(&GoneEndpoint) -> bool) -> Result<()> {
         let back: Vec<_> = self.gone.iter().filter(|endpoint| serving(endpoint)).copied().collect();
         for endpoint in back {
-            self.forget(tables, &endpoint)?;
+            self.forget(maps, &endpoint)?;
             self.unmarked.remove(&endpoint);
         }
         Ok(())
     }
 
     /// Does nothing if it is not named, or no longer.
-    fn forget(&mut self, tables: &mut Tables, endpoint: &GoneEndpoint) -> Result<()> {
+    fn forget(&mut self, maps: &mut Maps, endpoint: &GoneEndpoint) -> Result<()> {
         if self.gone.contains(endpoint) {
             let key = endpoint_key(endpoint);
-            tables.gone.remove(&key).context("forgetting a gone endpoint failed")?;
+            maps.gone.remove(&key).context("forgetting a gone endpoint failed")?;
             self.gone.remove(endpoint);
         }
         Ok(())

@@ -20,7 +20,7 @@ use traffic_policy_ebpf::{
 use crate::dataplane::{
     bpf::test_run,
     maps::{
-        Tables,
+        Maps,
         mmap::{state, unconfirmed},
     },
     sys,
@@ -89,10 +89,10 @@ impl Sweeper {
     ///
     /// # Errors
     /// The kernel refuses to run the program.
-    pub fn run(&mut self, object: &Ebpf, tables: &mut Tables, mark_gone: bool) -> Result<[Found; 2]> {
+    pub fn run(&mut self, object: &Ebpf, maps: &mut Maps, mark_gone: bool) -> Result<[Found; 2]> {
         self.begin(if mark_gone { mark::TOO } else { mark::NONE });
         loop {
-            if let Some(found) = self.go_on(object, tables)? {
+            if let Some(found) = self.go_on(object, maps)? {
                 return Ok(found);
             }
         }
@@ -110,7 +110,7 @@ impl Sweeper {
     ///
     /// # Errors
     /// The kernel refuses to run the program; the sweep has then ended.
-    pub fn go_on(&mut self, object: &Ebpf, tables: &mut Tables) -> Result<Option<[Found; 2]>> {
+    pub fn go_on(&mut self, object: &Ebpf, maps: &mut Maps) -> Result<Option<[Found; 2]>> {
         let Some(mut sweep) = self.under_way.take() else { return Ok(Some([Found::default(); 2])) };
         if let Some(walk) = &mut sweep.walk {
             let over = piece(walk).context("sweeping a table failed")?;
@@ -119,15 +119,15 @@ impl Sweeper {
             }
         } else if sweep.family == sweep.found.len() {
             if sweep.mark != mark::ONLY {
-                self.conclude(tables, &sweep);
+                self.conclude(maps, &sweep);
             }
             return Ok(Some(sweep.found));
         } else {
             if sweep.begun == 0 {
-                self.order(object, tables, &sweep)?;
+                self.order(object, maps, &sweep)?;
             }
             if self.walkers.is_none() {
-                self.walkers = Some(Walkers::new(object, tables)?);
+                self.walkers = Some(Walkers::new(object, maps)?);
             }
             let walkers = self.walkers.as_ref();
             match walkers
@@ -140,7 +140,7 @@ impl Sweeper {
                 }
                 None => {
                     if sweep.mark != mark::ONLY {
-                        self.take_result(tables, &mut sweep)?;
+                        self.take_result(maps, &mut sweep)?;
                     }
                     (sweep.family, sweep.begun) = (sweep.family + 1, 0);
                 }
@@ -151,7 +151,7 @@ impl Sweeper {
     }
 
     /// Says what is to be done in one family.
-    fn order(&self, object: &Ebpf, tables: &mut Tables, sweep: &UnderWay) -> Result<()> {
+    fn order(&self, object: &Ebpf, maps: &mut Maps, sweep: &UnderWay) -> Result<()> {
         let order = Sweep {
             ipv6: sweep.family as u32,
             pressure: self.pressure[sweep.family],
@@ -159,14 +159,14 @@ impl Sweeper {
             mark: sweep.mark,
             ..Sweep::default()
         };
-        tables.sweep.set(0, order, 0).context("ordering a sweep failed")?;
+        maps.sweep.set(0, order, 0).context("ordering a sweep failed")?;
         test_run::raw_tracepoint(object, "sweep").map(drop)
     }
 
     /// Of one family, all of whose tables have been walked over.
-    fn take_result(&mut self, tables: &mut Tables, sweep: &mut UnderWay) -> Result<()> {
+    fn take_result(&mut self, maps: &mut Maps, sweep: &mut UnderWay) -> Result<()> {
         let family = sweep.family;
-        let result = tables.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
+        let result = maps.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
         sweep.created.get_or_insert((result.snat_created, result.pending_created));
         sweep.found[family] = Found {
             entries: result.entries,
@@ -179,24 +179,24 @@ impl Sweeper {
         // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
         // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
         let counted = u64::from(result.unconfirmed);
-        if tables.usage.load(unconfirmed(family)).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
-            tables.usage.store(unconfirmed(family), counted);
+        if maps.usage.load(unconfirmed(family)).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
+            maps.usage.store(unconfirmed(family), counted);
         }
         Ok(())
     }
 
-    fn conclude(&mut self, tables: &mut Tables, sweep: &UnderWay) {
+    fn conclude(&mut self, maps: &mut Maps, sweep: &UnderWay) {
         let Some((snat_created, pending_created)) = sweep.created else { return };
         // What was created after the sweeps began keeps the words different. A flow announced just before may have
         // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
         let no_snat = sweep.found.iter().all(|found| found.snat == 0).then_some(snat_created);
         if no_snat.is_some() && no_snat == self.no_snat {
-            tables.state.store(state::snat_swept, snat_created);
+            maps.state.store(state::snat_swept, snat_created);
         }
         self.no_snat = no_snat;
         let no_pending = sweep.found.iter().all(|found| found.pending == 0).then_some(pending_created);
         if no_pending.is_some() && no_pending == self.no_pending {
-            tables.state.store(state::pending_swept, pending_created);
+            maps.state.store(state::pending_swept, pending_created);
         }
         self.no_pending = no_pending;
     }
@@ -211,7 +211,7 @@ struct Walkers {
 }
 
 impl Walkers {
-    fn new(object: &Ebpf, tables: &Tables) -> Result<Self> {
+    fn new(object: &Ebpf, maps: &Maps) -> Result<Self> {
         let walker = |name: &str, map: &OwnedFd| -> Result<OwnedFd> {
             let program =
                 object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
@@ -219,7 +219,7 @@ impl Walkers {
             sys::iterate(program.fd()?.as_fd(), map.as_fd())
                 .with_context(|| format!("{name} cannot walk over its table"))
         };
-        let swept = &tables.swept;
+        let swept = &maps.swept;
         Ok(Self {
             flows: [walker("sweep_flows4", &swept.flows[0])?, walker("sweep_flows6", &swept.flows[1])?],
             pending: [

@@ -11,12 +11,12 @@ use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues, RingBuf};
 use nix::errno::Errno;
 use traffic_policy_ebpf::abi::{Event, EventBucket, State};
 
-use super::mmap::{Words, state};
+use super::mmap::{Mapped, state};
 
 /// The pinned maps of events.
 pub struct Events {
     ring: RingBuf<MapData>,
-    state: Words<State>,
+    state: Mapped<State>,
     buckets: PerCpuArray<MapData, EventBucket>,
 }
 
@@ -33,7 +33,7 @@ impl Events {
         };
         let mut events = Self {
             ring: RingBuf::try_from(open("EVENTS")?)?,
-            state: Words::new(open("STATE")?)?,
+            state: Mapped::new(open("STATE")?)?,
             buckets: PerCpuArray::try_from(open("EVENT_BUCKETS")?)?,
         };
         while events.ring.next().is_some() {}

@@ -17,16 +17,16 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use traffic_policy_ebpf::abi::{Agent, State, Usage};
 
 /// The one element of an mmapable array.
-pub struct Words<T> {
+pub struct Mapped<T> {
     address: NonNull<T>,
     _map: MapData,
     _type: PhantomData<T>,
 }
 
 // SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores of single words.
-unsafe impl<T> Send for Words<T> {}
+unsafe impl<T> Send for Mapped<T> {}
 
-impl<T> Words<T> {
+impl<T> Mapped<T> {
     /// Maps the element of `map`, whose value type is `T`.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl<T> Words<T> {
     }
 }
 
-/// Names words of an element for [`Words::load`] and [`Words::store`].
+/// Names words of an element for [`Mapped::load`] and [`Mapped::store`].
 macro_rules! words {
     ($module:ident, $element:ident, $($word:ident: $type:ty = $($path:tt).+;)+) => {
         pub mod $module {
@@ -151,7 +151,7 @@ pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
     move |pool| unsafe { pool.cast::<u16>().add(usize::from(place)) }
 }
 
-impl<T> Drop for Words<T> {
+impl<T> Drop for Mapped<T> {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this length, and no reference into it is kept.
         let unmapped = unsafe { munmap(self.address.cast(), size_of::<T>()) };

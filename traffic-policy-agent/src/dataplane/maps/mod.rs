@@ -22,7 +22,7 @@ use traffic_policy_ebpf::abi::{
     SocketKey, SourceRange, State, Sweep, Usage,
 };
 
-use self::mmap::Words;
+use self::mmap::Mapped;
 
 /// The tables of one IP family.
 pub struct Family<A: Address, const W: usize> {
@@ -37,7 +37,7 @@ pub struct Family<A: Address, const W: usize> {
 }
 
 /// All maps that the agent reads or writes.
-pub struct Tables {
+pub struct Maps {
     pub v4: Family<Address4, 1>,
     pub v6: Family<Address6, 4>,
     pub services: HashMap<MapData, u32, ServiceInfo>,
@@ -54,11 +54,11 @@ pub struct Tables {
     pub counters: Arc<PerCpuArray<MapData, Counters>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
-    pub agent: Words<Agent>,
-    pub state: Words<State>,
-    pub usage: Words<Usage>,
-    pub filter: Words<Filter>,
-    pub pool: Words<[u16; 65_536]>,
+    pub agent: Mapped<Agent>,
+    pub state: Mapped<State>,
+    pub usage: Mapped<Usage>,
+    pub filter: Mapped<Filter>,
+    pub pool: Mapped<[u16; 65_536]>,
     pub room: Room,
 }
 
@@ -134,7 +134,7 @@ macro_rules! typed {
     };
 }
 
-impl Tables {
+impl Maps {
     /// Takes the maps out of a loaded object.
     ///
     /// # Errors
@@ -175,11 +175,11 @@ impl Tables {
             counters: Arc::new(typed!(object, "COUNTERS")),
             xdp_jumps: typed!(object, "XDP_JUMPS"),
             tc_jumps: typed!(object, "TC_JUMPS"),
-            agent: Words::new(take(object, "AGENT")?)?,
-            state: Words::new(take(object, "STATE")?)?,
-            usage: Words::new(take(object, "USAGE")?)?,
-            filter: Words::new(take(object, "FILTER")?)?,
-            pool: Words::new(take(object, "POOL")?)?,
+            agent: Mapped::new(take(object, "AGENT")?)?,
+            state: Mapped::new(take(object, "STATE")?)?,
+            usage: Mapped::new(take(object, "USAGE")?)?,
+            filter: Mapped::new(take(object, "FILTER")?)?,
+            pool: Mapped::new(take(object, "POOL")?)?,
             room,
         })
     }

@@ -1,4 +1,4 @@
-//! Reads pinned maps, many entries by one system call: aya 0.14 has no batch, and one call an entry takes a second for a
+//! Reader of pinned maps, many entries by one system call: aya 0.14 has no batch, and one call an entry takes a second for a
 //! full flow table.
 
 use std::{

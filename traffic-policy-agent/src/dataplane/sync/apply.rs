@@ -1,4 +1,4 @@
-//! Reads the frontends and their endpoints from the maps, and writes what the plan says.
+//! Application of writes to the maps; and the frontends and endpoints that the maps hold.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use traffic_policy_ebpf::{
 use super::op::{Held, Op};
 use crate::{
     dataplane::maps::{
-        Family, Tables,
+        Family, Maps,
         keys::{
             FromWire, FrontendId, GoneEndpoint, ToWire, from_wide, from_words, number, source, source_key,
             to_words,
@@ -36,11 +36,11 @@ use crate::{
 ///
 /// # Errors
 /// A map that cannot be read.
-pub fn read(tables: &Tables) -> Result<Held> {
+pub fn read(maps: &Maps) -> Result<Held> {
     let mut held = Held::default();
-    read_family(&tables.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
-    read_family(&tables.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
-    for entry in &tables.services {
+    read_family(&maps.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
+    read_family(&maps.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
+    for entry in &maps.services {
         let (index, info) = entry.context("reading the names of Services failed")?;
         held.names.insert(index, info);
     }
@@ -101,12 +101,12 @@ fn protocol(number: u16) -> Result<Protocol> {
 ///
 /// # Errors
 /// The map cannot be read.
-pub fn gone(tables: &Tables) -> Result<BTreeSet<GoneEndpoint>> {
+pub fn gone(maps: &Maps) -> Result<BTreeSet<GoneEndpoint>> {
     let endpoint = |key: EndpointKey| {
         let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port));
         Ok(GoneEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
     };
-    tables.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
+    maps.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
 }
 
 /// Bits of the prefilter that these writes need.
@@ -115,14 +115,14 @@ pub fn needed(ops: &[Op], cluster_ips: &BTreeSet<IpAddr>) -> Needed {
     for op in ops {
         match op {
             Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
-            Op::Put(id, _) => needed.frontend(id.address, cluster_ips),
+            Op::SetFrontend(id, _) => needed.frontend(id.address, cluster_ips),
             Op::ClusterIp(address, true) => needed.cluster_ip(*address),
             Op::ServiceCidr(range, true) => needed.service_cidr(*range),
-            Op::Delete(_)
-            | Op::Allow(_)
-            | Op::Forbid(_)
-            | Op::Name(..)
-            | Op::Unname(_)
+            Op::DeleteFrontend(_)
+            | Op::AddSourceRange(_)
+            | Op::RemoveSourceRange(_)
+            | Op::SetInfo(..)
+            | Op::ClearInfo(_)
             | Op::ClusterIp(..)
             | Op::ServiceCidr(..) => {}
         }
@@ -134,7 +134,7 @@ pub fn needed(ops: &[Op], cluster_ips: &BTreeSet<IpAddr>) -> Needed {
 ///
 /// # Errors
 /// The kernel refuses: the map is full.
-pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
+pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     match op {
         Op::Slots { base, endpoints, .. } => {
             for (index, endpoint) in (*base..).zip(endpoints) {
@@ -143,63 +143,63 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
                 match endpoint.address {
                     SocketAddr::V4(address) => {
                         let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
-                        put_slot(&mut tables.v4.slots, &mut tables.v4.slot_routes, index, slot)?;
+                        put_slot(&mut maps.v4.slots, &mut maps.v4.slot_routes, index, slot)?;
                     }
                     SocketAddr::V6(address) => {
                         let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
-                        put_slot(&mut tables.v6.slots, &mut tables.v6.slot_routes, index, slot)?;
+                        put_slot(&mut maps.v6.slots, &mut maps.v6.slot_routes, index, slot)?;
                     }
                 }
             }
             Ok(endpoints.len())
         }
-        Op::Put(id, frontend) => put_frontend(tables, *id, Some(*frontend)),
-        Op::Delete(id) => put_frontend(tables, *id, None),
+        Op::SetFrontend(id, frontend) => put_frontend(maps, *id, Some(*frontend)),
+        Op::DeleteFrontend(id) => put_frontend(maps, *id, None),
         Op::ClusterIp(address, known) => {
             match address {
-                IpAddr::V4(address) => know(&mut tables.v4.frontends, address.to_wire(), *known),
-                IpAddr::V6(address) => know(&mut tables.v6.frontends, address.to_wire(), *known),
+                IpAddr::V4(address) => know(&mut maps.v4.frontends, address.to_wire(), *known),
+                IpAddr::V6(address) => know(&mut maps.v6.frontends, address.to_wire(), *known),
             }
             .with_context(|| format!("writing cluster IP {address} failed (is the map full?)"))?;
             Ok(1)
         }
         Op::ServiceCidr(range, known) => {
             match range {
-                IpNet::V4(_) => put_range(&mut tables.v4.service_cidrs, *range, *known),
-                IpNet::V6(_) => put_range(&mut tables.v6.service_cidrs, *range, *known),
+                IpNet::V4(_) => put_range(&mut maps.v4.service_cidrs, *range, *known),
+                IpNet::V6(_) => put_range(&mut maps.v6.service_cidrs, *range, *known),
             }
             .with_context(|| format!("writing the range {range} of cluster IPs failed"))?;
             Ok(1)
         }
-        Op::Name(index, info) => {
-            let before = tables.services.get(index, 0).ok();
+        Op::SetInfo(index, info) => {
+            let before = maps.services.get(index, 0).ok();
             if !before.is_some_and(|before| is_same(&before, info)) {
-                forget_counts(tables, *index);
+                forget_counts(maps, *index);
             }
-            tables.services.insert(index, **info, 0).context("writing the name of a Service failed")?;
+            maps.services.insert(index, **info, 0).context("writing the name of a Service failed")?;
             Ok(1)
         }
-        Op::Unname(index) => {
-            tables.services.remove(index).context("forgetting the name of a Service failed")?;
-            forget_counts(tables, *index);
+        Op::ClearInfo(index) => {
+            maps.services.remove(index).context("forgetting the name of a Service failed")?;
+            forget_counts(maps, *index);
             Ok(1)
         }
-        Op::Allow(source) => {
+        Op::AddSourceRange(source) => {
             let written = if source.ipv6 {
-                tables.v6.sources.insert(&source_key(source), 1, 0)
+                maps.v6.sources.insert(&source_key(source), 1, 0)
             } else {
-                tables.v4.sources.insert(&source_key(source), 1, 0)
+                maps.v4.sources.insert(&source_key(source), 1, 0)
             };
             written.with_context(|| {
                 format!("writing source range {} failed (is the map full?)", source.range)
             })?;
             Ok(1)
         }
-        Op::Forbid(source) => {
+        Op::RemoveSourceRange(source) => {
             let removed = if source.ipv6 {
-                tables.v6.sources.remove(&source_key(source))
+                maps.v6.sources.remove(&source_key(source))
             } else {
-                tables.v4.sources.remove(&source_key(source))
+                maps.v4.sources.remove(&source_key(source))
             };
             removed.with_context(|| format!("deleting source range {} failed", source.range))?;
             Ok(1)
@@ -208,10 +208,10 @@ pub fn write(tables: &mut Tables, op: &Op) -> Result<usize> {
 }
 
 /// A frontend as it lies in the maps.
-pub fn frontend(tables: &Tables, id: &FrontendId) -> Option<Frontend> {
+pub fn frontend(maps: &Maps, id: &FrontendId) -> Option<Frontend> {
     match id.address {
-        SocketAddr::V4(address) => tables.v4.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
-        SocketAddr::V6(address) => tables.v6.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
+        SocketAddr::V4(address) => maps.v4.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
+        SocketAddr::V6(address) => maps.v6.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
     }
 }
 
@@ -224,10 +224,10 @@ fn key<A: Address>(address: A, id: FrontendId) -> FrontendKey<A> {
     }
 }
 
-fn put_frontend(tables: &mut Tables, id: FrontendId, frontend: Option<Frontend>) -> Result<usize> {
+fn put_frontend(maps: &mut Maps, id: FrontendId, frontend: Option<Frontend>) -> Result<usize> {
     match id.address {
-        SocketAddr::V4(address) => put(&mut tables.v4.frontends, address.ip().to_wire(), id, frontend)?,
-        SocketAddr::V6(address) => put(&mut tables.v6.frontends, address.ip().to_wire(), id, frontend)?,
+        SocketAddr::V4(address) => put(&mut maps.v4.frontends, address.ip().to_wire(), id, frontend)?,
+        SocketAddr::V6(address) => put(&mut maps.v6.frontends, address.ip().to_wire(), id, frontend)?,
     }
     Ok(1)
 }
@@ -239,10 +239,10 @@ fn is_same(one: &ServiceInfo, other: &ServiceInfo) -> bool {
 
 /// Whoever gets the index next starts from nothing. To be called again then: flows that outlive a Service port are
 /// counted under its index when they end.
-fn forget_counts(tables: &mut Tables, service: u32) {
+fn forget_counts(maps: &mut Maps, service: u32) {
     for outcome in Outcome::ALL {
         // Most outcomes were never counted.
-        let _ = tables.service_counts.remove(&ServiceCountKey { service, outcome: *outcome as u32 });
+        let _ = maps.service_counts.remove(&ServiceCountKey { service, outcome: *outcome as u32 });
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the maps say of one Service port and its frontends.
+//! Map values of one Service port and its frontends.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! From what is desired to writes: the plan, the places it hands out, and its application to the maps.
+//! From the desired state to map writes: the plan, the ranges that it hands out, and the application to the maps.
 
 pub mod alloc;
 pub mod apply;

@@ -22,19 +22,19 @@ pub enum Op {
         base: u32,
         endpoints: Vec<Endpoint>,
     },
-    Put(FrontendId, Frontend),
-    Delete(FrontendId),
+    SetFrontend(FrontendId, Frontend),
+    DeleteFrontend(FrontendId),
     /// Says who has the index of a Service port; for people.
-    Name(u32, Box<ServiceInfo>),
+    SetInfo(u32, Box<ServiceInfo>),
     /// Forgets who had an index, and what was counted for it.
-    Unname(u32),
+    ClearInfo(u32),
     /// Says that an address is a ClusterIP, whatever the port; or no longer.
     ClusterIp(IpAddr, bool),
     /// Says that ClusterIPs are taken from a range; or no longer.
     ServiceCidr(IpNet, bool),
     /// Lets sources of a range use the frontends of a Service port that have [`traffic_policy_ebpf::abi::frontend::SOURCE_RANGES`].
-    Allow(Source),
-    Forbid(Source),
+    AddSourceRange(Source),
+    RemoveSourceRange(Source),
 }
 
 /// What the maps of both families hold.

@@ -95,7 +95,7 @@ impl Planner {
     pub fn new(mut held: Held, sizes: Sizes) -> Self {
         let indices = held.frontends.values().map(|frontend| frontend.service);
         let indices = indices.map(|index| Range { base: index, len: 1 });
-        let indices = Ranges::going_round(sizes.services, indices);
+        let indices = Ranges::round_robin(sizes.services, indices);
         let mut found = HashSet::new();
         for (id, frontend) in &held.frontends {
             // An empty list has no place: the base that it names is another's.
@@ -180,7 +180,7 @@ impl Planner {
         }
         for id in given_up {
             let Some(frontend) = self.held.frontends.remove(&id) else { continue };
-            plan.ops.push(Op::Delete(id));
+            plan.ops.push(Op::DeleteFrontend(id));
             if let Some(left) = left.get_mut(&frontend.service) {
                 *left -= 1;
                 if *left == 0 {
@@ -194,12 +194,12 @@ impl Planner {
                 self.held.sources.iter().filter(|source| !self.owners.contains_key(&source.service));
             for source in leftover.copied().collect::<Vec<_>>() {
                 self.held.sources.remove(&source);
-                plan.last.push(Op::Forbid(source));
+                plan.last.push(Op::RemoveSourceRange(source));
             }
             let leftover = self.held.names.keys().filter(|index| !self.owners.contains_key(index));
             for index in leftover.copied().collect::<Vec<_>>() {
                 self.held.names.remove(&index);
-                plan.last.push(Op::Unname(index));
+                plan.last.push(Op::ClearInfo(index));
             }
         }
         if !same {
@@ -312,12 +312,12 @@ impl Planner {
             .collect();
         for source in &sources {
             if self.held.sources.insert(*source) {
-                plan.ops.push(Op::Allow(*source));
+                plan.ops.push(Op::AddSourceRange(*source));
             }
         }
         let info = frontend::info(key, port);
         if self.held.names.get(&index) != Some(&info) {
-            plan.ops.push(Op::Name(index, Box::new(info)));
+            plan.ops.push(Op::SetInfo(index, Box::new(info)));
             self.held.names.insert(index, info);
         }
         for id_and_kind in &port.frontends {
@@ -328,7 +328,7 @@ impl Planner {
             let affinity = frontend::affinity(port);
             let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };
             if held != Some(wanted) {
-                plan.ops.push(Op::Put(id, wanted));
+                plan.ops.push(Op::SetFrontend(id, wanted));
                 self.held.frontends.insert(id, wanted);
             }
         }
@@ -340,7 +340,7 @@ impl Planner {
         for source in self.sources_of(key.ipv6, index) {
             if !sources.contains(&source) {
                 self.held.sources.remove(&source);
-                plan.last.push(Op::Forbid(source));
+                plan.last.push(Op::RemoveSourceRange(source));
             }
         }
         self.owners.insert(index, key.clone());
@@ -405,10 +405,10 @@ impl Planner {
     fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
         let (ipv6, old) = (left.key.ipv6, &left.applied);
         self.held.names.remove(&old.index);
-        plan.last.push(Op::Unname(old.index));
+        plan.last.push(Op::ClearInfo(old.index));
         for source in self.sources_of(ipv6, old.index) {
             self.held.sources.remove(&source);
-            plan.last.push(Op::Forbid(source));
+            plan.last.push(Op::RemoveSourceRange(source));
         }
         self.indices.release(Range { base: old.index, len: 1 }, now);
         for range in [old.cluster, old.local] {

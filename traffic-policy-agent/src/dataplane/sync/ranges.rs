@@ -1,5 +1,5 @@
-//! Hands out ranges of `SLOTS` and Service indices. What is freed rests for a second before it is handed out again: a
-//! packet may still be reading it.
+//! Allocator of ranges of `SLOTS` and of Service indices. What is freed is quarantined for a second before it is handed out
+//! again: a packet may still be reading it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -8,22 +8,22 @@ use std::{
 
 use traffic_policy_ebpf::abi::Range;
 
-const REST: Duration = Duration::from_secs(1);
+const QUARANTINE: Duration = Duration::from_secs(1);
 
-/// An allocator of ranges of `0..size`, first fit unless it [goes round](Self::going_round).
+/// An allocator of ranges of `0..size`, first fit or [round robin](Self::round_robin).
 #[derive(Debug)]
 pub struct Ranges {
     /// Base → length.
     free: BTreeMap<u32, u32>,
-    resting: VecDeque<(Instant, Range)>,
-    /// Where to look first, for those that go round.
+    quarantined: VecDeque<(Instant, Range)>,
+    /// Where to look first, for round robin.
     next: Option<u32>,
 }
 
 impl Ranges {
     /// The same, but nothing is handed out again before all that comes after it: an index may be named by what outlives
     /// its owner, as flows do. Begins behind the last that is taken.
-    pub fn going_round(size: u32, taken: impl IntoIterator<Item = Range>) -> Self {
+    pub fn round_robin(size: u32, taken: impl IntoIterator<Item = Range>) -> Self {
         let mut last = 0;
         let taken = taken.into_iter().inspect(|range| last = last.max(range.base.saturating_add(range.len)));
         let ranges = Self::new(size, taken);
@@ -45,7 +45,7 @@ impl Ranges {
         if next < size {
             free.insert(next, size - next);
         }
-        Self { free, resting: VecDeque::new(), next: None }
+        Self { free, quarantined: VecDeque::new(), next: None }
     }
 
     /// A range of `len`; `None` if no free range is that long. An empty range needs no place.
@@ -53,11 +53,11 @@ impl Ranges {
         if len == 0 {
             return Some(Range::default());
         }
-        while let Some((since, range)) = self.resting.front().copied() {
-            if now.duration_since(since) < REST {
+        while let Some((since, range)) = self.quarantined.front().copied() {
+            if now.duration_since(since) < QUARANTINE {
                 break;
             }
-            self.resting.pop_front();
+            self.quarantined.pop_front();
             self.merge(range);
         }
         let base = self.fit(self.next.unwrap_or(0), len).or_else(|| self.fit(0, len))?;
@@ -88,7 +88,7 @@ impl Ranges {
     /// Gives a range back.
     pub fn release(&mut self, range: Range, now: Instant) {
         if range.len > 0 {
-            self.resting.push_back((now, range));
+            self.quarantined.push_back((now, range));
         }
     }
 
@@ -120,7 +120,7 @@ mod tests {
             round: bool,
         ) {
             let taken = [Range { base: 10, len: 3 }];
-            let mut ranges = if round { Ranges::going_round(64, taken) } else { Ranges::new(64, taken) };
+            let mut ranges = if round { Ranges::round_robin(64, taken) } else { Ranges::new(64, taken) };
             let mut out = taken.to_vec();
             let mut now = Instant::now();
             for (len, give_back, wait) in steps {
@@ -142,31 +142,31 @@ mod tests {
             for range in out {
                 ranges.release(range, now);
             }
-            now += REST;
+            now += QUARANTINE;
             prop_assert_eq!(ranges.take(64, now), Some(Range { base: 0, len: 64 }));
         }
     }
 
     #[test]
-    fn freed_rests() {
+    fn freed_is_quarantined() {
         let now = Instant::now();
         let mut ranges = Ranges::new(4, []);
         let range = ranges.take(4, now).unwrap();
         ranges.release(range, now);
-        assert_eq!(ranges.take(4, now + REST / 2), None);
-        assert_eq!(ranges.take(4, now + REST), Some(range));
+        assert_eq!(ranges.take(4, now + QUARANTINE / 2), None);
+        assert_eq!(ranges.take(4, now + QUARANTINE), Some(range));
     }
 
     #[test]
-    fn going_round_hands_out_again_last() {
+    fn round_robin_hands_out_again_last() {
         let mut now = Instant::now();
-        let mut ranges = Ranges::going_round(6, [Range { base: 1, len: 1 }]);
+        let mut ranges = Ranges::round_robin(6, [Range { base: 1, len: 1 }]);
         let mut out = Vec::new();
         for _ in 0..7 {
             let range = ranges.take(1, now).unwrap();
             out.push(range.base);
             ranges.release(range, now);
-            now += REST;
+            now += QUARANTINE;
         }
         assert_eq!(out, [2, 3, 4, 5, 0, 2, 3]);
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, ops::RangeInclusive, str::FromStr};
 use anyhow::{Context, Result, bail};
 
 use crate::dataplane::maps::{
-    Tables,
+    Maps,
     mmap::{pool_port, state},
     prefilter::{self, Array, Bits},
 };
@@ -140,17 +140,17 @@ fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
 }
 
 /// Uses `free` as source ports, unless the ports in use will do.
-pub fn apply(tables: &mut Tables, free: Vec<u16>) {
-    let pool = &mut tables.pool;
-    let len = tables.state.load(state::pool_len);
+pub fn apply(maps: &mut Maps, free: Vec<u16>) {
+    let pool = &mut maps.pool;
+    let len = maps.state.load(state::pool_len);
     let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
     let Some(ports) = choose(&held, free) else { return };
     // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
-    prefilter::add(&mut tables.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+    prefilter::add(&mut maps.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
     for (place, port) in (0..).zip(&ports) {
         pool.store(pool_port(place), *port);
     }
-    tables.state.store(state::pool_len, ports.len() as u32);
+    maps.state.store(state::pool_len, ports.len() as u32);
     tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
 }
 

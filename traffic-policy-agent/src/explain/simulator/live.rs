@@ -63,8 +63,8 @@ impl Simulator {
         copy.follow(&maps)?;
         let entrances = find_entrances(&copy, root)?;
         if let Some(policy) = policy {
-            copy_services(&maps, ["FRONTENDS4", "SLOTS4"], &mut copy.tables.v4, policy)?;
-            copy_services(&maps, ["FRONTENDS6", "SLOTS6"], &mut copy.tables.v6, policy)?;
+            copy_services(&maps, ["FRONTENDS4", "SLOTS4"], &mut copy.maps.v4, policy)?;
+            copy_services(&maps, ["FRONTENDS6", "SLOTS6"], &mut copy.maps.v6, policy)?;
         }
         Ok(Self { copy, entrances })
     }
@@ -74,7 +74,7 @@ impl Simulator {
     /// # Errors
     /// The map cannot be read.
     pub fn node(&self) -> Result<(Vec<IpAddr>, Vec<IpNet>)> {
-        let node = self.copy.tables.node.get(&0, 0).context("reading what the node is failed")?;
+        let node = self.copy.maps.node.get(&0, 0).context("reading what the node is failed")?;
         let known = |wide: [[u64; 2]; 2]| {
             (0..2)
                 .filter(move |family| wide[*family] != [0; 2])
@@ -92,14 +92,14 @@ impl Simulator {
     /// # Errors
     /// The map cannot be read.
     pub fn netns(&self) -> Result<u64> {
-        Ok(self.copy.tables.node.get(&0, 0).context("reading what the node is failed")?.netns)
+        Ok(self.copy.maps.node.get(&0, 0).context("reading what the node is failed")?.netns)
     }
 }
 
 fn find_entrances(copy: &TracingCopy, root: &Path) -> Result<Vec<Entrance>> {
     let generic = device::generic_devices(&pins::links_below(root));
     let mut entrances = Vec::new();
-    for entry in &copy.tables.devices {
+    for entry in &copy.maps.devices {
         let (ifindex, device) = entry.context("reading the devices failed")?;
         let xdp = device.flags & HOP_XDP != 0 || generic.contains(&ifindex);
         let hook = if xdp { PacketHook::Xdp } else { PacketHook::Tc };

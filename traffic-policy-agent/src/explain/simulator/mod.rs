@@ -74,7 +74,7 @@ impl Simulator {
 
     /// Who has an index; `None` if nobody.
     pub fn service(&self, index: u32) -> Option<ServicePortKey> {
-        self.copy.tables.services.get(&index, 0).ok().map(|info| service_key(&info))
+        self.copy.maps.services.get(&index, 0).ok().map(|info| service_key(&info))
     }
 
     /// The endpoints of a list.
@@ -91,10 +91,10 @@ impl Simulator {
     /// The maps cannot be read.
     pub fn endpoint(&self, ipv6: bool, index: u32) -> Result<Candidate> {
         let (address, port, flags) = if ipv6 {
-            let slot = self.copy.tables.v6.slots.get(&index, 0)?;
+            let slot = self.copy.maps.v6.slots.get(&index, 0)?;
             (slot.address.to_ip(), slot.port, slot.flags)
         } else {
-            let slot = self.copy.tables.v4.slots.get(&index, 0)?;
+            let slot = self.copy.maps.v4.slots.get(&index, 0)?;
             (slot.address.to_ip(), slot.port, slot.flags)
         };
         let address = SocketAddr::new(address, u16::from_be(port));
@@ -103,6 +103,6 @@ impl Simulator {
 
     /// The frontend at an address, as it lies in the maps.
     pub fn frontend(&self, id: &FrontendId) -> Option<Frontend> {
-        apply::frontend(&self.copy.tables, id)
+        apply::frontend(&self.copy.maps, id)
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     dataplane::{
         bpf::loader::Routes,
         maps::{
-            Tables,
+            Maps,
             keys::SetAddresses,
             mmap::pool_port,
             prefilter::{self, Array, Bits},
@@ -47,14 +47,14 @@ impl Simulator {
     pub fn offline(desired: &Desired, addresses: &BTreeSet<IpAddr>, primary: &[IpAddr]) -> Result<Self> {
         check_privileges()?;
         let mut copy = TracingCopy::load(None, &|_| false, Routes::Assumed)?;
-        set_up(&mut copy.tables, primary)?;
-        write(&mut copy.tables, desired, addresses)?;
+        set_up(&mut copy.maps, primary)?;
+        write(&mut copy.maps, desired, addresses)?;
         let entrances = vec![Entrance { ifindex: IFINDEX, mac: MAC, hook: PacketHook::Xdp }];
         Ok(Self { copy, entrances })
     }
 }
 
-fn set_up(tables: &mut Tables, primary: &[IpAddr]) -> Result<()> {
+fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     let state = State {
         route: 1,
         hop_epoch: 1,
@@ -65,26 +65,26 @@ fn set_up(tables: &mut Tables, primary: &[IpAddr]) -> Result<()> {
         answers_per_jiffy: 1,
         ..State::default()
     };
-    tables.state.write(state);
+    maps.state.write(state);
     for (place, port) in (0..).zip(POOL) {
-        tables.pool.store(pool_port(place), port);
+        maps.pool.store(pool_port(place), port);
     }
-    prefilter::add(&mut tables.filter, Array::Pool, &POOL.collect::<Bits>());
+    prefilter::add(&mut maps.filter, Array::Pool, &POOL.collect::<Bits>());
     let mut device = Device { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..Device::default() };
     device.set_addresses(primary.iter().copied());
-    tables.devices.insert(IFINDEX, device, 0)?;
+    maps.devices.insert(IFINDEX, device, 0)?;
     let hop = Hop { ifindex: IFINDEX, mtu: 0xffff, epoch: 1, flags: HOP_XDP, ..Hop::default() };
-    tables.hops.set(ASSUMED_HOP, hop, 0)?;
+    maps.hops.set(ASSUMED_HOP, hop, 0)?;
     Ok(())
 }
 
-fn write(tables: &mut Tables, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
     let context = Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now() };
     let mut planner = Planner::new(Held::default(), PLAN_SIZES);
     let plan = planner.plan(desired, &BTreeSet::new(), &context);
-    apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut tables.filter);
+    apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut maps.filter);
     for op in &plan.ops {
-        apply::write(tables, op)?;
+        apply::write(maps, op)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What of an object cannot be used: left out, and told with the object.
+//! Parts of an object that cannot be used: left out, and reported with the object.
 
 use std::net::IpAddr;
 

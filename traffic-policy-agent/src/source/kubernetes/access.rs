@@ -1,4 +1,4 @@
-//! How the API is reached, and with whose rights.
+//! Address and credentials of the API.
 
 use std::{
     env,

@@ -21,13 +21,15 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::mpsc, time::sleep};
 use tracing::{debug, info, warn};
 
-use super::{
-    events::{ServiceEvent, ServiceEvents},
-    observe::{API_SERVER, chain},
-};
+use super::observe::{API_SERVER, chain};
 use crate::{
     model::ServiceName,
-    source::{Batch, Change, Update, convert::FieldError, status::StatusWriter},
+    source::{
+        batch::{Batch, Change, Update},
+        convert::FieldError,
+        events::{ServiceEvent, ServiceEvents},
+        status::StatusWriter,
+    },
 };
 
 /// What is watched, and what becomes of it.

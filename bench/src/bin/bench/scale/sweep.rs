@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
-use traffic_policy_agent::dataplane::{Kernel, Sizes, Sweeper, Tables, jumps, load, load_programs};
+use traffic_policy_agent::dataplane::{Kernel, Maps, Sizes, Sweeper, jumps, load, load_programs};
 use traffic_policy_ebpf::tcp::Timeouts;
 
 use super::{Rows, add, cpus, delay::Probe, full_table, wants};
@@ -129,7 +129,7 @@ fn during(
 /// The packet path's tables with their default sizes, and its sweeper.
 struct Table {
     object: Ebpf,
-    tables: Tables,
+    tables: Maps,
     sweeper: Sweeper,
     size: u32,
     /// What the last sweep found.
@@ -141,7 +141,7 @@ impl Table {
     fn new() -> Result<Self> {
         let mut object = load(Sizes::default(), None, &Kernel::running()?)?;
         load_programs(&mut object)?;
-        let mut tables = Tables::take(&mut object)?;
+        let mut tables = Maps::take(&mut object)?;
         jumps(&object, &mut tables)?;
         let sweeper = sweeper(u32::MAX / 4);
         Ok(Self { object, tables, sweeper, size: Sizes::default().flows4, entries: 0, deleted: 0 })

@@ -99,7 +99,7 @@ impl Links {
     /// stands for a real wire.
     ///
     /// # Errors
-    /// Why the device takes no XDP program, see [`Refusing`]; what the kernel says otherwise.
+    /// Why the device takes no XDP program, see `xdp_errors`; what the kernel says otherwise.
     pub fn attach(&self, object: &mut Ebpf, mode: Mode, wire: bool, kernel: Kernel) -> Result<Attached> {
         self.attach_tc(object, Hook::Egress, kernel)?;
         self.attach_tc(object, Hook::Ingress, kernel)?;

@@ -1,4 +1,4 @@
-//! What network drivers ask of a device before they take an XDP program: frames that fit into a page, send queues of its
+//! Demands of network drivers on a device before they take an XDP program: frames that fit into a page, send queues of its
 //! own, offloads that can be switched off. As of Linux 6.1 to 7.0.
 
 use std::fs;

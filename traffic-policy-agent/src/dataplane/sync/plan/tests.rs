@@ -99,7 +99,7 @@ const B: &str = "192.0.2.1:30081";
 fn slots_before_frontends_and_nothing_twice() {
     let mut node = Node::new();
     let plan = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
-    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Name(..), Op::Put(..)]), "{plan:?}");
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::SetInfo(..), Op::SetFrontend(..)]), "{plan:?}");
     let kind = frontend_kind::NODE_PORT << frontend::KIND_SHIFT;
     assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS | kind);
     assert_eq!(node.plan(&[key("a")]).ops, []);
@@ -138,7 +138,10 @@ fn takeover_finds_what_changed_meanwhile() {
     node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]).into());
     let plan = node.plan(&[]);
     assert!(
-        matches!(plan.ops[..], [Op::Slots { .. }, Op::Put(..), Op::Delete(_), Op::Unname(_)]),
+        matches!(
+            plan.ops[..],
+            [Op::Slots { .. }, Op::SetFrontend(..), Op::DeleteFrontend(_), Op::ClearInfo(_)]
+        ),
         "{plan:?}"
     );
     assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
@@ -205,7 +208,7 @@ fn a_frontend_that_moves_is_replaced_not_deleted() {
     let moved = node.desired.ports.remove(&key("a")).unwrap();
     node.desired.ports.insert(key("b"), moved);
     let plan = node.plan(&[key("a"), key("b")]);
-    assert!(plan.ops.iter().all(|op| !matches!(op, Op::Delete(_))), "{plan:?}");
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::DeleteFrontend(_))), "{plan:?}");
 }
 
 /// As when a port is given another name: its flows and sockets are known by the index.
@@ -221,7 +224,7 @@ fn who_takes_over_a_frontend_takes_over_the_index() {
     assert_eq!(node.frontend(A).service, before.service);
     let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint)).collect();
     assert_eq!(gone, [(before.service, two[0].address)]);
-    assert!(plan.ops.iter().all(|op| !matches!(op, Op::Unname(_))), "{plan:?}");
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClearInfo(_))), "{plan:?}");
     assert_eq!(node.planner.usage().services, 1);
     let _ = node.set("b", None);
     assert_eq!(node.planner.usage(), Usage::default());
@@ -293,17 +296,26 @@ fn sources_are_allowed_first_and_forbidden_last() {
     let with = |ranges: &[&str]| Some(guarded(&[endpoint("10.0.0.1:80", false)], ranges));
     let mut node = Node::new();
     let plan = node.set("a", with(&["198.51.100.0/24"]));
-    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::Allow(_), Op::Name(..), Op::Put(..)]), "{plan:?}");
+    assert!(
+        matches!(
+            plan.ops[..],
+            [Op::Slots { .. }, Op::AddSourceRange(_), Op::SetInfo(..), Op::SetFrontend(..)]
+        ),
+        "{plan:?}"
+    );
     assert_ne!(node.frontend(vip).flags & frontend::SOURCE_RANGES, 0);
     node.restart();
     assert_eq!(node.plan(&[]).ops, []);
     let plan = node.set("a", with(&["192.0.2.0/24"]));
-    assert!(matches!(plan.ops[..], [Op::Allow(_), Op::Forbid(_)]), "{plan:?}");
+    assert!(matches!(plan.ops[..], [Op::AddSourceRange(_), Op::RemoveSourceRange(_)]), "{plan:?}");
     let plan = node.set("a", with(&[]));
-    assert!(matches!(plan.ops[..], [Op::Put(..), Op::Forbid(_)]), "{plan:?}");
+    assert!(matches!(plan.ops[..], [Op::SetFrontend(..), Op::RemoveSourceRange(_)]), "{plan:?}");
     let _ = node.set("a", with(&["192.0.2.0/24"]));
     let plan = node.set("a", None);
-    assert!(matches!(plan.ops[..], [Op::Delete(_), Op::Unname(_), Op::Forbid(_)]), "{plan:?}");
+    assert!(
+        matches!(plan.ops[..], [Op::DeleteFrontend(_), Op::ClearInfo(_), Op::RemoveSourceRange(_)]),
+        "{plan:?}"
+    );
 }
 
 /// A known address with an unknown port is refused: so an address becomes known after its ports, and is forgotten
@@ -325,7 +337,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     Arc::make_mut(&mut node.desired.cluster_ips).insert(address, 1);
     let plan = node.set("a", with(&["10.96.0.1:80"]));
     assert!(
-        matches!(plan.ops[..], [.., Op::Put(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
+        matches!(plan.ops[..], [.., Op::SetFrontend(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
         "{plan:?}"
     );
     node.restart();
@@ -336,7 +348,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     assert!(
         matches!(
             plan.ops[..],
-            [Op::ClusterIp(_, false), Op::ServiceCidr(_, false), Op::Delete(_), Op::Unname(_)]
+            [Op::ClusterIp(_, false), Op::ServiceCidr(_, false), Op::DeleteFrontend(_), Op::ClearInfo(_)]
         ),
         "{plan:?}"
     );

@@ -1,4 +1,4 @@
-//! Events about Services, for people who ask `kubectl describe` rather than this agent's log.
+//! Kubernetes Events about Services, which `kubectl describe` shows.
 
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::{
@@ -29,7 +29,7 @@ pub struct ServiceEvents(Option<mpsc::Sender<ServiceEvent>>);
 
 impl ServiceEvents {
     /// For sources that have no place for Events.
-    pub(in crate::source) fn nowhere() -> Self {
+    pub(super) fn nowhere() -> Self {
         Self(None)
     }
 

@@ -1,4 +1,4 @@
-//! Two Services may name one address, port and protocol. Only one can have it.
+//! Conflicts of frontends: of several Services that name one address, port and protocol, the oldest has it.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -1,16 +1,16 @@
-//! The sweep's part of the run loop: in pieces, between everything else.
+//! Sweeps within the run loop: in pieces, between everything else.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::Control;
+use super::{Controller, PacketPath};
 
 /// A sweep goes on for so long, and again after so long.
 const SWEEP_FOR: Duration = Duration::from_micros(500);
 const SWEEP_AGAIN: Duration = Duration::from_millis(1);
 
-impl Control {
+impl<P: PacketPath> Controller<P> {
     /// Sweeps for a moment, and then lets others have the CPU, which may be the only one that they can have.
     pub(super) fn sweep_on(&mut self) {
         let start = Instant::now();

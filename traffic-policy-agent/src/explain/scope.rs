@@ -1,4 +1,4 @@
-//! Who counts as this node and its pods.
+//! Addresses that count as this node and its pods, by which the origin of a flow is guessed.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -8,12 +8,12 @@ use super::flow::From;
 
 /// Addresses of this node, and the ranges of its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inside {
+pub struct NodeScope {
     pub node: BTreeSet<IpAddr>,
     pub pods: Vec<IpNet>,
 }
 
-impl Inside {
+impl NodeScope {
     /// Where a flow from this source begins, and by what that is told.
     pub fn guess(&self, source: IpAddr) -> (From, String) {
         if source.is_loopback() {
@@ -36,11 +36,11 @@ mod tests {
 
     #[test]
     fn by_the_source() {
-        let inside = Inside {
+        let scope = NodeScope {
             node: ["192.0.2.1".parse().unwrap()].into(),
             pods: vec!["10.244.1.0/24".parse().unwrap()],
         };
-        let guess = |text: &str| inside.guess(text.parse().unwrap()).0;
+        let guess = |text: &str| scope.guess(text.parse().unwrap()).0;
         assert_eq!(guess("192.0.2.1"), From::Node);
         assert_eq!(guess("127.3.2.1"), From::Node);
         assert_eq!(guess("::1"), From::Node);

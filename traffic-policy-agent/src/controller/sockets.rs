@@ -1,16 +1,16 @@
-//! The sockets' part of the run loop: what programs on the cgroup know of this node, and UDP sockets whose endpoint is gone.
+//! Sockets within the run loop: the node's description for programs on the cgroup, and UDP sockets whose endpoint is gone.
 
 use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use anyhow::Result;
 
-use super::Control;
+use super::{Controller, PacketPath};
 use crate::{
     dataplane::{ConnectedUdp, GoneEndpoint},
     node::sockets::{Destroyed, destroy_udp},
 };
 
-impl Control {
+impl<P: PacketPath> Controller<P> {
     /// Before frontends are written that need it.
     pub(super) fn describe_node(&mut self, primary: &[IpAddr]) {
         let pods = self.index.pod_cidrs(&self.settings.node_name);

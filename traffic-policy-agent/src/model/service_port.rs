@@ -1,4 +1,4 @@
-//! One Service and its slices to what the maps should hold for it, as if no other Service existed.
+//! The Service ports of one Service and its slices, as if no other Service existed.
 
 use std::{
     collections::BTreeSet,
@@ -10,25 +10,10 @@ use ipnet::IpNet;
 
 use super::{
     Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
-    choose::{Candidates, Place},
-    index::NodeInput,
+    context::Context,
     object::{EndpointSlice, Port, Service, ServiceType},
+    topology::{Candidates, NodeTopology},
 };
-
-/// All that the result depends on beside the Service and its slices.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Context {
-    pub(super) input: NodeInput,
-    pub(super) zone: Option<String>,
-    /// The Node's own addresses.
-    pub(super) primary: Vec<IpAddr>,
-}
-
-impl Context {
-    fn place(&self) -> Place<'_> {
-        Place { node_name: &self.input.node_name, zone: self.zone.as_deref() }
-    }
-}
 
 /// What one Service wants. Its frontends may be claimed by another Service too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +42,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         wanted.cluster_ips.extend(cluster_ips.copied());
         let mut ready_here = BTreeSet::new();
         for port in &service.ports {
-            let candidates = candidates(port, ipv6, slices, context.place());
+            let candidates = candidates(port, ipv6, slices, context.topology());
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));
             let key = ServicePortKey {
                 service: service.name.clone(),
@@ -80,13 +65,18 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
 }
 
 /// Ports are matched by name and protocol, never by number: slices of one Service may give different numbers.
-fn candidates<'a>(port: &Port, ipv6: bool, slices: &[&'a EndpointSlice], place: Place<'_>) -> Candidates<'a> {
+fn candidates<'a>(
+    port: &Port,
+    ipv6: bool,
+    slices: &[&'a EndpointSlice],
+    topology: NodeTopology<'_>,
+) -> Candidates<'a> {
     let mut candidates = Candidates::default();
     for slice in slices.iter().filter(|slice| slice.ipv6 == ipv6) {
         let matches = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
         for slice_port in matches {
             for endpoint in &slice.endpoints {
-                candidates.add(SocketAddr::new(endpoint.address, slice_port.port), endpoint, place);
+                candidates.add(SocketAddr::new(endpoint.address, slice_port.port), endpoint, topology);
             }
         }
     }
@@ -113,7 +103,7 @@ fn service_port(
     ServicePort {
         external_policy,
         internal_policy: service.internal_policy,
-        cluster: if cluster_used { candidates.cluster(context.place()) } else { Vec::new() },
+        cluster: if cluster_used { candidates.cluster(context.topology()) } else { Vec::new() },
         local: if local_used { candidates.local() } else { Vec::new() },
         has_endpoints: candidates.any_usable(),
         serving: candidates.serving(),

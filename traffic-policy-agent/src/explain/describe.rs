@@ -1,4 +1,4 @@
-//! The steps in words.
+//! The steps of a traced packet as sentences.
 
 use traffic_policy_ebpf::{
     abi::{Step, frontend, frontend_kind as kind_number, list, step},
@@ -6,12 +6,26 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
-    Facts,
     flow::{Flow, From},
+    simulator::Candidate,
 };
-use crate::{dataplane::from_wide, inspect::frontend_kind, model::FrontendKind};
+use crate::{
+    dataplane::from_wide,
+    inspect::frontend_kind,
+    model::{FrontendKind, ServicePortKey},
+};
 
-/// Where a flow begins, for people.
+/// What the steps say, put together.
+#[derive(Clone, Debug, Default)]
+pub struct FlowFacts {
+    pub service: Option<ServicePortKey>,
+    pub index: Option<u32>,
+    pub flags: u32,
+    pub candidates: Vec<Candidate>,
+    pub chosen: Option<Candidate>,
+}
+
+/// Where a flow begins, in words.
 pub const fn origin(from: From) -> &'static str {
     match from {
         From::External => "a client outside this node",
@@ -20,18 +34,18 @@ pub const fn origin(from: From) -> &'static str {
     }
 }
 
-/// Tells one flow's story.
-pub struct Teller<'a> {
+/// Describes the steps of one flow.
+pub struct Describer<'a> {
     pub flow: &'a Flow,
     pub from: From,
-    pub facts: &'a Facts,
+    pub facts: &'a FlowFacts,
     /// The next hop is not judged.
     pub offline: bool,
 }
 
-impl Teller<'_> {
-    /// A step as a sentence; `None` for those that say nothing to people.
-    pub fn tell(&self, step: &Step) -> Option<String> {
+impl Describer<'_> {
+    /// A step as a sentence; `None` for those that explain nothing.
+    pub fn describe(&self, step: &Step) -> Option<String> {
         let Flow { destination, transport, .. } = self.flow;
         Some(match step.kind {
             step::FILTER => match step.value {
@@ -145,7 +159,7 @@ impl Teller<'_> {
             }
             (_, true) => "source: the pod reaches itself, and the connection stays within the pod".to_owned(),
             (_, false) => {
-                "source: kept, for the address is exchanged at the socket and no reply has to come back to the Service's address".to_owned()
+                "source: kept, for the address is translated at the socket and no reply has to come back to the Service's address".to_owned()
             }
         }
     }

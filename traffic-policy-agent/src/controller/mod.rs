@@ -1,9 +1,13 @@
-//! The run loop: what a source says becomes map content, and the network's changes become epochs and devices.
+//! The controller, `run`'s loop: what a source says becomes map content, and the network's changes become epochs and
+//! devices.
 
+mod gc;
 mod network;
 mod node_port_addresses;
+mod packet_path;
 mod sockets;
-mod sweeping;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeSet,
@@ -25,11 +29,12 @@ use crate::{
     inspect::service_count_reader,
     metrics::{Metrics, MetricsServer, NoLocal, Observed},
     model::{Index, NodeInput, ServicePortKey, Warning},
-    node::{self, Address, Events, Keeper, Network},
+    node::{self, Address, Events, NeighbourManager, Network},
     source::{Batch, Kubernetes, Manifests, ServiceEvent, Source},
 };
 
 pub use self::node_port_addresses::NodePortAddresses;
+use self::packet_path::PacketPath;
 
 /// Where objects come from.
 #[derive(Clone, Debug)]
@@ -54,15 +59,35 @@ pub struct Settings {
     pub dataplane: Config,
 }
 
-/// Changes that come within this time are written together; the first one is written at once.
-const GATHER: Duration = Duration::from_millis(50);
-const SWEEP: Duration = Duration::from_secs(2);
-const UPKEEP: Duration = Duration::from_secs(5);
-const POOL: Duration = Duration::from_secs(30);
-/// A failed write is tried again after this time.
-const RETRY: Duration = Duration::from_secs(5);
+/// How often, and after which time.
+#[derive(Clone, Copy, Debug)]
+struct Timing {
+    /// Changes that come within this time are written together; the first one is written at once.
+    debounce: Duration,
+    /// Between periodic sweeps.
+    sweep: Duration,
+    /// Between looks at what failed, at next hops and at the fingerprint of routes.
+    maintenance: Duration,
+    /// Between looks at the source ports that sockets hold.
+    snat_ports: Duration,
+    /// A failed write is tried again after this time.
+    retry: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            debounce: Duration::from_millis(50),
+            sweep: Duration::from_secs(2),
+            maintenance: Duration::from_secs(5),
+            snat_ports: Duration::from_secs(30),
+            retry: Duration::from_secs(5),
+        }
+    }
+}
+
 /// Network changes come in bursts.
-const SETTLE: Duration = Duration::from_millis(10);
+const NET_DEBOUNCE: Duration = Duration::from_millis(10);
 
 /// Runs until told to stop (SIGTERM, SIGINT). Programs and maps stay.
 ///
@@ -89,38 +114,11 @@ pub async fn run(settings: Settings) -> Result<()> {
     if let Some(pins) = settings.dataplane.pins.clone() {
         metrics.count_services(service_count_reader(pins));
     }
-    let mut control = Control {
-        index: Index::default(),
-        service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
-        health,
-        metrics,
-        metrics_server: None,
-        dataplane,
-        network,
-        keeper: Keeper::default(),
-        addresses: Vec::new(),
-        missing: BTreeSet::new(),
-        warned: BTreeSet::new(),
-        pending: BTreeSet::new(),
-        failed: 0,
-        synced_once: false,
-        unnoted: None,
-        warned_of: BTreeSet::new(),
-        left_out: BTreeSet::new(),
-        look_again: false,
-        rewrite: false,
-        primary: Vec::new(),
-        next_piece: Instant::now(),
-        settings,
-    };
-    match control.start().await {
-        Ok(source) => {
-            control.health.follow(source.status());
-            control.metrics.follow(source.status());
-            control.follow(source, events).await
-        }
+    let mut controller = Controller::new(settings, dataplane, network, health, metrics);
+    match controller.start().await {
+        Ok(source) => controller.follow(source, events).await,
         Err(error) => {
-            control.dataplane.undo();
+            controller.dataplane.undo();
             Err(error)
         }
     }
@@ -137,17 +135,18 @@ fn serve_metrics(address: SocketAddr, metrics: &Metrics) -> Result<MetricsServer
     Ok(server)
 }
 
-struct Control {
+struct Controller<P> {
     settings: Settings,
+    timing: Timing,
     index: Index,
-    dataplane: Dataplane,
+    dataplane: P,
     network: Network,
     health: ProxyHealth,
     metrics: Metrics,
     /// Answers as long as it is kept.
     metrics_server: Option<MetricsServer>,
     service_health: ServiceHealth,
-    keeper: Keeper,
+    neighbours: NeighbourManager,
     addresses: Vec<Address>,
     /// Named devices that are not there at present.
     missing: BTreeSet<String>,
@@ -159,22 +158,56 @@ struct Control {
     failed: usize,
     synced_once: bool,
     /// When routes changed last, if that was after their fingerprint was noted.
-    unnoted: Option<Instant>,
+    routes_changed: Option<Instant>,
     /// Devices that could not be attached to, as has been logged.
     warned_of: BTreeSet<u32>,
     /// Devices without Ethernet header that were told of, by name.
     left_out: BTreeSet<String>,
     /// Devices could not be looked at, or one of them not be attached to.
-    look_again: bool,
+    needs_rescan: bool,
     /// The node's addresses changed, and the maps do not say so yet.
-    rewrite: bool,
+    needs_write: bool,
     /// Addresses of the Node object, as they were when devices were last looked for.
     primary: Vec<IpAddr>,
     /// When sweeping goes on, if there is something to be swept.
     next_piece: Instant,
 }
 
-impl Control {
+impl<P: PacketPath> Controller<P> {
+    fn new(
+        settings: Settings,
+        dataplane: P,
+        network: Network,
+        health: ProxyHealth,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            timing: Timing::default(),
+            index: Index::default(),
+            service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
+            health,
+            metrics,
+            metrics_server: None,
+            dataplane,
+            network,
+            neighbours: NeighbourManager::default(),
+            addresses: Vec::new(),
+            missing: BTreeSet::new(),
+            warned: BTreeSet::new(),
+            pending: BTreeSet::new(),
+            failed: 0,
+            synced_once: false,
+            routes_changed: None,
+            warned_of: BTreeSet::new(),
+            left_out: BTreeSet::new(),
+            needs_rescan: false,
+            needs_write: false,
+            primary: Vec::new(),
+            next_piece: Instant::now(),
+            settings,
+        }
+    }
+
     async fn start(&mut self) -> Result<Source> {
         let metrics = &self.metrics;
         self.metrics_server =
@@ -190,9 +223,12 @@ impl Control {
     }
 
     async fn follow(&mut self, mut source: Source, mut events: Events) -> Result<()> {
+        self.health.follow(source.status());
+        self.metrics.follow(source.status());
         let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
-        let [mut sweep, mut upkeep, mut pool] = [SWEEP, UPKEEP, POOL].map(|period| {
+        let Timing { debounce, sweep, maintenance, snat_ports, retry: retry_after } = self.timing;
+        let [mut sweep, mut maintenance, mut snat_ports] = [sweep, maintenance, snat_ports].map(|period| {
             let mut ticks = interval(period);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             ticks.reset();
@@ -205,29 +241,29 @@ impl Control {
             tokio::select! {
                 batch = source.next() => {
                     let Some(batch) = batch else { bail!("the source of Services has stopped unexpectedly") };
-                    let mut changed = self.take_in(batch);
+                    let mut changed = self.apply_batch(batch);
                     if self.index.is_synced() && changed {
                         self.health.queued();
                         self.metrics.queued();
                     }
                     self.sweep_until(next_write).await;
                     while let Some(batch) = source.try_next() {
-                        changed |= self.take_in(batch);
+                        changed |= self.apply_batch(batch);
                     }
                     if changed {
-                        retry = self.write(&source).await.then(|| Instant::now() + RETRY);
-                        next_write = Instant::now() + GATHER;
+                        retry = self.write(&source).await.then(|| Instant::now() + retry_after);
+                        next_write = Instant::now() + debounce;
                     }
                 }
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
                     if let Err(error) = self.network_changed(event, &mut events, &source).await {
                         tracing::warn!("following a change of the network failed: {error:#}");
-                        self.look_again = true;
+                        self.needs_rescan = true;
                     }
                 }
                 () = sleep_until(retry_at), if retry.is_some() => {
-                    retry = self.write(&source).await.then(|| Instant::now() + RETRY);
+                    retry = self.write(&source).await.then(|| Instant::now() + retry_after);
                 }
                 _ = sweep.tick() => {
                     self.end_sockets();
@@ -236,8 +272,8 @@ impl Control {
                     }
                 }
                 () = sleep_until(self.next_piece), if self.dataplane.is_sweeping() => self.sweep_on(),
-                _ = upkeep.tick() => self.upkeep(&source).await,
-                _ = pool.tick() => {
+                _ = maintenance.tick() => self.maintain(&source).await,
+                _ = snat_ports.tick() => {
                     if let Err(error) = self.dataplane.refresh_pool() {
                         tracing::warn!("{error:#}");
                     }
@@ -257,10 +293,10 @@ impl Control {
         if self.index.is_synced()
             && self.settings.devices.is_empty()
             && primary != self.primary
-            && let Err(error) = self.look_again(source).await
+            && let Err(error) = self.rescan(source).await
         {
             tracing::warn!("looking at the devices failed: {error:#}");
-            self.look_again = true;
+            self.needs_rescan = true;
         }
         self.write_maps(source).await
     }
@@ -289,7 +325,7 @@ impl Control {
         let mut warnings = desired.warnings.clone();
         let missing = chosen.missing(&self.settings.node_name, &primary);
         warnings.extend(missing.map(|text| Warning { service: None, text }));
-        tell(&warnings, &self.warned, source);
+        report_warnings(&warnings, &self.warned, source);
         self.warned = warnings;
         let local = node::local(&self.addresses);
         let full = self.dataplane.compares_all();
@@ -331,7 +367,10 @@ impl Control {
                 again
             }
             Err(error) => {
-                tracing::error!("writing the maps failed, trying again in {} s: {error:#}", RETRY.as_secs());
+                tracing::error!(
+                    "writing the maps failed, trying again in {} s: {error:#}",
+                    self.timing.retry.as_secs()
+                );
                 self.failed = changes.ports.len();
                 self.pending = changes.ports;
                 self.health.explain(format!("{error:#}"));
@@ -342,7 +381,7 @@ impl Control {
     }
 
     /// Puts a batch into the index; whether anything changed that may have to be written.
-    fn take_in(&mut self, batch: Batch) -> bool {
+    fn apply_batch(&mut self, batch: Batch) -> bool {
         self.metrics.arriving(&batch, &self.index);
         batch.apply(&mut self.index)
     }
@@ -377,35 +416,35 @@ impl Control {
         }
     }
 
-    async fn upkeep(&mut self, source: &Source) {
+    async fn maintain(&mut self, source: &Source) {
         // Not while they keep changing: a node may have many.
-        if self.unnoted.take_if(|changed| changed.elapsed() >= UPKEEP).is_some() {
+        if self.routes_changed.take_if(|changed| changed.elapsed() >= self.timing.maintenance).is_some() {
             match self.network.fingerprint().await {
                 Ok(fingerprint) => self.dataplane.note_network(fingerprint),
                 Err(error) => tracing::warn!("{error:#}"),
             }
         }
-        if (self.look_again || self.rewrite)
-            && let Err(error) = self.look_again(source).await
+        if (self.needs_rescan || self.needs_write)
+            && let Err(error) = self.rescan(source).await
         {
             tracing::warn!("looking at the devices failed: {error:#}");
-            self.look_again = true;
+            self.needs_rescan = true;
         }
         if self.service_health.has_failures() {
             self.update_health(source).await;
         }
         match self.dataplane.next_hops() {
             Ok(hops) => {
-                self.keeper.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
+                self.neighbours.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
             }
             Err(error) => tracing::warn!("{error:#}"),
         }
     }
 }
 
-/// Logs what has not been told yet, and posts an Event where a Service is concerned.
-fn tell(warnings: &BTreeSet<Warning>, told: &BTreeSet<Warning>, source: &Source) {
-    for warning in warnings.difference(told) {
+/// Logs what has not been reported yet, and posts an Event where a Service is concerned.
+fn report_warnings(warnings: &BTreeSet<Warning>, reported: &BTreeSet<Warning>, source: &Source) {
+    for warning in warnings.difference(reported) {
         tracing::warn!("{warning}");
         if let Some(service) = &warning.service {
             source.events().post(ServiceEvent {

@@ -1,9 +1,9 @@
-//! The network's part of the run loop: changes become epochs, and devices are found, attached to and forgotten.
+//! Changes of the network within the run loop: they become epochs, and devices are found, attached to and forgotten.
 
 use anyhow::Result;
 use tokio::time::Instant;
 
-use super::{Control, SETTLE};
+use super::{Controller, NET_DEBOUNCE, PacketPath};
 use crate::{
     check,
     dataplane::{Attached, Changed, Interface},
@@ -11,7 +11,7 @@ use crate::{
     source::Source,
 };
 
-impl Control {
+impl<P: PacketPath> Controller<P> {
     pub(super) async fn network_changed(
         &mut self,
         first: Event,
@@ -19,7 +19,7 @@ impl Control {
         source: &Source,
     ) -> Result<()> {
         let mut burst = vec![first];
-        let end = Instant::now() + SETTLE;
+        let end = Instant::now() + NET_DEBOUNCE;
         while let Ok(Some(event)) = tokio::time::timeout_at(end, events.next()).await {
             burst.push(event);
         }
@@ -29,36 +29,36 @@ impl Control {
                 Event::Link => devices = true,
                 Event::Address => (routes, devices, addresses) = (true, true, true),
                 Event::Route => (routes, devices) = (true, self.settings.devices.is_empty() || devices),
-                Event::Neighbour(neighbour) => neighbours |= self.keeper.changed(neighbour),
-                Event::NeighbourGone(link, address) => self.keeper.gone(link, address),
+                Event::Neighbour(neighbour) => neighbours |= self.neighbours.changed(neighbour),
+                Event::NeighbourGone(link, address) => self.neighbours.gone(link, address),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }
         }
         // First what costs packets, and cannot be done later: nobody tells of it twice.
         if routes {
-            self.unnoted = Some(Instant::now());
+            self.routes_changed = Some(Instant::now());
             self.dataplane.raise(Changed::Routes)?;
         } else if neighbours {
             self.dataplane.raise(Changed::Neighbours)?;
         }
-        // Until they have been looked at; if that fails, the next upkeep tries again.
-        self.look_again |= devices;
-        self.rewrite |= addresses;
-        if self.look_again || self.rewrite {
-            self.look_again(source).await?;
+        // Until they have been looked at; if that fails, the next maintenance tries again.
+        self.needs_rescan |= devices;
+        self.needs_write |= addresses;
+        if self.needs_rescan || self.needs_write {
+            self.rescan(source).await?;
         }
         Ok(())
     }
 
     /// Looks at addresses and devices again, and writes what follows.
-    pub(super) async fn look_again(&mut self, source: &Source) -> Result<()> {
+    pub(super) async fn rescan(&mut self, source: &Source) -> Result<()> {
         self.refresh_network().await?;
         if self.find_devices(false).await? {
             self.dataplane.raise(Changed::Routes)?;
         }
-        if self.rewrite && self.index.is_synced() {
+        if self.needs_write && self.index.is_synced() {
             // Frontends on the node's own addresses may have come or gone.
-            self.rewrite = self.write_maps(source).await;
+            self.needs_write = self.write_maps(source).await;
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Control {
         self.primary = self.index.node_addresses(&self.settings.node_name).to_vec();
         let (wanted, missing) =
             node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &self.primary);
-        self.look_again = false;
+        self.needs_rescan = false;
         let mut changed = false;
         for name in &missing {
             if self.missing.insert(name.clone()) {
@@ -92,7 +92,7 @@ impl Control {
             .collect();
         for (ifindex, name) in gone {
             self.dataplane.detach(ifindex)?;
-            self.keeper.forget(ifindex);
+            self.neighbours.forget(ifindex);
             tracing::warn!(device = name, "detached: the device is gone");
             changed = true;
         }
@@ -126,7 +126,7 @@ impl Control {
                     if self.warned_of.insert(link.index) {
                         tracing::warn!(device = link.name, "not attached, trying again: {error:#}");
                     }
-                    self.look_again = true;
+                    self.needs_rescan = true;
                 }
             }
         }
@@ -169,7 +169,7 @@ impl Control {
             mac: hop.mac,
             fixed: false,
         });
-        if self.keeper.learn(&self.network, hops).await? {
+        if self.neighbours.learn(&self.network, hops).await? {
             self.dataplane.raise(Changed::Neighbours)?;
         }
         Ok(())

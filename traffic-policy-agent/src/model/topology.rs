@@ -1,4 +1,4 @@
-//! Which endpoints may take new connections: kube-proxy's two lists for each Service port.
+//! Endpoints that may take new connections, by readiness and topology hints: kube-proxy's two lists for each Service port.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -9,7 +9,7 @@ use super::{Endpoint, object::SliceEndpoint};
 
 /// Where this node stands, for the topology hints.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct NodeTopology<'a> {
     pub(super) node_name: &'a str,
     pub(super) zone: Option<&'a str>,
 }
@@ -20,8 +20,13 @@ pub(super) struct Candidates<'a>(BTreeMap<SocketAddr, (&'a SliceEndpoint, bool)>
 
 impl<'a> Candidates<'a> {
     /// Endpoints move between slices, and for a moment stand in both: of two the local one counts, else the first.
-    pub(super) fn add(&mut self, address: SocketAddr, endpoint: &'a SliceEndpoint, place: Place<'_>) {
-        let local = endpoint.node_name.as_deref() == Some(place.node_name);
+    pub(super) fn add(
+        &mut self,
+        address: SocketAddr,
+        endpoint: &'a SliceEndpoint,
+        topology: NodeTopology<'_>,
+    ) {
+        let local = endpoint.node_name.as_deref() == Some(topology.node_name);
         match self.0.entry(address) {
             Entry::Vacant(entry) => {
                 entry.insert((endpoint, local));
@@ -35,7 +40,7 @@ impl<'a> Candidates<'a> {
     }
 
     /// For policy Cluster: ready endpoints, narrowed by topology; if there is none, terminating ones that still serve.
-    pub(super) fn cluster(&self, place: Place<'_>) -> Vec<Endpoint> {
+    pub(super) fn cluster(&self, topology: NodeTopology<'_>) -> Vec<Endpoint> {
         let mut ready: Vec<_> = self
             .0
             .iter()
@@ -45,7 +50,7 @@ impl<'a> Candidates<'a> {
         if ready.is_empty() {
             return sorted(self.draining().map(|(address, local)| Endpoint { address, local }));
         }
-        narrow(&mut ready, place);
+        narrow(&mut ready, topology);
         sorted(ready.into_iter().map(|(address, _, local)| Endpoint { address, local }))
     }
 
@@ -93,11 +98,11 @@ impl<'a> Candidates<'a> {
 
 /// Same node first, then same zone. One endpoint without a hint of a kind turns that kind off, and so does a hint set
 /// that never names this node or zone: rather all endpoints than none.
-fn narrow(ready: &mut Vec<(SocketAddr, &SliceEndpoint, bool)>, place: Place<'_>) {
+fn narrow(ready: &mut Vec<(SocketAddr, &SliceEndpoint, bool)>, topology: NodeTopology<'_>) {
     let for_node =
-        |endpoint: &SliceEndpoint| endpoint.for_nodes.iter().any(|node| **node == *place.node_name);
+        |endpoint: &SliceEndpoint| endpoint.for_nodes.iter().any(|node| **node == *topology.node_name);
     let for_zone =
-        |endpoint: &SliceEndpoint| endpoint.for_zones.iter().any(|zone| Some(&**zone) == place.zone);
+        |endpoint: &SliceEndpoint| endpoint.for_zones.iter().any(|zone| Some(&**zone) == topology.zone);
     if ready.iter().all(|(_, e, _)| !e.for_nodes.is_empty()) && ready.iter().any(|(_, e, _)| for_node(e)) {
         ready.retain(|(_, endpoint, _)| for_node(endpoint));
     } else if ready.iter().all(|(_, e, _)| !e.for_zones.is_empty())
@@ -120,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Place<'_> = Place { node_name: "here", zone: Some("zone-a") };
+    const TOPOLOGY: NodeTopology<'_> = NodeTopology { node_name: "here", zone: Some("zone-a") };
 
     fn endpoint() -> impl Strategy<Value = (SocketAddr, SliceEndpoint)> {
         let node = prop_oneof![Just(None), Just(Some("here")), Just(Some("there"))];
@@ -149,9 +154,9 @@ mod tests {
         fn lists_hold_what_they_promise(endpoints in prop::collection::vec(endpoint(), 0..12)) {
             let mut candidates = Candidates::default();
             for (address, endpoint) in &endpoints {
-                candidates.add(*address, endpoint, PLACE);
+                candidates.add(*address, endpoint, TOPOLOGY);
             }
-            let (cluster, local) = (candidates.cluster(PLACE), candidates.local());
+            let (cluster, local) = (candidates.cluster(TOPOLOGY), candidates.local());
             // A list is empty only if nothing at all could be in it.
             prop_assert_eq!(cluster.is_empty(), !candidates.any_usable());
             prop_assert!(local.iter().all(|endpoint| endpoint.local));
@@ -176,13 +181,13 @@ mod tests {
             let mut once = Candidates::default();
             let mut twice = Candidates::default();
             for (address, endpoint) in &endpoints {
-                once.add(*address, endpoint, PLACE);
-                twice.add(*address, endpoint, PLACE);
+                once.add(*address, endpoint, TOPOLOGY);
+                twice.add(*address, endpoint, TOPOLOGY);
             }
             for (address, endpoint) in endpoints.iter().rev() {
-                twice.add(*address, endpoint, PLACE);
+                twice.add(*address, endpoint, TOPOLOGY);
             }
-            prop_assert_eq!(once.cluster(PLACE), twice.cluster(PLACE));
+            prop_assert_eq!(once.cluster(TOPOLOGY), twice.cluster(TOPOLOGY));
             prop_assert_eq!(once.local(), twice.local());
         }
     }

@@ -1,4 +1,4 @@
-//! On which addresses of the node node ports are reached.
+//! `--node-port-addresses`: the addresses of the node on which node ports are reached.
 
 use std::{
     collections::BTreeSet,

@@ -1,0 +1,191 @@
+//! Facts of the devices that packets come by, gathered by netlink and ethtool.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use anyhow::Result;
+
+use crate::{
+    check::{ethtool, other_end::OtherEnd, settings::Settings},
+    dataplane::{
+        Kernel, Mode,
+        drivers::{self, Channels},
+        introspect,
+    },
+    node::{self, Link, Network},
+};
+
+/// What judging needs.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    pub devices: Vec<Device>,
+    /// The names of all devices of this network namespace.
+    pub names: Vec<String>,
+    pub attach: Mode,
+    /// Named devices that do not exist.
+    pub missing: Vec<String>,
+    /// Those that lead out, and that `run` cannot attach to.
+    pub left_out: Vec<node::WithoutEthernet>,
+    /// Bytes.
+    pub page: usize,
+    /// That there may be: drivers count those that are not plugged in yet, too.
+    pub cpus: u32,
+}
+
+/// A device that `run` would attach to.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub link: Link,
+    /// Global ones.
+    pub addresses: Vec<IpAddr>,
+    /// `veth`, `vxlan` …; `None` for hardware.
+    pub kind: Option<String>,
+    pub driver: Option<String>,
+    /// Linux 6.3 and newer say what the driver can do.
+    pub xdp_features: Option<u64>,
+    /// `None` if it could not be asked for.
+    pub checksum_offload: Option<bool>,
+    pub channels: Option<Channels>,
+    /// Features of a virtio device.
+    pub virtio: Option<u64>,
+    /// Of a veth, if it could be seen.
+    pub other_end: Option<OtherEnd>,
+    /// A program of ours is on it.
+    pub own_xdp: bool,
+    /// Programs that are not ours: id, and name if it has one.
+    pub xdp: Vec<(u32, Option<String>)>,
+    /// As people would call them; or why they could not be listed.
+    pub tc: Result<Vec<String>, String>,
+}
+
+impl Facts {
+    pub async fn look(settings: &Settings, node_addresses: &[IpAddr]) -> Result<Self> {
+        let (network, links, addresses, routes) = network().await?;
+        let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
+        let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
+        let own = introspect::pinned_programs(&settings.pins);
+        let mut devices = Vec::new();
+        for link in wanted {
+            let details = network.details(link.index).await?;
+            let driver = introspect::driver(&link.name);
+            let offloads = ethtool::offloads(link.index).ok();
+            let others = details.xdp.iter().filter(|id| !own.contains(id));
+            let global = addresses.iter().filter(|address| address.link == link.index && address.global);
+            devices.push(Device {
+                addresses: global.map(|address| address.address).collect(),
+                xdp_features: ethtool::xdp_features(link.index).ok(),
+                // Its other names are of cards that know the protocol: those are on a real wire.
+                checksum_offload: offloads
+                    .map(|offloads| offloads.iter().any(|name| name == "tx-checksum-ip-generic")),
+                channels: ethtool::channels(link.index).ok(),
+                virtio: drivers::virtio_features(&link.name, link.index, driver.as_deref()),
+                other_end: OtherEnd::of(link.index).ok().filter(|_| details.kind.as_deref() == Some("veth")),
+                driver,
+                own_xdp: details.xdp.iter().any(|id| own.contains(id)),
+                xdp: others.map(|id| (*id, introspect::program_name(*id))).collect(),
+                tc: tc(&link.name, &details.filters, &own).map_err(|error| format!("{error:#}")),
+                kind: details.kind,
+                link: link.clone(),
+            });
+        }
+        let names = links.iter().map(|link| link.name.clone()).collect();
+        Ok(Self {
+            devices,
+            names,
+            attach: settings.attach,
+            missing,
+            left_out,
+            page: introspect::page_size(),
+            cpus: introspect::possible_cpus(),
+        })
+    }
+}
+
+/// What others have at the TC hooks of a device.
+fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let (kernel, _) = Kernel::found()?;
+    let tcx = if kernel.has_tcx() { introspect::tcx_programs(device)? } else { [Vec::new(), Vec::new()] };
+    for (hook, programs) in ["ingress", "egress"].iter().zip(tcx) {
+        let others = programs.into_iter().filter(|program| !own.contains(&program.id));
+        found.extend(others.map(|program| {
+            let name = if program.name.is_empty() { "without a name" } else { &program.name };
+            format!("tcx program {name} (id {}) at {hook}", program.id)
+        }));
+    }
+    for filter in filters.iter().filter(|filter| !introspect::is_own_filter(filter.info, filter.handle)) {
+        let hook = if filter.ingress { "ingress" } else { "egress" };
+        let name = filter.program.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+        found.push(format!("{} filter{name} (priority {}) at {hook}", filter.kind, filter.info >> 16));
+    }
+    Ok(found)
+}
+
+/// Common drivers with XDP, as `ethtool -i` names them, for kernels that do not tell themselves (before 6.3).
+const WITH_XDP: [&str; 20] = [
+    "atlantic",
+    "bnxt_en",
+    "ena",
+    "hv_netvsc",
+    "i40e",
+    "ice",
+    "igb",
+    "igc",
+    "ixgbe",
+    "ixgbevf",
+    "mana",
+    "mlx4_en",
+    "mlx5_core",
+    "mvneta",
+    "nfp",
+    "qede",
+    "sfc",
+    "veth",
+    "vif",
+    "virtio_net",
+];
+
+/// How a device's packets will be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Xdp,
+    Generic,
+    Tc,
+}
+
+impl Device {
+    pub fn way(&self, attach: Mode) -> Way {
+        match attach {
+            Mode::Xdp => Way::Xdp,
+            Mode::XdpGeneric => Way::Generic,
+            Mode::Tc => Way::Tc,
+            Mode::Auto if self.link.wire && self.native() != Some(false) => Way::Xdp,
+            Mode::Auto => Way::Tc,
+        }
+    }
+
+    /// Whether the driver has XDP, if that can be known.
+    pub fn native(&self) -> Option<bool> {
+        const BASIC: u64 = 1;
+        if let Some(features) = self.xdp_features {
+            return Some(features & BASIC != 0);
+        }
+        WITH_XDP.contains(&self.driver.as_deref()?).then_some(true)
+    }
+
+    /// `eth0 (driver ena)`, `eth0 (veth)`.
+    pub fn described(&self) -> String {
+        match (&self.kind, &self.driver) {
+            (Some(kind), _) => format!("{} ({kind})", self.link.name),
+            (None, Some(driver)) => format!("{} (driver {driver})", self.link.name),
+            (None, None) => self.link.name.clone(),
+        }
+    }
+}
+
+/// Devices, addresses and routes of the namespace that the calling thread is in.
+async fn network() -> Result<(Network, Vec<Link>, Vec<node::Address>, Vec<node::Route>)> {
+    let (network, _events) = Network::connect()?;
+    let (links, addresses, routes) =
+        (network.links().await?, network.addresses().await?, network.routes().await?);
+    Ok((network, links, addresses, routes))
+}

@@ -1,0 +1,23 @@
+//! What `run` will be given, as far as it matters here.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use crate::{
+    dataplane::{Cgroup, Mode, Pool},
+    source::Manifests,
+};
+
+/// What `run` will be given.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `--device`; empty: found by routes and addresses.
+    pub devices: Vec<String>,
+    pub attach: Mode,
+    pub pins: PathBuf,
+    pub cgroup: Cgroup,
+    pub pool: Pool,
+    pub healthz: SocketAddr,
+    pub metrics: Option<SocketAddr>,
+    /// Services whose ports are compared with what listens here.
+    pub manifests: Option<Manifests>,
+}

@@ -1,0 +1,152 @@
+//! The controller's interface to the data plane. [`Dataplane`] has it; tests have one without a kernel.
+
+use std::{collections::BTreeSet, net::IpAddr, path::Path};
+
+use anyhow::Result;
+use ipnet::IpNet;
+
+use crate::{
+    dataplane::{
+        Attached, Changed, ConnectedUdp, Dataplane, GoneEndpoint, Interface, Levels, NextHop, Written,
+    },
+    model::{Desired, ServicePortKey},
+};
+
+/// The maps and programs, as the controller sees them. Errors are those of [`Dataplane`].
+pub(super) trait PacketPath {
+    /// Makes the maps equal to what is desired, touching only what `changed` names (everything, the first time).
+    fn sync(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Written>;
+    /// Whether the next sync compares everything, not just what changed.
+    fn compares_all(&self) -> bool;
+    fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
+    /// Leaves out source ports that sockets of this node hold by now.
+    fn refresh_pool(&mut self) -> Result<()>;
+
+    /// Lets the next sweep be a periodic one.
+    fn sweep(&mut self) -> Result<()>;
+    fn is_sweeping(&self) -> bool;
+    /// Does a piece of what is to be swept. Whether that was the end of a periodic sweep.
+    fn sweep_on(&mut self) -> Result<bool>;
+
+    fn attach(&mut self, interface: &Interface) -> Result<Attached>;
+    fn detach(&mut self, ifindex: u32) -> Result<()>;
+    /// Forgets what an earlier agent attached to and this one did not.
+    fn forget_others(&mut self) -> Result<()>;
+    /// Whether a device is attached to as it is now, and in the way that was asked for.
+    fn is_settled(&self, interface: &Interface) -> bool;
+    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)>;
+
+    fn attach_cgroup(&mut self) -> Result<()>;
+    /// The cgroup whose connections are served.
+    fn cgroup(&self) -> Option<&Path>;
+    /// UDP endpoints that stopped serving since the last sweep.
+    fn gone_udp(&self) -> BTreeSet<GoneEndpoint>;
+    fn connected_udp(&self) -> Result<ConnectedUdp>;
+
+    /// Stored routes or neighbours may be wrong.
+    fn raise(&mut self, changed: Changed) -> Result<()>;
+    /// Raises the epoch if the node's routes have another fingerprint than stored next hops; whether they had.
+    fn compare_network(&mut self, fingerprint: u32) -> Result<bool>;
+    fn note_network(&mut self, fingerprint: u32);
+    /// Next hops that packets take now.
+    fn next_hops(&self) -> Result<Vec<NextHop>>;
+
+    /// How full the maps are.
+    fn levels(&self) -> Levels;
+}
+
+impl PacketPath for Dataplane {
+    fn sync(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Written> {
+        self.sync(desired, changed, addresses)
+    }
+
+    fn compares_all(&self) -> bool {
+        self.compares_all()
+    }
+
+    fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
+        self.describe_node(primary, pod_ranges)
+    }
+
+    fn refresh_pool(&mut self) -> Result<()> {
+        self.refresh_pool()
+    }
+
+    fn sweep(&mut self) -> Result<()> {
+        self.sweep()
+    }
+
+    fn is_sweeping(&self) -> bool {
+        self.is_sweeping()
+    }
+
+    fn sweep_on(&mut self) -> Result<bool> {
+        self.sweep_on()
+    }
+
+    fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        self.attach(interface)
+    }
+
+    fn detach(&mut self, ifindex: u32) -> Result<()> {
+        self.detach(ifindex)
+    }
+
+    fn forget_others(&mut self) -> Result<()> {
+        self.forget_others()
+    }
+
+    fn is_settled(&self, interface: &Interface) -> bool {
+        self.is_settled(interface)
+    }
+
+    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+        self.attached()
+    }
+
+    fn attach_cgroup(&mut self) -> Result<()> {
+        self.attach_cgroup()
+    }
+
+    fn cgroup(&self) -> Option<&Path> {
+        self.cgroup()
+    }
+
+    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+        self.gone_udp()
+    }
+
+    fn connected_udp(&self) -> Result<ConnectedUdp> {
+        self.connected_udp()
+    }
+
+    fn raise(&mut self, changed: Changed) -> Result<()> {
+        self.raise(changed)
+    }
+
+    fn compare_network(&mut self, fingerprint: u32) -> Result<bool> {
+        self.compare_network(fingerprint)
+    }
+
+    fn note_network(&mut self, fingerprint: u32) {
+        self.note_network(fingerprint);
+    }
+
+    fn next_hops(&self) -> Result<Vec<NextHop>> {
+        self.next_hops()
+    }
+
+    fn levels(&self) -> Levels {
+        self.levels()
+    }
+}

@@ -1,0 +1,377 @@
+//! The controller on a data plane without a kernel: from a folder of manifests to writes and health-check ports.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use anyhow::bail;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::{
+    dataplane::{Attached, Changed, ConnectedUdp, GoneEndpoint, Interface, Levels, NextHop, Written},
+    model::Desired,
+};
+
+/// What the controller asked for, and how it is answered.
+#[derive(Debug, Default)]
+struct Asked {
+    /// Service ports that each sync named as changed, and those that were desired.
+    syncs: Vec<[BTreeSet<ServicePortKey>; 2]>,
+    /// So many syncs fail.
+    failing: usize,
+    /// So many syncs have no room for what changed.
+    full: usize,
+    sweeps: usize,
+    /// Pieces that are to be swept.
+    pieces: usize,
+    /// Each of them takes a while.
+    slow: bool,
+    refreshed: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Fake {
+    asked: Arc<Mutex<Asked>>,
+    attached: Vec<Interface>,
+}
+
+impl Fake {
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap()
+    }
+}
+
+impl PacketPath for Fake {
+    fn sync(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        _: &BTreeSet<IpAddr>,
+    ) -> Result<Written> {
+        let mut asked = self.asked();
+        asked.syncs.push([changed.clone(), desired.ports.keys().cloned().collect()]);
+        if asked.failing > 0 {
+            asked.failing -= 1;
+            bail!("the maps cannot be written");
+        }
+        let no_room = if asked.full > 0 { changed.iter().cloned().collect() } else { Vec::new() };
+        asked.full = asked.full.saturating_sub(1);
+        Ok(Written { elements: changed.len(), no_room })
+    }
+
+    fn compares_all(&self) -> bool {
+        self.asked().syncs.is_empty()
+    }
+
+    fn describe_node(&mut self, _: &[IpAddr], _: &[IpNet]) -> Result<()> {
+        Ok(())
+    }
+
+    fn refresh_pool(&mut self) -> Result<()> {
+        self.asked().refreshed += 1;
+        Ok(())
+    }
+
+    fn sweep(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        asked.sweeps += 1;
+        asked.pieces += 100;
+        Ok(())
+    }
+
+    fn is_sweeping(&self) -> bool {
+        self.asked().pieces > 0
+    }
+
+    fn sweep_on(&mut self) -> Result<bool> {
+        let mut asked = self.asked();
+        if asked.slow {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        asked.pieces -= 1;
+        Ok(asked.pieces == 0)
+    }
+
+    fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        self.attached.push(interface.clone());
+        Ok(Attached::Tc)
+    }
+
+    fn detach(&mut self, ifindex: u32) -> Result<()> {
+        self.attached.retain(|interface| interface.ifindex != ifindex);
+        Ok(())
+    }
+
+    fn forget_others(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_settled(&self, interface: &Interface) -> bool {
+        self.attached.contains(interface)
+    }
+
+    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+        self.attached.iter().map(|interface| (interface, Attached::Tc))
+    }
+
+    fn attach_cgroup(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn cgroup(&self) -> Option<&Path> {
+        None
+    }
+
+    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+        BTreeSet::new()
+    }
+
+    fn connected_udp(&self) -> Result<ConnectedUdp> {
+        bail!("there are no sockets")
+    }
+
+    fn raise(&mut self, _: Changed) -> Result<()> {
+        Ok(())
+    }
+
+    fn compare_network(&mut self, _: u32) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn note_network(&mut self, _: u32) {}
+
+    fn next_hops(&self) -> Result<Vec<NextHop>> {
+        Ok(Vec::new())
+    }
+
+    fn levels(&self) -> Levels {
+        Levels::default()
+    }
+}
+
+/// A controller that runs on a folder of manifests until this is dropped.
+struct Running {
+    folder: TempDir,
+    fake: Fake,
+    health: ProxyHealth,
+    task: AbortHandle,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Running {
+    /// With what `before` sets up, in the folder and in the fake.
+    async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let fake = Fake::default();
+        before(folder.path(), &fake);
+        let health = ProxyHealth::new(true, true);
+        let (network, events) = Network::connect().unwrap();
+        let node_name = "here".to_owned();
+        let manifests = Manifests { folder: folder.path().to_owned(), node_name: node_name.clone() };
+        let settings = Settings {
+            node_name: node_name.clone(),
+            devices: Vec::new(),
+            origin: Origin::Manifests(manifests),
+            node_port_addresses: "all".parse().unwrap(),
+            service_cidrs: BTreeSet::new(),
+            healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
+            metrics: None,
+            dataplane: Config {
+                pins: None,
+                sizes: Default::default(),
+                idle: Default::default(),
+                pool: Default::default(),
+                drain: Duration::ZERO,
+                mode: crate::dataplane::Mode::Tc,
+                cgroup: Default::default(),
+            },
+        };
+        let metrics = Metrics::new(node_name, health.clone());
+        let mut controller = Controller::new(settings, fake.clone(), network, health.clone(), metrics);
+        controller.timing = timing;
+        let source = controller.start().await.unwrap();
+        let task = tokio::spawn(async move { controller.follow(source, events).await }).abort_handle();
+        Self { folder, fake, health, task }
+    }
+
+    /// Waits until the fake, or what else can be seen, is as wanted.
+    async fn until(&self, what: &str, wanted: impl Fn(&Asked) -> bool) {
+        let arrived = timeout(Duration::from_secs(20), async {
+            while !wanted(&self.fake.asked()) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        assert!(arrived.await.is_ok(), "not {what}: {:?}", self.fake.asked());
+    }
+}
+
+const QUICK: Timing = Timing {
+    debounce: Duration::from_millis(50),
+    sweep: Duration::from_millis(100),
+    maintenance: Duration::from_millis(100),
+    snat_ports: Duration::from_millis(100),
+    retry: Duration::from_millis(50),
+};
+
+fn write(folder: &Path, name: &str, policy: &str, port: u16, node: &str) {
+    let health = if policy == "Local" { format!("healthCheckNodePort: {port}") } else { String::new() };
+    let number: u32 = name.bytes().map(u32::from).sum::<u32>() % 250;
+    let text = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+         spec:\n  type: LoadBalancer\n  clusterIP: 10.96.0.{number}\n  externalTrafficPolicy: {policy}\n  {health}\n  \
+         ports: [{{port: 80}}]\n---\n\
+         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+         metadata: {{name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}\n\
+         ports: [{{port: 8080}}]\nendpoints: [{{addresses: [10.1.0.1], nodeName: {node}}}]\n"
+    );
+    fs::write(folder.join(format!(".{name}")), text).unwrap();
+    fs::rename(folder.join(format!(".{name}")), folder.join(format!("{name}.yaml"))).unwrap();
+}
+
+async fn free_port() -> u16 {
+    TcpListener::bind("0.0.0.0:0").await.unwrap().local_addr().unwrap().port()
+}
+
+async fn status(port: u16) -> Option<u16> {
+    let mut stream = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).await.ok()?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    answer.get(9..12)?.parse().ok()
+}
+
+#[tokio::test]
+async fn the_health_check_port_follows_the_manifests() {
+    let port = free_port().await;
+    let running = Running::start(QUICK, |folder, _| write(folder, "web", "Local", port, "here")).await;
+    for (policy, node, wanted) in [
+        ("Local", "here", Some(200)),
+        ("Local", "there", Some(503)),
+        ("Local", "here", Some(200)),
+        ("Cluster", "here", None),
+        ("Local", "here", Some(200)),
+    ] {
+        write(running.folder.path(), "web", policy, port, node);
+        let arrived = timeout(Duration::from_secs(20), async {
+            while status(port).await != wanted {
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        assert!(
+            arrived.await.is_ok(),
+            "{policy}, endpoint {node}: not {wanted:?} but {:?}",
+            status(port).await
+        );
+    }
+}
+
+#[tokio::test]
+async fn no_health_check_port_before_the_maps_are_written() {
+    let port = free_port().await;
+    let timing = Timing { retry: Duration::from_millis(300), ..QUICK };
+    let running = Running::start(timing, |folder, fake| {
+        write(folder, "web", "Local", port, "here");
+        fake.asked().failing = 2;
+    })
+    .await;
+    running.until("tried", |asked| !asked.syncs.is_empty()).await;
+    assert_eq!(status(port).await, None, "nobody may be sent here yet");
+    running.until("written", |asked| asked.syncs.len() >= 3).await;
+    let answers = timeout(Duration::from_secs(20), async {
+        while status(port).await != Some(200) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    answers.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failed_write_is_tried_again_with_what_changed() {
+    let running = Running::start(QUICK, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
+    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    running.fake.asked().failing = 2;
+    write(running.folder.path(), "other", "Cluster", 0, "here");
+    running.until("tried three times", |asked| asked.syncs.len() >= 4).await;
+    for [changed, _] in &running.fake.asked().syncs[1..4] {
+        assert_eq!(changed.iter().map(|key| &key.service.name[..]).collect::<Vec<_>>(), ["other"]);
+    }
+    let healthy = timeout(Duration::from_secs(20), async {
+        while !running.health.is_healthy() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    });
+    healthy.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_found_no_room_is_tried_again() {
+    let running = Running::start(QUICK, |folder, fake| {
+        write(folder, "web", "Cluster", 0, "here");
+        fake.asked().full = 1;
+    })
+    .await;
+    running.until("tried again", |asked| asked.syncs.len() >= 2).await;
+    let asked = running.fake.asked();
+    assert_eq!(asked.syncs[1][0].len(), 1);
+    assert_eq!(asked.syncs[1][0], asked.syncs[0][1]);
+}
+
+#[tokio::test]
+async fn nothing_is_written_before_the_folder_is_there() {
+    let running = Running::start(QUICK, |folder, _| fs::remove_dir(folder).unwrap()).await;
+    running.until("swept", |asked| asked.sweeps >= 2).await;
+    assert!(running.fake.asked().syncs.is_empty());
+    assert!(!running.health.is_healthy());
+    fs::create_dir(running.folder.path()).unwrap();
+    write(running.folder.path(), "web", "Cluster", 0, "here");
+    running.until("written", |asked| asked.syncs.iter().any(|[_, desired]| desired.len() == 1)).await;
+}
+
+#[tokio::test]
+async fn changes_that_come_together_are_written_together() {
+    let timing = Timing { debounce: Duration::from_secs(2), ..QUICK };
+    let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
+    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    for number in 0..20 {
+        write(running.folder.path(), &format!("s{number}"), "Cluster", 0, "here");
+        sleep(Duration::from_millis(20)).await;
+    }
+    running.until("whole", |asked| asked.syncs.last().is_some_and(|[_, desired]| desired.len() == 21)).await;
+    let syncs = running.fake.asked().syncs.len();
+    assert!(syncs <= 3, "{syncs} writes for changes within two seconds");
+}
+
+#[tokio::test]
+async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
+    let timing = Timing { debounce: Duration::from_secs(30), ..QUICK };
+    let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
+    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    running.until("swept whole", |asked| asked.sweeps >= 1 && asked.pieces == 0).await;
+    running.until("source ports looked at", |asked| asked.refreshed >= 1).await;
+    {
+        let mut asked = running.fake.asked();
+        (asked.pieces, asked.slow) = (1000, true);
+    }
+    write(running.folder.path(), "other", "Cluster", 0, "here");
+    running.until("noticed", |_| !running.health.behind().is_zero()).await;
+    // From here on the loop waits for the end of the debounce.
+    assert!(running.fake.asked().pieces > 0, "noticed too late to see anything");
+    running.until("swept meanwhile", |asked| asked.pieces == 0).await;
+    assert_eq!(running.fake.asked().syncs.len(), 1);
+}

@@ -1,0 +1,32 @@
+//! Labels and units that several metrics share.
+
+use std::time::SystemTime;
+
+use crate::model::{Protocol, ServicePortKey};
+
+/// The value of the label `ip_family`.
+pub(super) const fn ip_family(ipv6: bool) -> &'static str {
+    if ipv6 { "IPv6" } else { "IPv4" }
+}
+
+/// Labels that name a Service port.
+pub(super) fn port_labels(key: &ServicePortKey) -> [(&'static str, &str); 5] {
+    [
+        ("namespace", &key.service.namespace),
+        ("service", &key.service.name),
+        ("port", &key.port),
+        (
+            "protocol",
+            match key.protocol {
+                Protocol::Tcp => "TCP",
+                Protocol::Udp => "UDP",
+            },
+        ),
+        ("ip_family", ip_family(key.ipv6)),
+    ]
+}
+
+/// Seconds since 1970.
+pub(super) fn unix(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

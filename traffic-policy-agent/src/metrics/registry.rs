@@ -1,0 +1,199 @@
+//! What scrapes are answered with: left here by the run loop, or read at the moment of the scrape.
+
+use std::{
+    fmt::{self, Debug, Formatter},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Result;
+
+use super::{
+    exposition::Family,
+    node::{self, Observed},
+    packets, process,
+    syncs::Syncs,
+};
+use crate::{
+    dataplane::Counter,
+    health::ProxyHealth,
+    inspect::ServiceCount,
+    model::Index,
+    source::{Batch, StatusReader},
+};
+
+/// Everything that a scrape tells. Cheap to clone; all clones are one.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    node_name: String,
+    started: SystemTime,
+    health: ProxyHealth,
+    syncs: Mutex<Syncs>,
+    /// `None` until the maps were written once.
+    observed: Mutex<Option<Arc<Observed>>>,
+    source: OnceLock<StatusReader>,
+    packets: OnceLock<Reader<Counter>>,
+    services: OnceLock<Reader<ServiceCount>>,
+    /// Scrapes that could not read the packet path's counters.
+    unread: AtomicU64,
+}
+
+/// Reads counters at the moment of a scrape.
+struct Reader<T>(Box<dyn Fn() -> Result<Vec<T>> + Send + Sync>);
+
+impl<T> Debug for Reader<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("Reader")
+    }
+}
+
+impl Metrics {
+    #[must_use]
+    pub fn new(node_name: String, health: ProxyHealth) -> Self {
+        let started = SystemTime::now();
+        Self(Arc::new(Shared {
+            node_name,
+            started,
+            health,
+            syncs: Mutex::new(Syncs::new(started)),
+            observed: Mutex::default(),
+            source: OnceLock::new(),
+            packets: OnceLock::new(),
+            services: OnceLock::new(),
+            unread: AtomicU64::new(0),
+        }))
+    }
+
+    /// From now on scrapes tell how the source fares. Only the first call counts.
+    pub fn follow(&self, source: StatusReader) {
+        let _ = self.0.source.set(source);
+    }
+
+    /// From now on each scrape asks `read` how many packets left the packet path in which way. Only the first call counts.
+    pub fn count_packets(&self, read: impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static) {
+        let _ = self.0.packets.set(Reader(Box::new(read)));
+    }
+
+    /// From now on each scrape asks `read` for the counts of Services. Only the first call counts.
+    pub fn count_services(&self, read: impl Fn() -> Result<Vec<ServiceCount>> + Send + Sync + 'static) {
+        let _ = self.0.services.set(Reader(Box::new(read)));
+    }
+
+    /// Takes note of objects that come from the source, before they are put into `index`.
+    pub fn arriving(&self, batch: &Batch, index: &Index) {
+        lock(&self.0.syncs).arriving(batch, index);
+    }
+
+    /// A change waits to be written.
+    pub fn queued(&self) {
+        lock(&self.0.syncs).queued(SystemTime::now());
+    }
+
+    /// The maps were written, after `duration`; `full`: all of them were compared, not what changed only.
+    pub fn synced(&self, duration: Duration, full: bool) {
+        let mut syncs = lock(&self.0.syncs);
+        syncs.tried(duration, full);
+        syncs.succeeded(SystemTime::now());
+    }
+
+    /// Writing the maps failed, after `duration`. What waits goes on waiting.
+    pub fn failed(&self, duration: Duration, full: bool) {
+        lock(&self.0.syncs).tried(duration, full);
+    }
+
+    /// Leaves word of what only the run loop knows.
+    pub fn observed(&self, observed: Observed) {
+        *lock(&self.0.observed) = Some(Arc::new(observed));
+    }
+
+    /// All families, as text.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let shared = &*self.0;
+        let mut families = Vec::new();
+        families.extend(lock(&shared.syncs).families());
+        let observed = lock(&shared.observed).clone();
+        families.extend(observed.iter().flat_map(|observed| observed.families()));
+        families.extend(node::health(&shared.health));
+        families.extend(node::about(&shared.node_name, &shared.health));
+        if let Some(source) = shared.source.get() {
+            families.extend(node::source(&source.get()));
+        }
+        families.extend(self.read(&shared.packets, |counters| vec![packets::by_hook(counters)]));
+        families.extend(self.read(&shared.services, packets::by_service));
+        families.push(
+            Family::counter(
+                "traffic_policy_map_read_errors_total",
+                "Scrapes that could not read counters of the packet path.",
+            )
+            .with(&[], shared.unread.load(Ordering::Relaxed) as f64),
+        );
+        families.extend(process::families(shared.started));
+        families.iter().map(ToString::to_string).collect()
+    }
+
+    fn read<T>(
+        &self,
+        reader: &OnceLock<Reader<T>>,
+        families: impl FnOnce(&[T]) -> Vec<Family>,
+    ) -> Vec<Family> {
+        let Some(reader) = reader.get() else { return Vec::new() };
+        match (reader.0)() {
+            Ok(counts) => families(&counts),
+            Err(error) => {
+                self.0.unread.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!("{error:#}");
+                Vec::new()
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each number is valid by itself, whatever a panic interrupted.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    fn metrics() -> Metrics {
+        Metrics::new("here".to_owned(), ProxyHealth::new(true, true))
+    }
+
+    #[test]
+    fn counters_that_cannot_be_read_are_left_out_and_told() {
+        let metrics = metrics();
+        metrics.count_services(|| bail!("no such map"));
+        let text = metrics.render();
+        assert!(!text.contains("traffic_policy_service_packets_total"), "{text}");
+        assert!(text.contains("\ntraffic_policy_map_read_errors_total 1\n"), "{text}");
+        assert!(metrics.render().contains("\ntraffic_policy_map_read_errors_total 2\n"));
+    }
+
+    #[test]
+    fn the_state_ages_while_a_change_waits() {
+        let metrics = metrics();
+        let age = || -> f64 {
+            let text = metrics.render();
+            let line = text.lines().find_map(|line| line.strip_prefix("traffic_policy_out_of_sync_seconds "));
+            line.unwrap().parse().unwrap()
+        };
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(age() >= 0.005, "never in sync so far");
+        metrics.0.health.synced();
+        assert!(age().abs() < f64::EPSILON);
+        metrics.0.health.queued();
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(age() >= 0.005);
+    }
+}

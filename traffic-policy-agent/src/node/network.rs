@@ -1,0 +1,176 @@
+//! Devices, addresses and routes, asked of the kernel by rtnetlink.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, Result};
+use futures::TryStreamExt;
+use netlink_packet_route::{
+    address::{AddressAttribute, AddressScope},
+    link::{LinkAttribute, LinkFlags, LinkMessage},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
+};
+use rtnetlink::{Handle, RouteMessageBuilder};
+
+use super::{
+    events::{self, Events},
+    headers::{self, Header},
+    link::{Address, Link, Route},
+};
+
+/// A connection to the kernel's network configuration, of the namespace that the process is in.
+#[derive(Clone, Debug)]
+pub struct Network {
+    pub(super) handle: Handle,
+}
+
+impl Network {
+    /// Connects; events come from [`Events`]. Called within a tokio runtime.
+    ///
+    /// # Errors
+    /// No netlink socket.
+    pub fn connect() -> Result<(Self, Events)> {
+        let (handle, events) = events::connect().context("opening a netlink socket failed")?;
+        Ok((Self { handle }, events))
+    }
+
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn links(&self) -> Result<Vec<Link>> {
+        let messages: Vec<LinkMessage> =
+            self.handle.link().get().execute().try_collect().await.context("listing devices failed")?;
+        Ok(messages.iter().map(link).collect())
+    }
+
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn addresses(&self) -> Result<Vec<Address>> {
+        let mut addresses = Vec::new();
+        let mut messages = self.handle.address().get().execute();
+        while let Some(message) = messages.try_next().await.context("listing addresses failed")? {
+            let scope = message.header.scope;
+            // On point-to-point links `Address` is the peer's.
+            let local = message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Local(address) => Some(*address),
+                _ => None,
+            });
+            let address = local.or_else(|| {
+                message.attributes.iter().find_map(|attribute| match attribute {
+                    AddressAttribute::Address(address) => Some(*address),
+                    _ => None,
+                })
+            });
+            if let Some(address) = address {
+                let global = scope != AddressScope::Host
+                    && scope != AddressScope::Link
+                    && !address.is_loopback()
+                    && !is_link_local(address);
+                addresses.push(Address { link: message.header.index, address, global });
+            }
+        }
+        Ok(addresses)
+    }
+
+    /// The device by which this node's packets to an address leave; `None` without a route.
+    pub async fn device_towards(&self, address: IpAddr) -> Option<u32> {
+        let message = match address {
+            IpAddr::V4(address) => {
+                RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(address, 32).build()
+            }
+            IpAddr::V6(address) => {
+                RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(address, 128).build()
+            }
+        };
+        let route = self.handle.route().get(message).execute().try_next().await.ok()??;
+        route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        })
+    }
+
+    /// Unicast routes of all tables.
+    ///
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn routes(&self) -> Result<Vec<Route>> {
+        let requests =
+            [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
+        let mut routes = Vec::new();
+        for request in requests {
+            let messages: Vec<RouteMessage> = self
+                .handle
+                .route()
+                .get(request)
+                .execute()
+                .try_collect()
+                .await
+                .context("listing routes failed")?;
+            for message in messages.iter().filter(|message| message.header.kind == RouteType::Unicast) {
+                routes.extend(route(message));
+            }
+        }
+        Ok(routes)
+    }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+fn link(message: &LinkMessage) -> Link {
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mac: [0; 6],
+        mtu: 0,
+        up: message.header.flags.contains(LinkFlags::Up),
+        running: message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        loopback: message.header.flags.contains(LinkFlags::Loopback),
+        header: Header::of(message),
+        wire: true,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().unwrap_or_default(),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::LinkInfo(infos) => {
+                link.wire = !infos.iter().any(|info| headers::kind(info).is_some());
+            }
+            _ => {}
+        }
+    }
+    link
+}
+
+fn route(message: &RouteMessage) -> Vec<Route> {
+    let default = message.header.destination_prefix_length == 0;
+    let gateway = |attributes: &[RouteAttribute]| {
+        attributes.iter().any(|attribute| {
+            matches!(
+                attribute,
+                RouteAttribute::Gateway(RouteAddress::Inet(_) | RouteAddress::Inet6(_))
+                    | RouteAttribute::Via(_)
+            )
+        })
+    };
+    let mut routes = Vec::new();
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Oif(link) => {
+                routes.push(Route { link: *link, default, gateway: gateway(&message.attributes) });
+            }
+            RouteAttribute::MultiPath(hops) => {
+                routes.extend(hops.iter().map(|hop| Route {
+                    link: hop.interface_index,
+                    default,
+                    gateway: gateway(&hop.attributes),
+                }));
+            }
+            _ => {}
+        }
+    }
+    routes
+}
