@@ -6,8 +6,9 @@ use std::{
 };
 
 use traffic_policy_agent::{
-    dataplane::{Attached, Fill, Levels, ServiceCount},
+    dataplane::{Attached, Fill, Levels},
     health::ProxyHealth,
+    inspect::ServiceCount,
     metrics::{Metrics, Observed},
     model::{Protocol, ServiceName, ServicePortKey},
     source::Manifests,
