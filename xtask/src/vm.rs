@@ -3,6 +3,7 @@
 mod arch;
 mod archive;
 mod ask;
+mod budgets;
 mod cpio;
 mod job;
 mod kernel;
@@ -120,7 +121,15 @@ impl Workshop {
         }
         let folder = build::target_folder()?.join("vm");
         let archive = Archive::open(&folder, arch)?;
-        let releases = series::releases(&archive.names("linux-image-")?, arch);
+        let mut releases = series::releases(&archive.names("linux-image-")?, arch);
+        // The archive keeps the signed image of a kernel for some time after its other parts.
+        for series in releases.keys().copied().collect::<Vec<_>>() {
+            let lost = archive.depends(&releases[&series].package)?.without_package;
+            if let Some(part) = lost.iter().find(|name| kernel::is_part(name)) {
+                println!("vm: Linux {series} is left out: the archive has no longer its package {part}");
+                releases.remove(&series);
+            }
+        }
         let chosen = series::choose(wanted, &releases).map_err(|error| anyhow!(error))?;
         let fetch = |release| Kernel::fetch(&folder, &archive, arch, release);
         let kernels = chosen.iter().map(fetch).collect::<Result<_>>()?;

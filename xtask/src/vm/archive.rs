@@ -99,12 +99,11 @@ impl Archive {
         Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// Names of packages that one depends on.
-    pub(super) fn depends(&self, package: &str) -> Result<Vec<String>> {
+    /// What a package depends on.
+    pub(super) fn depends(&self, package: &str) -> Result<Depends> {
         let output = self.apt("apt-cache").args(["depends", "--important", package]).output();
         let output = output.context("apt-cache cannot be started")?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
+        Ok(Depends::of(&String::from_utf8_lossy(&output.stdout)))
     }
 
     /// Unpacks packages into a folder, without what they do when they are installed.
@@ -153,6 +152,29 @@ impl Archive {
     }
 }
 
+/// Names of packages that another depends on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Depends {
+    pub(super) there: Vec<String>,
+    /// Virtual, or no longer in the archive.
+    pub(super) without_package: Vec<String>,
+}
+
+impl Depends {
+    /// As `apt-cache depends` says it: names without a package are in angle brackets.
+    fn of(text: &str) -> Self {
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let (without, there): (Vec<_>, Vec<_>) = names.partition(|name| name.starts_with('<'));
+        Self {
+            there: there.into_iter().map(str::to_owned).collect(),
+            without_package: without
+                .into_iter()
+                .map(|name| name.trim_matches(['<', '>']).to_owned())
+                .collect(),
+        }
+    }
+}
+
 /// Where Debian's archive is, as this machine's own apt or the environment says.
 fn site() -> Result<String> {
     if let Ok(site) = env::var(VARIABLE) {
@@ -195,6 +217,16 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_package_needs_may_be_gone() {
+        let text = "linux-image-6.19\n  PreDepends: linux-base\n |Depends: dracut\n  Depends: kmod\n  Depends: <linux-modules-6.19>\n";
+        let depends = Depends::of(text);
+        assert_eq!(
+            (depends.there, depends.without_package),
+            (vec!["kmod".to_owned()], vec!["linux-modules-6.19".to_owned()])
+        );
+    }
 
     #[test]
     fn the_site_with_releases() {
