@@ -123,13 +123,16 @@ impl Workshop {
         let archive = Archive::open(&folder, arch)?;
         let mut releases = series::releases(&archive.names("linux-image-")?, arch);
         // The archive keeps the signed image of a kernel for some time after its other parts.
-        for series in releases.keys().copied().collect::<Vec<_>>() {
-            let lost = archive.depends(&releases[&series].package)?.without_package;
-            if let Some(part) = lost.iter().find(|name| kernel::is_part(name)) {
+        let packages: Vec<_> = releases.values().map(|release| release.package.clone()).collect();
+        let depends = archive.depends(&packages)?;
+        releases.retain(|series, release| {
+            let lost = depends.get(&release.package).map_or(&[][..], |depends| &depends.without_package);
+            let lost = lost.iter().find(|name| kernel::is_part(name));
+            if let Some(part) = lost {
                 println!("vm: Linux {series} is left out: the archive has no longer its package {part}");
-                releases.remove(&series);
             }
-        }
+            lost.is_none()
+        });
         let chosen = series::choose(wanted, &releases).map_err(|error| anyhow!(error))?;
         let fetch = |release| Kernel::fetch(&folder, &archive, arch, release);
         let kernels = chosen.iter().map(fetch).collect::<Result<_>>()?;

@@ -57,8 +57,9 @@ impl Kernel {
         let unpacked = folder.join("unpacked");
         let mut packages = vec![release.package.clone()];
         // Newer ones come in parts.
-        let depends = archive.depends(&release.package)?.there;
-        packages.extend(depends.into_iter().filter(|name| is_part(name)));
+        let mut depends = archive.depends(&packages)?;
+        let depends = depends.remove(&release.package).unwrap_or_default();
+        packages.extend(depends.there.into_iter().filter(|name| is_part(name)));
         archive.unpack(&packages, &unpacked)?;
         // Newer packages have it beside the modules.
         let places = [format!("boot/vmlinuz-{name}"), format!("usr/lib/modules/{name}/vmlinuz")];
