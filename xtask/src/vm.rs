@@ -109,6 +109,9 @@ impl Workshop {
             ("xz", "xz-utils"),
             ("strip", "binutils"),
             ("ip", "iproute2"),
+            // For the root disk of machines of this architecture.
+            ("ethtool", "ethtool"),
+            ("nft", "nftables"),
         ];
         let missing = setup::programs::prepare(&programs, "no machine can be emulated");
         if !missing.is_empty() {

@@ -1,7 +1,7 @@
 //! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the cure, and
 //! `--attach auto` serves by TC.
 
-use crate::flows::{nothing_failed, served};
+use crate::flows::{LEAST, nothing_failed, served};
 use crate::stand::{START, Stand};
 use crate::wires::Wire;
 
@@ -28,7 +28,7 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     stand.requests().unwrap();
     stand.transfers(BYTES).unwrap();
     nothing_failed(&agent).unwrap();
-    assert!(served(&agent, "ingress").unwrap() > 500);
+    assert!(served(&agent, "ingress").unwrap() > LEAST);
     stand.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 
