@@ -3,6 +3,7 @@
 mod arch;
 mod archive;
 mod ask;
+mod budgets;
 mod cpio;
 mod job;
 mod kernel;
@@ -108,6 +109,9 @@ impl Workshop {
             ("xz", "xz-utils"),
             ("strip", "binutils"),
             ("ip", "iproute2"),
+            // For the root disk of machines of this architecture.
+            ("ethtool", "ethtool"),
+            ("nft", "nftables"),
         ];
         let missing = setup::programs::prepare(&programs, "no machine can be emulated");
         if !missing.is_empty() {
@@ -120,7 +124,18 @@ impl Workshop {
         }
         let folder = build::target_folder()?.join("vm");
         let archive = Archive::open(&folder, arch)?;
-        let releases = series::releases(&archive.names("linux-image-")?, arch);
+        let mut releases = series::releases(&archive.names("linux-image-")?, arch);
+        // The archive keeps the signed image of a kernel for some time after its other parts.
+        let packages: Vec<_> = releases.values().map(|release| release.package.clone()).collect();
+        let depends = archive.depends(&packages)?;
+        releases.retain(|series, release| {
+            let lost = depends.get(&release.package).map_or(&[][..], |depends| &depends.without_package);
+            let lost = lost.iter().find(|name| kernel::is_part(name));
+            if let Some(part) = lost {
+                println!("vm: Linux {series} is left out: the archive has no longer its package {part}");
+            }
+            lost.is_none()
+        });
         let chosen = series::choose(wanted, &releases).map_err(|error| anyhow!(error))?;
         let fetch = |release| Kernel::fetch(&folder, &archive, arch, release);
         let kernels = chosen.iter().map(fetch).collect::<Result<_>>()?;

@@ -47,6 +47,8 @@ fn mtu_and_queues() {
     let test = "changed::mtu_and_queues";
     let Some([first, second]) = Wire::find(test, [0, 1]) else { return };
     let fixture = Fixture::build(first, second).unwrap();
+    // What fails below is the driver's word, not a missing program.
+    run(Some(&fixture.node), "ethtool", &["-l", "eth0"]).unwrap();
     for attach in ["xdp", "tc"] {
         let agent = fixture.agent(attach).unwrap().start().unwrap();
         agent.wait_ready(START).unwrap();

@@ -44,6 +44,10 @@ impl Fixture {
     }
 }
 
+/// What a hook must have served at least of [`Fixture::requests`] and megabytes of [`Fixture::transfers`]: the stack may merge
+/// segments to 64 KiB, 16 packets a megabyte, before TC or generic XDP on a VLAN sees them.
+pub const LEAST: u64 = 150;
+
 /// Packets that one hook has translated and sent on or delivered.
 pub fn served(agent: &Agent, hook: &str) -> Result<u64> {
     let status = agent.json(&["status"])?;

@@ -2,7 +2,7 @@
 //! `--attach auto` serves by TC.
 
 use crate::fixture::{Fixture, START};
-use crate::flows::{nothing_failed, served};
+use crate::flows::{LEAST, nothing_failed, served};
 use crate::wires::Wire;
 
 const BYTES: u64 = 1_000_000;
@@ -28,7 +28,7 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     fixture.requests().unwrap();
     fixture.transfers(BYTES).unwrap();
     nothing_failed(&agent).unwrap();
-    assert!(served(&agent, "tc-ingress").unwrap() > 500);
+    assert!(served(&agent, "ingress").unwrap() > LEAST);
     fixture.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 

@@ -1,6 +1,7 @@
 //! Debian's archive, asked by apt with a state of its own: the machine's sources and lists stay as they are.
 
 use std::{
+    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -99,12 +100,11 @@ impl Archive {
         Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// Names of packages that one depends on.
-    pub(super) fn depends(&self, package: &str) -> Result<Vec<String>> {
-        let output = self.apt("apt-cache").args(["depends", "--important", package]).output();
+    /// What packages depend on, by their names. One call for all: apt reads its lists anew each time, for seconds.
+    pub(super) fn depends(&self, packages: &[String]) -> Result<BTreeMap<String, Depends>> {
+        let output = self.apt("apt-cache").args(["depends", "--important"]).args(packages).output();
         let output = output.context("apt-cache cannot be started")?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
+        Ok(depends(&String::from_utf8_lossy(&output.stdout)))
     }
 
     /// Unpacks packages into a folder, without what they do when they are installed.
@@ -153,6 +153,33 @@ impl Archive {
     }
 }
 
+/// Names of packages that another depends on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Depends {
+    pub(super) there: Vec<String>,
+    /// Virtual, or no longer in the archive.
+    pub(super) without_package: Vec<String>,
+}
+
+/// As `apt-cache depends` says it: a package's own name, then indented what it depends on; in angle brackets what is no package.
+fn depends(text: &str) -> BTreeMap<String, Depends> {
+    let mut packages: BTreeMap<String, Depends> = BTreeMap::new();
+    let mut current = None;
+    for line in text.lines() {
+        if !line.starts_with(' ') {
+            current = Some(line.to_owned());
+        }
+        let name = line.trim().strip_prefix("Depends: ");
+        let (Some(current), Some(name)) = (&current, name) else { continue };
+        let depends = packages.entry(current.clone()).or_default();
+        match name.strip_prefix('<') {
+            Some(name) => depends.without_package.push(name.trim_end_matches('>').to_owned()),
+            None => depends.there.push(name.to_owned()),
+        }
+    }
+    packages
+}
+
 /// Where Debian's archive is, as this machine's own apt or the environment says.
 fn site() -> Result<String> {
     if let Ok(site) = env::var(VARIABLE) {
@@ -195,6 +222,18 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_package_needs_may_be_gone() {
+        let text = "linux-image-6.19\n  PreDepends: linux-base\n |Depends: dracut\n  Depends: <linux-modules-6.19>\nlinux-image-7.3\n  Depends: kmod\n";
+        let found = depends(text);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found["linux-image-6.19"].without_package, ["linux-modules-6.19"]);
+        assert_eq!(
+            (&*found["linux-image-7.3"].there, found["linux-image-7.3"].without_package.len()),
+            (&["kmod".to_owned()][..], 0)
+        );
+    }
 
     #[test]
     fn the_site_with_releases() {

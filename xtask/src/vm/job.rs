@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Built, machine, wires};
+use super::{Built, budgets, machine, wires};
 
 /// Begins the line before a program's output.
 const BEGIN: &str = "@@ begin ";
@@ -60,6 +60,9 @@ pub(super) fn environment(built: &Built) -> String {
     );
     if !built.arch.has_kvm() {
         text += &format!("export TRAFFIC_POLICY_TEST_PACE={EMULATED_PACE}\n");
+    }
+    if std::env::var_os(budgets::VARIABLE).is_some() {
+        text += &format!("export {}=1\n", budgets::VARIABLE);
     }
     text
 }

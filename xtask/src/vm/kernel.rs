@@ -57,9 +57,9 @@ impl Kernel {
         let unpacked = folder.join("unpacked");
         let mut packages = vec![release.package.clone()];
         // Newer ones come in parts.
-        let parts = ["linux-binary-", "linux-modules-"];
-        let depends = archive.depends(&release.package)?;
-        packages.extend(depends.into_iter().filter(|name| parts.iter().any(|part| name.starts_with(part))));
+        let mut depends = archive.depends(&packages)?;
+        let depends = depends.remove(&release.package).unwrap_or_default();
+        packages.extend(depends.there.into_iter().filter(|name| is_part(name)));
         archive.unpack(&packages, &unpacked)?;
         // Newer packages have it beside the modules.
         let places = [format!("boot/vmlinuz-{name}"), format!("usr/lib/modules/{name}/vmlinuz")];
@@ -67,7 +67,10 @@ impl Kernel {
         let found = found.with_context(|| format!("the package {} has no kernel", release.package))?;
         fs::rename(found, &kernel.image)?;
         let modules = [unpacked.join("lib/modules"), unpacked.join("usr/lib/modules")];
-        let modules = modules.into_iter().find(|folder| folder.exists()).context("there are no modules")?;
+        let modules = modules
+            .into_iter()
+            .find(|folder| folder.exists())
+            .with_context(|| format!("none of {} has modules", packages.join(", ")))?;
         let base = folder.join("base");
         fs::create_dir_all(base.join("lib"))?;
         fs::rename(modules, base.join("lib/modules"))?;
@@ -78,6 +81,11 @@ impl Kernel {
         fs::remove_dir_all(base)?;
         Ok(kernel)
     }
+}
+
+/// Whether a package is a part of a kernel, by its name.
+pub(super) fn is_part(package: &str) -> bool {
+    ["linux-binary-", "linux-modules-"].iter().any(|part| package.starts_with(part))
 }
 
 /// A disk with the content of a folder, and as many free mebibytes.

@@ -12,6 +12,7 @@ use clap::Args;
 use super::{
     Built, Choice, Workshop,
     arch::Arch,
+    budgets::Recorder,
     job::{self, Mark, Run},
     kernel::Kernel,
     machine::Machine,
@@ -269,6 +270,7 @@ struct Followed {
 fn follow(machine: &Machine<'_>, name: Series, started: Instant) -> Followed {
     let mut results: Vec<(String, Outcome)> = Vec::new();
     let mut begun = Instant::now();
+    let mut recorder = Recorder::default();
     let ended = machine.run(|line| match job::mark(line) {
         Mark::Begin(suite) => {
             begun = Instant::now();
@@ -286,6 +288,9 @@ fn follow(machine: &Machine<'_>, name: Series, started: Instant) -> Followed {
             }
             if let Some((_, outcome)) = results.last_mut() {
                 outcome.tally.note(text);
+            }
+            if let Err(error) = recorder.follow(text) {
+                println!("Error: {error:#}");
             }
         }
     });

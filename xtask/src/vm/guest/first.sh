@@ -6,7 +6,17 @@ $busybox mount -t proc proc /proc
 $busybox mount -t devtmpfs dev /dev
 $busybox mount -t sysfs sys /sys
 $busybox mount -t tmpfs tmpfs /run
+$busybox mkdir -p /run/disk
+$busybox mount -o bind / /run/disk
 $busybox mount -t tmpfs tmpfs /tmp
+# The tests are at the path that they have on the host, which may be in /tmp.
+for folder in /run/disk/tmp/*/; do
+    if [ -d "$folder" ]; then
+        folder=$($busybox basename "$folder")
+        $busybox mkdir "/tmp/$folder"
+        $busybox mount -o bind "/run/disk/tmp/$folder" "/tmp/$folder"
+    fi
+done
 $busybox mkdir -p /dev/pts /dev/shm /run/applets
 $busybox --install -s /run/applets
 # Applets come last: a real program of the same name is preferred.
