@@ -36,7 +36,7 @@ pub struct OutputArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Human-readable.
     Table,
     Json,
 }
