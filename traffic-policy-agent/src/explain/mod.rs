@@ -262,7 +262,8 @@ const fn hook_name(number: u32) -> &'static str {
     match number {
         hook::SOCKET => "socket",
         hook::XDP => "xdp",
-        _ => "tc-ingress",
+        // As `--output json` has promised; `tc-ingress` elsewhere.
+        _ => "tc",
     }
 }
 
