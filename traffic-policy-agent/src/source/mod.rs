@@ -1,6 +1,6 @@
 //! Sources of Services, EndpointSlices, Nodes and ServiceCIDRs: the Kubernetes API or a folder of manifests.
 //!
-//! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`] and writes what follows.
+//! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`](crate::model::Index) and writes what follows.
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
 
 mod batch;

@@ -2,7 +2,7 @@
 
 pub mod events;
 pub mod keys;
-pub mod mmap;
+pub(crate) mod mmap;
 pub mod prefilter;
 pub mod reader;
 

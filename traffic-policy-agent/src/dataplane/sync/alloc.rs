@@ -21,14 +21,13 @@ impl EndpointLists {
     pub fn new<'a>(
         held: HashMap<(bool, u32), Vec<Endpoint>>,
         size: u32,
-        frontends: impl Iterator<Item = (bool, &'a Frontend)> + Clone,
+        frontends: impl Iterator<Item = (bool, &'a Frontend)>,
     ) -> Self {
-        let taken = |family: bool| {
-            let of_family = frontends.clone().filter(move |(ipv6, _)| *ipv6 == family);
-            of_family.flat_map(|(_, frontend)| [frontend.cluster, frontend.local])
-        };
-        let ranges = [Ranges::new(size, taken(false)), Ranges::new(size, taken(true))];
-        Self { held, ranges }
+        let mut taken = [Vec::new(), Vec::new()];
+        for (ipv6, frontend) in frontends {
+            taken[usize::from(ipv6)].extend([frontend.cluster, frontend.local]);
+        }
+        Self { held, ranges: taken.map(|taken| Ranges::new(size, taken)) }
     }
 
     /// The endpoints in a range.
