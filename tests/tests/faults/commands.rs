@@ -142,7 +142,8 @@ fn cleanup_removes_everything_and_only_ours() {
     let cleaned = agent.command(&["cleanup"]).unwrap();
     assert!(cleaned.status.success(), "{}", text(&cleaned));
     assert!(text(&cleaned).contains("removed all programs and maps"), "{}", text(&cleaned));
-    for hook in ["xdp", "tc-ingress", "tc-egress"] {
+    // By the names of their pins.
+    for hook in ["xdp", "ingress", "egress"] {
         let detached = text(&cleaned)
             .lines()
             .any(|line| line.starts_with(&format!("detached {hook}-")) && line.ends_with("-eth0"));

@@ -94,7 +94,7 @@ fn frontends_endpoints_and_phases() {
     wait_for_phase(&agents[1], "web", "rejecting");
     let details = agents[0].command(&["services", "web"]).unwrap();
     let details = String::from_utf8(details.stdout).unwrap();
-    assert!(details.contains("endpoints   none") && details.contains("rejecting: no endpoint"), "{details}");
+    assert!(details.contains("endpoints   none") && details.contains("Local, rejecting"), "{details}");
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn attached_in_sync_and_after_death() {
         assert!(status["snat_ports"].as_u64().unwrap() > 1000);
         let maps = status["maps"].as_array().unwrap();
         let flows = maps.iter().find(|map| map["name"] == "FLOWS4").unwrap();
-        assert_eq!((&flows["used"], &flows["room"]), (&2.into(), &262_144.into()), "both halves of one flow");
+        assert_eq!((&flows["used"], &flows["size"]), (&2.into(), &262_144.into()), "both halves of one flow");
         assert!(flows["bytes"].as_u64().unwrap() > 262_144 * 100);
         assert_eq!(status["flows"]["entries"][0], 2);
         assert!(status["map_bytes"].as_u64().unwrap() > 30_000_000);
@@ -178,5 +178,5 @@ fn what_blocks_readiness_is_named() {
     );
     let text = agent.command(&["status"]).unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.contains("NOT in sync, last sync never; in the way:\n            - waiting for"), "{text}");
+    assert!(text.contains("NOT in sync, last sync never, because:\n            - waiting for"), "{text}");
 }
