@@ -1,12 +1,13 @@
 //! The packet path.
 //!
-//! The way of a packet. Each block is a file with programs; an arrow to a number is a tail call.
+//! The way of a packet. Each block is a file with programs ([`reject`] a folder); an arrow to a number is a tail call. Headers of
+//! variable length and ICMP errors have a program each, 1a and 1b. In XDP "too long" is left to TC, where the error is sent.
 //!
 //! ```text
 //!  XDP, then TC ingress for what XDP passed           TC egress
 //!
 //!  fast_path                                          egress
-//!   │ parse::fixed ─── no ports there ─────► 1         │ parse::fixed ─── no ports there ───────────► 1
+//!   │ parse::fixed ─── no ports there ─────► 1a, 1b    │ parse::fixed ─── no ports there ───────────► 1a, 1b
 //!   │ prefilter ────── not a Service packet ► stack    │ prefilter ────── not an endpoint's port ───► wire
 //!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::state
 //!   │ forward::nexthop resolved long ago ──► 2         │ forward: the source becomes the frontend
@@ -15,16 +16,16 @@
 //!  endpoint on another node, client (redirected),
 //!  or the stack for an endpoint here
 //!
-//!  1 variable_headers: IPv4 options, IPv6 extension headers, fragments
+//!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments
 //!     │ parse::variable, forward::fragment; then as in slow_path or egress
-//!  1 icmp_errors: ICMP errors about a flow's packets
+//!  1b icmp_errors: ICMP errors about a flow's packets
 //!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
 //!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
 //!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
 //!     │ flow::snat_port ─ both entries, source port ────────────────────────────── none ─► 3
-//!     ▼ forward
+//!     ▼ forward ───────── TTL or MTU exceeded ───────────────────────────────────────── ─► 3
 //!  3 reject: ICMP error or RST to the sender, or drop; the Service's count, the event
 //!
 //!  connect, sendmsg, recvmsg, getpeername of local processes: sock → prefilter → sock::lookup → lb::select
