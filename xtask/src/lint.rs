@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use crate::{cargo, tally::Tally, toolchain};
 
-const PACKAGE: &str = "traffic-policy-ebpf";
-/// The binaries of [`PACKAGE`]; on the host they are empty programs.
-const BINARIES: [&str; 2] = ["traffic-policy-ebpf", "traffic-policy-bench"];
+/// Packages with a program for BPF, and its name; on the host they are empty programs.
+const PROGRAMS: [(&str, &str); 2] =
+    [("traffic-policy-ebpf", "traffic-policy-ebpf"), ("traffic-policy-bench-ebpf", "traffic-policy-bench")];
 
 /// `cargo clippy` for the host.
 pub(crate) fn clippy(_: &mut Tally) -> Result<bool> {
@@ -26,7 +26,11 @@ pub(crate) fn clippy(_: &mut Tally) -> Result<bool> {
 /// `cargo clippy` for the BPF target.
 pub(crate) fn clippy_bpf(tally: &mut Tally) -> Result<bool> {
     let Some(bpf) = Bpf::with(&["clippy", "--version"], tally) else { return Ok(true) };
-    succeeds(bpf.cargo("clippy").args(["--bins", "--quiet", "--", "-D", "warnings"]))
+    let mut command = bpf.cargo("clippy");
+    for (package, _) in PROGRAMS {
+        command.args(["--package", package]);
+    }
+    succeeds(command.args(["--bins", "--quiet", "--", "-D", "warnings"]))
 }
 
 /// `cargo doc` for the host: every link resolves.
@@ -39,9 +43,19 @@ pub(crate) fn doc(_: &mut Tally) -> Result<bool> {
 /// `cargo rustdoc` for the BPF target, one binary at a time: the library has the name of one of them.
 pub(crate) fn doc_bpf(tally: &mut Tally) -> Result<bool> {
     let Some(bpf) = Bpf::with(&["rustdoc", "--help"], tally) else { return Ok(true) };
-    for name in BINARIES {
+    for (package, name) in PROGRAMS {
         let mut command = bpf.cargo("rustdoc");
-        command.args(["--bin", name, "--quiet", "--", "--document-private-items", "-D", "warnings"]);
+        command.args([
+            "--package",
+            package,
+            "--bin",
+            name,
+            "--quiet",
+            "--",
+            "--document-private-items",
+            "-D",
+            "warnings",
+        ]);
         if !succeeds(command.args(["--cfg", &Bpf::arch()]))? {
             return Ok(false);
         }
@@ -92,20 +106,11 @@ impl Bpf {
         command
     }
 
-    /// A sub-command for the packet path, with `core` compiled for BPF as in the build of the agent.
+    /// A sub-command for the packet path or the bench's programs, with `core` compiled for BPF as in the build of the agent.
     fn cargo(&self, subcommand: &str) -> Command {
         let target = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
         let mut command = self.command();
-        command.args([
-            subcommand,
-            "--package",
-            PACKAGE,
-            "--release",
-            "--target",
-            target,
-            "-Z",
-            "build-std=core",
-        ]);
+        command.args([subcommand, "--release", "--target", target, "-Z", "build-std=core"]);
         command.arg("--target-dir").arg(Path::new("target").join("bpf-lints"));
         command.env("RUSTC_BOOTSTRAP", "1").env("CARGO_ENCODED_RUSTFLAGS", format!("--cfg={}", Self::arch()));
         command
