@@ -1,4 +1,4 @@
-//! What an agent's pinned maps hold: so that a test can tell that nothing changed.
+//! Snapshots of an agent's pinned maps, by which a test tells that nothing changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ pub fn all(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
     those(pin_dir, |_| true)
 }
 
-/// Where the map of a name is pinned below an agent's `--pin-dir`.
+/// The path of the map of this name below an agent's `--pin-dir`.
 pub fn path(pin_dir: &Path, name: &str) -> Result<PathBuf> {
     let found = pins(pin_dir)?.into_iter().find(|pin| pin.file_name().is_some_and(|found| found == name));
     found.with_context(|| format!("no map {name} below {}", pin_dir.display()))

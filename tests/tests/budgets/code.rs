@@ -14,7 +14,7 @@ const CALL: u8 = 0x85;
 const OWN_FUNCTION: u8 = 1;
 /// An instruction of two slots; with a relocation, the address of a map, of a constant or of a function.
 const LOAD_WIDE: u8 = 0x18;
-/// Where functions are that are no programs.
+/// The section of functions that are no programs.
 const FUNCTIONS: &str = ".text";
 /// The kernel rounds the stack of each function up, to 32 bytes until 6.6 and where no JIT says otherwise, and takes a
 /// function without stack for one.

@@ -1,4 +1,4 @@
-//! Who forwards: each on a fixture of its own.
+//! The subjects of the wire rows: the forwarders that are compared, each on a fixture of its own.
 
 use std::{fmt, time::Duration};
 
