@@ -1,4 +1,4 @@
-//! What test programs say of themselves, summed up.
+//! Sums of the closing lines of test programs.
 
 use std::{
     fmt,
@@ -17,6 +17,8 @@ pub(crate) struct Tally {
     /// Tests that found their means missing and said so (`SKIPPED name: why`). Tests that are marked `ignore` are not
     /// counted: here those are parts of other tests, which start them.
     pub(crate) skipped: u64,
+    /// Tests of the same programs that were not asked for.
+    pub(crate) left_out: u64,
     pub(crate) failures: Vec<String>,
     /// A test program has said its result.
     concluded: bool,
@@ -69,6 +71,7 @@ impl Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.left_out += other.left_out;
         self.failures.extend(other.failures);
     }
 
@@ -87,6 +90,15 @@ impl Tally {
         }
     }
 
+    /// Of tests that were asked for by their names each must be there: one that has another name now is a failure.
+    pub(crate) fn expect(&mut self, program: &str, selected: Option<u64>) {
+        if let Some(selected) = selected.filter(|selected| self.counted() < *selected) {
+            self.failures
+                .push(format!("{program} has only {} of {selected} tests that were named", self.counted()));
+            self.failed += 1;
+        }
+    }
+
     /// Counts what a line of a test program says.
     pub(crate) fn note(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
@@ -97,6 +109,7 @@ impl Tally {
             self.concluded = true;
             self.passed += number("passed");
             self.failed += number("failed");
+            self.left_out += number("filtered out");
         } else if line.starts_with("SKIPPED ") {
             self.skip(1);
         } else if let Some(test) = line.strip_prefix("test ")
@@ -139,6 +152,19 @@ mod tests {
         ]);
         assert_eq!(tally.to_string(), "10 passed, 1 failed");
         assert_eq!(tally.failures, ["b::c"]);
+    }
+
+    #[test]
+    fn a_test_that_was_named_must_be_there() {
+        let said =
+            "test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 73 filtered out; finished in 9s";
+        let mut tally = tally(&[said]);
+        assert_eq!(tally.left_out, 73);
+        tally.expect("policy", None);
+        tally.expect("policy", Some(2));
+        assert_eq!(tally.failed, 0);
+        tally.expect("policy", Some(3));
+        assert_eq!((tally.failed, tally.failures.len()), (1, 1));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::{build, cargo, lint, setup, tally::Tally, vm};
@@ -19,7 +19,7 @@ const PRIVILEGED: [&str; 4] =
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run only tests whose name, or whose program's name, contains this; style checks are left out
+    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without style checks; `lints`: those alone
     filter: Option<String>,
 }
 
@@ -35,17 +35,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     stages.one("set-up", |_| setup::ensure().map(|()| true));
     match &options.filter {
         None => everything(&mut stages)?,
+        Some(filter) if filter == "lints" => lints(&mut stages),
         Some(filter) => matching(&mut stages, filter)?,
     }
     Ok(stages.close())
 }
 
 fn everything(stages: &mut Stages) -> Result<()> {
-    stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
-    stages.one("lints: cargo clippy", lint::clippy);
-    stages.one("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf);
-    stages.one("documentation: cargo doc", lint::doc);
-    stages.one("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf);
+    lints(stages);
     let built = stages.one("build", build_all);
     if !built {
         return Ok(());
@@ -57,6 +54,14 @@ fn everything(stages: &mut Stages) -> Result<()> {
     Ok(())
 }
 
+fn lints(stages: &mut Stages) {
+    stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
+    stages.one("lints: cargo clippy", lint::clippy);
+    stages.one("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf);
+    stages.one("documentation: cargo doc", lint::doc);
+    stages.one("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf);
+}
+
 fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
     if !stages.one("build", build_all) {
         return Ok(());
@@ -64,14 +69,24 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
     let programs =
         fs::read_dir(cargo::root().join("tests/tests")).context("the tests are not in tests/tests")?;
     let programs = programs.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let programs: Vec<String> = programs
-        .map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name))
-        .filter(|name| name.contains(filter))
-        .collect();
-    for name in programs {
-        stages.one(&format!("tests of {name}"), |tally| tests(tally, &["--test", &name], &[]));
+    let programs: Vec<String> =
+        programs.map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name)).collect();
+    // As `cargo xtask vm test` names them.
+    if let Some((suite, test)) = filter.split_once("::")
+        && programs.iter().any(|name| name == suite)
+    {
+        stages.one(&format!("tests of {suite} named {test}"), |tally| {
+            tests(tally, &["--test", suite], &[test])
+        });
+    } else {
+        for name in programs.iter().filter(|name| name.contains(filter)) {
+            stages.one(&format!("tests of {name}"), |tally| tests(tally, &["--test", name], &[]));
+        }
+        stages.one(&format!("tests named {filter}"), |tally| tests(tally, &["--tests"], &[filter]));
     }
-    stages.one(&format!("tests named {filter}"), |tally| tests(tally, &["--tests"], &[filter]));
+    if stages.tally.passed + stages.tally.failed == 0 {
+        bail!("no test or suite has {filter:?} in its name: `ls tests/tests` are the suites");
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod arch;
 mod archive;
 mod ask;
 mod budgets;
+mod climb;
 mod cpio;
 mod job;
 mod kernel;
@@ -11,6 +12,7 @@ mod lab;
 mod ladder;
 mod machine;
 mod root;
+mod selection;
 mod series;
 mod shell;
 mod wires;
@@ -142,17 +144,27 @@ impl Workshop {
         Ok(Self { arch, folder, archive, kernels })
     }
 
+    /// The root disk with the agent, what tests start, and these programs.
+    ///
+    /// # Errors
+    /// A file cannot be copied.
+    fn root<'a>(&self, built: &Built, programs: impl IntoIterator<Item = &'a Path>) -> Result<Root> {
+        println!("vm: making the root disk …");
+        let mut programs: Vec<PathBuf> = programs.into_iter().map(Path::to_owned).collect();
+        programs.extend([built.agent.clone(), built.demo.clone(), built.caller.clone(), built.lab.clone()]);
+        programs.sort();
+        programs.dedup();
+        let data = vec![cargo::root().join("tests/testdata")];
+        Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data })
+    }
+
     /// The root disk with everything that was built for the machines' architecture.
     ///
     /// # Errors
     /// The build failed; a file cannot be copied.
-    fn root(&self) -> Result<(Root, Built)> {
+    fn root_with_all(&self) -> Result<(Root, Built)> {
         let built = Built::all(self.arch)?;
-        println!("vm: making the root disk …");
-        let mut programs: Vec<PathBuf> = built.suites.iter().map(|(_, path)| path.clone()).collect();
-        programs.extend([built.agent.clone(), built.demo.clone(), built.caller.clone(), built.lab.clone()]);
-        let data = vec![cargo::root().join("tests/testdata")];
-        let root = Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data })?;
+        let root = self.root(&built, built.suites.iter().map(|(_, path)| path.as_path()))?;
         Ok((root, built))
     }
 }

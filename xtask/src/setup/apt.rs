@@ -1,4 +1,4 @@
-//! What Debian and Ubuntu offer.
+//! Packages of Debian and Ubuntu: look-up and installation.
 
 use std::process::Command;
 

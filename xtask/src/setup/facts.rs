@@ -1,4 +1,4 @@
-//! What this machine has.
+//! State of this machine: tools, compilers, packages.
 
 use std::{fmt, process::Command};
 

@@ -19,6 +19,8 @@ pub(super) struct Run<'a> {
     pub(super) name: String,
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<String>,
+    /// How many tests it must run at least, where they are named one by one.
+    pub(super) selected: Option<u64>,
 }
 
 /// What a line of the console says.
@@ -42,7 +44,7 @@ pub(super) fn mark(line: &str) -> Mark<'_> {
 /// Runs programs one after the other.
 pub(super) fn script(built: &Built, runs: &[Run<'_>]) -> String {
     let mut text = environment(built);
-    for Run { name, program, arguments } in runs {
+    for Run { name, program, arguments, .. } in runs {
         let words: Vec<_> = arguments.iter().map(|word| quoted(word)).collect();
         let program = quoted(&program.display().to_string());
         text += &format!("echo '{BEGIN}{name}'\n{program} {}\necho \"{END}$?\"\n", words.join(" "));

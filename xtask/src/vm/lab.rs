@@ -19,7 +19,7 @@ use clap::Args;
 
 use super::{
     Built, Choice, Workshop, ask, job,
-    machine::Machine,
+    machine::{Machine, PROCESSORS},
     root::Root,
     series::Wanted,
     wires::{Card, Namespace, Offloads, Wires, ip},
@@ -47,7 +47,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let workshop = options.choice.workshop(&[Wanted::Newest])?;
-    let (root, built) = workshop.root()?;
+    let (root, built) = workshop.root_with_all()?;
     let lab = Lab::up(&workshop, &root, &built, &options.attach)?;
     lab.wait_ready()?;
     let asked = lab.show()?;
@@ -99,6 +99,7 @@ impl Lab {
                 arch: workshop.arch,
                 kernel,
                 root,
+                processors: PROCESSORS,
                 job: node_job(built, number, attach),
                 devices: Wires::arguments(lab.wires.cards().get(number - 1)),
                 netns: Some(lab.wires.netns.0.clone()),

@@ -17,14 +17,15 @@ use crate::cargo;
 
 /// Mebibytes of memory: the largest suite and its page cache.
 const MEMORY: u32 = 4096;
-/// Processors: forwarding between two of them is what one would not show.
-const PROCESSORS: u32 = 2;
+/// Processors of a machine that has the host for itself: forwarding between two of them is what one would not show.
+pub(super) const PROCESSORS: u32 = 2;
 
 /// A machine to be started.
 pub(super) struct Machine<'a> {
     pub(super) arch: Arch,
     pub(super) kernel: &'a Kernel,
     pub(super) root: &'a Root,
+    pub(super) processors: u32,
     /// Sourced by the first process; the machine ends after it.
     pub(super) job: String,
     /// Further arguments of qemu: network devices.
@@ -56,7 +57,7 @@ impl Machine<'_> {
         }
         command.arg(qemu);
         command.args(self.arch.machine());
-        command.args(["-smp", &PROCESSORS.to_string(), "-m", &MEMORY.to_string()]);
+        command.args(["-smp", &self.processors.to_string(), "-m", &MEMORY.to_string()]);
         command.args(["-accel", if self.arch.has_kvm() { "kvm" } else { "tcg" }]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(&initrd);

@@ -5,7 +5,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{Choice, job, machine::Machine, series::Wanted};
+use super::{
+    Choice, job,
+    machine::{Machine, PROCESSORS},
+    series::Wanted,
+};
 use crate::cargo;
 
 #[derive(Args)]
@@ -19,7 +23,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let workshop = options.choice.workshop(&[Wanted::Newest])?;
-    let (root, built) = workshop.root()?;
+    let (root, built) = workshop.root_with_all()?;
     let kernel = workshop.kernels.first().context("no kernel was named")?;
     let mut job = job::environment(&built);
     job += "export PATH=\"$(dirname \"$TRAFFIC_POLICY_AGENT\"):$PATH\"\n";
@@ -39,6 +43,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         arch: workshop.arch,
         kernel,
         root: &root,
+        processors: PROCESSORS,
         job,
         devices: Vec::new(),
         netns: None,

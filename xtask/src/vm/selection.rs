@@ -1,0 +1,75 @@
+//! What a rung of the ladder runs: whole suites where processors are the machine's own, and where they are emulated, of the
+//! suites that would take hours, tests that stand for them. What is left out is said before a machine boots and in each cell.
+
+/// Needs network cards of the machine's own.
+pub(super) const DRIVERS: &str = "drivers";
+/// Not a test program, but ends with an error where a scene does not play as told.
+pub(super) const DEMO: &str = "demo";
+
+/// A suite of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Suite {
+    pub(super) name: &'static str,
+    /// Tests that run where processors are emulated, by their whole names; none: all of them.
+    pub(super) emulated: &'static [&'static str],
+}
+
+/// In the order of what rests on what. The first loads every program and holds each to its limits.
+pub(super) const SUITES: [Suite; 8] = [
+    // The others look at the object alone.
+    Suite {
+        name: "budgets",
+        emulated: &["budgets_of_the_kernel_hold", "far_from_what_the_verifier_walks_at_most"],
+    },
+    Suite { name: "check", emulated: &["verifier::what_the_verifier_refuses"] },
+    Suite {
+        name: "packets",
+        emulated: &[
+            "answers::no_endpoint_anywhere",
+            "clock::jiffies_go_by",
+            "conversation::the_end_of_a_connection",
+            "errors::about_flows_to_other_nodes",
+            "extensions::both_ways",
+            "forwarding::endpoints_on_other_nodes",
+            "forwarding::endpoints_on_this_node",
+            "forwarding::what_xdp_cannot_finish",
+            "fragments::both_ways_to_another_node",
+            "hops::a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so",
+            "limits::a_full_table_drops_new_flows_only",
+            "pending::a_confirmed_flow_moves_to_the_main_table",
+            "sweeping::each_state_has_its_time",
+        ],
+    },
+    Suite { name: "policy", emulated: &["matrix::one_agent_tc", "matrix::one_agent_xdp"] },
+    Suite { name: "sockets", emulated: &["conversations::cluster_ips_of_policy_cluster_and_local"] },
+    Suite { name: "loss", emulated: &["preemption::with_policy_local_nobody_notices"] },
+    Suite { name: DRIVERS, emulated: &["changed::mtu_beyond_a_page_auto", "matrix::four_queues_xdp"] },
+    // Three nodes and both policies, a preemption, a live switch.
+    Suite { name: DEMO, emulated: &[] },
+];
+
+/// What is left out, for whoever reads the table.
+pub(super) fn announcement() -> String {
+    let mut text =
+        "vm: processors are emulated here; of suites that would take hours these tests run (--whole: all):\n"
+            .to_owned();
+    for suite in SUITES.iter().filter(|suite| !suite.emulated.is_empty()) {
+        text += &format!("vm:   {}: {}\n", suite.name, suite.emulated.join(", "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_said() {
+        let text = announcement();
+        for suite in &SUITES {
+            let said = text.contains(&format!("vm:   {}: ", suite.name));
+            assert_eq!(said, !suite.emulated.is_empty(), "{}", suite.name);
+            assert!(suite.emulated.iter().all(|test| text.contains(test)));
+        }
+    }
+}
