@@ -18,7 +18,7 @@ use nix::{
     sys::mman::{MapFlags, ProtFlags, mmap, munmap},
     time::{ClockId, clock_gettime},
 };
-use traffic_policy_agent::dataplane::load_programs;
+use traffic_policy_agent::dataplane::{load_programs, sk_buff, xdp_md};
 use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow};
 use traffic_policy_ebpf::abi::{Address4, Tuple};
 
@@ -187,10 +187,10 @@ impl Feeder {
         let Window { first, len } = window;
         self.feed.set(0, Feed { next: first, first, end: first + len, zero: 0 }, 0)?;
         let (name, context) = match (hook, self.resizes) {
-            (Hook::Xdp, false) => ("feed_xdp", xdp_context(self.ifindex)),
-            (Hook::Xdp, true) => ("feed_resized_xdp", xdp_context(self.ifindex)),
-            (Hook::Ingress | Hook::Egress, false) => ("feed_tc", tc_context(self.ifindex)),
-            (Hook::Ingress | Hook::Egress, true) => ("feed_resized_tc", tc_context(self.ifindex)),
+            (Hook::Xdp, false) => ("feed_xdp", xdp_md(FRAME_LENGTH as u32, self.ifindex).to_vec()),
+            (Hook::Xdp, true) => ("feed_resized_xdp", xdp_md(FRAME_LENGTH as u32, self.ifindex).to_vec()),
+            (Hook::Ingress | Hook::Egress, false) => ("feed_tc", sk_buff(self.ifindex, 0).to_vec()),
+            (Hook::Ingress | Hook::Egress, true) => ("feed_resized_tc", sk_buff(self.ifindex, 0).to_vec()),
         };
         match hook {
             Hook::Xdp => self.xdp_subject.set(0, program, 0)?,
@@ -237,21 +237,6 @@ pub(super) fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
 
 fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
     object.take_map(name).with_context(|| format!("no map {name}"))
-}
-
-/// `struct xdp_md`: the end of the data at 4, the device at 12.
-fn xdp_context(ifindex: u32) -> Vec<u8> {
-    let mut context = vec![0; 24];
-    context[4..8].copy_from_slice(&(FRAME_LENGTH as u32).to_ne_bytes());
-    context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
-    context
-}
-
-/// `struct __sk_buff`: the device at 40.
-fn tc_context(ifindex: u32) -> Vec<u8> {
-    let mut context = vec![0; 192];
-    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-    context
 }
 
 /// The array of frames, mapped into memory: a system call for each of a million takes seconds.

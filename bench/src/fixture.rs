@@ -47,7 +47,7 @@ pub const V6: Addresses = Addresses {
 };
 
 /// The namespaces, gone with this value.
-pub struct Fixture {
+pub struct BenchNode {
     node: Owned,
     /// The other end of the uplink.
     _wire: Owned,
@@ -57,7 +57,7 @@ pub struct Fixture {
     pub idle: [u32; 2],
 }
 
-impl Fixture {
+impl BenchNode {
     /// # Errors
     /// No privileges, or what the kernel refuses.
     pub fn build() -> Result<Self> {

@@ -1,4 +1,4 @@
-//! Flows as their packets make them: opened by a client, answered by the endpoint that was chosen, confirmed.
+//! Flows as their packets make them: opened by a client, answered by the endpoint that was chosen, assured.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,10 +7,7 @@ use aya::{Pod, maps::HashMap};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
-    abi::{
-        self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Tuple, destination_port,
-        ports, source_port,
-    },
+    abi::{self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     checksum,
     outcome::Outcome,
 };
@@ -23,7 +20,7 @@ use super::{
     service,
 };
 
-/// Flows of one batch: fewer than may be unconfirmed.
+/// Flows of one batch: fewer than may be unassured.
 const BATCH: usize = 4_000;
 /// Ports of one client.
 const PORTS: u32 = 8_192;
@@ -102,7 +99,8 @@ impl Kind {
             (Protocol::Udp, _) => Content::Datagram,
             (Protocol::Tcp, Self::Opening) => Content::Syn,
             (Protocol::Tcp, Self::Answer) => Content::SynAck,
-            (Protocol::Tcp, Self::Request | Self::Reply) => Content::Ack,
+            (Protocol::Tcp, Self::Request) => Content::Ack,
+            (Protocol::Tcp, Self::Reply) => Content::ReplyAck,
         }
     }
 
@@ -251,8 +249,8 @@ pub fn mirror(feeder: &mut Feeder, flows: &[Flow]) -> Result<()> {
 }
 
 /// One half of a flow as the floor has it.
-pub fn floor(from: Tuple<u32>, to: Tuple<u32>) -> FloorFlow {
-    let addresses = |tuple: Tuple<u32>| tuple.source.sum() + tuple.destination.sum();
+pub fn floor(from: Tuple<Address4>, to: Tuple<Address4>) -> FloorFlow {
+    let addresses = |tuple: Tuple<Address4>| tuple.source.sum() + tuple.destination.sum();
     FloorFlow {
         source: to.source,
         destination: to.destination,
@@ -300,7 +298,7 @@ fn key<A: FromIp>(source: SocketAddr, destination: SocketAddr, protocol: Protoco
     Ok(Tuple {
         source: A::of(source.ip())?,
         destination: A::of(destination.ip())?,
-        ports: ports(source.port().to_be(), destination.port().to_be()),
+        ports: Ports::from_host(source.port(), destination.port()),
         protocol: protocol.number(),
     })
 }
@@ -316,8 +314,8 @@ where
 {
     let half = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
     Ok((
-        SocketAddr::new(half.source.to_ip(), u16::from_be(source_port(half.ports))),
-        SocketAddr::new(half.destination.to_ip(), u16::from_be(destination_port(half.ports))),
+        SocketAddr::new(half.source.to_ip(), half.ports.source().to_host()),
+        SocketAddr::new(half.destination.to_ip(), half.ports.destination().to_host()),
     ))
 }
 

@@ -17,7 +17,10 @@ pub type Frame = [u64; FRAME_WORDS];
 pub enum Content {
     Syn,
     SynAck,
+    /// Of the client.
     Ack,
+    /// Of the endpoint.
+    ReplyAck,
     Datagram,
     /// ICMP, IPv4 only.
     Echo,
@@ -88,6 +91,7 @@ fn bytes(
         Content::Syn => tcp(ip.tcp(from, to, 1_000, 65_535).syn(), &mut bytes)?,
         Content::SynAck => tcp(ip.tcp(from, to, SEQUENCE, 65_535).syn().ack(1_001), &mut bytes)?,
         Content::Ack => tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?,
+        Content::ReplyAck => tcp(ip.tcp(from, to, SEQUENCE + 1, 65_535).ack(1_001), &mut bytes)?,
         Content::Datagram => {
             let step: PacketBuilderStep<UdpHeader> = ip.udp(from, to);
             let payload = vec![0; FRAME_LENGTH - step.size(0)];

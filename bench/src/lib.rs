@@ -1,4 +1,4 @@
-//! What one packet costs, by BPF_PROG_TEST_RUN: the packet path and floors beside it, loaded with maps of their own and fed
+//! Cost of one packet, by BPF_PROG_TEST_RUN: the packet path and floors beside it, loaded with maps of their own and fed
 //! with the packets of flows. For `cargo xtask bench`, and for tests that keep what it found.
 
 pub mod feeder;
@@ -11,7 +11,7 @@ pub mod turns;
 
 pub use self::{
     feeder::{Feeder, Hook, Room, Took, Window},
-    fixture::Fixture,
+    fixture::BenchNode,
     flows::{Flow, Kind, Protocol},
     frame::{Content, Frame},
     loaded::{Loaded, Setup, Subject},

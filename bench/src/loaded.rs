@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
-    fixture::Fixture,
+    fixture::BenchNode,
     service,
 };
 
@@ -53,9 +53,9 @@ impl Subject {
         match self {
             Self::Empty(Hook::Xdp) => "empty_xdp",
             Self::Empty(Hook::Ingress | Hook::Egress) => "empty_tc",
-            Self::Ours(Hook::Xdp) => "xdp_ingress",
-            Self::Ours(Hook::Ingress) => "tc_ingress",
-            Self::Ours(Hook::Egress) => "tc_egress",
+            Self::Ours(Hook::Xdp) => "tp_xdp_ingress",
+            Self::Ours(Hook::Ingress) => "tp_tc_ingress",
+            Self::Ours(Hook::Egress) => "tp_tc_egress",
             Self::MacSwap => "mac_swap",
             Self::Floor => "floor_established",
             Self::FloorNew => "floor_new",
@@ -91,7 +91,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The kernel refuses, or there is no BPF object.
-    pub fn new(fixture: &Fixture, setup: Setup) -> Result<Self> {
+    pub fn new(fixture: &BenchNode, setup: Setup) -> Result<Self> {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
         let mut tables = Maps::take(&mut ours)?;
@@ -104,10 +104,10 @@ impl Loaded {
         Ok(Self { ours, feeder, tables, setup })
     }
 
-    /// From how many flows on that are not confirmed, new ones are kept apart: 0 is what a flood leads to.
-    pub fn set_unconfirmed_limit(&mut self, limit: u32) {
+    /// From how many flows on that are not assured, new ones are kept apart: 0 is what a flood leads to.
+    pub fn set_unassured_limit(&mut self, limit: u32) {
         // SAFETY: a field of the mapped element.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).unconfirmed_limit }, [limit; 2]);
+        self.tables.state.store(|s| unsafe { &raw mut (*s).unassured_limit }, [limit; 2]);
     }
 
     /// Answers that the packet path may send per jiffy.

@@ -1,4 +1,4 @@
-//! What an agent would have written: a Service with a node port and endpoints on other nodes, for both families and
+//! Map content as an agent writes it: a Service with a node port and endpoints on other nodes, for both families and
 //! protocols, and the same for the floor.
 
 use std::{net::IpAddr, ops};
@@ -8,8 +8,8 @@ use aya::maps::{Array, HashMap};
 use traffic_policy_agent::dataplane::{Maps, ToWire, wide};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::abi::{
-    Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, Slot, frontend,
-    scope,
+    Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Range, Slot,
+    frontend, scope,
 };
 
 use super::{
@@ -37,7 +37,7 @@ pub(super) fn set_state(tables: &mut Maps) {
         state.store(|s| &raw mut (*s).hop_epoch, 1);
         state.store(|s| &raw mut (*s).hop_max_age, u32::MAX);
         state.store(|s| &raw mut (*s).pool_len, u32::from(POOL.end - POOL.start));
-        state.store(|s| &raw mut (*s).unconfirmed_limit, [16_384, 4_096]);
+        state.store(|s| &raw mut (*s).unassured_limit, [16_384, 4_096]);
         state.store(|s| &raw mut (*s).seed, 0x5eed_5eed_5eed_5eed);
         for (i, port) in POOL.enumerate() {
             pool.store(|p| p.cast::<u16>().add(i), port);
@@ -84,7 +84,7 @@ pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> R
     tables.v4.frontends.insert(key(v4.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
     tables.v6.frontends.insert(key(v6.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
     for i in 0..endpoints {
-        let (port, flags, zero) = (TARGET_PORT.to_be(), 0, 0);
+        let (port, flags, zero) = (Port::from_host(TARGET_PORT), 0, 0);
         let (IpAddr::V4(v4), IpAddr::V6(v6)) = (endpoint(V4, i), endpoint(V6, i)) else {
             bail!("families mixed up")
         };
@@ -120,7 +120,7 @@ pub(super) fn macs() -> FloorFlow {
 }
 
 fn key<A>(address: A, port: u16, protocol: u32) -> FrontendKey<A> {
-    FrontendKey { address, port: port.to_be(), protocol: protocol as u16, scope: scope::ADDRESS }
+    FrontendKey { address, port: Port::from_host(port), protocol: protocol as u16, scope: scope::ADDRESS }
 }
 
 fn service(endpoints: u32) -> Frontend {

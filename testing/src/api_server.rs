@@ -1,7 +1,8 @@
 //! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
 //!
 //! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and takes
-//! Events. It can be slow, cut connections, forget its history (410 Gone), refuse tokens, and go away and return.
+//! Events. It can be slow, fall silent, cut connections, forget its history (410 Gone), refuse tokens, know no streaming
+//! lists, and go away and return.
 
 mod http;
 mod store;
@@ -55,10 +56,39 @@ struct State {
     refused: BTreeMap<Kind, u16>,
     /// Raised to cut all watches.
     cuts: u64,
+    /// Connections are taken and kept, and nothing more is sent by them.
+    silent: bool,
+    /// Kinds whose lists end in mid-body without the connection's end.
+    stalled: BTreeSet<Kind>,
+    /// A watch from a version that is gone is refused as a whole, not by an event.
+    gone_by_status: bool,
+    streaming: Streaming,
     posted_events: Vec<Value>,
 }
 
+/// What becomes of `sendInitialEvents`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streaming {
+    /// The objects, and a bookmark behind them.
+    #[default]
+    Given,
+    /// 422, as of a server whose feature gate `WatchList` is off.
+    Refused,
+    /// The objects without a bookmark, as of a server that is older than the parameter.
+    Unknown,
+}
+
 impl Shared {
+    /// Waits until the server may speak.
+    async fn voice(&self) {
+        let mut changed = self.changed.subscribe();
+        while self.state().silent {
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -205,6 +235,37 @@ impl ApiServer {
         self.shared.change(|state| state.tokens = Some(tokens));
     }
 
+    /// Goes on taking connections and requests, and answers nothing, also to watches that are open: as a process that was
+    /// stopped, behind a kernel that was not.
+    pub fn fall_silent(&self) {
+        self.shared.change(|state| state.silent = true);
+    }
+
+    /// Answers what waits.
+    pub fn speak(&self) {
+        self.shared.change(|state| state.silent = false);
+    }
+
+    /// From now on lists of a kind stop in mid-body, with the connection open; watches with initial events, too.
+    pub fn stall_lists(&self, kind: Kind) {
+        self.shared.change(|state| state.stalled.insert(kind));
+    }
+
+    /// Who wants to watch from a version that is gone is refused by the response's status instead of an event.
+    pub fn refuse_gone_versions(&self) {
+        self.shared.change(|state| state.gone_by_status = true);
+    }
+
+    /// What becomes of `sendInitialEvents` from now on.
+    pub fn stream_lists(&self, streaming: Streaming) {
+        self.shared.change(|state| state.streaming = streaming);
+    }
+
+    /// From now on it shows this certificate, and checks clients by what it says.
+    pub fn replace_certificate(&mut self, certificate: Certificate) {
+        self.certificate = Some(certificate);
+    }
+
     /// Goes away: connections break, new ones are refused. The objects stay.
     pub async fn stop(&mut self) {
         if let Some(running) = self.running.take() {
@@ -237,14 +298,15 @@ impl ApiServer {
         self.shared.state().requests.iter().filter(|request| request.contains(text)).count()
     }
 
-    /// How many first pages of lists of a kind, of the whole cluster, were asked for so far.
+    /// How many lists of a kind, of the whole cluster, were asked for so far: their first pages, and watches that begin with
+    /// all objects.
     #[must_use]
     pub fn lists_of(&self, kind: Kind) -> usize {
         let state = self.shared.state();
         let is_list = |request: &&String| {
             request.contains(&format!("/{}?", kind.plural()))
                 && !request.contains("/namespaces/")
-                && !request.contains("watch=")
+                && (!request.contains("watch=") || request.contains("sendInitialEvents=true"))
                 && !request.contains("continue=")
         };
         state.requests.iter().filter(is_list).count()

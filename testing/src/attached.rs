@@ -1,12 +1,14 @@
 //! Which BPF programs are on a device or a cgroup, asked of the kernel.
 
-use std::fs::File;
+use std::ffi::CString;
+use std::fs::{self, File};
 use std::io;
-use std::mem::size_of;
-use std::os::fd::AsRawFd;
+use std::mem::{size_of, size_of_val};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::libc;
 
 use crate::netlink;
@@ -16,7 +18,7 @@ use crate::netns::Namespace;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attached {
     pub xdp: bool,
-    /// Number of programs at TC ingress and egress.
+    /// Number of programs at TC ingress and egress: links of tcx, or filters of clsact where the kernel has no tcx.
     pub ingress: u32,
     pub egress: u32,
 }
@@ -24,12 +26,50 @@ pub struct Attached {
 impl Namespace {
     pub fn attached(&self, device: &str) -> Result<Attached> {
         let xdp = self.netlink(async |net| net.has_xdp(device).await)?;
-        self.run(|| {
+        let by_tcx = self.run(|| -> Result<_> {
             let index = netlink::index(device)?;
-            let (ingress, egress) = (query(index, TCX_INGRESS)?, query(index, TCX_EGRESS)?);
-            Ok(Attached { xdp, ingress, egress })
-        })
+            Ok(query(index, TCX_INGRESS)?.zip(query(index, TCX_EGRESS)?))
+        })?;
+        // On a kernel with tcx nothing of ours is a filter.
+        let (ingress, egress) = match by_tcx {
+            Some(counts) => counts,
+            None => self.netlink(async |net| net.bpf_filters(device).await)?,
+        };
+        Ok(Attached { xdp, ingress, egress })
     }
+}
+
+/// Detaches each program whose link is pinned below an agent's `--pin-dir` and has a name that begins so, as
+/// `bpftool link detach` does. How many there were.
+pub fn detach_links(pin_dir: &Path, prefix: &str) -> Result<usize> {
+    let mut detached = 0;
+    for version in fs::read_dir(pin_dir)? {
+        for link in fs::read_dir(version?.path().join("links"))? {
+            let link = link?;
+            if link.file_name().to_string_lossy().starts_with(prefix) {
+                detach_link(&link.path()).with_context(|| format!("detaching {}", link.path().display()))?;
+                detached += 1;
+            }
+        }
+    }
+    Ok(detached)
+}
+
+fn detach_link(pin: &Path) -> Result<()> {
+    const OBJ_GET: libc::c_long = 7;
+    const LINK_DETACH: libc::c_long = 34;
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let mut get = [path.as_ptr() as u64, 0];
+    // SAFETY: the attributes are as long as said, and the path outlives the call.
+    let link = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, &raw mut get, size_of_val(&get)) };
+    ensure!(link >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: the call has returned a new descriptor, which nothing else owns.
+    let link = unsafe { OwnedFd::from_raw_fd(link.try_into()?) };
+    let mut detach = link.as_raw_fd();
+    // SAFETY: the attributes are one descriptor.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, LINK_DETACH, &raw mut detach, size_of_val(&detach)) };
+    ensure!(result == 0, "{}", io::Error::last_os_error());
+    Ok(())
 }
 
 /// Numbers of the programs of a cgroup for connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4,
@@ -38,7 +78,8 @@ pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 9]> {
     let cgroup = File::open(cgroup)?;
     let mut found = [const { Vec::new() }; 9];
     for (place, attach_type) in found.iter_mut().zip(SOCKET) {
-        *place = programs(cgroup.as_raw_fd().try_into()?, attach_type)?;
+        let found = programs(cgroup.as_raw_fd().try_into()?, attach_type)?;
+        *place = found.context("the kernel has no such attach type")?;
     }
     Ok(found)
 }
@@ -62,11 +103,12 @@ struct Query {
     rest: [u32; 9],
 }
 
-fn query(target: u32, attach_type: u32) -> Result<u32> {
-    Ok(programs(target, attach_type)?.len() as u32)
+fn query(target: u32, attach_type: u32) -> Result<Option<u32>> {
+    Ok(programs(target, attach_type)?.map(|found| found.len() as u32))
 }
 
-fn programs(target: u32, attach_type: u32) -> Result<Vec<u32>> {
+/// Their numbers; `None` if the kernel does not know this type: that of tcx below Linux 6.6.
+fn programs(target: u32, attach_type: u32) -> Result<Option<Vec<u32>>> {
     const PROG_QUERY: libc::c_long = 16;
     let mut numbers = [0_u32; 64];
     let mut query = Query {
@@ -79,10 +121,11 @@ fn programs(target: u32, attach_type: u32) -> Result<Vec<u32>> {
     // SAFETY: the attributes are as long as said, and there is room for that many programs.
     let result = unsafe { libc::syscall(libc::SYS_bpf, PROG_QUERY, &raw mut query, size_of::<Query>()) };
     let error = io::Error::last_os_error();
-    // ENOENT: nothing was ever attached here.
-    if result < 0 && error.raw_os_error() == Some(libc::ENOENT) {
-        return Ok(Vec::new());
+    match (result, error.raw_os_error()) {
+        (0, _) => Ok(Some(numbers[..query.count as usize].to_vec())),
+        // Nothing was ever attached here.
+        (_, Some(libc::ENOENT)) => Ok(Some(Vec::new())),
+        (_, Some(libc::EINVAL)) => Ok(None),
+        _ => Err(error).with_context(|| format!("asking for the programs of {target}")),
     }
-    ensure!(result == 0, "asking for the programs of {target}: {error}");
-    Ok(numbers[..query.count as usize].to_vec())
 }

@@ -1,24 +1,26 @@
 //! Maps of the kernel byte by byte, by bpf(2) and past the agent's own code.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::libc;
+use traffic_policy_agent::dataplane::{
+    MapInfo,
+    sys::{
+        self, Batch, Element,
+        command::{MAP_LOOKUP, MAP_LOOKUP_BATCH},
+    },
+};
 
-const LOOKUP: libc::c_long = 1;
-const UPDATE: libc::c_long = 2;
-const DELETE: libc::c_long = 3;
-const OBJECT_GET: libc::c_long = 7;
-const INFO_BY_FD: libc::c_long = 15;
-const LOOKUP_BATCH: libc::c_long = 24;
-const LOOKUP_AND_DELETE_BATCH: libc::c_long = 25;
+// linux/bpf.h: enum bpf_cmd, what the agent does not use.
+const UPDATE: libc::c_int = 2;
+const DELETE: libc::c_int = 3;
+const LOOKUP_AND_DELETE_BATCH: libc::c_int = 25;
 
 /// enum bpf_map_type of linux/bpf.h, as far as the packet path has maps of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +72,7 @@ impl BpfMap {
     /// # Errors
     /// The descriptor is that of no map, or of one whose type is not known here.
     pub fn new(fd: OwnedFd) -> Result<Self> {
-        let mut info = Info::default();
-        let (number, length) = (u32::try_from(fd.as_raw_fd())?, u32::try_from(size_of::<Info>())?);
-        bpf(INFO_BY_FD, &mut InfoByFd { fd: number, length, info: (&raw mut info) as u64 })?;
+        let info: MapInfo = sys::info(&fd)?;
         let kind = Kind::of(info.kind)?;
         let value = match kind {
             // One value after the other, each padded to eight bytes.
@@ -85,11 +85,8 @@ impl BpfMap {
     /// # Errors
     /// There is no such pin, or it is that of no map.
     pub fn pinned(pin: &Path) -> Result<Self> {
-        let path = CString::new(pin.as_os_str().as_bytes())?;
-        let mut get = ObjectGet { path: path.as_ptr() as u64, ..ObjectGet::default() };
-        let fd = bpf(OBJECT_GET, &mut get).with_context(|| format!("opening {}", pin.display()))?;
-        // SAFETY: the call has returned a new descriptor, which nothing else owns.
-        Self::new(unsafe { OwnedFd::from_raw_fd(fd) }).with_context(|| pin.display().to_string())
+        let fd = sys::open(pin, false).with_context(|| format!("opening {}", pin.display()))?;
+        Self::new(fd).with_context(|| pin.display().to_string())
     }
 
     pub fn kind(&self) -> Kind {
@@ -105,7 +102,7 @@ impl BpfMap {
                 let (_, written) = self.positions(false)?;
                 Ok(Entries::from([(Vec::new(), written.to_ne_bytes().to_vec())]))
             }
-            _ => self.batch(LOOKUP_BATCH, self.entries),
+            _ => self.batch(MAP_LOOKUP_BATCH, self.entries),
         }
     }
 
@@ -122,12 +119,12 @@ impl BpfMap {
             Kind::RingBuffer => drop(self.positions(true)?),
             kind if kind.is_array() => {
                 let zero = vec![0; self.value];
-                for key in self.batch(LOOKUP_BATCH, self.entries.min(elements))?.keys() {
+                for key in self.batch(MAP_LOOKUP_BATCH, self.entries.min(elements))?.keys() {
                     self.write(key, &zero)?;
                 }
             }
             _ => {
-                for key in self.batch(LOOKUP_BATCH, self.entries)?.keys() {
+                for key in self.batch(MAP_LOOKUP_BATCH, self.entries)?.keys() {
                     self.element(DELETE, key, 0)?;
                 }
             }
@@ -161,7 +158,7 @@ impl BpfMap {
         self.element(UPDATE, key, value.as_ptr() as u64)
     }
 
-    fn element(&self, command: libc::c_long, key: &[u8], value: u64) -> Result<()> {
+    fn element(&self, command: libc::c_int, key: &[u8], value: u64) -> Result<()> {
         ensure!(key.len() == self.key, "a key of {} bytes, not of {}", self.key, key.len());
         let fd = u32::try_from(self.fd.as_raw_fd())?;
         bpf(command, &mut Element { fd, key: key.as_ptr() as u64, value, ..Element::default() })?;
@@ -175,7 +172,7 @@ impl BpfMap {
             let mut number = 0_u32;
             let (key, value) = (&raw const index as u64, &raw mut number as u64);
             let fd = u32::try_from(self.fd.as_raw_fd())?;
-            match bpf(LOOKUP, &mut Element { fd, key, value, ..Element::default() }) {
+            match bpf(MAP_LOOKUP, &mut Element { fd, key, value, ..Element::default() }) {
                 Ok(_) => drop(entries.insert(index.to_ne_bytes().to_vec(), number.to_ne_bytes().to_vec())),
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -211,7 +208,7 @@ impl BpfMap {
     }
 
     /// The first `count` entries by one of the commands that read a batch.
-    fn batch(&self, command: libc::c_long, count: u32) -> Result<Entries> {
+    fn batch(&self, command: libc::c_int, count: u32) -> Result<Entries> {
         let room = count as usize;
         let (mut keys, mut values) = (vec![0_u8; self.key * room], vec![0_u8; self.value * room]);
         // One call reads all. The place to go on from is a key or a bucket's number.
@@ -239,62 +236,9 @@ impl BpfMap {
     }
 }
 
-/// The beginning of the kernel's `struct bpf_map_info`.
-#[repr(C)]
-#[derive(Default)]
-struct Info {
-    kind: u32,
-    id: u32,
-    key: u32,
-    value: u32,
-    entries: u32,
-    flags: u32,
-}
-
-/// `union bpf_attr`, as far as one of these commands reads it.
-#[repr(C)]
-#[derive(Default)]
-struct ObjectGet {
-    path: u64,
-    fd: u32,
-    flags: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct InfoByFd {
-    fd: u32,
-    length: u32,
-    info: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Element {
-    fd: u32,
-    zero: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Batch {
-    from: u64,
-    to: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    fd: u32,
-    element_flags: u64,
-    flags: u64,
-}
-
-fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: the attributes are as long as said, and whatever they point to outlives the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attributes), size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
+fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
+    // SAFETY: the attributes begin as the command's do, and whatever they point to outlives the call.
+    unsafe { sys::call(command, attributes) }
 }
 
 fn possible_cpus() -> Result<usize> {

@@ -1,4 +1,4 @@
-//! A lab with a server in each pod and a folder of manifests: what nearly every test with traffic starts from.
+//! A lab with a server in each pod, a folder of manifests and agents: what nearly every test with traffic starts from.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::agent::{Agent, AgentBuilder};
 use crate::lab::{Family, Lab, LabBuilder};
 use crate::object::{Backend, Manifests, Policy, Port, Service};
 use crate::pace::scaled;
@@ -21,13 +22,16 @@ pub enum Protocol {
     Udp,
 }
 
-/// The lab and all that a test needs on it, but for agents.
+/// The lab and all that a test needs on it.
 #[derive(Debug)]
 pub struct Cluster {
-    pub lab: Lab,
-    pub manifests: Manifests,
-    pub ledger: Ledger,
+    // In the order in which they have to go.
+    /// One of each node, once [`Self::launch`] has started them.
+    pub agents: Vec<Agent>,
     _servers: Vec<Server>,
+    pub ledger: Ledger,
+    pub manifests: Manifests,
+    pub lab: Lab,
 }
 
 impl Protocol {
@@ -47,7 +51,27 @@ impl Cluster {
         let ledger = Ledger::default();
         let servers = lab.pods().map(|pod| Server::start(pod, TARGET, &ledger)).collect::<Result<_>>()?;
         let manifests = Manifests::of(&lab)?;
-        Ok(Self { lab, manifests, ledger, _servers: servers })
+        Ok(Self { agents: Vec::new(), _servers: servers, ledger, manifests, lab })
+    }
+
+    /// Starts an agent on each node, and waits until they are ready.
+    pub fn launch(&mut self, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<()> {
+        self.agents = Agent::start_all(&self.lab, adapt)?;
+        Ok(())
+    }
+
+    pub fn kill_agents(&mut self) -> Result<()> {
+        self.agents.iter_mut().try_for_each(Agent::kill)
+    }
+
+    pub fn stop_agents(&mut self) -> Result<()> {
+        self.agents.iter_mut().try_for_each(Agent::stop)
+    }
+
+    /// Starts all agents again and waits until they have taken over. The limit is that of a fast machine.
+    pub fn start_agents_again(&mut self, limit: Duration) -> Result<()> {
+        self.agents.iter_mut().try_for_each(Agent::start_again)?;
+        self.agents.iter().try_for_each(|agent| agent.wait_ready(limit))
     }
 
     /// All pods as endpoints.

@@ -1,4 +1,4 @@
-//! What an agent's packet path has counted, read from its pinned map: `status` says the same, but takes a process.
+//! Counters of an agent's packet path, read from its pinned map: `status` says the same, but takes a process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ pub struct Counters(PerCpuArray<MapData, abi::Counters>);
 impl Counters {
     pub fn of(agent: &Agent) -> Result<Self> {
         let version = fs::read_dir(agent.pin_dir())?.next().context("nothing is pinned")??.path();
-        let map = MapData::from_pin(version.join("maps/COUNTERS"))?;
+        let map = MapData::from_pin(version.join("maps/tp_counters"))?;
         Ok(Self(Map::PerCpuArray(map).try_into()?))
     }
 

@@ -31,7 +31,7 @@ pub use self::flows::{Half, Place};
 pub use self::loaded::Loaded;
 use self::pool::Pool;
 pub use self::run::{Hook, Input, Ran, Way};
-pub use self::setup::{Frontend, POOL_PORT, Setup};
+pub use self::setup::{Frontend, HZ, POOL_PORT, Setup, SourceCheck};
 use self::world::World;
 pub use self::world::{Device, Spot};
 use crate::netns::Namespace;
@@ -43,7 +43,8 @@ pub struct Harness {
 }
 
 /// Small tables, so that they can be filled.
-pub const SIZES: Sizes = Sizes { flows4: 256, flows6: 256, pending: 64 };
+pub const SIZES: Sizes =
+    Sizes { flows4: 256, flows6: 256, pending: 64, frontends: 65_536, source_ranges: 65_536 };
 
 /// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of this
 /// process, if one has ended well.
@@ -51,15 +52,27 @@ pub const SIZES: Sizes = Sizes { flows4: 256, flows6: 256, pending: 64 };
 /// # Panics
 /// Where nothing can be loaded: without root, or without a packet path in this build.
 pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
     static IDLE: Pool<Loaded> = Pool::new();
+    lent(SIZES, &IDLE, work)
+}
+
+/// As [`with`], with tables of other sizes, and programs of this test alone.
+///
+/// # Panics
+/// As there.
+pub fn with_sizes<T: Send>(sizes: Sizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+    lent(sizes, &Pool::new(), work)
+}
+
+fn lent<T: Send>(sizes: Sizes, idle: &Pool<Loaded>, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
     let name = format!("tp-packets-{}-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let create =
         |name: &str| Namespace::create(name).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
     let (namespace, wire) = (create(&name), create(&format!("{name}-wire")));
     let world = World::build(&namespace, &wire).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
-    let load = || Loaded::load().unwrap_or_else(|error| panic!("packet tests: {error:#}"));
-    IDLE.lend(load, |mut loaded| {
+    let load = || Loaded::load(sizes).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+    idle.lend(load, |mut loaded| {
         namespace.run(|| {
             loaded.renew().unwrap_or_else(|error| panic!("packet tests: {error:#}"));
             let mut harness = Harness { loaded, world };

@@ -13,6 +13,7 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourState,
 };
 use netlink_packet_route::route::{RouteMessage, RouteType};
+use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
     Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
@@ -141,6 +142,11 @@ impl Netlink {
         self.change(device, |link| link.mtu(mtu)).await
     }
 
+    /// Gives a device another name. It may stay switched on (Linux 6.2 and later).
+    pub async fn rename(&self, device: &str, name: &str) -> Result<()> {
+        self.change(device, |link| link.name(name.to_owned())).await
+    }
+
     /// Deletes a device (of a veth pair both ends go).
     pub async fn delete(&self, device: &str) -> Result<()> {
         self.0.link().del(index(device)?).execute().await.with_context(|| format!("deleting {device}"))
@@ -161,6 +167,23 @@ impl Netlink {
             LinkAttribute::Xdp(facts) => facts.iter().any(|fact| matches!(fact, LinkXdp::ProgId(_))),
             _ => false,
         }))
+    }
+
+    /// How many BPF filters of clsact a device has at ingress and egress.
+    pub async fn bpf_filters(&self, device: &str) -> Result<(u32, u32)> {
+        let index = i32::try_from(index(device)?)?;
+        let mut counts = [0; 2];
+        for (count, ingress) in counts.iter_mut().zip([true, false]) {
+            let mut handle = self.0.traffic_filter(index);
+            let request = if ingress { handle.get().ingress() } else { handle.get().egress() };
+            let filters: Vec<TcMessage> = request.execute().try_collect().await?;
+            // The kernel lists each priority once by itself, without a filter.
+            let real = filters.iter().filter(|filter| u32::from(filter.header.handle) != 0);
+            *count = real
+                .filter(|filter| filter.attributes.contains(&TcAttribute::Kind("bpf".to_owned())))
+                .count() as u32;
+        }
+        Ok(counts.into())
     }
 
     pub async fn mac(&self, device: &str) -> Result<Mac> {

@@ -5,13 +5,11 @@
 //! users are promised, and how long silence is listened to.
 
 use std::env;
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nix::libc;
+use traffic_policy_agent::dataplane::sys;
 
 /// Overrides what is measured: how many times slower, 1 or more.
 const VARIABLE: &str = "TRAFFIC_POLICY_TEST_PACE";
@@ -65,37 +63,10 @@ fn measure() -> Result<Duration> {
     // r0 = 0; exit
     code.extend([[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]]);
     let start = Instant::now();
-    load(&code)?;
-    Ok(start.elapsed())
-}
-
-/// The arguments of BPF_PROG_LOAD, as far as they are not zero.
-#[repr(C)]
-#[derive(Default)]
-struct Load {
-    program_type: u32,
-    instructions: u32,
-    code: u64,
-    license: u64,
-    rest: [u64; 13],
-}
-
-fn load(code: &[[u8; 8]]) -> Result<()> {
-    const PROG_LOAD: libc::c_long = 5;
+    /// `enum bpf_prog_type`: BPF_PROG_TYPE_SOCKET_FILTER
     const SOCKET_FILTER: u32 = 1;
-    let attributes = Load {
-        program_type: SOCKET_FILTER,
-        instructions: u32::try_from(code.len())?,
-        code: code.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-        ..Load::default()
-    };
-    // SAFETY: the attributes are as long as said, and the code and license they point to outlive the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const attributes, size_of::<Load>()) };
-    ensure!(fd >= 0, io::Error::last_os_error());
-    // SAFETY: the call has returned a new descriptor, which nothing else owns.
-    drop(unsafe { OwnedFd::from_raw_fd(fd.try_into()?) });
-    Ok(())
+    drop(sys::load(SOCKET_FILTER, &code, c"GPL")?);
+    Ok(start.elapsed())
 }
 
 #[cfg(test)]

@@ -5,11 +5,10 @@
 //! the receiver (Linux 6.18, drivers/net/veth.c; a redirect, which goes through `ndo_xdp_xmit`, always wakes it).
 
 use std::io;
-use std::mem::size_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use anyhow::{Context, Result, ensure};
-use nix::libc;
+use anyhow::{Context, Result};
+use traffic_policy_agent::dataplane::sys;
 
 use crate::netns::Namespace;
 
@@ -35,32 +34,10 @@ impl Namespace {
     }
 }
 
-/// The arguments of BPF_PROG_LOAD, as far as they are not zero.
-#[repr(C)]
-#[derive(Default)]
-struct Load {
-    program_type: u32,
-    instructions: u32,
-    code: u64,
-    license: u64,
-    rest: [u64; 13],
-}
-
-fn load(program: Always) -> Result<OwnedFd> {
-    const PROG_LOAD: libc::c_long = 5;
-    const PROG_TYPE_XDP: u32 = 6;
+fn load(program: Always) -> io::Result<OwnedFd> {
+    /// `enum bpf_prog_type`: BPF_PROG_TYPE_XDP
+    const XDP: u32 = 6;
     // r0 = program; exit
-    let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, program as u8, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let attributes = Load {
-        program_type: PROG_TYPE_XDP,
-        instructions: 2,
-        code: code.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-        ..Load::default()
-    };
-    // SAFETY: the attributes are as long as said, and the code and license they point to outlive the call.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const attributes, size_of::<Load>()) };
-    ensure!(fd >= 0, io::Error::last_os_error());
-    // SAFETY: the call has returned a new descriptor, which nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd.try_into()?) })
+    let code = [[0xb7, 0, 0, 0, program as u8, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    sys::load(XDP, &code, c"GPL")
 }

@@ -1,4 +1,4 @@
-//! What a scrape of --metrics-address tells. The tests with an agent need root; without it each fails with a sentence that
+//! Scrapes of --metrics-address. The tests with an agent need root; without it each fails with a sentence that
 //! says so.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use traffic_policy_agent::dataplane::{Attached, Fill, Found, Levels};
+use traffic_policy_agent::dataplane::{Attached, DataplaneUsage, Found, MapUsage};
 use traffic_policy_agent::health::ProxyHealth;
 use traffic_policy_agent::inspect::ServiceCount;
 use traffic_policy_agent::metrics::{Metrics, NoLocal, Observed};
@@ -70,11 +70,11 @@ fn everything_at_once_is_in_good_style() {
     metrics.synced(Duration::from_millis(3), false);
     metrics.observed(Observed {
         attached: vec![("eth0".to_owned(), Attached::XdpDriver), ("vxlan.calico".to_owned(), Attached::Tc)],
-        levels: Levels {
+        usage: DataplaneUsage {
             maps: [Some(false), Some(true), None]
-                .map(|ipv6| Fill { map: "slots", ipv6, used: 1, size: 2 })
+                .map(|ipv6| MapUsage { map: "slots", ipv6, used: 1, size: 2 })
                 .to_vec(),
-            found: [Found { entries: 4, snat: 2, unconfirmed: 1, pending: 0, deleted: 0 }; 2],
+            found: [Found { entries: 4, snat: 2, unassured: 1, pending: 0, deleted: 0 }; 2],
             snat_ports: 30_000,
             draining: vec![(key("web", false), SystemTime::now()), (key("web", true), SystemTime::now())],
         },

@@ -1,4 +1,4 @@
-//! What an established packet costs, as a ratio to the bare floor of the same run, so that growth is seen when it happens.
+//! Cost of an established packet, as a ratio to the bare floor of the same run, so that growth is seen when it happens.
 //! `cargo xtask bench established` measures the same at length.
 //! Needs root; without it the test fails with a sentence that says so.
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use traffic_policy_bench::{
-    Case, Fixture, Hook, Kind, Loaded, Protocol, Setup, Subject,
+    BenchNode, Case, Hook, Kind, Loaded, Protocol, Setup, Subject,
     flows::{flows, frames, mirror, open, supposed},
     turns,
 };
@@ -45,7 +45,7 @@ fn established_packets_stay_near_the_floor() {
 
 /// The kind of packet that is over the budget each time it is measured, with the least ratio; `None` if none is.
 fn least(ipv6: bool, hook: Hook, budget: f64) -> Result<Option<(Kind, f64)>> {
-    let fixture = Fixture::build().context("the fixture cannot be built: this test needs root")?;
+    let fixture = BenchNode::build().context("the fixture cannot be built: this test needs root")?;
     fixture.run(|| {
         let mut loaded = Loaded::new(&fixture, Setup::default())?;
         let mut own = flows(ipv6, Protocol::Tcp, FLOWS);

@@ -93,6 +93,8 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::DroppedInternalError => "the kernel refused to change the packet, or an answer to it could not be built".to_owned(),
         Outcome::DroppedSourceRange => format!("{client} is in none of the loadBalancerSourceRanges of {service}"),
         Outcome::DroppedTtlExceeded => "its time to live ended at this node, and of an error or a later fragment no sender may be told".to_owned(),
+        Outcome::DroppedMartianSource => format!("no packet from outside can have {client} as its source: it is this node's own or a frontend's, reserved, or its way back is not {}", context.device()),
+        Outcome::DroppedUnattachedDevice => "the endpoint is on another node, and the route to it leaves by a device that no program is attached to: its replies would not come back translated".to_owned(),
         Outcome::DroppedUnallocatedClusterIp => "the address lies in the cluster's range of ClusterIPs, and no Service has it".to_owned(),
         Outcome::Passed => "neither its port nor its address belongs to a Service: the node's own traffic".to_owned(),
         Outcome::PassedNotIp => "it is neither IPv4 nor IPv6, or carries a VLAN tag and belongs to the VLAN's own device".to_owned(),
@@ -100,6 +102,8 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::PassedUnsupportedProtocol => "it is neither TCP nor UDP, which are what Services are served by here".to_owned(),
         Outcome::PassedFragment => "it is a later fragment whose first one, which has the ports, was not seen here before".to_owned(),
         Outcome::PassedUnsupportedHeader => "it has IPv6 extension headers that end in nothing a Service is served by".to_owned(),
+        Outcome::PassedOwnAnswer => "an answer to a datagram that this node, or a pod behind its masquerade, sent from this port: the stack knows whose it is".to_owned(),
+        Outcome::PassedOutOfWindow => "its sequence numbers are not those of the flow with its addresses and ports, which has not begun or is over: a connection to the endpoint itself".to_owned(),
         Outcome::PassedIcmpNoFlow => "an ICMP error about a packet of no flow: the node's own business".to_owned(),
         Outcome::PassedNotService => "some Service uses this port, but not at this address: the node's own traffic".to_owned(),
         Outcome::PassedNoFlow => "a segment of a connection that is not known here, to an address of this node: the stack answers it, or goes on with a connection of an earlier proxy".to_owned(),
@@ -126,8 +130,10 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::DeliveredIcmpError
         | Outcome::RepliedLocalIcmpError
         | Outcome::Passed
+        | Outcome::PassedOutOfWindow
         | Outcome::PassedIcmpNoFlow
         | Outcome::PassedNotService
+        | Outcome::PassedOwnAnswer
         | Outcome::PassedToTc
         | Outcome::PassedDelivered
         | Outcome::PassedOtherHost => return None,
@@ -162,6 +168,8 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         Outcome::DroppedSourceRange => format!(
             "add the client's range to spec.loadBalancerSourceRanges if it should be served: kubectl -n {namespace} edit service {name}"
         ),
+        Outcome::DroppedMartianSource => "none if it was forged; if a router sends this node's own packets back to it, let it reach Services otherwise, or set --source-check off".to_owned(),
+        Outcome::DroppedUnattachedDevice => "name the device with --device; tunnels without Ethernet header (IPIP, WireGuard, GRE, tun) cannot be attached to: use a network plugin's mode with VXLAN or without encapsulation".to_owned(),
         Outcome::DroppedUnallocatedClusterIp => "the client uses the address of a Service that is gone, or DNS still gives it: look the name up again".to_owned(),
         Outcome::PassedNotIp => "for VLANs, attach to the VLAN's own device too: --device".to_owned(),
         Outcome::PassedMalformed => "capture it at the sender if it should have been a request".to_owned(),

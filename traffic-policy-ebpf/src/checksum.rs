@@ -6,6 +6,8 @@
 //! A *delta* is the sum of the new words plus the sum of the complements of the old ones, folded to 16 bits. Deltas of
 //! disjoint fields add up.
 
+use crate::abi::Ports;
+
 /// Folds a sum of 16-bit (or 32-bit) words to 16 bits with end-around carry.
 #[inline(always)]
 pub const fn fold(sum: u64) -> u16 {
@@ -53,8 +55,14 @@ pub const TTL_STEP: u16 = !u16::from_ne_bytes([1, 0]);
 
 /// Sum of the two words of a pair of ports.
 #[inline(always)]
-pub const fn port_sum(ports: u32) -> u64 {
-    (ports & 0xffff) as u64 + (ports >> 16) as u64
+pub const fn port_sum(ports: Ports) -> u64 {
+    word_sum(ports.wire())
+}
+
+/// Sum of the 16-bit words of a 32-bit word.
+#[inline(always)]
+pub const fn word_sum(word: u32) -> u64 {
+    (word & 0xffff) as u64 + (word >> 16) as u64
 }
 
 #[cfg(test)]
@@ -62,6 +70,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn sum(ports: u32) -> u64 {
+        port_sum(Ports::from_wire(ports))
+    }
 
     fn full(bytes: &[u8]) -> u16 {
         let mut sum = 0u64;
@@ -95,13 +107,13 @@ mod tests {
 
         #[test]
         fn deltas_add_up(a in any::<u32>(), b in any::<u32>(), c in any::<u32>(), d in any::<u32>(), start in 1u16..) {
-            let (d1, d2) = (delta(port_sum(a), port_sum(b)), delta(port_sum(c), port_sum(d)));
+            let (d1, d2) = (delta(sum(a), sum(b)), delta(sum(c), sum(d)));
             prop_assert_eq!(update(update(start, d1), d2) % 0xffff, update(start, add(d1, d2)) % 0xffff);
         }
 
         #[test]
         fn there_and_back(a in any::<u32>(), b in any::<u32>(), start in 1u16..0xffff) {
-            let (forth, back) = (delta(port_sum(a), port_sum(b)), delta(port_sum(b), port_sum(a)));
+            let (forth, back) = (delta(sum(a), sum(b)), delta(sum(b), sum(a)));
             prop_assert_eq!(update(update(start, forth), back), start);
         }
 

@@ -16,8 +16,9 @@ const fn mix(h: u64, word: u64) -> u64 {
 #[inline(always)]
 pub fn tuple<A: Address>(t: &Tuple<A>, seed: u64) -> u64 {
     let h = mix(seed, t.source.mixed());
-    let h = mix(h, t.destination.mixed() ^ ((t.ports as u64) << 32 | t.protocol as u64));
-    mix(h, t.ports as u64)
+    let ports = t.ports.wire() as u64;
+    let h = mix(h, t.destination.mixed() ^ (ports << 32 | t.protocol as u64));
+    mix(h, ports)
 }
 
 /// A number below `len` from a hash, without division; 0 if `len` is 0.
@@ -51,7 +52,7 @@ pub fn prefix<A: Address>(a: A) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::ports;
+    use crate::abi::{Address4, Ports};
 
     /// Ports that a client counts up must spread evenly: 100,000 flows over 7 endpoints, each within 3 % of its share.
     #[test]
@@ -60,11 +61,11 @@ mod tests {
             let mut share = [0u32; 7];
             for i in 0..100_000u32 {
                 let port = (i % 50_000 + 1024) as u16;
-                let client = u32::from_be(0xc000_0200 + i / 50_000);
+                let client = Address4::from_octets((0xc000_0200 + i / 50_000).to_be_bytes());
                 let t = Tuple {
                     source: client,
-                    destination: 7u32,
-                    ports: ports(port.to_be(), 80u16.to_be()),
+                    destination: Address4::from_wire(7),
+                    ports: Ports::from_host(port, 80),
                     protocol: 6,
                 };
                 share[pick(tuple(&t, seed), 7) as usize] += 1;

@@ -5,10 +5,6 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
-#[expect(
-    clippy::undocumented_unsafe_blocks,
-    reason = "300 accesses of six families; each family has its SAFETY sentence where it is defined, all are listed in datapath/mod.rs"
-)]
 mod datapath;
 
 #[cfg(not(target_arch = "bpf"))]
@@ -91,68 +87,68 @@ mod programs {
 
     programs! {
         "xdp", context: *mut xdp_md => Xdp::new(context), u32;
-        xdp_ingress => fast_path::run;
-        xdp_attend4 => slow_path::run::<Xdp, V4>;
-        xdp_attend6 => slow_path::run::<Xdp, V6>;
-        xdp_irregular4 => variable_headers::run::<Xdp, V4>;
-        xdp_irregular6 => variable_headers::run::<Xdp, V6>;
-        xdp_error4 => icmp_errors::run::<Xdp, V4>;
-        xdp_error6 => icmp_errors::run::<Xdp, V6>;
-        xdp_answer4 => reject::run::<Xdp, V4>;
-        xdp_answer6 => reject::run::<Xdp, V6>;
+        tp_xdp_ingress => fast_path::run;
+        tp_xdp_slow4 => slow_path::run::<Xdp, V4>;
+        tp_xdp_slow6 => slow_path::run::<Xdp, V6>;
+        tp_xdp_vhdr4 => variable_headers::run::<Xdp, V4>;
+        tp_xdp_vhdr6 => variable_headers::run::<Xdp, V6>;
+        tp_xdp_icmp4 => icmp_errors::run::<Xdp, V4>;
+        tp_xdp_icmp6 => icmp_errors::run::<Xdp, V6>;
+        tp_xdp_reject4 => reject::run::<Xdp, V4>;
+        tp_xdp_reject6 => reject::run::<Xdp, V6>;
         // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
-        explain_socket => explain::run;
+        tp_explain_sock => explain::run;
     }
 
     programs! {
         "classifier", context: *mut __sk_buff => Tc::new(context), i32;
-        tc_ingress => fast_path::run;
-        tc_attend4 => slow_path::run::<Tc, V4>;
-        tc_attend6 => slow_path::run::<Tc, V6>;
-        tc_irregular4 => variable_headers::run::<Tc, V4>;
-        tc_irregular6 => variable_headers::run::<Tc, V6>;
-        tc_error4 => icmp_errors::run::<Tc, V4>;
-        tc_error6 => icmp_errors::run::<Tc, V6>;
-        tc_answer4 => reject::run::<Tc, V4>;
-        tc_answer6 => reject::run::<Tc, V6>;
-        tc_egress => egress::run;
-        tc_irregular_out4 => variable_headers::run_out::<Tc, V4>;
-        tc_irregular_out6 => variable_headers::run_out::<Tc, V6>;
-        tc_error_out4 => icmp_errors::run_out::<Tc, V4>;
-        tc_error_out6 => icmp_errors::run_out::<Tc, V6>;
+        tp_tc_ingress => fast_path::run;
+        tp_tc_slow4 => slow_path::run::<Tc, V4>;
+        tp_tc_slow6 => slow_path::run::<Tc, V6>;
+        tp_tc_vhdr4 => variable_headers::run::<Tc, V4>;
+        tp_tc_vhdr6 => variable_headers::run::<Tc, V6>;
+        tp_tc_icmp4 => icmp_errors::run::<Tc, V4>;
+        tp_tc_icmp6 => icmp_errors::run::<Tc, V6>;
+        tp_tc_reject4 => reject::run::<Tc, V4>;
+        tp_tc_reject6 => reject::run::<Tc, V6>;
+        tp_tc_egress => egress::run;
+        tp_tc_vhdr_out4 => variable_headers::run_out::<Tc, V4>;
+        tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
+        tp_tc_icmp_out4 => icmp_errors::run_out::<Tc, V4>;
+        tp_tc_icmp_out6 => icmp_errors::run_out::<Tc, V6>;
     }
 
     socket_programs! {
         bpf_sock_addr => Call:
-        "cgroup/connect4", socket_connect4 => sock::connect4;
-        "cgroup/connect6", socket_connect6 => sock::connect6;
-        "cgroup/sendmsg4", socket_sendmsg4 => sock::sendmsg4;
-        "cgroup/sendmsg6", socket_sendmsg6 => sock::sendmsg6;
-        "cgroup/recvmsg4", socket_recvmsg4 => sock::recvmsg4;
-        "cgroup/recvmsg6", socket_recvmsg6 => sock::recvmsg6;
-        "cgroup/getpeername4", socket_getpeername4 => sock::getpeername4;
-        "cgroup/getpeername6", socket_getpeername6 => sock::getpeername6;
+        "cgroup/connect4", tp_connect4 => sock::connect4;
+        "cgroup/connect6", tp_connect6 => sock::connect6;
+        "cgroup/sendmsg4", tp_sendmsg4 => sock::sendmsg4;
+        "cgroup/sendmsg6", tp_sendmsg6 => sock::sendmsg6;
+        "cgroup/recvmsg4", tp_recvmsg4 => sock::recvmsg4;
+        "cgroup/recvmsg6", tp_recvmsg6 => sock::recvmsg6;
+        "cgroup/getpeername4", tp_getpeer4 => sock::getpeername4;
+        "cgroup/getpeername6", tp_getpeer6 => sock::getpeername6;
     }
 
     socket_programs! {
         bpf_sock => Closing:
-        "cgroup/sock_release", socket_release => sock::release;
+        "cgroup/sock_release", tp_sk_release => sock::release;
     }
 
     // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
     programs! {
         "raw_tp/sys_enter", context: *mut c_void => context, u32;
-        sweep => gc::begin;
-        clock => clock::run;
+        tp_gc_begin => gc::begin;
+        tp_clock => clock::run;
     }
 
-    // Walks over the tables of flows and sockets, which `sweep` begins; read by the agent a piece at a time.
+    // Walks over the tables of flows and sockets, which `tp_gc_begin` begins; read by the agent a piece at a time.
     iterators! {
-        sweep_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
-        sweep_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
-        sweep_pending4: FlowKey<Address4> => Flow<Address4>, gc::pending_entry::<V4>;
-        sweep_pending6: FlowKey<Address6> => Flow<Address6>, gc::pending_entry::<V6>;
-        sweep_sockets: SocketKey => Socket, gc::socket_entry;
+        tp_gc_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
+        tp_gc_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
+        tp_gc_pending4: FlowKey<Address4> => Flow<Address4>, gc::pending_entry::<V4>;
+        tp_gc_pending6: FlowKey<Address6> => Flow<Address6>, gc::pending_entry::<V6>;
+        tp_gc_sockets: SocketKey => Socket, gc::socket_entry;
     }
 }
 

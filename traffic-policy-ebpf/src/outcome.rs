@@ -96,6 +96,12 @@ outcomes! {
     /// section 3.2.2).
     DroppedTtlExceeded = 28, "dropped-ttl-exceeded", Drop;
 
+    /// The source of a new flow is none that a packet from outside can have: this node's own or a frontend's, reserved, or
+    /// (`--source-check strict`) one to which no route leads by the device that the packet came by.
+    DroppedMartianSource = 29, "dropped-martian-source", Drop;
+    /// The endpoint is on another node, behind a device that no program is attached to.
+    DroppedUnattachedDevice = 30, "dropped-unattached-device", Drop;
+
     /// An address of the cluster's range of ClusterIPs that no Service has.
     DroppedUnallocatedClusterIp = 25, "dropped-unallocated-cluster-ip", Drop;
 
@@ -125,6 +131,11 @@ outcomes! {
     PassedMissedTailCall = 43, "passed-missed-tail-call", Pass;
     /// A frame for another machine's MAC address, flooded by a switch: that machine's business.
     PassedOtherHost = 44, "passed-other-host", Pass;
+    /// An answer to a datagram that this node, or a pod behind its masquerade, sent from a port that is also a Service's.
+    PassedOwnAnswer = 46, "passed-own-answer", Pass;
+    /// A segment of an endpoint whose numbers are not those of the flow, which has not begun or is over: of another connection
+    /// with the same addresses and ports.
+    PassedOutOfWindow = 47, "passed-out-of-window", Pass;
     /// An ICMP error about a packet of no flow.
     PassedIcmpNoFlow = 48, "passed-icmp-no-flow", Pass;
 

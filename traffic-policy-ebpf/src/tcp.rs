@@ -1,12 +1,15 @@
-//! What an entry remembers of its TCP or UDP conversation, and how long it may then be idle.
+//! TCP and UDP state of a flow entry, and its idle time-outs.
 
-/// The conversation is real: the client answered what the endpoint sent. Also for UDP.
-pub const CONFIRMED: u8 = 1;
+pub mod numbers;
+
+/// The client answered what the endpoint sent, so the conversation is real: TCP by the ACK of the SYN-ACK, UDP by another datagram.
+/// Nothing evicts such a flow. IPS_ASSURED of conntrack.
+pub const ASSURED: u8 = 1;
 /// This direction sent a FIN.
 pub const FIN: u8 = 2;
 /// This direction sent an RST.
 pub const RST: u8 = 4;
-/// Reply entry: the endpoint answered (SYN-ACK, or any datagram).
+/// Reply entry: the endpoint answered (SYN-ACK, or any datagram). IPS_SEEN_REPLY of conntrack.
 pub const ANSWERED: u8 = 8;
 /// The endpoint takes no more new flows: a SYN or a datagram chooses anew.
 pub const GONE: u8 = 16;
@@ -27,26 +30,40 @@ pub const fn opens(flags: u8) -> bool {
     flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN
 }
 
-/// The state of an entry after a segment in its direction.
-///
-/// FIN and RST are only noted. Whoever really sent an RST sends nothing but RSTs after it, so any other segment shows
-/// that it was forged or out of window; data after a FIN likewise.
-#[inline(always)]
-pub const fn after(state: u8, flags: u8, payload: bool) -> u8 {
-    if flags & flag::RST != 0 {
-        return state | RST;
-    }
-    let state = state & !RST;
-    if flags & flag::FIN != 0 {
-        return state | FIN;
-    }
-    if payload { state & !FIN } else { state }
-}
-
 /// Whether a connection with these entries has ended, so that a SYN opens a new one.
 #[inline(always)]
 pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0
+}
+
+/// Classes of flows, in the order in which a table that is nearly full lets go of them, and their number. What is in none, an
+/// established TCP connection, is never given up for another's sake.
+pub mod class {
+    /// Closed or reset.
+    pub const ENDED: usize = 0;
+    /// TCP that no client has confirmed, UDP that nobody has answered.
+    pub const UNASSURED: usize = 1;
+    /// UDP that was answered: first what it has beyond its share, the rest after [`HALF_CLOSED`].
+    pub const UDP: usize = 2;
+    pub const HALF_CLOSED: usize = 3;
+    pub const COUNT: usize = 4;
+}
+
+/// The class of a flow with these entries; [`class::COUNT`] if it is in none.
+#[inline(always)]
+pub const fn class(tcp: bool, request: u8, reply: u8) -> usize {
+    if !tcp {
+        return if reply & ANSWERED != 0 { class::UDP } else { class::UNASSURED };
+    }
+    if closing(request, reply) {
+        class::ENDED
+    } else if request & ASSURED == 0 {
+        class::UNASSURED
+    } else if (request | reply) & FIN != 0 {
+        class::HALF_CLOSED
+    } else {
+        class::COUNT
+    }
 }
 
 /// Idle times after which a flow may go, in jiffies.
@@ -54,9 +71,10 @@ pub const fn closing(request: u8, reply: u8) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Timeouts {
     pub established: u32,
+    pub half_closed: u32,
     pub finished: u32,
     pub reset: u32,
-    pub unconfirmed: u32,
+    pub unassured: u32,
     pub udp: u32,
     pub udp_answered: u32,
 }
@@ -72,8 +90,10 @@ impl Timeouts {
             self.reset
         } else if request & reply & FIN != 0 {
             self.finished
-        } else if request & CONFIRMED == 0 {
-            self.unconfirmed
+        } else if request & ASSURED == 0 {
+            self.unassured
+        } else if (request | reply) & FIN != 0 {
+            self.half_closed
         } else {
             self.established
         }
@@ -82,43 +102,53 @@ impl Timeouts {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     const TIMEOUTS: Timeouts = Timeouts {
         established: 86_400,
+        half_closed: 3_600,
         finished: 120,
         reset: 10,
-        unconfirmed: 60,
+        unassured: 60,
         udp: 30,
         udp_answered: 121,
     };
 
     #[test]
     fn life_of_a_connection() {
-        let (mut request, mut reply) = (0, 0);
-        assert_eq!(TIMEOUTS.of(true, request, reply), 60);
-        reply |= ANSWERED;
-        request |= CONFIRMED;
-        reply |= CONFIRMED;
+        assert_eq!(TIMEOUTS.of(true, 0, 0), 60);
+        assert_eq!(TIMEOUTS.of(true, 0, ANSWERED), 60);
+        let (request, reply) = (ASSURED, ASSURED | ANSWERED);
         assert_eq!(TIMEOUTS.of(true, request, reply), 86_400);
-        request = after(request, flag::FIN | flag::ACK, false);
-        assert!(!closing(request, reply), "half closed is not closed");
-        assert_eq!(TIMEOUTS.of(true, request, reply), 86_400);
-        request = after(request, flag::ACK, false);
-        assert_eq!(request & FIN, FIN, "an ACK of the endpoint's data does not open it again");
-        reply = after(reply, flag::FIN | flag::ACK, true);
-        assert!(closing(request, reply));
-        assert_eq!(TIMEOUTS.of(true, request, reply), 120);
+        for (request, reply) in [(request | FIN, reply), (request, reply | FIN)] {
+            assert!(!closing(request, reply), "half closed is not closed");
+            assert_eq!(TIMEOUTS.of(true, request, reply), 3_600);
+        }
+        assert!(closing(request | FIN, reply | FIN));
+        assert_eq!(TIMEOUTS.of(true, request | FIN, reply | FIN), 120);
+        for (request, reply) in [(request | RST, reply), (request, reply | RST), (request | FIN, RST)] {
+            assert!(closing(request, reply));
+            assert_eq!(TIMEOUTS.of(true, request, reply), 10);
+        }
     }
 
     #[test]
-    fn forged_reset_is_undone_by_the_next_segment() {
-        let request = after(CONFIRMED, flag::RST, false);
-        assert!(closing(request, CONFIRMED));
-        assert_eq!(TIMEOUTS.of(true, request, CONFIRMED), 10);
-        assert_eq!(after(request, flag::ACK, false), CONFIRMED);
+    fn classes() {
+        let (request, reply) = (ASSURED, ASSURED | ANSWERED);
+        for (expected, tcp, request, reply) in [
+            (class::ENDED, true, request | FIN, reply | FIN),
+            (class::ENDED, true, request, reply | RST),
+            (class::ENDED, true, 0, RST),
+            (class::UNASSURED, true, 0, ANSWERED),
+            (class::UNASSURED, false, 0, 0),
+            (class::UDP, false, 0, ANSWERED),
+            (class::UDP, false, request, reply),
+            (class::HALF_CLOSED, true, request | FIN, reply),
+            (class::COUNT, true, request, reply),
+            (class::COUNT, true, request | GONE | MARKED, reply),
+        ] {
+            assert_eq!(class(tcp, request, reply), expected, "{request:#x} {reply:#x}");
+        }
     }
 
     #[test]
@@ -134,19 +164,5 @@ mod tests {
         assert!(!opens(flag::SYN | flag::RST));
         assert!(!opens(flag::ACK));
         assert!(!opens(0));
-    }
-
-    proptest! {
-        /// A segment touches FIN and RST only: it never confirms, nor revives a flow whose endpoint is gone.
-        #[test]
-        fn segments_touch_fin_and_rst_only(state in any::<u8>(), flags in any::<u8>(), payload in any::<bool>()) {
-            prop_assert_eq!(after(state, flags, payload) & !(FIN | RST), state & !(FIN | RST));
-        }
-
-        #[test]
-        fn last_word_of_a_direction_counts(state in any::<u8>(), flags in any::<u8>()) {
-            prop_assert_eq!(after(state, flags | flag::RST, true) & RST, RST);
-            prop_assert_eq!(after(state, flags & !flag::RST, true) & RST, 0);
-        }
     }
 }

@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
-    abi::{Address4, Frontend, FrontendKey, Slot, Tuple, destination_port, ports, scope},
+    abi::{Address4, Frontend, FrontendKey, Port, Ports, Slot, Tuple, scope},
     checksum::{self, TTL_STEP},
     hash,
 };
@@ -52,18 +52,16 @@ fn parse(md: *mut xdp_md) -> Option<(usize, Tuple<Address4>)> {
         return None;
     }
     let ip = data + ETHERNET;
-    unsafe {
-        if load16::<12>(data) != 0x0800u16.to_be() || load8::<0>(ip) != 0x45 || load8::<9>(ip) != 6 {
-            return None;
-        }
-        let tuple = Tuple {
-            source: load32::<12>(ip),
-            destination: load32::<16>(ip),
-            ports: load32::<20>(ip),
-            protocol: 6,
-        };
-        Some((ip, tuple))
+    if load16::<12>(data) != 0x0800u16.to_be() || load8::<0>(ip) != 0x45 || load8::<9>(ip) != 6 {
+        return None;
     }
+    let tuple = Tuple {
+        source: Address4::from_wire(load32::<12>(ip)),
+        destination: Address4::from_wire(load32::<16>(ip)),
+        ports: Ports::from_wire(load32::<20>(ip)),
+        protocol: 6,
+    };
+    Some((ip, tuple))
 }
 
 #[inline(always)]
@@ -72,9 +70,9 @@ fn translate(ip: usize, flow: *const FloorFlow) {
         let data = ip - ETHERNET;
         store64::<0>(data, (*flow).macs);
         store32::<8>(data, (*flow).source_mac_tail);
-        store32::<12>(ip, (*flow).source);
-        store32::<16>(ip, (*flow).destination);
-        store32::<20>(ip, (*flow).ports);
+        store32::<12>(ip, (*flow).source.wire());
+        store32::<16>(ip, (*flow).destination.wire());
+        store32::<20>(ip, (*flow).ports.wire());
         store8::<8>(ip, load8::<8>(ip) - 1);
         let (addresses, ports) = ((*flow).address_delta, (*flow).port_delta);
         store16::<10>(ip, checksum::update(load16::<10>(ip), checksum::add(addresses, TTL_STEP)));
@@ -104,14 +102,12 @@ pub fn mac_swap(ctx: XdpContext) -> u32 {
     if data + ETHERNET > end {
         return XDP_ABORTED;
     }
-    unsafe {
-        let (to, to_tail) = (load32::<0>(data), load16::<4>(data));
-        let (from, from_tail) = (load32::<6>(data), load16::<10>(data));
-        store32::<0>(data, from);
-        store16::<4>(data, from_tail);
-        store32::<6>(data, to);
-        store16::<10>(data, to_tail);
-    }
+    let (to, to_tail) = (load32::<0>(data), load16::<4>(data));
+    let (from, from_tail) = (load32::<6>(data), load16::<10>(data));
+    store32::<0>(data, from);
+    store16::<4>(data, from_tail);
+    store32::<6>(data, to);
+    store16::<10>(data, to_tail);
     XDP_TX
 }
 
@@ -141,8 +137,8 @@ fn macs(md: *mut xdp_md, source: Address4, destination: Address4) -> Option<(u64
         let base = fib.cast::<u8>();
         (*fib).family = AF_INET;
         (*fib).ifindex = (*md).ingress_ifindex;
-        base.add(FIB_DESTINATION).cast::<u32>().write(destination);
-        base.add(FIB_DESTINATION - 16).cast::<u32>().write(source);
+        base.add(FIB_DESTINATION).cast::<Address4>().write(destination);
+        base.add(FIB_DESTINATION - 16).cast::<Address4>().write(source);
         if bpf_fib_lookup(md.cast(), fib, size_of::<FibParameters>() as i32, 0) != 0 {
             return None;
         }
@@ -159,7 +155,7 @@ fn macs(md: *mut xdp_md, source: Address4, destination: Address4) -> Option<(u64
 fn new<const FIB: bool>(md: *mut xdp_md, ip: usize, tuple: &Tuple<Address4>) -> Option<()> {
     let key = FrontendKey {
         address: tuple.destination,
-        port: destination_port(tuple.ports),
+        port: tuple.ports.destination(),
         protocol: tuple.protocol as u16,
         scope: scope::ADDRESS,
     };
@@ -169,11 +165,11 @@ fn new<const FIB: bool>(md: *mut xdp_md, ip: usize, tuple: &Tuple<Address4>) -> 
     let slot = unsafe { *FLOOR_SLOTS.get_ptr(index)? };
     let node = FLOOR_NODE.get_ptr(0)?;
     // Distinct for each packet of a run; no search for a free one.
-    let port = (0x8000 | unsafe { (*FEED.get_ptr(0)?).next } as u16).to_be();
-    let new = ports(port, slot.port);
-    let (before, after) = unsafe {
-        ((tuple.source as u64) + (tuple.destination as u64), ((*node).source as u64) + (slot.address as u64))
-    };
+    let port = Port::from_host(0x8000 | unsafe { (*FEED.get_ptr(0)?).next } as u16);
+    let new = Ports::new(port, slot.port);
+    let word = |address: Address4| address.wire() as u64;
+    let (before, after) =
+        unsafe { (word(tuple.source) + word(tuple.destination), word((*node).source) + word(slot.address)) };
     let (macs, source_mac_tail) = if FIB {
         macs(md, unsafe { (*node).source }, slot.address)?
     } else {
@@ -195,7 +191,7 @@ fn new<const FIB: bool>(md: *mut xdp_md, ip: usize, tuple: &Tuple<Address4>) -> 
         reply.write(FloorFlow {
             source: tuple.destination,
             destination: tuple.source,
-            ports: tuple.ports.rotate_left(16),
+            ports: tuple.ports.reversed(),
             address_delta: checksum::delta(after, before),
             port_delta: checksum::delta(checksum::port_sum(new), checksum::port_sum(tuple.ports)),
             macs,
@@ -206,7 +202,7 @@ fn new<const FIB: bool>(md: *mut xdp_md, ip: usize, tuple: &Tuple<Address4>) -> 
     let reply_key = Tuple {
         source: slot.address,
         destination: unsafe { (*node).source },
-        ports: new.rotate_left(16),
+        ports: new.reversed(),
         protocol: tuple.protocol,
     };
     insert(&reply_key, reply.as_ptr())?;

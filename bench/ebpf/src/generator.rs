@@ -11,7 +11,7 @@ use traffic_policy_bench_ebpf::{
     FRAME_LENGTH,
     traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT},
 };
-use traffic_policy_ebpf::{abi::Address, checksum};
+use traffic_policy_ebpf::checksum::{self, word_sum};
 
 use super::words::{store16, store32, store64};
 
@@ -66,8 +66,8 @@ pub fn generate(ctx: XdpContext) -> u32 {
         store64::<72>(data, template[9]);
         store32::<26>(data, client);
         store16::<34>(data, port);
-        store16::<24>(data, !checksum::fold((*generator).ip_sum + client.sum()));
-        store16::<50>(data, !checksum::fold((*generator).tcp_sum + client.sum() + port as u64));
+        store16::<24>(data, !checksum::fold((*generator).ip_sum + word_sum(client)));
+        store16::<50>(data, !checksum::fold((*generator).tcp_sum + word_sum(client) + port as u64));
     }
     XDP_TX
 }

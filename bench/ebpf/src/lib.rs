@@ -5,6 +5,8 @@ pub mod traffic;
 
 use core::mem::size_of;
 
+use traffic_policy_ebpf::abi::{Address4, Flow, Ports};
+
 /// Words of one frame: room for Ethernet, IPv6 and TCP.
 pub const FRAME_WORDS: usize = 10;
 /// Bytes of one frame.
@@ -26,9 +28,9 @@ pub struct Feed {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FloorFlow {
-    pub source: u32,
-    pub destination: u32,
-    pub ports: u32,
+    pub source: Address4,
+    pub destination: Address4,
+    pub ports: Ports,
     pub address_delta: u16,
     pub port_delta: u16,
     pub macs: u64,
@@ -36,9 +38,7 @@ pub struct FloorFlow {
     pub zero: [u32; 9],
 }
 
-const _: () = assert!(
-    size_of::<FloorFlow>() == size_of::<traffic_policy_ebpf::abi::Flow<traffic_policy_ebpf::abi::Address4>>()
-);
+const _: () = assert!(size_of::<FloorFlow>() == size_of::<Flow<Address4>>());
 
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod {

@@ -11,8 +11,8 @@ use traffic_policy_bench_ebpf::{
     traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, Sink, sink},
 };
 use traffic_policy_ebpf::{
-    abi::{Address, destination_port, source_port},
-    checksum,
+    abi::Ports,
+    checksum::{self, word_sum},
 };
 
 use super::words::{load8, load16, load32, store8, store16, store32};
@@ -41,10 +41,11 @@ pub fn sink_xdp(ctx: XdpContext) -> u32 {
         if load16::<12>(data) != 0x0800u16.to_be() || load8::<0>(ip) != 0x45 || load8::<9>(ip) != 6 {
             return XDP_PASS;
         }
-        let (source, destination, ports) = (load32::<12>(ip), load32::<16>(ip), load32::<0>(tcp));
+        let (source, destination) = (load32::<12>(ip), load32::<16>(ip));
+        let ports = Ports::from_wire(load32::<0>(tcp));
         let flags = load8::<13>(tcp);
         let arrived = if destination & (*expected).endpoint_mask == (*expected).endpoints {
-            let right = destination_port(ports) == (*expected).target_port
+            let right = ports.destination() == (*expected).target_port
                 && ((*expected).source == 0 || source == (*expected).source);
             match (right, flags & SYN != 0) {
                 (false, _) => Arrived::Wrong,
@@ -52,14 +53,13 @@ pub fn sink_xdp(ctx: XdpContext) -> u32 {
                 (true, false) => Arrived::Request,
             }
         } else if destination & (*expected).client_mask == (*expected).clients {
-            let right = source == (*expected).frontend && source_port(ports) == (*expected).frontend_port;
+            let right = source == (*expected).frontend && ports.source() == (*expected).frontend_port;
             match (right, flags & SYN != 0) {
                 (false, _) => Arrived::Wrong,
                 (true, true) => Arrived::Answer,
                 (true, false) => Arrived::Reply,
             }
-        } else if destination == (*expected).frontend && destination_port(ports) == (*expected).frontend_port
-        {
+        } else if destination == (*expected).frontend && ports.destination() == (*expected).frontend_port {
             Arrived::Untranslated
         } else {
             return XDP_PASS;
@@ -95,52 +95,48 @@ fn count(arrived: Arrived) -> u32 {
 #[inline(always)]
 unsafe fn turn(data: usize, sequence: u32, acknowledged: u32, flags: u8) {
     let (ip, tcp) = (data + 14, data + 34);
-    unsafe {
-        let (here, there) = (load32::<0>(data), load32::<6>(data));
-        let (here_tail, there_tail) = (load16::<4>(data), load16::<10>(data));
-        store32::<0>(data, there);
-        store16::<4>(data, there_tail);
-        store32::<6>(data, here);
-        store16::<10>(data, here_tail);
-        let (source, destination) = (load32::<12>(ip), load32::<16>(ip));
-        store32::<12>(ip, destination);
-        store32::<16>(ip, source);
-        store32::<0>(tcp, load32::<0>(tcp).rotate_left(16));
-        let old = load32::<4>(tcp).sum() + load32::<8>(tcp).sum() + load16::<12>(tcp) as u64;
-        store32::<4>(tcp, sequence.to_be());
-        store32::<8>(tcp, acknowledged.to_be());
-        store8::<13>(tcp, flags);
-        let new = sequence.to_be().sum() + acknowledged.to_be().sum() + load16::<12>(tcp) as u64;
-        store16::<16>(tcp, checksum::update(load16::<16>(tcp), checksum::delta(old, new)));
-    }
+    let (here, there) = (load32::<0>(data), load32::<6>(data));
+    let (here_tail, there_tail) = (load16::<4>(data), load16::<10>(data));
+    store32::<0>(data, there);
+    store16::<4>(data, there_tail);
+    store32::<6>(data, here);
+    store16::<10>(data, here_tail);
+    let (source, destination) = (load32::<12>(ip), load32::<16>(ip));
+    store32::<12>(ip, destination);
+    store32::<16>(ip, source);
+    store32::<0>(tcp, load32::<0>(tcp).rotate_left(16));
+    let old = word_sum(load32::<4>(tcp)) + word_sum(load32::<8>(tcp)) + load16::<12>(tcp) as u64;
+    store32::<4>(tcp, sequence.to_be());
+    store32::<8>(tcp, acknowledged.to_be());
+    store8::<13>(tcp, flags);
+    let new = word_sum(sequence.to_be()) + word_sum(acknowledged.to_be()) + load16::<12>(tcp) as u64;
+    store16::<16>(tcp, checksum::update(load16::<16>(tcp), checksum::delta(old, new)));
 }
 
 /// Whether both checksums are right.
 #[inline(always)]
 unsafe fn intact(ip: usize, tcp: usize) -> bool {
-    unsafe {
-        let header = load32::<0>(ip) as u64
-            + load32::<4>(ip) as u64
-            + load32::<8>(ip) as u64
-            + load32::<12>(ip) as u64
-            + load32::<16>(ip) as u64;
-        // The pseudo header: addresses, protocol and length (RFC 9293 section 3.1).
-        let pseudo = load32::<12>(ip) as u64
-            + load32::<16>(ip) as u64
-            + 6u16.to_be() as u64
-            + ((FRAME_LENGTH - 34) as u16).to_be() as u64;
-        let segment = load32::<0>(tcp) as u64
-            + load32::<4>(tcp) as u64
-            + load32::<8>(tcp) as u64
-            + load32::<12>(tcp) as u64
-            + load32::<16>(tcp) as u64
-            + load32::<20>(tcp) as u64
-            + load32::<24>(tcp) as u64
-            + load32::<28>(tcp) as u64
-            + load32::<32>(tcp) as u64
-            + load32::<36>(tcp) as u64
-            + load32::<40>(tcp) as u64
-            + load16::<44>(tcp) as u64;
-        checksum::fold(header) == 0xffff && checksum::fold(pseudo + segment) == 0xffff
-    }
+    let header = load32::<0>(ip) as u64
+        + load32::<4>(ip) as u64
+        + load32::<8>(ip) as u64
+        + load32::<12>(ip) as u64
+        + load32::<16>(ip) as u64;
+    // The pseudo header: addresses, protocol and length (RFC 9293 section 3.1).
+    let pseudo = load32::<12>(ip) as u64
+        + load32::<16>(ip) as u64
+        + 6u16.to_be() as u64
+        + ((FRAME_LENGTH - 34) as u16).to_be() as u64;
+    let segment = load32::<0>(tcp) as u64
+        + load32::<4>(tcp) as u64
+        + load32::<8>(tcp) as u64
+        + load32::<12>(tcp) as u64
+        + load32::<16>(tcp) as u64
+        + load32::<20>(tcp) as u64
+        + load32::<24>(tcp) as u64
+        + load32::<28>(tcp) as u64
+        + load32::<32>(tcp) as u64
+        + load32::<36>(tcp) as u64
+        + load32::<40>(tcp) as u64
+        + load16::<44>(tcp) as u64;
+    checksum::fold(header) == 0xffff && checksum::fold(pseudo + segment) == 0xffff
 }

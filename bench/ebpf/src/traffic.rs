@@ -1,5 +1,7 @@
 //! Map layouts of the generator and the sink of real packets: see `generator.rs` and `sink.rs`.
 
+use traffic_policy_ebpf::abi::Port;
+
 use super::FRAME_WORDS;
 
 /// Turns between which receivers have theirs: fewer than the 256 of a veth's receive ring, also when each packet is answered.
@@ -47,7 +49,7 @@ pub struct Generator {
     pub ended: u64,
 }
 
-/// What the sink expects. Addresses and ports in memory order.
+/// What the sink expects. Addresses are words in network byte order, for they are masked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sink {
@@ -60,8 +62,8 @@ pub struct Sink {
     pub source: u32,
     /// Whom the clients asked.
     pub frontend: u32,
-    pub frontend_port: u16,
-    pub target_port: u16,
+    pub frontend_port: Port,
+    pub target_port: Port,
 }
 
 /// Flags of [`Sink`].

@@ -14,11 +14,11 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{net::TcpListener, sync::watch::error::RecvError, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    Shared,
+    Shared, Streaming,
     store::{Gone, Kind, Selection},
 };
 
@@ -59,8 +59,12 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
         request.method(),
         request.uri().query().unwrap_or_default()
     ));
+    shared.voice().await;
     if !authorized(&shared, &request) {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized");
+    }
+    if path == "/version" {
+        return json_answer(StatusCode::OK, &json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0"}));
     }
     let mut parts: Vec<&str> = path.split('/').collect();
     let last = parts.pop().unwrap_or_default();
@@ -84,7 +88,7 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
     };
     let selection = selection(namespace, &query);
     if query.get("watch").is_some_and(|watch| watch == "true" || watch == "1") {
-        return watch(shared, kind, selection, &query);
+        return watch(shared, kind, selection, &query).await;
     }
     list(shared, kind, &selection, &query).await
 }
@@ -102,11 +106,11 @@ async fn list(
     selection: &Selection,
     query: &HashMap<String, String>,
 ) -> Response<Body> {
-    let mut changed = shared.changed.subscribe();
-    while shared.state().held.contains(&kind) {
-        if changed.changed().await.is_err() {
-            return failure(StatusCode::SERVICE_UNAVAILABLE, "stopping");
-        }
+    if held(&shared, kind).await.is_err() {
+        return failure(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+    }
+    if shared.state().stalled.contains(&kind) {
+        return streamed(stalling(Vec::new()));
     }
     let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
     let start = number("continue").unwrap_or(0);
@@ -128,15 +132,68 @@ async fn list(
     )
 }
 
-fn watch(
+/// Waits until lists of a kind are answered.
+async fn held(shared: &Shared, kind: Kind) -> Result<(), RecvError> {
+    let mut changed = shared.changed.subscribe();
+    while shared.state().held.contains(&kind) {
+        changed.changed().await?;
+    }
+    Ok(())
+}
+
+async fn watch(
     shared: Arc<Shared>,
     kind: Kind,
     selection: Selection,
     query: &HashMap<String, String>,
 ) -> Response<Body> {
     let after = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
-    let frames = lines(shared, kind, selection, after).map(|line| line.map(Frame::data));
-    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    if query.get("sendInitialEvents").is_some_and(|wanted| wanted == "true") {
+        return watch_from_all(shared, kind, selection).await;
+    }
+    {
+        let state = shared.state();
+        if state.gone_by_status && state.store.events(kind, &selection, after).is_err() {
+            return failure(StatusCode::GONE, "too old resource version");
+        }
+    }
+    streamed(lines(shared, kind, selection, after))
+}
+
+/// A watch that begins with all objects.
+async fn watch_from_all(shared: Arc<Shared>, kind: Kind, selection: Selection) -> Response<Body> {
+    if held(&shared, kind).await.is_err() {
+        return failure(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+    }
+    let (streaming, stalled, mut first, version) = {
+        let state = shared.state();
+        let stalled = state.stalled.contains(&kind);
+        (state.streaming, stalled, state.store.initial_events(kind, &selection), state.store.version())
+    };
+    match streaming {
+        Streaming::Refused => {
+            let message =
+                "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+            return failure(StatusCode::UNPROCESSABLE_ENTITY, message);
+        }
+        Streaming::Unknown => drop(first.pop()),
+        Streaming::Given => {}
+    }
+    let text: Vec<Bytes> = first.iter().map(line).collect();
+    if stalled {
+        return streamed(stalling(text.into_iter().take(1).collect()));
+    }
+    let first = stream::iter([Ok(text.concat().into())]);
+    streamed(first.chain(lines(shared, kind, selection, version)))
+}
+
+/// The beginning of a body, and then nothing for ever.
+fn stalling(beginning: Vec<Bytes>) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::iter(beginning.into_iter().map(Ok)).chain(stream::pending())
+}
+
+fn streamed(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response<Body> {
+    let mut response = Response::new(StreamBody::new(lines.map(|line| line.map(Frame::data))).boxed_unsync());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
@@ -155,6 +212,7 @@ fn lines(
         async move {
             let (shared, mut changed, after) = position?;
             loop {
+                shared.voice().await;
                 if shared.state().cuts != cuts {
                     return Some((Err(io::Error::other("cut")), None));
                 }

@@ -149,6 +149,17 @@ impl Store {
         (page, more)
     }
 
+    /// All objects as watch events, and the bookmark that ends them.
+    pub(super) fn initial_events(&self, kind: Kind, selection: &Selection) -> Vec<Value> {
+        let (objects, _) = self.page(kind, selection, 0, usize::MAX);
+        let mut events: Vec<_> =
+            objects.into_iter().map(|object| json!({"type": "ADDED", "object": object})).collect();
+        let mut end = bookmark(kind, self.version);
+        end["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        events.push(end);
+        events
+    }
+
     /// The watch events after a version, as they are for who sees only the selection, and the version they end at.
     pub(super) fn events(
         &self,

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, ensure};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
-        ServerConfig,
+        RootCertStore, ServerConfig,
         crypto::ring,
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        server::WebPkiClientVerifier,
     },
 };
 
@@ -17,6 +18,8 @@ use tokio_rustls::{
 pub struct Certificate {
     /// As a client needs it in its `ca.crt`.
     pub pem: String,
+    /// Its private key.
+    pub key_pem: String,
     config: Arc<ServerConfig>,
 }
 
@@ -44,14 +47,37 @@ impl Certificate {
     }
 
     fn read(certificate: &Path, key: &Path) -> Result<Self> {
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_single_cert(
-                vec![CertificateDer::from_pem_file(certificate)?],
-                PrivateKeyDer::from_pem_file(key)?,
-            )?;
-        Ok(Self { pem: fs::read_to_string(certificate)?, config: Arc::new(config) })
+        Self::new(fs::read_to_string(certificate)?, fs::read_to_string(key)?, None)
+    }
+
+    /// The same, but clients have to show this certificate.
+    ///
+    /// # Errors
+    ///
+    /// If it is none.
+    pub fn asking_for(self, client: &Self) -> Result<Self> {
+        Self::new(self.pem, self.key_pem, Some(client))
+    }
+
+    fn new(pem: String, key_pem: String, client: Option<&Self>) -> Result<Self> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?;
+        let builder = match client {
+            None => builder.with_no_client_auth(),
+            Some(client) => {
+                let mut roots = RootCertStore::empty();
+                roots.add(CertificateDer::from_pem_slice(client.pem.as_bytes())?)?;
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let config = builder.with_single_cert(
+            vec![CertificateDer::from_pem_slice(pem.as_bytes())?],
+            PrivateKeyDer::from_pem_slice(key_pem.as_bytes())?,
+        )?;
+        Ok(Self { pem, key_pem, config: Arc::new(config) })
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {

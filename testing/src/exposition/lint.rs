@@ -1,4 +1,4 @@
-//! What is bad style, or does not add up, though a scraper takes it.
+//! Lint of an exposition: bad style and sums that do not add up, though a scraper takes them.
 
 use std::collections::BTreeMap;
 

@@ -4,9 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use aya::maps::{HashMap, MapData};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
-use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Flow, FlowKey, Fold, Tuple, destination_port, kind, ports, source_port,
-};
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, Flow, FlowKey, Fold, Port, Ports, Tuple, kind};
 
 use super::Harness;
 use crate::lab::Family;
@@ -66,14 +64,14 @@ pub struct Half {
 impl Half {
     fn read<A: Address + FromWire>(place: Place, key: &FlowKey<A>, flow: &Flow<A>) -> Self {
         let tuple = key.tuple(flow);
-        let end = |address: A, port: u16| SocketAddr::new(address.to_ip(), u16::from_be(port));
+        let end = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
         Self {
             place,
             protocol: tuple.protocol as u8,
-            from: end(tuple.source, source_port(tuple.ports)),
-            to: end(tuple.destination, destination_port(tuple.ports)),
-            new_from: end(flow.source, source_port(flow.ports)),
-            new_to: end(flow.destination, destination_port(flow.ports)),
+            from: end(tuple.source, tuple.ports.source()),
+            to: end(tuple.destination, tuple.ports.destination()),
+            new_from: end(flow.source, flow.ports.source()),
+            new_to: end(flow.destination, flow.ports.destination()),
             kind: flow.kind,
             state: flow.state,
             hop: flow.hop,
@@ -89,7 +87,7 @@ impl Half {
         Tuple {
             source: A::from_ip(self.from.ip()),
             destination: A::from_ip(self.to.ip()),
-            ports: ports(self.from.port().to_be(), self.to.port().to_be()),
+            ports: Ports::from_host(self.from.port(), self.to.port()),
             protocol: u32::from(self.protocol),
         }
     }

@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use traffic_policy_agent::dataplane::{self, Kernel, Maps};
+use traffic_policy_agent::dataplane::{self, Kernel, Maps, Sizes};
 use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, HOPS};
 
-use super::SIZES;
 use crate::bpf_map::{BpfMap, Entries, Kind};
 
 /// Of an array no more than this many elements are written, from the first on: all next hops, and slots of as many
@@ -29,9 +28,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub(super) fn load() -> Result<Self> {
+    pub(super) fn load(sizes: Sizes) -> Result<Self> {
         dataplane::check_privileges()?;
-        let mut object = dataplane::load(SIZES, None, &Kernel::running()?)?;
+        let mut object = dataplane::load(sizes, None, &Kernel::running()?)?;
         dataplane::load_programs(&mut object)?;
         let mut maps = BTreeMap::new();
         for (name, map) in object.maps().filter(|(name, _)| !name.starts_with(".rodata")) {
@@ -40,10 +39,10 @@ impl Loaded {
         }
         let tables = Maps::take(&mut object)?;
         let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
-        let pending4 = take("PENDING4")?.try_into()?;
-        let pending6 = take("PENDING6")?.try_into()?;
-        let buckets = take("BUCKETS")?.try_into()?;
-        let affinity = take("AFFINITY")?.try_into()?;
+        let pending4 = take("tp_pending4")?.try_into()?;
+        let pending6 = take("tp_pending6")?.try_into()?;
+        let buckets = take("tp_reject_limit")?.try_into()?;
+        let affinity = take("tp_affinity")?.try_into()?;
         Ok(Self { object, tables, pending4, pending6, buckets, affinity, maps })
     }
 
@@ -70,7 +69,7 @@ impl Loaded {
 
     /// Bytes of events that nobody has read.
     pub fn unread_events(&self) -> Result<u64> {
-        self.maps.get("EVENTS").context("no map EVENTS")?.unread()
+        self.maps.get("tp_events").context("no map tp_events")?.unread()
     }
 }
 

@@ -6,17 +6,18 @@ use std::net::IpAddr;
 use anyhow::{Result, ensure};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
-use traffic_policy_agent::dataplane::wide;
+use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Bucket, Cidr, Device as DeviceEntry, Frontend as FrontendEntry, FrontendKey,
-    HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Range, SLOT_LOCAL, Slot, SlotRoute, State, Usage, scope,
+    Address, Address4, Address6, Agent, Bucket, Cidr, Device as DeviceEntry, Frontend as FrontendEntry,
+    FrontendKey, HOP_XDP, Node, PROTOCOL_TCP, PROTOCOL_UDP, Port, Range, SLOT_LOCAL, SLOT_REMOTE, Slot,
+    SlotRoute, State, Usage, scope, source_check,
 };
 
 use traffic_policy_ebpf::hash;
 
 use super::flows::Wire;
 use super::loaded::ELEMENTS;
-use super::{Frontend, Harness, Setup, Spot};
+use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot};
 use crate::lab::{Addresses, Family};
 
 /// Slots of one frontend; each list has half of them.
@@ -50,7 +51,7 @@ impl Harness {
             hop_epoch: 1,
             hop_max_age: setup.hop_max_age,
             pool_len: setup.pool.len() as u32,
-            unconfirmed_limit: [setup.unconfirmed_limit; 2],
+            unassured_limit: [setup.unassured_limit; 2],
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
             ..State::default()
@@ -59,6 +60,7 @@ impl Harness {
         // below the lengths of the arrays.
         unsafe {
             self.tables.state.pointer().write_volatile(state);
+            self.tables.agent.pointer().write_volatile(Agent { hz: setup.hz, ..Agent::default() });
             self.tables.usage.pointer().write_volatile(Usage::default());
             let filter = self.tables.filter.pointer();
             filter.write_bytes(0, 1);
@@ -94,6 +96,7 @@ impl Harness {
             let key = Cidr { address: [word(0), word(4), word(8), word(12)] };
             self.tables.v6.service_cidrs.insert(&Key::new(Family::V6.prefix().into(), key), 1, 0)?;
         }
+        self.describe_node(setup)?;
         for (device, xdp) in &setup.devices {
             let v6 = wide(device.spot().of(Family::V6));
             let entry = DeviceEntry {
@@ -104,6 +107,29 @@ impl Harness {
             };
             let index = self.ifindex(*device);
             self.tables.devices.insert(index, entry, 0)?;
+        }
+        Ok(())
+    }
+
+    /// As the agent does: the pods of this node are behind pod0.
+    fn describe_node(&mut self, setup: &Setup) -> Result<()> {
+        let pods = Spot::NodePod0.addresses().network();
+        let masks = [wide(IpAddr::from([255, 255, 255, 0])), [u64::MAX, 0]];
+        let node = Node {
+            pods: [wide(pods.v4.into()), wide(pods.v6.into())],
+            pod_masks: masks,
+            source_check: match setup.source_check {
+                SourceCheck::Off => source_check::OFF,
+                SourceCheck::Martian => source_check::MARTIAN,
+                SourceCheck::Strict => source_check::STRICT,
+            },
+            ..Node::default()
+        };
+        self.tables.node.set(0, node, 0)?;
+        for device in Device::ALL {
+            let Addresses { v4, v6 } = device.spot().addresses();
+            self.tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
+            self.tables.v6.node_addresses.insert(v6.to_wire(), 1, 0)?;
         }
         Ok(())
     }
@@ -157,6 +183,12 @@ impl Harness {
     pub fn usage(&self) -> Usage {
         // SAFETY: the element is mapped as long as the tables live.
         unsafe { self.tables.usage.pointer().read_volatile() }
+    }
+
+    /// Flows of a family and protocol in the main table that are not assured, as the packet path counts them.
+    pub fn unassured(&self, family: Family, tcp: bool) -> u64 {
+        let usage = self.usage();
+        (if tcp { usage.unassured } else { usage.unassured_udp })[family as usize]
     }
 
     /// As if every client with an endpoint of its own had come this much earlier.
@@ -233,8 +265,15 @@ fn write<A: Address + Wire>(
             let address: IpAddr = spot.of(family);
             // As the agent does: by `nodeName`, and for the node's own addresses.
             let own = matches!(spot, Spot::Local | Spot::Node | Spot::NodeEth1);
-            let flags = if own { SLOT_LOCAL } else { 0 };
-            let slot = Slot { address: A::from_ip(address), port: port.to_be(), flags, zero: 0 };
+            let remote = matches!(spot, Spot::RemoteBehindPod0);
+            let flags = if own {
+                SLOT_LOCAL
+            } else if remote {
+                SLOT_REMOTE
+            } else {
+                0
+            };
+            let slot = Slot { address: A::from_ip(address), port: Port::from_host(*port), flags, zero: 0 };
             slots.set(index, slot, 0)?;
         }
         Ok(Range { base, len: endpoints.len() as u32 })
@@ -252,7 +291,7 @@ fn write<A: Address + Wire>(
         let address = A::from_ip(frontend.address.of(family));
         let key = FrontendKey {
             address,
-            port: frontend.port.to_be(),
+            port: Port::from_host(frontend.port),
             protocol: protocol as u16,
             scope: scope::ADDRESS,
         };
@@ -261,7 +300,7 @@ fn write<A: Address + Wire>(
     if frontend.is_cluster_ip() {
         let key = FrontendKey {
             address: A::from_ip(frontend.address.of(family)),
-            port: 0,
+            port: Port::NONE,
             protocol: 0,
             scope: scope::CLUSTER_IP,
         };

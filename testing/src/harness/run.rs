@@ -3,6 +3,7 @@
 use aya::programs::{
     Program, RawTracePoint, RawTracePointRunOptions, SchedClassifier, TestRun, TestRunOptions, Xdp,
 };
+use traffic_policy_agent::dataplane::{sk_buff, xdp_md};
 use traffic_policy_ebpf::abi::hook;
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -23,9 +24,9 @@ impl Hook {
 
     fn program(self) -> &'static str {
         match self {
-            Self::Xdp => "xdp_ingress",
-            Self::Ingress => "tc_ingress",
-            Self::Egress => "tc_egress",
+            Self::Xdp => "tp_xdp_ingress",
+            Self::Ingress => "tp_tc_ingress",
+            Self::Egress => "tp_tc_egress",
         }
     }
 
@@ -149,8 +150,8 @@ impl Harness {
     fn execute(&self, input: &Input) -> (u32, Vec<u8>) {
         let index = self.ifindex(input.device);
         let mut frame = vec![0; input.frame.len() + 256];
-        let xdp = xdp_context(input.frame.len() as u32, index);
-        let skb = skb_context(index, input.segment);
+        let xdp = xdp_md(input.frame.len() as u32, index);
+        let skb = sk_buff(index, input.segment);
         let program = self.program(input.hook.program());
         let options = TestRunOptions {
             data_in: Some(&input.frame),
@@ -176,24 +177,8 @@ impl Harness {
 
     /// The time in jiffies, as flows note it.
     pub fn now(&self) -> u32 {
-        let program: Result<&RawTracePoint, _> = self.program("clock").try_into();
+        let program: Result<&RawTracePoint, _> = self.program("tp_clock").try_into();
         let ran = program.and_then(|program| program.test_run(RawTracePointRunOptions::default()));
         ran.unwrap_or_else(|error| panic!("running clock: {error}")).return_value
     }
-}
-
-/// `struct xdp_md`: data_end at 4, ingress_ifindex at 12.
-fn xdp_context(length: u32, ifindex: u32) -> [u8; 24] {
-    let mut context = [0; 24];
-    context[4..8].copy_from_slice(&length.to_ne_bytes());
-    context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
-    context
-}
-
-/// `struct __sk_buff`: ifindex at 40, gso_size at 176.
-fn skb_context(ifindex: u32, segment: u32) -> [u8; 192] {
-    let mut context = [0; 192];
-    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-    context[176..180].copy_from_slice(&segment.to_ne_bytes());
-    context
 }

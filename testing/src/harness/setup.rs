@@ -1,4 +1,4 @@
-//! What the maps hold before a packet comes.
+//! Content of the maps before a packet comes.
 
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
@@ -74,7 +74,7 @@ pub struct Setup {
     pub frontends: Vec<Frontend>,
     /// Source ports towards endpoints, in the order in which they are tried from a random start.
     pub pool: Vec<u16>,
-    pub unconfirmed_limit: u32,
+    pub unassured_limit: u32,
     pub hop_max_age: u32,
     pub answers_per_jiffy: u32,
     pub seed: u64,
@@ -82,7 +82,21 @@ pub struct Setup {
     pub devices: Vec<(Device, bool)>,
     /// ClusterIPs are taken from the networks (/24, /64) around these.
     pub service_cidrs: Vec<Spot>,
+    pub source_check: SourceCheck,
+    /// Jiffies to the second, as the agent measured them.
+    pub hz: u32,
 }
+
+/// Which sources new flows may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceCheck {
+    Off,
+    Martian,
+    Strict,
+}
+
+/// Jiffies to the second in the tests' words: times are set, not waited for.
+pub const HZ: u32 = 100;
 
 /// The one source port of the pool, if a test does not say otherwise: then the whole packet is known beforehand.
 pub const POOL_PORT: u16 = 5555;
@@ -92,12 +106,14 @@ impl Default for Setup {
         Self {
             frontends: Vec::new(),
             pool: vec![POOL_PORT],
-            unconfirmed_limit: 1000,
+            unassured_limit: 1000,
             hop_max_age: u32::MAX / 2,
             answers_per_jiffy: 100,
             seed: 1,
             devices: vec![(Device::Eth0, true), (Device::Eth1, true), (Device::Slim0, true)],
             service_cidrs: Vec::new(),
+            source_check: SourceCheck::Martian,
+            hz: HZ,
         }
     }
 }
@@ -121,8 +137,8 @@ impl Setup {
     }
 
     #[must_use]
-    pub fn unconfirmed_limit(mut self, limit: u32) -> Self {
-        self.unconfirmed_limit = limit;
+    pub fn unassured_limit(mut self, limit: u32) -> Self {
+        self.unassured_limit = limit;
         self
     }
 

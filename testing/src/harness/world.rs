@@ -79,6 +79,8 @@ pub enum Spot {
     Local,
     /// On this node by its route only: its slice names no node.
     LocalByRoute,
+    /// Of another node by its slice, and the route to it leads to pod0: a tunnel to which nothing is attached.
+    RemoteBehindPod0,
     /// Its route says unreachable.
     Unreachable,
 }
@@ -107,6 +109,7 @@ impl Spot {
             Self::Silent => (4, 0x10, [10, 0, 4, 10]),
             Self::Local => (1, 0x10, [10, 0, 1, 10]),
             Self::LocalByRoute => (1, 0x11, [10, 0, 1, 11]),
+            Self::RemoteBehindPod0 => (1, 0x12, [10, 0, 1, 12]),
             Self::Unreachable => (6, 0x10, [10, 0, 6, 10]),
         };
         Addresses::new(v4, [0xfd00, net, 0, 0, 0, 0, 0, host])

@@ -1,4 +1,4 @@
-//! What can happen to a lab while it runs.
+//! Changes of a running lab.
 
 use std::net::IpAddr;
 use std::thread::sleep;

@@ -1,4 +1,4 @@
-//! What a pod says about itself and about who asked.
+//! A pod's answer: itself, and the client as it sees it.
 
 use std::net::SocketAddr;
 

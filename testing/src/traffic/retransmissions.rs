@@ -1,4 +1,4 @@
-//! How many TCP segments had to be sent again: the kernel's own evidence of loss.
+//! Count of retransmitted TCP segments: the kernel's own evidence of loss.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,4 +1,4 @@
-//! What runs in a pod: a TCP and a UDP server on one port, for both families.
+//! A pod's program: a TCP and a UDP server on one port, for both families.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,12 +1,15 @@
-//! What the packet path costs before a packet comes, so that growth is seen when it happens: instructions that the
+//! Cost of the packet path before a packet comes, so that growth is seen when it happens: instructions that the
 //! verifier walks, bytes of the maps and of the stack, calls that should have been inlined. `UPDATE_BUDGETS=1` writes
 //! anew what is recorded of the object, and of the kernel that runs.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod code;
+mod layout;
 mod loaded;
 mod recorded;
+
+use std::collections::BTreeSet;
 
 use traffic_policy_agent::dataplane::{self, Kernel};
 
@@ -51,7 +54,21 @@ fn nothing_is_copied_by_a_call() {
     let code = code();
     let copies = code.copies();
     assert!(copies.is_empty(), "{copies:?}");
-    assert!(code.has("xdp_ingress"), "this is another object");
+    assert!(code.has("tp_xdp_ingress"), "this is another object");
+}
+
+/// `bpftool` shows 15 bytes of a name (BPF_OBJ_NAME_LEN, less the zero), and not whose it is.
+#[test]
+fn names_are_told_apart_in_bpftool() {
+    let object = aya_obj::Object::parse(dataplane::object_bytes()).unwrap();
+    // Globals (.rodata) are named by aya after their section.
+    let maps = object.maps.keys().filter(|name| !name.starts_with('.'));
+    let names: Vec<_> = object.programs.keys().chain(maps).collect();
+    assert!(names.len() > 60, "{names:?}");
+    let unfit: Vec<_> = names.iter().filter(|name| !name.starts_with("tp_") || name.len() > 15).collect();
+    assert!(unfit.is_empty(), "without `tp_`, or longer than 15 bytes: {unfit:?}");
+    let different: BTreeSet<_> = names.iter().collect();
+    assert_eq!(different.len(), names.len(), "a program and a map have the same name: {names:?}");
 }
 
 fn code() -> Code {

@@ -92,8 +92,8 @@ fn programs_of_others_and_of_an_agent_that_runs() {
     );
     // Seen from another folder its programs are somebody else's.
     let others = check_in(node, &lab.bpffs().join("other"), &["--attach", "xdp"]);
-    others.has("error", "xdp-program", "another XDP program xdp_ingress", "--attach tc");
-    others.has("note", "tc-programs", "tcx program tc_ingress", "bpftool net detach");
+    others.has("error", "xdp-program", "another XDP program tp_xdp_ingress", "--attach tc");
+    others.has("note", "tc-programs", "tcx program tp_tc_ingress", "bpftool net detach");
     others.has("note", "tc-programs", "at egress", "clean-up");
     others.has("error", "listener", "10256", "--healthz-address");
     assert_eq!(others.code, Some(1));
@@ -105,7 +105,7 @@ fn programs_of_others_and_of_an_agent_that_runs() {
 fn filters_of_clsact() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
-    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64 };
+    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64, ..Sizes::default() };
     let mut object = dataplane::load(sizes, None, &Kernel::running().unwrap()).unwrap();
     dataplane::load_programs(&mut object).unwrap();
     let mut filter = |hook, name: &str, priority| {
@@ -121,10 +121,11 @@ fn filters_of_clsact() {
         std::mem::forget(program.take_link(link).unwrap());
     };
     // As an agent attaches below Linux 6.6.
-    filter(TcAttachType::Ingress, "tc_ingress", 0x7470);
+    filter(TcAttachType::Ingress, "tp_tc_ingress", 0x7470);
     check(&lab, &[]).is_well();
-    filter(TcAttachType::Egress, "tc_egress", 50);
-    let found = "TC hooks of eth0, too, and may take packets: bpf filter tc_egress (priority 50) at egress";
+    filter(TcAttachType::Egress, "tp_tc_egress", 50);
+    let found =
+        "TC hooks of eth0, too, and may take packets: bpf filter tp_tc_egress (priority 50) at egress";
     check(&lab, &[]).only("note", "tc-programs", found, "tc qdisc del dev eth0 clsact");
 }
 

@@ -1,4 +1,4 @@
-//! What `check` said, and what it must have said.
+//! `check`'s findings, parsed and compared.
 
 use std::path::Path;
 use std::process::{Command, Output};

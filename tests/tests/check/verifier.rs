@@ -39,10 +39,10 @@ fn damaged(folder: &Path, programs: &[&str]) -> PathBuf {
 fn what_the_verifier_refuses() {
     let lab = one_node(Lab::builder());
     let folder = lab.logs();
-    let damaged = damaged(&folder, &["xdp_error6", "tc_attend4"]);
-    let log = folder.join("traffic-policy-verifier-tc_attend4.log");
+    let damaged = damaged(&folder, &["tp_xdp_icmp6", "tp_tc_slow4"]);
+    let log = folder.join("traffic-policy-verifier-tp_tc_slow4.log");
     let refused = format!(
-        "refuses 2 of the packet path's 40 programs; the first is tc_attend4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
+        "refuses 2 of the packet path's 40 programs; the first is tp_tc_slow4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
         log.display()
     );
 

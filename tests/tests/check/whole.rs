@@ -67,10 +67,10 @@ fn folders() {
     );
     std::fs::create_dir_all(lab.bpffs().join("old/v999/links")).unwrap();
     check_in(lab.node(1).netns(), &lab.bpffs().join("old"), &[]).only(
-        "error",
+        "warning",
         "bpffs",
         "another layout (v999)",
-        "cleanup --pin-dir",
+        "--on-other-layout refuse",
     );
     check(&lab, &["--cgroup", "none"]).only("note", "cgroup", "are not served", "--cgroup");
     check(&lab, &["--cgroup", "/proc"]).only("error", "cgroup", "/proc is not on cgroup2", "findmnt");

@@ -1,4 +1,4 @@
-//! Where the project does otherwise than kube-proxy, on purpose.
+//! Deliberate deviations from kube-proxy.
 //!
 //! All of it is about the address that an endpoint sees. The fate of a flow is the same, with two exceptions: SCTP is left
 //! alone, since a changed port would need a new checksum over the whole packet; and node ports are also reached on

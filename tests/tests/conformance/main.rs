@@ -1,4 +1,4 @@
-//! What becomes of a packet, against what kube-proxy makes of it: `explain`, which runs the real programs, is asked about
+//! Verdicts on packets, compared with kube-proxy's: `explain`, which runs the real programs, is asked about
 //! thousands of flows of which the answer is known.
 //!
 //! The cases of `testdata/conformance` are written out, one folder each; the others follow from kube-proxy's rules, which

@@ -6,7 +6,7 @@ use std::{
 };
 
 use traffic_policy_agent::{
-    dataplane::{Attached, Fill, Levels},
+    dataplane::{Attached, DataplaneUsage, MapUsage},
     health::ProxyHealth,
     inspect::ServiceCount,
     metrics::{Metrics, Observed},
@@ -47,10 +47,10 @@ pub fn exported() -> Vec<Family> {
     });
     metrics.observed(Observed {
         attached: vec![("eth0".to_owned(), Attached::Tc)],
-        levels: Levels {
-            maps: vec![Fill { map: "slots", ipv6: Some(false), used: 1, size: 2 }],
+        usage: DataplaneUsage {
+            maps: vec![MapUsage { map: "slots", ipv6: Some(false), used: 1, size: 2 }],
             draining: vec![(port(), SystemTime::now())],
-            ..Levels::default()
+            ..DataplaneUsage::default()
         },
         warnings: vec![(port().service, 1)],
         ..Observed::default()

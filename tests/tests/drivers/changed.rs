@@ -7,27 +7,31 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;
 
-use crate::fixture::{Fixture, START};
+use crate::fixture::{CardTestbed, START};
 use crate::wires::{Wire, ip, run};
 
 const BYTES: u64 = 200_000;
 
-fn goes_on(fixture: &Fixture, agent: &Agent, what: &str) {
+fn goes_on(fixture: &CardTestbed, agent: &Agent, what: &str) {
+    let before = fixture.state(agent);
     let served = fixture.requests().and_then(|()| fixture.transfers(BYTES));
-    served.unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.log()));
+    served.unwrap_or_else(|error| {
+        let changed = before.until(&fixture.state(agent));
+        panic!("{what}: {error:#}\n{}\nCounted meanwhile:\n{changed}", agent.log())
+    });
 }
 
-fn has_xdp(fixture: &Fixture) -> bool {
+fn has_xdp(fixture: &CardTestbed) -> bool {
     fixture.node.netlink(async |net| net.has_xdp("eth0").await).unwrap()
 }
 
 /// Of the node's card alone.
-fn set_mtu(fixture: &Fixture, mtu: u32) {
+fn set_mtu(fixture: &CardTestbed, mtu: u32) {
     ip(Some(&fixture.node), &["link", "set", "eth0", "mtu", &mtu.to_string()]).unwrap();
 }
 
 /// Of all devices between the client and the pod: nobody on a wire may send what another cannot receive.
-fn set_all_mtus(fixture: &Fixture, mtu: u32) {
+fn set_all_mtus(fixture: &CardTestbed, mtu: u32) {
     let devices: [(&Namespace, &str); 6] = [
         (&fixture.node, "eth0"),
         (&fixture.near, "eth0"),
@@ -41,12 +45,19 @@ fn set_all_mtus(fixture: &Fixture, mtu: u32) {
     }
 }
 
+/// As `ip` prints it.
+fn mtu_of(fixture: &CardTestbed, device: &str) -> String {
+    let output = run(Some(&fixture.node), "ip", &["-json", "link", "show", "dev", device]).unwrap();
+    let links: serde_json::Value = serde_json::from_slice(&output).unwrap();
+    links[0]["mtu"].to_string()
+}
+
 /// A smaller MTU, and as many queues as the driver lets one have.
 #[test]
 fn mtu_and_queues() {
     let test = "changed::mtu_and_queues";
     let Some([first, second]) = Wire::find(test, [0, 1]) else { return };
-    let fixture = Fixture::build(first, second).unwrap();
+    let fixture = CardTestbed::build(first, second).unwrap();
     // What fails below is the driver's word, not a missing program.
     run(Some(&fixture.node), "ethtool", &["-l", "eth0"]).unwrap();
     for attach in ["xdp", "tc"] {
@@ -74,15 +85,26 @@ fn mtu_and_queues() {
 /// Frames become longer than XDP takes, and short again: the agent says so, TC takes over meanwhile.
 fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
-    let fixture = Fixture::build(first, second).unwrap();
+    let fixture = CardTestbed::build(first, second).unwrap();
     set_all_mtus(&fixture, 1500);
     let agent = fixture.agent(attach).unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
     goes_on(&fixture, &agent, "MTU 1500");
     assert!(has_xdp(&fixture), "{}", agent.log());
+    // Follows the card's MTU downwards only.
+    ip(Some(&fixture.node), &["link", "add", "link", "eth0", "name", "eth0.7", "type", "vlan", "id", "7"])
+        .unwrap();
+    set_mtu(&fixture, 9000);
+    ip(Some(&fixture.node), &["link", "set", "eth0.7", "mtu", "9000"]).unwrap();
     set_all_mtus(&fixture, 9000);
     println!("{}", agent.wait_said(words, START).unwrap());
     goes_on(&fixture, &agent, "MTU 9000");
+    assert_eq!(
+        ["eth0", "eth0.7"].map(|device| mtu_of(&fixture, device)),
+        ["9000", "9000"],
+        "{}",
+        agent.log()
+    );
     set_all_mtus(&fixture, 1500);
     let start = Instant::now();
     while !has_xdp(&fixture) {

@@ -1,11 +1,11 @@
-//! What `check` says on the node.
+//! `check` on nodes with these cards.
 
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::fixture::Fixture;
+use crate::fixture::CardTestbed;
 
 #[derive(Debug)]
 pub struct Said {
@@ -13,7 +13,7 @@ pub struct Said {
     findings: Vec<Value>,
 }
 
-impl Fixture {
+impl CardTestbed {
     /// `check` for these devices.
     pub fn check(&self, attach: &str, devices: &[&str]) -> Result<Said> {
         let mut command = Command::new(self.program()?);

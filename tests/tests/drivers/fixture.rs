@@ -26,6 +26,7 @@ use traffic_policy_testing::object::{Backend, Manifests, Policy};
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
+use crate::state::State;
 use crate::wires::{End, Wire, ip};
 
 /// Until an agent is ready, or has refused, on a fast machine.
@@ -88,7 +89,7 @@ pub enum Link {
 }
 
 /// Namespaces, cards and servers. Dropping it gives the cards back.
-pub struct Fixture {
+pub struct CardTestbed {
     // Dropped in this order.
     _servers: Vec<Server>,
     manifests: Manifests,
@@ -104,7 +105,7 @@ pub struct Fixture {
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Fixture {
+impl CardTestbed {
     /// Cards on `first` and `second`.
     pub fn build(first: Wire, second: Wire) -> Result<Self> {
         Self::build_with(first, second, Link::Card)
@@ -261,6 +262,18 @@ impl Fixture {
         Ok(path)
     }
 
+    /// What is counted now in all namespaces.
+    pub fn state(&self, agent: &Agent) -> State {
+        let namespaces: [(&str, &Namespace); 5] = [
+            ("node", &self.node),
+            ("near", &self.near),
+            ("far", &self.far),
+            ("pod", &self.pod),
+            ("client", &self.client),
+        ];
+        State::read(&namespaces, agent)
+    }
+
     pub fn folder(&self) -> Result<&Folder> {
         self.folder.as_ref().context("the fixture is being taken down")
     }
@@ -281,13 +294,13 @@ impl Fixture {
     }
 }
 
-impl Drop for Fixture {
+impl Drop for CardTestbed {
     fn drop(&mut self) {
         // What an agent has pinned goes first, and so is off the cards.
         self.folder = None;
-        for device in ["bond0", "eth0.5"] {
+        for device in ["bond0", "eth0.5", "eth0.7"] {
             for namespace in [&self.node, &self.near] {
-                // There in two tests only.
+                // There in some tests only.
                 ip(Some(namespace), &["link", "delete", device]).ok();
             }
         }

@@ -8,12 +8,12 @@ use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::traffic::transfer::transfer;
 
-use crate::fixture::{Fixture, Place};
+use crate::fixture::{CardTestbed, Place};
 
 /// A request that was not answered by then is lost: TCP has sent it again several times.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Fixture {
+impl CardTestbed {
     /// Every endpoint answers by both families and protocols, and sees the address it should.
     pub fn requests(&self) -> Result<()> {
         for place in Place::ALL {
@@ -44,7 +44,7 @@ impl Fixture {
     }
 }
 
-/// What a hook must have served at least of [`Fixture::requests`] and megabytes of [`Fixture::transfers`]: the stack may merge
+/// What a hook must have served at least of [`CardTestbed::requests`] and megabytes of [`CardTestbed::transfers`]: the stack may merge
 /// segments to 64 KiB, 16 packets a megabyte, before TC or generic XDP on a VLAN sees them.
 pub const LEAST: u64 = 150;
 

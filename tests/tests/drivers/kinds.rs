@@ -2,13 +2,13 @@
 
 use traffic_policy_testing::netns::Namespace;
 
-use crate::fixture::{Fixture, Link, START};
+use crate::fixture::{CardTestbed, Link, START};
 use crate::flows::{LEAST, nothing_failed, served};
 use crate::wires::{Wire, ip};
 
 const BYTES: u64 = 1_000_000;
 
-fn works(fixture: &Fixture, attach: &str, hook: &str) {
+fn works(fixture: &CardTestbed, attach: &str, hook: &str) {
     let agent = fixture.agent(attach).unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
     fixture.requests().unwrap_or_else(|error| panic!("{attach}: {error:#}\n{}", agent.log()));
@@ -21,7 +21,7 @@ fn works(fixture: &Fixture, attach: &str, hook: &str) {
 #[test]
 fn vlan() {
     let Some([first, second]) = Wire::find("kinds::vlan", [0, 1]) else { return };
-    let fixture = Fixture::build_with(first, second, Link::Vlan).unwrap();
+    let fixture = CardTestbed::build_with(first, second, Link::Vlan).unwrap();
     works(&fixture, "auto", "tc-ingress");
     works(&fixture, "xdp-generic", "xdp");
     // The kernel's VLAN devices have no XDP of their own.
@@ -34,7 +34,7 @@ fn vlan() {
 #[test]
 fn bond() {
     let Some([first, second, third]) = Wire::find("kinds::bond", [0, 1, 2]) else { return };
-    let fixture = Fixture::build_with(first, second, Link::Bond(third)).unwrap();
+    let fixture = CardTestbed::build_with(first, second, Link::Bond(third)).unwrap();
     works(&fixture, "auto", "tc-ingress");
     works(&fixture, "xdp", "xdp");
     // The other card takes over.
@@ -46,7 +46,7 @@ fn bond() {
 #[test]
 fn tunnels_without_ethernet_header() {
     let Some([first, second]) = Wire::find("kinds::tunnels_without_ethernet_header", [0, 1]) else { return };
-    let fixture = Fixture::build(first, second).unwrap();
+    let fixture = CardTestbed::build(first, second).unwrap();
     let tunnels: [(&str, &[&str], &str); 3] = [
         ("ipip", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),
         ("sit", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),

@@ -12,4 +12,5 @@ mod flows;
 mod kinds;
 mod matrix;
 mod refused;
+mod state;
 mod wires;

@@ -2,7 +2,7 @@
 
 use traffic_policy_testing::agent::Agent;
 
-use crate::fixture::{Fixture, START};
+use crate::fixture::{CardTestbed, START};
 use crate::flows::{LEAST, nothing_failed, served};
 use crate::wires::Wire;
 
@@ -15,7 +15,7 @@ fn second(first: u8) -> u8 {
 
 fn works(test: &str, number: u8, attach: &str) {
     let Some([first, second]) = Wire::find(test, [number, second(number)]) else { return };
-    let fixture = Fixture::build(first, second).unwrap();
+    let fixture = CardTestbed::build(first, second).unwrap();
     let agent: Agent = fixture.agent(attach).unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
     fixture.requests().unwrap_or_else(|error| panic!("{first:?} {attach}: {error:#}"));

@@ -1,7 +1,7 @@
 //! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the fix, and
 //! `--attach auto` serves by TC.
 
-use crate::fixture::{Fixture, START};
+use crate::fixture::{CardTestbed, START};
 use crate::flows::{LEAST, nothing_failed, served};
 use crate::wires::Wire;
 
@@ -10,7 +10,7 @@ const BYTES: u64 = 1_000_000;
 /// `cause`: words of the sentence.
 fn refused(test: &str, number: u8, cause: &[&str]) {
     let Some([first, second]) = Wire::find(test, [number, 0]) else { return };
-    let fixture = Fixture::build(first, second).unwrap();
+    let fixture = CardTestbed::build(first, second).unwrap();
     let words = [&["eth0"], cause].concat();
     let said = fixture.check("xdp", &["eth0"]).unwrap();
     said.has("error", &words, "--attach tc");
@@ -28,7 +28,7 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     fixture.requests().unwrap();
     fixture.transfers(BYTES).unwrap();
     nothing_failed(&agent).unwrap();
-    assert!(served(&agent, "ingress").unwrap() > LEAST);
+    assert!(served(&agent, "tc-ingress").unwrap() > LEAST);
     fixture.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 

@@ -1,4 +1,4 @@
-//! What is written into the pinned maps by hand is what `explain` answers, and what the next client meets: it runs the
+//! `explain` answers from the pinned maps, changed by hand, as the next client meets them: it runs the
 //! programs on the maps that decide, and knows nothing of the objects behind them.
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, Range, SLOT_LOCAL, Slot, frontend,
+    Address, Address4, Address6, Frontend, FrontendKey, Port, Range, SLOT_LOCAL, Slot, frontend,
 };
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
@@ -37,13 +37,13 @@ struct Maps<A: Address> {
 impl<A: Address> Maps<A> {
     fn of(agent: &Agent, family: Family) -> Self {
         let number = if family == Family::V4 { 4 } else { 6 };
-        let frontends = Map::HashMap(pinned(agent, &format!("FRONTENDS{number}")));
-        let slots = Map::Array(pinned(agent, &format!("SLOTS{number}")));
+        let frontends = Map::HashMap(pinned(agent, &format!("tp_frontends{number}")));
+        let slots = Map::Array(pinned(agent, &format!("tp_endpoints{number}")));
         Self { frontends: frontends.try_into().unwrap(), slots: slots.try_into().unwrap() }
     }
 
     fn key(address: A) -> FrontendKey<A> {
-        FrontendKey { address, port: PORT.to_be(), protocol: 6, scope: 0 }
+        FrontendKey { address, port: Port::from_host(PORT), protocol: 6, scope: 0 }
     }
 
     fn frontend(&self, address: A) -> Frontend {
@@ -120,7 +120,7 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     maps.slots.set(index, Slot { address: pod(2, 2), ..slot }, 0).unwrap();
     world.expect("forwarded", Some((2, 2)));
     // Its port.
-    maps.slots.set(index, Slot { port: 9_u16.to_be(), ..slot }, 0).unwrap();
+    maps.slots.set(index, Slot { port: Port::from_host(9), ..slot }, 0).unwrap();
     assert_eq!(world.explained(&[]).endpoint.unwrap().port(), 9);
     // What-ifs read the same maps: no endpoint is marked as one of this node, and then one is.
     maps.slots.set(index, slot, 0).unwrap();
@@ -162,4 +162,28 @@ fn ipv6() {
         IpAddr::V6(ip) => ip.to_wire(),
         IpAddr::V4(ip) => panic!("{ip} is no IPv6 address"),
     });
+}
+
+/// An agent of another build has set the node up, or its programs were replaced: what this program says may not hold.
+#[test]
+fn other_programs_than_its_own_are_said() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    let said = || {
+        let output = agent.command(&["explain", "192.0.2.10", &format!("172.18.0.11:{PORT}")]).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(!said().contains("differ"), "the control: {}", said());
+    let version = fs::read_dir(agent.pin_dir()).unwrap().next().unwrap().unwrap().path();
+    let programs = version.join("programs");
+    let mut names: Vec<_> = fs::read_dir(&programs).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    // One program in the place of another.
+    fs::rename(&names[0], &names[1]).unwrap();
+    let replaced = names[1].file_name().unwrap().to_str().unwrap();
+    let said = said();
+    assert!(said.contains("are not those of this traffic-policy-agent") && said.contains(replaced), "{said}");
 }

@@ -134,7 +134,7 @@ fn quieten(counters: &mut [u8]) {
 
 fn dump(agent: &Agent) -> BTreeMap<String, Entries> {
     let mut maps = pinned::all(agent.pin_dir()).unwrap();
-    maps.get_mut("COUNTERS").unwrap().values_mut().for_each(|counters| quieten(counters));
+    maps.get_mut("tp_counters").unwrap().values_mut().for_each(|counters| quieten(counters));
     maps
 }
 
@@ -182,7 +182,15 @@ fn nothing_changes(attach: &str) {
         ask_everything(&cluster, &agents[0]);
         (before, dump(&agents[0]))
     });
-    for name in ["FLOWS4", "FLOWS6", "AFFINITY", "SOURCES4", "SERVICE_CIDRS6", "SLOT_ROUTES4", "HOPS"] {
+    for name in [
+        "tp_flows4",
+        "tp_flows6",
+        "tp_affinity",
+        "tp_src_ranges4",
+        "tp_svc_cidrs6",
+        "tp_ep_routes4",
+        "tp_nexthops",
+    ] {
         assert!(!before[name].is_empty(), "{attach}: nothing in {name}");
     }
     assert!(before.keys().eq(after.keys()));

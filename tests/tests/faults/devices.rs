@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder};
 use traffic_policy_testing::netlink::VethEnd;
@@ -84,6 +85,35 @@ fn a_device_returns_unfit() {
         assert!(start.elapsed() < scaled(SOON), "not attached again\n{}", agent.log());
     }
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+}
+
+/// The route that made a device one of those that packets come by is gone, and stays gone.
+#[test]
+fn a_device_that_no_route_needs_any_more_is_let_go() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    let lab = &cluster.lab;
+    let node = lab.node(1).netns();
+    let (one, peer) = (end("up1"), end("up1-peer"));
+    let (network, gateway) = ("198.18.7.0".parse().unwrap(), "198.18.8.1".parse().unwrap());
+    node.netlink(async |net| {
+        net.veth(&one, None, &peer, lab.router()).await?;
+        net.route_on_link(network, 24, gateway, "up1").await
+    })
+    .unwrap();
+    let agent = Agent::builder(lab, lab.node(1)).devices(&[]).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    let all = Attached { xdp: false, ingress: 1, egress: 1 };
+    assert_eq!(node.attached("up1").unwrap(), all);
+    // Away for a moment, as while it is replaced: nothing is taken off.
+    let delete = || node.netlink(async |net| net.delete_route(network, 24).await).unwrap();
+    delete();
+    std::thread::sleep(Duration::from_secs(7));
+    node.netlink(async |net| net.route_on_link(network, 24, gateway, "up1").await).unwrap();
+    assert_eq!(node.attached("up1").unwrap(), all);
+    delete();
+    agent.wait_said(&["no route of this node", "up1"], Duration::from_secs(60)).unwrap();
+    assert_eq!(node.attached("up1").unwrap(), Attached::default());
+    assert_eq!(node.attached("eth0").unwrap(), all);
 }
 
 fn end(name: &str) -> VethEnd<'_> {

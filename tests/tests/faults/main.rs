@@ -6,6 +6,11 @@
 mod commands;
 mod devices;
 mod full;
+mod left_out;
+mod listeners;
 mod objects;
+mod other_layout;
 mod ports;
+mod privileges;
 mod start;
+mod taken_off;

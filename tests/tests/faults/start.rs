@@ -10,6 +10,7 @@ use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::traffic::Outcome;
 use traffic_policy_testing::xdp::Always;
 
 const PORT: u16 = 30080;
@@ -179,8 +180,9 @@ fn pins_of_another_layout() {
     let cluster = one_node();
     let pins = cluster.lab.bpffs().join("node-1");
     fs::create_dir_all(pins.join("v999").join("maps")).unwrap();
-    let texts = ["holds pins of layout v999", "traffic-policy-agent cleanup --pin-dir", "--pin-dir"];
-    refused(builder(&cluster), &texts);
+    let texts =
+        ["holds pins of layout v999", "--on-other-layout replace", "traffic-policy-agent cleanup --pin-dir"];
+    refused(builder(&cluster).flags(&["--on-other-layout", "refuse"]), &texts);
     assert_eq!(cluster.lab.node(1).netns().attached("eth0").unwrap(), Attached::default());
     let left: Vec<_> = fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["v999"]);
@@ -223,5 +225,49 @@ fn too_few_source_ports() {
     let texts =
         ["only 100 ports are left", "4096 are needed", "net.ipv4.ip_local_port_range", "--pool-ports"];
     refused(builder(&cluster).flags(&["--pool-ports", "20000-20099"]), &texts);
+    is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
+}
+
+/// Two agents, each with pins of its own, on one device: each packet would be handled twice.
+#[test]
+fn another_agents_device() {
+    let cluster = one_node();
+    let mut first = builder(&cluster).attach("tc").start().unwrap();
+    first.wait_ready(SOON).unwrap();
+    let other = cluster.lab.bpffs().join("another");
+    let flags = ["--healthz-address", "127.0.0.1:10999", "--metrics-address", "none"];
+    let texts = ["another traffic-policy-agent are on eth0", "bpffs/node-1", "cleanup --pin-dir"];
+    let untouched = || {
+        let attached = cluster.lab.node(1).netns().attached("eth0").unwrap();
+        assert_eq!(attached, Attached { xdp: false, ingress: 1, egress: 1 });
+        assert!(!other.exists(), "{} is left", other.display());
+    };
+    for mode in ["tc", "xdp"] {
+        refused(builder(&cluster).pin_dir(&other).attach(mode).flags(&flags), &texts);
+        untouched();
+    }
+    // Also once it has ended: its programs stay.
+    first.stop().unwrap();
+    refused(builder(&cluster).pin_dir(&other).flags(&flags), &texts);
+    untouched();
+    // What the message advises helps.
+    assert!(first.command(&["cleanup"]).unwrap().status.success());
+    let _second = builder(&cluster).pin_dir(&other).flags(&flags).start().unwrap();
+    let is_answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
+    cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, PORT), SOON, is_answered).unwrap();
+}
+
+/// As process 1 of a container it would not hear of it otherwise, and be killed half a minute later.
+#[test]
+fn sigterm_during_the_start_is_heard() {
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+    let cluster = one_node();
+    let mut agent = builder(&cluster).attach("xdp").start().unwrap();
+    // It listens before it loads anything, and loading takes most of the start.
+    agent.wait_said(&["answering /healthz"], SOON).unwrap();
+    kill(Pid::from_raw(agent.pid().unwrap() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(agent.wait_ended(SOON).unwrap(), Some(0), "{}", agent.log());
+    assert!(agent.log().contains("the node is as it was"), "{}", agent.log());
     is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
 }

@@ -1,4 +1,4 @@
-//! What a user sees of a node port, from outside.
+//! A node port seen from outside.
 
 use std::net::SocketAddr;
 use std::thread::sleep;

@@ -7,10 +7,11 @@ use std::time::Duration;
 use serde_json::json;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::api_server::Kind;
+use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::control_plane::ControlPlane;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
-use traffic_policy_testing::traffic::{Ledger, NewConnections, Outcome, Server};
+use traffic_policy_testing::traffic::{NewConnections, Outcome};
 
 use crate::black_box::{POD_PORT, ask, check_cluster, check_health, check_local, until};
 
@@ -24,44 +25,42 @@ fn web(name: &str, port: u16) -> Service {
     ports.into_iter().fold(Service::new(name), |service, each| service.port(each.node_port(port)))
 }
 
-struct Cluster {
-    // In the order in which they have to go.
-    agents: Vec<Agent>,
-    _servers: Vec<Server>,
+/// A cluster whose agents follow an API server.
+struct ApiCluster {
+    cluster: Cluster,
     control_plane: ControlPlane,
     backends: Vec<Backend>,
-    lab: Lab,
 }
 
-impl Cluster {
+impl ApiCluster {
     /// One Service of each policy; the agents are started, no more.
     fn start(attach: &str, before_agents: impl FnOnce(&ControlPlane)) -> Self {
-        let lab = Lab::builder().pods(&[1, 1, 0]).wire_offloads(attach == "tc").build().unwrap();
-        let ledger = Ledger::default();
-        let servers = lab.pods().map(|pod| Server::start(pod, POD_PORT, &ledger).unwrap()).collect();
-        let backends: Vec<_> = lab.pods().map(Backend::of).collect();
-        let control_plane = ControlPlane::start(&lab).unwrap();
+        let lab = Lab::builder().pods(&[1, 1, 0]).wire_offloads(attach == "tc");
+        let mut cluster = Cluster::start(lab).unwrap();
+        let backends = cluster.backends();
+        let control_plane = ControlPlane::start(&cluster.lab).unwrap();
         control_plane.apply(&web("cluster", CLUSTER), &backends).unwrap();
         let local = web("local", LOCAL).policy(Policy::Local).health_port(HEALTH);
         control_plane.apply(&local, &backends).unwrap();
         before_agents(&control_plane);
-        let start =
-            |node| Agent::builder(&lab, node).attach(attach).kubeconfig(control_plane.kubeconfig()).start();
-        let agents = lab.nodes().iter().map(|node| start(node).unwrap()).collect();
-        Self { agents, _servers: servers, control_plane, backends, lab }
+        let start = |node| {
+            Agent::builder(&cluster.lab, node).attach(attach).kubeconfig(control_plane.kubeconfig()).start()
+        };
+        cluster.agents = cluster.lab.nodes().iter().map(|node| start(node).unwrap()).collect();
+        Self { cluster, control_plane, backends }
     }
 
     fn wait_ready(&self) {
-        self.agents.iter().for_each(|agent| agent.wait_ready(PATIENCE).unwrap());
+        self.cluster.agents.iter().for_each(|agent| agent.wait_ready(PATIENCE).unwrap());
     }
 }
 
 fn node_ports_work(attach: &str) {
-    let cluster = Cluster::start(attach, |_| {});
+    let cluster = ApiCluster::start(attach, |_| {});
     cluster.wait_ready();
-    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
-    check_local(&cluster.lab, LOCAL);
-    check_health(&cluster.lab, HEALTH);
+    check_cluster(&cluster.cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
+    check_local(&cluster.cluster.lab, LOCAL);
+    check_health(&cluster.cluster.lab, HEALTH);
 }
 
 #[test]
@@ -78,23 +77,23 @@ fn node_ports_work_xdp() {
 #[test]
 fn nodes_are_ready_only_after_both_lists() {
     for held in [Kind::Service, Kind::EndpointSlice] {
-        let cluster = Cluster::start("tc", |control_plane| control_plane.server().hold_lists(held));
+        let cluster = ApiCluster::start("tc", |control_plane| control_plane.server().hold_lists(held));
         let other = if held == Kind::Service { Kind::EndpointSlice } else { Kind::Service };
         until("the lists to be asked for", || {
             cluster.control_plane.server().lists_of(held) >= 3
                 && cluster.control_plane.server().lists_of(other) >= 3
         });
         sleep(Duration::from_millis(500));
-        for agent in &cluster.agents {
+        for agent in &cluster.cluster.agents {
             assert_eq!(agent.healthz().unwrap().status, 503, "{held:?} have not been listed");
             assert!(!agent.log().contains("first sync"), "{held:?} have not been listed: {}", agent.log());
         }
         // Nothing is in the maps, so nobody but the node itself answers, and it knows of no such port.
-        let outcome = ask(&cluster.lab, cluster.lab.node(1), Family::V4, false, CLUSTER);
+        let outcome = ask(&cluster.cluster.lab, cluster.cluster.lab.node(1), Family::V4, false, CLUSTER);
         assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
         cluster.control_plane.server().release_lists();
         cluster.wait_ready();
-        check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
+        check_cluster(&cluster.cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
     }
 }
 
@@ -102,12 +101,12 @@ fn nodes_are_ready_only_after_both_lists() {
 /// applied when the API is back.
 #[test]
 fn an_outage_changes_nothing() {
-    let mut cluster = Cluster::start("xdp", |_| {});
+    let mut cluster = ApiCluster::start("xdp", |_| {});
     cluster.wait_ready();
-    let target = SocketAddr::new(cluster.lab.node(3).address(Family::V4), CLUSTER);
-    let meter = NewConnections::start(cluster.lab.client().netns(), 50, move |_| Some(target));
+    let target = SocketAddr::new(cluster.cluster.lab.node(3).address(Family::V4), CLUSTER);
+    let meter = NewConnections::start(cluster.cluster.lab.client().netns(), 50, move |_| Some(target));
     let syncs = |agent: &Agent| agent.log().matches("synced").count();
-    let before: Vec<_> = cluster.agents.iter().map(syncs).collect();
+    let before: Vec<_> = cluster.cluster.agents.iter().map(syncs).collect();
 
     cluster.control_plane.go_away();
     cluster.control_plane.endpoints(&web("cluster", CLUSTER), &cluster.backends[..1]).unwrap();
@@ -115,26 +114,26 @@ fn an_outage_changes_nothing() {
     cluster.control_plane.apply(&new, &cluster.backends).unwrap();
     sleep(Duration::from_secs(2));
     // One of the agents dies of something else just now. Its successor knows of nothing, and so touches nothing.
-    cluster.agents[2].kill().unwrap();
-    cluster.agents[2].start_again().unwrap();
+    cluster.cluster.agents[2].kill().unwrap();
+    cluster.cluster.agents[2].start_again().unwrap();
     sleep(Duration::from_secs(2));
-    assert_eq!(cluster.agents[2].healthz().unwrap().status, 503, "it cannot know yet");
+    assert_eq!(cluster.cluster.agents[2].healthz().unwrap().status, 503, "it cannot know yet");
     assert!(
-        cluster.agents[..2].iter().all(|agent| agent.healthz().unwrap().status == 200),
+        cluster.cluster.agents[..2].iter().all(|agent| agent.healthz().unwrap().status == 200),
         "they know enough"
     );
-    assert_eq!(before, cluster.agents.iter().map(syncs).collect::<Vec<_>>());
-    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
-    check_local(&cluster.lab, LOCAL);
+    assert_eq!(before, cluster.cluster.agents.iter().map(syncs).collect::<Vec<_>>());
+    check_cluster(&cluster.cluster.lab, CLUSTER, &["pod-1-1", "pod-2-1"]);
+    check_local(&cluster.cluster.lab, LOCAL);
 
     cluster.control_plane.come_back().unwrap();
     cluster.wait_ready();
     until("the new Service", || {
-        let asks = |node| ask(&cluster.lab, node, Family::V4, false, 30082);
-        cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
+        let asks = |node| ask(&cluster.cluster.lab, node, Family::V4, false, 30082);
+        cluster.cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
     });
-    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1"]);
-    check_cluster(&cluster.lab, 30082, &["pod-1-1", "pod-2-1"]);
+    check_cluster(&cluster.cluster.lab, CLUSTER, &["pod-1-1"]);
+    check_cluster(&cluster.cluster.lab, 30082, &["pod-1-1", "pod-2-1"]);
     let report = meter.finish();
     println!("{report}");
     assert!(report.is_clean(), "{report}");
@@ -143,7 +142,7 @@ fn an_outage_changes_nothing() {
 /// What of a Service cannot be served is told where its owner looks, once by each node; the rest of it is served.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
-    let cluster = Cluster::start("tc", |control_plane| {
+    let cluster = ApiCluster::start("tc", |control_plane| {
         let odd = web("odd", 30083).spec(
             "ports",
             json!([
@@ -158,14 +157,14 @@ fn a_service_that_is_served_in_part_has_an_event() {
     let events = || cluster.control_plane.server().posted_events();
     until("an event of each node", || events().len() >= 3);
     until("the other port", || {
-        let asks = |node| ask(&cluster.lab, node, Family::V4, false, 30083);
-        cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
+        let asks = |node| ask(&cluster.cluster.lab, node, Family::V4, false, 30083);
+        cluster.cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
     });
     // A write of something else is no reason to say it again.
     cluster.control_plane.apply(&web("new", 30082), &cluster.backends).unwrap();
     until("the new Service", || {
-        let asks = |node| ask(&cluster.lab, node, Family::V4, false, 30082);
-        cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
+        let asks = |node| ask(&cluster.cluster.lab, node, Family::V4, false, 30082);
+        cluster.cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
     });
     let events = events();
     assert_eq!(events.len(), 3, "{events:?}");

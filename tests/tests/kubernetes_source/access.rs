@@ -1,4 +1,4 @@
-//! Who is asked, and with which token.
+//! Choice of API server and token.
 
 use std::{fs, time::Duration};
 
@@ -82,4 +82,41 @@ async fn a_service_account_without_token_is_an_error() {
     };
     let error = Kubernetes { access, node_name: "here".to_owned() }.start().await.unwrap_err();
     assert!(error.to_string().contains("token"), "{error}");
+}
+
+/// A kubeconfig of files, as kubeadm and the kubelet have them: both are replaced before they expire.
+#[tokio::test]
+async fn replaced_certificates_of_a_kubeconfig_are_used() {
+    let files = tempfile::tempdir().unwrap();
+    let path = |name: &str| files.path().join(name);
+    let write = |server: &Certificate, client: &Certificate| {
+        fs::write(path("ca.crt"), &server.pem).unwrap();
+        fs::write(path("client.crt"), &client.pem).unwrap();
+        fs::write(path("client.key"), &client.key_pem).unwrap();
+    };
+    let [first, second] = [(); 2].map(|()| Certificate::for_name("kubernetes.default.svc").unwrap());
+    let [client, next_client] = [(); 2].map(|()| Certificate::for_name("node").unwrap());
+    let mut server = ApiServer::start_tls(first.clone().asking_for(&client).unwrap()).unwrap();
+    server.apply(&service("a", "10.96.0.1")).unwrap();
+    write(&first, &client);
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters: [{{name: c, cluster: {{server: '{}', certificate-authority: ca.crt, \
+         tls-server-name: kubernetes.default.svc}}}}]\n\
+         users: [{{name: u, user: {{client-certificate: client.crt, client-key: client.key}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
+        server.url()
+    );
+    fs::write(path("kubeconfig"), text).unwrap();
+    let access = Access::Kubeconfig(path("kubeconfig"));
+    let mut agent = Agent::start(access, tempfile::tempdir().unwrap()).await;
+    agent.expect(&["a="]).await;
+
+    write(&second, &next_client);
+    server.stop().await;
+    server.replace_certificate(second.asking_for(&next_client).unwrap());
+    server.apply(&service("b", "10.96.0.2")).unwrap();
+    server.restart().await.unwrap();
+    agent.expect(&["a=", "b="]).await;
+    agent.status(|status| status.errors.is_empty()).await;
 }

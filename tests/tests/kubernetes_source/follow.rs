@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use traffic_policy_agent::{model::ServiceName, source::ServiceEvent};
-use traffic_policy_testing::api_server::{ApiServer, Kind};
+use traffic_policy_testing::api_server::{ApiServer, Kind, Streaming};
 use traffic_policy_testing::pace::scaled;
 
 use crate::fixture::{Agent, PATIENCE, node, service, slice, until};
@@ -56,10 +56,14 @@ async fn changes_are_followed() {
     server.apply(&service("web", "10.96.0.1").replace("clusterIP: 10.96.0.1", "clusterIP: None")).unwrap();
     agent.expect(&[]).await;
     assert_eq!(server.lists_of(Kind::Service), 1, "all of it came by the watch");
-    // What is not for this proxy is not even sent: a cluster may have many headless Services.
-    let selector =
-        "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
-    assert!(server.requests_with(selector) >= 4);
+    // What is not for this proxy is not even sent: a cluster may have many headless Services. Of Services that another proxy
+    // serves the addresses must be known, but not the endpoints.
+    let headless = "labelSelector=%21service.kubernetes.io%2Fheadless";
+    assert!(server.requests_with(headless) >= 2);
+    let others = format!("{headless}%2C%21service.kubernetes.io%2Fservice-proxy-name");
+    assert!(
+        server.requests_with(&others) >= 1 && server.requests_with(&others) < server.requests_with(headless)
+    );
 }
 
 #[tokio::test]
@@ -71,12 +75,69 @@ async fn long_lists_come_in_pages() {
     }
     let mut agent = Agent::with_kubeconfig(&server).await;
     let all: Vec<_> = (0..1_200).map(|i| format!("s{i:04}=")).collect();
-    let seen = agent.expect(&all.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let mut all: Vec<_> = all.iter().map(String::as_str).collect();
+    let seen = agent.expect(&all).await;
     assert!(
         seen.iter().all(|services| services.is_empty() || services.len() == 1_200),
         "a list counts as a whole"
     );
+    // The first list comes from the API server's cache in one piece, those that the cache does not do for come in pages.
+    assert_eq!(server.requests_with("continue="), 0);
+    server.cut_watches();
+    server.delete(Kind::Service, "default", "s0000");
+    server.compact();
+    all.remove(0);
+    let seen = agent.expect(&all).await;
+    assert!(seen.iter().all(|services| services.len() == 1_200), "a list counts as a whole");
     assert!(server.requests_with("continue=") >= 2);
+}
+
+/// All nodes start together after a power cut: what they ask for first comes from the API server's cache, not from etcd.
+#[tokio::test]
+async fn first_lists_come_from_the_cache() {
+    let expected = [
+        (Streaming::Given, "sendInitialEvents=true", 1),
+        (Streaming::Refused, "resourceVersion=0&resourceVersionMatch=NotOlderThan", 2),
+        (Streaming::Unknown, "resourceVersion=0&resourceVersionMatch=NotOlderThan", 2),
+    ];
+    for (streaming, first, lists) in expected {
+        let server = ApiServer::start().unwrap();
+        server.stream_lists(streaming);
+        for (name, ip) in [("a", "10.96.0.1"), ("b", "10.96.0.2")] {
+            server.apply(&format!("{}---\n{}", service(name, ip), slice(name, &["10.1.0.1"]))).unwrap();
+        }
+        let mut agent = Agent::with_kubeconfig(&server).await;
+        let seen = agent.expect(&["a=10.1.0.1:8080", "b=10.1.0.1:8080"]).await;
+        assert!(seen.iter().all(Vec::is_empty) || seen.iter().all(|seen| seen.len() != 1), "{seen:?}");
+        assert!(server.requests_with(first) >= 1, "{streaming:?}");
+        assert_eq!(server.lists_of(Kind::Service), lists, "{streaming:?}");
+        agent.status(|status| status.errors.is_empty()).await;
+        // What the cache does not hold any more is asked of etcd.
+        server.cut_watches();
+        server.delete(Kind::Service, "default", "a");
+        server.compact();
+        agent.expect(&["b=10.1.0.1:8080"]).await;
+        assert_eq!(server.lists_of(Kind::Service), lists + 1, "{streaming:?}");
+        assert!(server.requests_with("limit=500") >= 1, "{streaming:?}");
+    }
+}
+
+/// An API server may say so by an event of the watch, or refuse the watch.
+#[tokio::test]
+async fn a_version_that_is_gone_at_the_start_of_a_watch_is_listed_anew() {
+    let server = ApiServer::start().unwrap();
+    server.refuse_gone_versions();
+    for (name, ip) in [("a", "10.96.0.1"), ("b", "10.96.0.2")] {
+        server.apply(&service(name, ip)).unwrap();
+    }
+    let mut agent = Agent::with_kubeconfig(&server).await;
+    agent.expect(&["a=", "b="]).await;
+    server.cut_watches();
+    server.delete(Kind::Service, "default", "a");
+    server.compact();
+    agent.expect(&["b="]).await;
+    assert_eq!(server.lists_of(Kind::Service), 2);
+    agent.status(|status| status.errors.is_empty()).await;
 }
 
 #[tokio::test]

@@ -6,3 +6,4 @@ mod access;
 mod fixture;
 mod follow;
 mod service_cidrs;
+mod silence;

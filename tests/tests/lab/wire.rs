@@ -1,4 +1,4 @@
-//! What is on the wire: checksums with and without offload, and what XDP on a veth needs from the other end.
+//! Frames on the wire: checksums with and without offload, and what XDP on a veth needs from the other end.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};

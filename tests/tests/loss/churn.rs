@@ -8,7 +8,7 @@ use traffic_policy_testing::control_plane::ControlPlane;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 
-use crate::cluster::{Cluster, POD_PORT, web};
+use crate::cluster::{self, NODE_PORT, POD_PORT, web};
 use crate::meters::{Meters, both};
 use crate::quiet;
 
@@ -75,12 +75,12 @@ fn the_network_changes(lab: &Lab) -> usize {
 
 fn churn(attach: &str, family: Family) {
     let _alone = quiet::alone();
-    let mut cluster = Cluster::without_agents(&[1, 1, 0], attach);
+    let mut cluster = cluster::without_agents(&[1, 1, 0], attach);
     let control_plane = ControlPlane::start(&cluster.lab).unwrap();
     let backends = cluster.backends();
     control_plane.apply(&web(), &backends).unwrap();
-    cluster.launch(|agent| agent.attach(attach).kubeconfig(control_plane.kubeconfig()));
-    let targets = both(family, |family| cluster.port_of(1, family));
+    cluster.launch(|agent| agent.attach(attach).kubeconfig(control_plane.kubeconfig())).unwrap();
+    let targets = both(family, |family| cluster.at(1, family, NODE_PORT));
     let start = |what: &str| {
         Meters::start(&format!("{attach} {family:?} {what}"), &cluster.lab, &targets, &cluster.ledger)
     };

@@ -8,7 +8,7 @@ use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
-use crate::cluster::{Cluster, POD_PORT};
+use crate::cluster::{self, NODE_PORT, PATIENCE, POD_PORT};
 use crate::meters::{Meters, both};
 use crate::quiet;
 
@@ -17,7 +17,7 @@ use crate::quiet;
 #[test]
 fn the_machine_loses_nothing() {
     let _alone = quiet::alone();
-    let mut busy = Cluster::start(&[1, 1, 0], "tc");
+    let mut busy = cluster::start(&[1, 1, 0], "tc");
     let lab = Lab::builder().nodes(1).build().unwrap();
     let node = lab.node(1);
     let ledger = Ledger::default();
@@ -27,8 +27,8 @@ fn the_machine_loses_nothing() {
         let targets = both(family, |family| SocketAddr::new(node.address(family), POD_PORT));
         let meters =
             Meters::start(&format!("control {family:?}, no agent in the path"), &lab, &targets, &ledger);
-        busy.kill();
-        busy.start_again();
+        busy.kill_agents().unwrap();
+        busy.start_agents_again(PATIENCE).unwrap();
         sleep(Duration::from_secs(1));
         meters.finish(&lab);
     }
@@ -39,8 +39,8 @@ fn the_machine_loses_nothing() {
 fn a_gap_is_seen() {
     let _alone = quiet::alone();
     for attach in ["tc", "xdp"] {
-        let mut cluster = Cluster::start(&[1, 1, 0], attach);
-        let targets = both(Family::V4, |family| cluster.port_of(1, family));
+        let mut cluster = cluster::start(&[1, 1, 0], attach);
+        let targets = both(Family::V4, |family| cluster.at(1, family, NODE_PORT));
         let meters = Meters::start(
             &format!("{attach}, with a gap on purpose"),
             &cluster.lab,
@@ -48,11 +48,11 @@ fn a_gap_is_seen() {
             &cluster.ledger,
         );
         sleep(Duration::from_millis(300));
-        cluster.kill();
+        cluster.kill_agents().unwrap();
         cluster.agents.iter().for_each(|agent| {
             assert!(agent.command(&["cleanup"]).unwrap().status.success());
         });
-        cluster.start_again();
+        cluster.start_agents_again(PATIENCE).unwrap();
         let counted = meters.stop(&cluster.lab);
         assert!(!counted.datagrams.is_clean() && !counted.held.is_clean() && !counted.new.is_clean());
     }

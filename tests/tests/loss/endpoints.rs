@@ -9,14 +9,15 @@ use traffic_policy_testing::object::Backend;
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::{self, Outcome, Probe};
 
-use crate::cluster::{Cluster, web};
+use crate::cluster::{self, NODE_PORT, PATIENCE, web};
 use crate::meters::{Meters, both};
 use crate::quiet;
+use traffic_policy_testing::cluster::Cluster;
 
 /// node-1 loses the second of its two pods, and the pod of node-3 is new; the pods of the others stay.
 fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     let _alone = quiet::alone();
-    let mut cluster = Cluster::start(&[2, 2, 1], attach);
+    let mut cluster = cluster::start(&[2, 2, 1], attach);
     let pods = ["pod-1-1", "pod-1-2", "pod-2-1", "pod-2-2", "pod-3-1"];
     let backends = |names: &[&str]| -> Vec<Backend> {
         let pods = cluster.lab.pods().filter(|pod| names.contains(&pod.name.as_str()));
@@ -25,7 +26,7 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     let before = backends(&pods[..4]);
     let after = backends(&[pods[0], pods[2], pods[4]]);
     cluster.manifests.endpoints(&web(), &before).unwrap();
-    let targets = both(family, |family| cluster.port_of(1, family));
+    let targets = both(family, |family| cluster.at(1, family, NODE_PORT));
     let client = cluster.lab.client().netns().clone();
     let ask = |port: u16| Probe::udp(targets[0]).source_port(port).answer(&client).unwrap().pod;
     until(|| (0..40).all(|number| ask(20_100 + number) != "pod-3-1"));
@@ -44,12 +45,12 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
         &cluster.ledger,
     );
     sleep(Duration::from_millis(300));
-    cluster.kill();
+    cluster.kill_agents().unwrap();
     cluster.manifests.endpoints(&web(), &after).unwrap();
     sleep(Duration::from_secs(1));
     // Nobody could know: the flows go on, to whom they went.
     assert!(flows.iter().all(|(port, pod)| ask(*port) == *pod));
-    cluster.start_again();
+    cluster.start_agents_again(PATIENCE).unwrap();
     // The pods that went are there still, so whoever asked them over a held connection goes on to do so: nothing lost.
     let counted = meters.finish(&cluster.lab);
     assert!(counted.new.by_pod.contains_key("pod-1-2"), "nobody asked the pod that will go: {}", counted.new);
@@ -95,20 +96,20 @@ fn xdp() {
 #[test]
 fn a_vanished_endpoint_is_asked_by_nobody() {
     let _alone = quiet::alone();
-    let mut cluster = Cluster::start(&[1, 1, 0], "tc");
-    cluster.kill();
+    let mut cluster = cluster::start(&[1, 1, 0], "tc");
+    cluster.kill_agents().unwrap();
     // Pod and node are silent from now on; a connection that is sent there fails.
     cluster.lab.cut(cluster.lab.node(2)).unwrap();
     let left: Vec<_> = [cluster.lab.node(1).pod(1)].map(Backend::of).to_vec();
     cluster.manifests.endpoints(&web(), &left).unwrap();
-    let to = |cluster: &Cluster, family| -> SocketAddr { cluster.port_of(1, family) };
+    let to = |cluster: &Cluster, family| -> SocketAddr { cluster.at(1, family, NODE_PORT) };
     let probe = |cluster: &Cluster, family| Probe::tcp(to(cluster, family));
     let someone_waits = (0..12).any(|_| {
         let probe = probe(&cluster, Family::V4).limit(Duration::from_millis(150));
         probe.from(cluster.lab.client().netns()).unwrap() == Outcome::Silent
     });
     assert!(someone_waits, "without an agent nobody can know that the endpoint is gone");
-    cluster.start_again();
+    cluster.start_agents_again(PATIENCE).unwrap();
     for family in Family::BOTH {
         traffic::probe::answers(cluster.lab.client().netns(), probe(&cluster, family), 30).unwrap();
     }

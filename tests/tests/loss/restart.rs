@@ -5,23 +5,24 @@ use std::time::Duration;
 
 use traffic_policy_testing::lab::Family;
 
-use crate::cluster::Cluster;
+use crate::cluster::{self, NODE_PORT, PATIENCE};
 use crate::meters::{Meters, both};
 use crate::quiet;
+use traffic_policy_testing::cluster::Cluster;
 
 fn restarts(attach: &str, family: Family) {
     let _alone = quiet::alone();
-    let mut cluster = Cluster::start(&[1, 1, 0], attach);
-    let targets = both(family, |family| cluster.port_of(1, family));
+    let mut cluster = cluster::start(&[1, 1, 0], attach);
+    let targets = both(family, |family| cluster.at(1, family, NODE_PORT));
     let start = |what: &str, cluster: &Cluster| {
         Meters::start(&format!("{attach} {family:?} {what}"), &cluster.lab, &targets, &cluster.ledger)
     };
 
     let meters = start("SIGKILL, 3 s without an agent, start", &cluster);
     sleep(Duration::from_millis(300));
-    cluster.kill();
+    cluster.kill_agents().unwrap();
     sleep(Duration::from_secs(3));
-    cluster.start_again();
+    cluster.start_agents_again(PATIENCE).unwrap();
     sleep(Duration::from_millis(300));
     let counted = meters.finish(&cluster.lab);
     // The way over another node and the way to a pod of the node itself were both under load.
@@ -32,14 +33,14 @@ fn restarts(attach: &str, family: Family) {
     if (attach == "tc") == (family == Family::V4) {
         let meters = start("three times SIGKILL and start", &cluster);
         for _ in 0..3 {
-            cluster.kill();
-            cluster.start_again();
+            cluster.kill_agents().unwrap();
+            cluster.start_agents_again(PATIENCE).unwrap();
         }
         meters.finish(&cluster.lab);
     } else {
         let meters = start("SIGTERM and start", &cluster);
-        cluster.stop();
-        cluster.start_again();
+        cluster.stop_agents().unwrap();
+        cluster.start_agents_again(PATIENCE).unwrap();
         sleep(Duration::from_millis(300));
         meters.finish(&cluster.lab);
     }
@@ -49,13 +50,13 @@ fn restarts(attach: &str, family: Family) {
 #[test]
 fn from_tc_to_xdp_and_back() {
     let _alone = quiet::alone();
-    let mut cluster = Cluster::on_finished_checksums(&[1, 1, 0], "tc");
-    let targets = both(Family::V4, |family| cluster.port_of(1, family));
+    let mut cluster = cluster::on_finished_checksums(&[1, 1, 0], "tc");
+    let targets = both(Family::V4, |family| cluster.at(1, family, NODE_PORT));
     for attach in ["xdp", "tc", "xdp-generic", "tc"] {
         let what = format!("SIGKILL, start with --attach {attach}");
         let meters = Meters::start(&what, &cluster.lab, &targets, &cluster.ledger);
-        cluster.kill();
-        cluster.launch(|agent| agent.attach(attach));
+        cluster.kill_agents().unwrap();
+        cluster.launch(|agent| agent.attach(attach)).unwrap();
         sleep(Duration::from_millis(200));
         meters.finish(&cluster.lab);
     }

@@ -11,8 +11,9 @@ use traffic_policy_testing::object::{Policy, Service};
 use traffic_policy_testing::traffic::balancer::Timing;
 use traffic_policy_testing::traffic::{Balancer, NewConnections, Outcome, Probe, Target, connections};
 
-use crate::cluster::{Cluster, NODE_PORT, web};
+use crate::cluster::{self, NODE_PORT, web};
 use crate::quiet;
+use traffic_policy_testing::cluster::Cluster;
 
 const HEALTHZ: u16 = 10256;
 pub const HEALTH_PORT: u16 = 32_000;
@@ -38,9 +39,9 @@ pub fn policy_local() -> Service {
 
 impl Balanced {
     pub fn start(attach: &str, flags: &[&str], service: &Service, health_port: u16) -> Self {
-        let mut cluster = Cluster::without_agents(&[1, 0, 0], attach);
+        let mut cluster = cluster::without_agents(&[1, 0, 0], attach);
         cluster.manifests.apply(service, &cluster.backends()).unwrap();
-        cluster.launch(|agent| agent.attach(attach).flags(flags));
+        cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
         let targets = cluster.lab.nodes().iter().map(|node| Target {
             node: node.name.clone(),
             traffic: SocketAddr::new(node.address(Family::V4), NODE_PORT),
@@ -123,7 +124,7 @@ fn xdp_there_and_back_and_the_drain_ends() {
     let cluster = &balanced.cluster;
     cluster.manifests.service(&policy_local()).unwrap();
     let ask = || {
-        let node_without = Probe::tcp(cluster.port_of(2, Family::V4)).limit(Duration::from_millis(300));
+        let node_without = Probe::tcp(cluster.at(2, Family::V4, NODE_PORT)).limit(Duration::from_millis(300));
         node_without.from(cluster.lab.client().netns()).unwrap()
     };
     sleep(Duration::from_secs(2));

@@ -1,4 +1,4 @@
-//! What the agent writes: nothing where nothing changed, and of one Service's change only that Service.
+//! The agent's writes: none where nothing changed, and of one Service's change only that Service.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -11,21 +11,23 @@ use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::pinned::{self, Entries};
 use traffic_policy_testing::traffic::Probe;
 
-use crate::cluster::{Cluster, PATIENCE, POD_PORT, web};
+use crate::cluster::{self, NODE_PORT, PATIENCE, POD_PORT, web};
 use crate::quiet;
+use traffic_policy_testing::cluster::Cluster;
 
 /// Maps that the packet path writes for every flow, the sweep's orders, and what an agent notes of its own life.
-const NOT_OF_THE_CLUSTER: [&str; 5] = ["FLOWS4", "FLOWS6", "USAGE", "SWEEP", "AGENT"];
+const NOT_OF_THE_CLUSTER: [&str; 5] =
+    ["tp_flows4", "tp_flows6", "tp_table_usage", "tp_gc_pass", "tp_heartbeat"];
 
 /// One agent with many Services, whatever their policies.
 fn cluster(attach: &str, services: u16) -> Cluster {
-    let mut cluster = Cluster::without_agents(&[2, 1], attach);
+    let mut cluster = cluster::without_agents(&[2, 1], attach);
     let backends = cluster.backends();
     cluster.manifests.apply(&web(), &backends).unwrap();
     for number in 0..services {
         cluster.manifests.apply(&other(number), &backends[..1 + usize::from(number % 3)]).unwrap();
     }
-    cluster.launch(|agent| agent.attach(attach));
+    cluster.launch(|agent| agent.attach(attach)).unwrap();
     cluster
 }
 
@@ -43,7 +45,15 @@ fn content(agent: &Agent) -> Content {
     for name in NOT_OF_THE_CLUSTER {
         assert!(maps.remove(name).is_some(), "no map {name}");
     }
-    for name in ["FRONTENDS4", "FRONTENDS6", "SLOTS4", "FILTER", "POOL", "STATE", "DEVICES"] {
+    for name in [
+        "tp_frontends4",
+        "tp_frontends6",
+        "tp_endpoints4",
+        "tp_prefilter",
+        "tp_snat_ports",
+        "tp_config",
+        "tp_devices",
+    ] {
         assert!(maps.get(name).is_some_and(|entries| !entries.is_empty()), "nothing in {name}");
     }
     maps
@@ -86,18 +96,18 @@ fn a_restart_writes_nothing(attach: &str) -> (Cluster, Vec<Content>) {
     // There are flows and next hops, some of them for a while.
     for family in Family::BOTH {
         for _ in 0..10 {
-            let probe = Probe::tcp(cluster.port_of(1, family));
+            let probe = Probe::tcp(cluster.at(1, family, NODE_PORT));
             probe.answer(cluster.lab.client().netns()).unwrap();
         }
     }
     let before: Vec<_> = cluster.agents.iter().map(content).collect();
     for round in 0..2 {
         if round == 0 {
-            cluster.kill();
+            cluster.kill_agents().unwrap();
         } else {
-            cluster.stop();
+            cluster.stop_agents().unwrap();
         }
-        cluster.start_again();
+        cluster.start_agents_again(PATIENCE).unwrap();
         for (agent, before) in cluster.agents.iter().zip(&before) {
             let writes = writes(agent);
             assert_eq!(writes[1..], vec![0; round + 1], "writes of each start");
@@ -137,10 +147,10 @@ fn one_service_changes(services: u16) -> Vec<(usize, BTreeMap<String, usize>)> {
         let written = next_write(agent, said);
         let mut differences = differences(&before, &content(agent));
         // The bits of a Service that is gone are taken away by some later sweep.
-        assert!(differences.remove("FILTER").unwrap_or(0) <= 1);
+        assert!(differences.remove("tp_prefilter").unwrap_or(0) <= 1);
         // Endpoints that went away, one in each family and protocol or a Service's three in each family, stay named until
         // the next sweeps have marked their flows.
-        assert!(differences.remove("GONE").unwrap_or(0) <= 6);
+        assert!(differences.remove("tp_removed_eps").unwrap_or(0) <= 6);
         steps.push((written, differences));
     };
     let web_local = web().policy(Policy::Local);
@@ -163,7 +173,7 @@ fn one_service_changes_and_only_that_one_is_written() {
     // other entry of any map has changed a bit.
     for (written, differences) in &many {
         assert!(*written <= 20, "{written} writes");
-        let known = ["FRONTENDS4", "FRONTENDS6", "SERVICES", "SLOTS4", "SLOTS6"];
+        let known = ["tp_frontends4", "tp_frontends6", "tp_svc_names", "tp_endpoints4", "tp_endpoints6"];
         for map in known {
             assert!(differences.get(map).is_none_or(|changed| *changed <= 4), "{differences:?}");
         }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use aya::maps::{HashMap, Map, MapData};
 use serde_json::Value;
 use traffic_policy_agent::dataplane::ToWire;
-use traffic_policy_ebpf::abi::{self, Address4, FlowKey, PROTOCOL_TCP, Tuple, kind, ports};
-use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
+use traffic_policy_ebpf::abi::{self, Address4, FlowKey, PROTOCOL_TCP, Ports, Tuple, kind};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
@@ -47,7 +47,7 @@ fn held_connections_by_every_filter() {
             assert_eq!(flow["service"], "default/web:tcp-80");
             assert_eq!(flow["protocol"], "TCP");
             assert_eq!(flow["way"], "forwarded");
-            assert_eq!(flow["state"], "confirmed");
+            assert_eq!(flow["state"], "assured");
             assert_eq!(flow["frontend"], cluster.at(1, family, 30080).to_string());
             let endpoint = std::net::SocketAddr::new(pod.address(family), TARGET);
             assert_eq!(flow["endpoint"], endpoint.to_string());
@@ -69,7 +69,7 @@ fn held_connections_by_every_filter() {
             assert_eq!(flow["next_hop"], Value::Null);
         }
     }
-    assert_eq!(list(&agent, &["--client", "192.0.2.0/24", "--state", "confirmed"]).len(), 4);
+    assert_eq!(list(&agent, &["--client", "192.0.2.0/24", "--state", "assured"]).len(), 4);
     assert_eq!(list(&agent, &["--client", "198.51.100.0/24"]).len(), 0);
     assert_eq!(list(&agent, &["--state", "closing"]).len(), 0);
     assert_eq!(list(&agent, &["--limit", "3"]).len(), 3);
@@ -80,18 +80,18 @@ fn held_connections_by_every_filter() {
 
     // Without an agent it goes on, and so does its clock.
     agent.kill().unwrap();
-    assert_eq!(list(&agent, &["--state", "confirmed"]).len(), 8);
+    assert_eq!(list(&agent, &["--state", "assured"]).len(), 8);
     for held in held {
         let report = held.finish();
         assert!(report.is_clean(), "{report}");
     }
     let over = Instant::now();
-    let ended = |flow: &Value| flow["state"] != "confirmed";
+    let ended = |flow: &Value| flow["state"] != "assured";
     while !list(&agent, &[]).iter().all(ended) {
         assert!(
             over.elapsed() < scaled(Duration::from_secs(10)),
             "{:?}",
-            list(&agent, &["--state", "confirmed"])
+            list(&agent, &["--state", "assured"])
         );
     }
     let idle = || {
@@ -131,7 +131,7 @@ fn wrong_filters_are_named() {
     let agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
     for (arguments, code, text) in [
         (&["flows", "--client", "home"][..], 2, "neither an address nor a range"),
-        (&["flows", "--state", "open"], 2, "confirmed"),
+        (&["flows", "--state", "open"], 2, "assured"),
         (&["flows", "--endpoint", "pod"], 2, "is no endpoint"),
         (&["flows", "--service", "shop"], 1, "no Service shop is in the maps"),
         (&["services", "shop"], 1, "no Service shop is in the maps"),
@@ -149,21 +149,25 @@ fn wrong_filters_are_named() {
 /// Fills the IPv4 table with flows of 256 clients, both halves each, as the packet path would.
 fn fill(pin_dir: &Path, flows: u32) {
     let maps = pin_dir.join(format!("v{}/maps", abi::ABI_VERSION));
-    let table = Map::from_map_data(MapData::from_pin(maps.join("FLOWS4")).unwrap()).unwrap();
+    let table = Map::from_map_data(MapData::from_pin(maps.join("tp_flows4")).unwrap()).unwrap();
     let mut table: HashMap<_, FlowKey<Address4>, abi::Flow<Address4>> = table.try_into().unwrap();
     let (node, pod) = (Ipv4Addr::new(172, 18, 0, 11).to_wire(), Ipv4Addr::new(10, 244, 2, 2).to_wire());
     for number in 0..flows {
         let client = Ipv4Addr::new(198, 51, 100, number as u8).to_wire();
-        let port = ((number >> 8) as u16 + 1024).to_be();
-        let (frontend, target) = (30080u16.to_be(), 8080u16.to_be());
-        let there =
-            Tuple { source: client, destination: node, ports: ports(port, frontend), protocol: PROTOCOL_TCP };
+        let port = (number >> 8) as u16 + 1024;
+        let (frontend, target) = (30080, 8080);
+        let there = Tuple {
+            source: client,
+            destination: node,
+            ports: Ports::from_host(port, frontend),
+            protocol: PROTOCOL_TCP,
+        };
         let request = abi::Flow {
             source: client,
             destination: pod,
-            ports: ports(port, target),
+            ports: Ports::from_host(port, target),
             kind: kind::DELIVER,
-            state: CONFIRMED,
+            state: ASSURED,
             service: 0,
             packets: 3,
             bytes: 180,
@@ -173,9 +177,9 @@ fn fill(pin_dir: &Path, flows: u32) {
         let reply = abi::Flow {
             source: node,
             destination: client,
-            ports: ports(frontend, port),
+            ports: Ports::from_host(frontend, port),
             kind: kind::REPLY_LOCAL,
-            state: CONFIRMED | ANSWERED,
+            state: ASSURED | ANSWERED,
             ..request
         };
         table.insert(FlowKey::of(&back), reply, 0).unwrap();

@@ -1,4 +1,4 @@
-//! What a person sees of a node: `status`, `services`, `flows`, `monitor`. Real agents, real traffic.
+//! A node as its operator sees it: `status`, `services`, `flows`, `monitor`. Real agents, real traffic.
 //! Needs root; without it each test fails with a sentence that says so.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]

@@ -13,7 +13,7 @@ use traffic_policy_bench::flows::{self, Table, ends, expected, mirror};
 use traffic_policy_bench::frame::addressed;
 use traffic_policy_bench::turns::{self, low};
 use traffic_policy_bench::{
-    Case, Feeder, Fixture, Flow, Frame, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
+    BenchNode, Case, Feeder, Flow, Frame, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
 };
 use traffic_policy_ebpf::abi::Address4;
 use traffic_policy_testing::agent::Agent;
@@ -29,7 +29,7 @@ const PACKETS: u32 = 100_000;
 const ROUNDS: usize = 12;
 /// XDP_TX
 const TRANSMITTED: u32 = 3;
-const PROGRAMS: [&str; 3] = ["tc_egress", "tc_ingress", "xdp_ingress"];
+const PROGRAMS: [&str; 3] = ["tp_tc_egress", "tp_tc_ingress", "tp_xdp_ingress"];
 
 /// The folder of the programs.
 fn programs(agent: &Agent) -> PathBuf {
@@ -71,7 +71,7 @@ fn programs_are_pinned_replaced_and_removed() {
 
 /// The bench's own ratio, in its own namespaces with maps of its own.
 fn inside() -> Result<f64> {
-    let fixture = Fixture::build()?;
+    let fixture = BenchNode::build()?;
     fixture.run(|| {
         let mut loaded = Loaded::new(&fixture, Setup::default())?;
         let mut own = flows::flows(false, Protocol::Tcp, FLOWS.into());
@@ -100,7 +100,7 @@ impl Outside {
             Ok(ProgramInfo::from_pin(programs(agent).join(name))?.fd()?)
         };
         let (pinned, floor, empty) =
-            (program("xdp_ingress")?, feeder.program("floor_established")?, feeder.program("empty_xdp")?);
+            (program("tp_xdp_ingress")?, feeder.program("floor_established")?, feeder.program("empty_xdp")?);
         let flow = |i: u16| Flow {
             client: SocketAddr::new(client.ip(), client.port() + i),
             frontend,
@@ -114,7 +114,7 @@ impl Outside {
         let mut flows: Vec<_> = (0..FLOWS).map(flow).collect();
         // The agent's table says who was chosen.
         let maps = programs(agent).with_file_name("maps");
-        let table: Table<Address4> = Map::HashMap(MapData::from_pin(maps.join("FLOWS4"))?).try_into()?;
+        let table: Table<Address4> = Map::HashMap(MapData::from_pin(maps.join("tp_flows4"))?).try_into()?;
         for kind in [Kind::Opening, Kind::Answer, Kind::Request, Kind::Reply] {
             feeder.clear();
             let window = feeder.place(&frames(&flows, kind)?)?;

@@ -46,7 +46,7 @@ fn attached_in_sync_and_after_death() {
         assert_eq!(status["warnings"], serde_json::json!([]));
         assert!(status["snat_ports"].as_u64().unwrap() > 1000);
         let maps = status["maps"].as_array().unwrap();
-        let flows = maps.iter().find(|map| map["name"] == "FLOWS4").unwrap();
+        let flows = maps.iter().find(|map| map["name"] == "tp_flows4").unwrap();
         assert_eq!((&flows["used"], &flows["size"]), (&2.into(), &262_144.into()), "both halves of one flow");
         assert!(flows["bytes"].as_u64().unwrap() > 262_144 * 100);
         assert_eq!(status["flows"]["entries"][0], 2);
@@ -68,7 +68,7 @@ fn attached_in_sync_and_after_death() {
         let text = agent.command(&["status"]).unwrap();
         let text = String::from_utf8(text.stdout).unwrap();
         assert!(text.starts_with("agent       not running, last seen "), "{text}");
-        assert!(text.contains(expected[0]) && text.contains("FLOWS4"), "{text}");
+        assert!(text.contains(expected[0]) && text.contains("tp_flows4"), "{text}");
     }
 }
 

@@ -1,8 +1,8 @@
-//! The life of a conversation: confirmed, closing, opened again.
+//! The life of a conversation: assured, closing, opened again.
 
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
-use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
 use traffic_policy_testing::harness::{Frontend, Half, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
@@ -38,7 +38,7 @@ fn confirmed_by_the_right_packet_only() {
     each(|harness, terms, dialogue| {
         dialogue.open(harness);
         assert_eq!(states(dialogue.halves(harness)), (0, 0));
-        assert_eq!(harness.usage().unconfirmed[terms.family as usize], 1);
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 1);
         dialogue.send(harness, ACK);
         assert_eq!(states(dialogue.halves(harness)), (0, 0), "the endpoint has not answered");
         dialogue.answer(harness, SYN_ACK);
@@ -51,13 +51,13 @@ fn confirmed_by_the_right_packet_only() {
             }
             dialogue.open(harness);
             dialogue.send(harness, flag::RST | ACK);
-            assert_eq!(dialogue.halves(harness).0.state & CONFIRMED, 0, "an RST confirms nothing");
+            assert_eq!(dialogue.halves(harness).0.state & ASSURED, 0, "an RST assures nothing");
         }
         dialogue.send(harness, ACK);
-        assert_eq!(states(dialogue.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
-        assert_eq!(harness.usage().unconfirmed, [0, 0]);
+        assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         dialogue.send(harness, ACK);
-        assert_eq!(harness.usage().unconfirmed, [0, 0], "confirmed once");
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 0, "counted once");
     });
 }
 
@@ -120,15 +120,15 @@ fn the_end_of_a_connection() {
         }
         dialogue.establish(harness);
         dialogue.send(harness, FIN_ACK);
-        assert_eq!(dialogue.halves(harness).0.state, CONFIRMED | FIN);
+        assert_eq!(dialogue.halves(harness).0.state, ASSURED | FIN);
         dialogue.answer(harness, ACK);
         let open = dialogue.halves(harness).0.new_from;
         dialogue.open(harness);
         assert_eq!(dialogue.halves(harness).0.new_from, open, "half closed is not closed");
         dialogue.answer(harness, FIN_ACK);
         dialogue.send(harness, ACK);
-        assert_eq!(states(dialogue.halves(harness)), (CONFIRMED | FIN, CONFIRMED | ANSWERED | FIN));
-        // Data after an RST: it was forged.
+        assert_eq!(states(dialogue.halves(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
+        // A segment after an RST: it was forged.
         dialogue.send(harness, flag::RST);
         assert_eq!(dialogue.halves(harness).0.state & RST, RST);
         dialogue.send(harness, ACK);
@@ -161,12 +161,12 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             let old = dialogue.halves(harness);
             let late = dialogue.answer_packet(harness, ACK);
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
-            let unconfirmed = harness.usage().unconfirmed[terms.family as usize];
+            let unassured = harness.unassured(terms.family, terms.tcp);
             dialogue.open(harness).expect("forwarded");
             let new = dialogue.halves(harness);
             assert_ne!(new.0.new_to, old.0.new_to, "another endpoint");
             assert_eq!(states(new), (0, 0));
-            assert_eq!(harness.usage().unconfirmed[terms.family as usize], unconfirmed + 1);
+            assert_eq!(harness.unassured(terms.family, terms.tcp), unassured + 1);
             let retired = harness.flows(terms.family).into_iter().find(|half| half.from == old.1.from);
             assert_eq!(retired.unwrap().state & GONE, GONE);
             let hook = if old.1.kind == traffic_policy_ebpf::abi::kind::REPLY_LOCAL {
@@ -176,7 +176,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             };
             harness.run(hook, &late).expect("passed-stale-flow");
             dialogue.establish(harness);
-            assert_eq!(states(dialogue.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
+            assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
             let endpoint =
                 if old.0.kind == traffic_policy_ebpf::abi::kind::DELIVER { Spot::Local } else { Spot::Near };
             set_up(harness, &[endpoint]);
@@ -209,7 +209,7 @@ fn a_connection_to_this_node_opens_again() {
         assert_eq!((after.packets, after.flows), (before.packets + 2, before.flows + 1));
         assert_eq!(after.bytes, before.bytes + old.bytes);
         dialogue.establish(harness);
-        assert_eq!(states(dialogue.halves(harness)), (CONFIRMED, CONFIRMED | ANSWERED));
+        assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
     });
 }
 
@@ -223,6 +223,12 @@ fn a_vanished_endpoint_gets_nothing_new() {
         if terms.tcp {
             dialogue.send(harness, ACK);
             assert_eq!(dialogue.halves(harness).0.new_to, old.0.new_to, "an open connection goes on");
+        }
+        if terms.tcp {
+            // Nor does a SYN end it, which anybody can send: the endpoint does.
+            dialogue.open(harness);
+            assert_eq!(dialogue.halves(harness).0.new_to, old.0.new_to);
+            dialogue.answer(harness, flag::RST);
         }
         dialogue.open(harness).expect("forwarded");
         assert_ne!(dialogue.halves(harness).0.new_to, old.0.new_to);

@@ -89,12 +89,17 @@ impl Dialogue {
 
     #[track_caller]
     pub(crate) fn answer(self, harness: &Harness, flags: u8) -> Ran {
-        let packet = self.answer_packet(harness, flags);
-        let local = matches!(self.halves(harness).0.kind, traffic_policy_ebpf::abi::kind::DELIVER);
-        harness.run(if local { Hook::Egress } else { self.terms.hook }, &packet)
+        self.answered(harness, &self.answer_packet(harness, flags))
     }
 
-    /// Opens it and confirms it: SYN, SYN-ACK, ACK; or three datagrams.
+    /// Sends a packet of the endpoint.
+    #[track_caller]
+    pub(crate) fn answered(self, harness: &Harness, packet: &Packet) -> Ran {
+        let local = matches!(self.halves(harness).0.kind, traffic_policy_ebpf::abi::kind::DELIVER);
+        harness.run(if local { Hook::Egress } else { self.terms.hook }, packet)
+    }
+
+    /// Opens it and assures it: SYN, SYN-ACK, ACK; or three datagrams.
     #[track_caller]
     pub(crate) fn establish(self, harness: &Harness) {
         for outcome in [self.open(harness).outcome, self.answer(harness, flag::SYN | flag::ACK).outcome] {

@@ -306,14 +306,14 @@ fn delivered_by_xdp() {
     });
 }
 
-/// Anybody can send an error: the flow stays as it was, whether it is confirmed or not, in whichever table.
+/// Anybody can send an error: the flow stays as it was, whether it is assured or not, in whichever table.
 #[test]
 fn the_flow_stays_as_it_is() {
     everywhere(|harness, terms| {
         for limit in [0, 1000] {
             for endpoint in [NEAR, LOCAL] {
                 for established in [false, true] {
-                    harness.set_up(&setup(NODE, endpoint).unconfirmed_limit(limit));
+                    harness.set_up(&setup(NODE, endpoint).unassured_limit(limit));
                     let dialogue = Dialogue::new(terms, NODE);
                     if established {
                         dialogue.establish(harness);
@@ -350,11 +350,11 @@ fn the_flow_stays_as_it_is() {
     });
 }
 
-/// In the table of unconfirmed flows the kernel may evict either half; what is left says no more whose it is.
+/// In the table of unassured flows the kernel may evict either half; what is left says no more whose it is.
 #[test]
 fn half_a_flow_is_not_believed() {
     everywhere(|harness, terms| {
-        harness.set_up(&setup(NODE, NEAR).unconfirmed_limit(0));
+        harness.set_up(&setup(NODE, NEAR).unassured_limit(0));
         let dialogue = Dialogue::new(terms, NODE);
         dialogue.open(harness).expect("forwarded");
         let (request_half, _) = dialogue.halves(harness);

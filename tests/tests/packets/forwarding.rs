@@ -135,6 +135,29 @@ fn endpoints_on_this_node_by_their_route() {
     });
 }
 
+/// A tunnel without Ethernet header, say. Delivered here it would keep the client's address, and the endpoint would answer
+/// the client directly.
+#[test]
+fn an_endpoint_of_another_node_behind_a_device_without_programs() {
+    table::run(|terms| {
+        let remote = (Spot::RemoteBehindPod0, ENDPOINT_PORT);
+        let dropped = || Step::dropped(&terms.request(NODE), "dropped-unattached-device");
+        let delivered = terms.request(NODE).destination(terms.at(LOCAL));
+        vec![
+            Case::new(
+                "again and again, not by what the slot remembers either",
+                Setup::of(frontend(NODE, &[remote])),
+                [dropped(), dropped()],
+            ),
+            Case::new(
+                "one of this node is delivered",
+                Setup::of(frontend(NODE, &[LOCAL])),
+                [Step::new(&terms.request(NODE), "delivered", &delivered)],
+            ),
+        ]
+    });
+}
+
 #[test]
 fn a_packet_that_xdp_delivered_is_not_new_in_tc() {
     table::run(|terms| {

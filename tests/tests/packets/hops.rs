@@ -1,7 +1,7 @@
 //! Next hops: kept as long as nothing changed, asked for again when something may have.
 
 use aya::maps::{Array, MapData};
-use traffic_policy_ebpf::abi::{Address, HOP_ARENA, SlotRoute};
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, HOPS_PER_GENERATION, SlotRoute};
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Setup, Spot, Way};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netlink::Mac;
@@ -51,22 +51,24 @@ fn age_hops(harness: &mut Harness, jiffies: u32) {
 
 #[test]
 fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
+    // Jiffies; the test itself may take seconds.
+    const MAX_AGE: u32 = 1_000_000;
     let occasions: [fn(&mut Harness); 3] = [
         |harness| harness.change_state(|state| state.hop_epoch += 1),
         |harness| harness.change_state(|state| state.route += 1),
-        |harness| age_hops(harness, 1001),
+        |harness| age_hops(harness, MAX_AGE + 1),
     ];
     everywhere(|harness, terms| {
         for occasion in occasions {
             set_up(harness);
-            harness.change_state(|state| state.hop_max_age = 1000);
+            harness.change_state(|state| state.hop_max_age = MAX_AGE);
             let (dialogue, sharer) =
                 (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
             dialogue.establish(harness);
             sharer.establish(harness);
             assert_eq!(dialogue.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
             neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
-            age_hops(harness, 900);
+            age_hops(harness, MAX_AGE / 10 * 9);
             for dialogue in [dialogue, sharer] {
                 assert_eq!(sent_to(dialogue, harness), Spot::RouterNear.mac(), "nothing said so yet");
             }
@@ -168,7 +170,7 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
         dialogue.open(harness);
         if terms.xdp() {
             assert_eq!(harness.flows(terms.family), []);
-            assert_eq!(harness.usage().unconfirmed, [0, 0]);
+            assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         } else {
             assert_eq!(dialogue.halves(harness).0.hop, 0, "to be asked for again");
             dialogue.establish(harness);
@@ -196,8 +198,8 @@ fn a_way_that_was_not_written_in_one_piece_is_asked_for_anew() {
         let first = Dialogue::new(terms, VIP).with_port(1);
         first.establish(harness);
         match terms.family {
-            Family::V4 => spoil(&mut harness.tables.v4.slot_routes, 0x0101_0101),
-            Family::V6 => spoil(&mut harness.tables.v6.slot_routes, [1, 1]),
+            Family::V4 => spoil(&mut harness.tables.v4.slot_routes, Address4::from_wire(0x0101_0101)),
+            Family::V6 => spoil(&mut harness.tables.v6.slot_routes, Address6::from_wire([1, 1])),
         }
         let second = Dialogue::new(terms, VIP).with_port(2);
         second.establish(harness);
@@ -212,13 +214,13 @@ fn no_room_for_another_hop() {
     everywhere(|harness, terms| {
         set_up(harness);
         // SAFETY: a field of the mapped element.
-        unsafe { (*harness.tables.usage.pointer()).hops[0] = u64::from(HOP_ARENA) };
+        unsafe { (*harness.tables.usage.pointer()).hops[0] = u64::from(HOPS_PER_GENERATION) };
         let dialogue = Dialogue::new(terms, VIP);
         let outcome = dialogue.open(harness).outcome;
         assert_eq!(outcome, if terms.xdp() { "passed-to-tc" } else { "forwarded" });
-        // The other arena is empty.
+        // The other generation is empty.
         harness.change_state(|state| state.route = 1 << 16 | 2);
         dialogue.open(harness).expect("forwarded");
-        assert!(u32::from(dialogue.halves(harness).0.hop) > HOP_ARENA);
+        assert!(u32::from(dialogue.halves(harness).0.hop) > HOPS_PER_GENERATION);
     });
 }

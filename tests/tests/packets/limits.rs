@@ -1,50 +1,54 @@
-//! What runs out: room in the table, source ports, tuples. Other flows go on.
+//! Exhausted resources: room in the table, source ports, tuples. Other flows go on.
 
-use traffic_policy_testing::harness::{Frontend, Hook, Setup, Spot};
+use traffic_policy_agent::dataplane::Sizes;
+use traffic_policy_testing::harness::{self, Frontend, HZ, Harness, Hook, Place, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
-use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT};
+use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const ACK: u8 = flag::ACK;
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
+/// Tables with room for every port of a pool.
+const LARGE: Sizes = Sizes { flows4: 4096, flows6: 4096, ..harness::SIZES };
+
 fn setup(endpoint: Spot) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000)
 }
 
+/// Of flows that stand none makes room: new ones go where the kernel may evict them.
 #[test]
-fn a_full_table_drops_new_flows_only() {
+fn a_table_full_of_flows_that_stand() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             harness.set_up(&setup(endpoint));
-            let flows = (1..).map(|port| Dialogue::new(terms, VIP).with_port(port));
-            let opened = flows
-                .clone()
-                .take_while(|dialogue| match dialogue.open(harness).outcome {
-                    "forwarded" | "delivered" => true,
-                    outcome => {
-                        assert_eq!(outcome, "dropped-table-full");
-                        false
-                    }
-                })
-                .count();
-            assert_eq!(opened, 128, "two halves a flow in a table of 256");
-            assert_eq!(harness.flows(terms.family).len(), 256, "no half is left behind");
-            for dialogue in [Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(128)]
-            {
+            let opens = |outcome| matches!(outcome, "forwarded" | "delivered");
+            let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
+            (1..=128).for_each(|port| assert!(opens(of_port(port).open(harness).outcome), "{port}"));
+            let standing = harness.flows(terms.family);
+            assert_eq!(standing.len(), 256, "two halves a flow in a table of 256");
+            for port in 500..520 {
+                assert!(opens(of_port(port).open(harness).outcome), "{port}");
+            }
+            let (main, pending): (Vec<_>, Vec<_>) =
+                harness.flows(terms.family).into_iter().partition(|half| half.place == Place::Main);
+            assert_eq!(main, standing, "no flow that stands is touched");
+            assert_eq!(pending.len(), 40);
+            for dialogue in [of_port(1), of_port(128), of_port(519)] {
                 dialogue.establish(harness);
             }
             // Gone are the halves of one flow, but one is enough for half a flow only.
-            let (request, reply) = Dialogue::new(terms, VIP).with_port(5).halves(harness);
+            let (request, reply) = of_port(5).halves(harness);
             harness.evict(&request);
-            Dialogue::new(terms, VIP).with_port(500).open(harness).expect("dropped-table-full");
-            assert_eq!(harness.flows(terms.family).len(), 255, "the claimed reply half is given back");
+            assert!(opens(of_port(600).open(harness).outcome));
+            assert_eq!(of_port(600).halves(harness).0.place, Place::Pending, "both halves in one table");
+            assert_eq!(of_port(600).halves(harness).1.place, Place::Pending, "both halves in one table");
             harness.evict(&reply);
-            let outcome = Dialogue::new(terms, VIP).with_port(500).open(harness).outcome;
-            assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+            assert!(opens(of_port(601).open(harness).outcome));
+            assert_eq!(of_port(601).halves(harness).0.place, Place::Main);
         }
     });
 }
@@ -67,6 +71,64 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
         let other = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(2, &other);
         Dialogue::new(terms, (Spot::OtherVip, PORT)).with_port(21).open(harness).expect("forwarded");
+    });
+}
+
+/// Of a pool of so many ports 95 % can be used towards one endpoint before the first client is refused.
+#[test]
+fn nearly_all_of_a_pool_can_be_used() {
+    const PORTS: u16 = 1000;
+    harness::with_sizes(LARGE, |harness| {
+        for terms in Terms::all() {
+            harness.set_up(&setup(Spot::Near).pool(5000..5000 + PORTS).unassured_limit(u32::MAX / 2));
+            let opened = (1..=PORTS)
+                .take_while(|port| {
+                    Dialogue::new(terms, VIP).with_port(*port).open(harness).outcome == "forwarded"
+                })
+                .count();
+            assert!(opened * 100 >= usize::from(PORTS) * 95, "{opened} of {PORTS} ports, {terms:?}");
+        }
+    });
+}
+
+/// RFC 6191: a port may be used again long before TIME_WAIT ends. conntrack's `nf_nat_may_kill` does the same.
+#[test]
+fn ports_of_flows_that_are_over_are_used_again() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        let (first, second) =
+            (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
+        let closed = |harness: &mut Harness, flags: [Option<u8>; 2], seconds: u32| {
+            harness.set_up(&setup(Spot::Near).pool([5000]));
+            first.establish(harness);
+            if let Some(flags) = flags[0] {
+                first.send(harness, flags).expect("forwarded");
+            }
+            if let Some(flags) = flags[1] {
+                first.answer(harness, flags).expect("replied");
+            }
+            let last = harness.now().wrapping_sub(seconds * HZ);
+            let (request, reply) = first.halves(harness);
+            for half in [request, reply] {
+                harness.change(&half, |half| half.last = last);
+            }
+            second.open(harness).outcome
+        };
+        const FIN_ACK: u8 = flag::FIN | ACK;
+        const RST_ACK: u8 = flag::RST | ACK;
+        assert_eq!(closed(harness, [None, None], 1000), "dropped-no-snat-port", "idle is not over");
+        assert_eq!(closed(harness, [Some(FIN_ACK), None], 1000), "dropped-no-snat-port", "half closed");
+        assert_eq!(closed(harness, [Some(FIN_ACK), Some(FIN_ACK)], 2), "dropped-no-snat-port", "just closed");
+        for flags in [[Some(FIN_ACK), Some(FIN_ACK)], [Some(RST_ACK), None]] {
+            assert_eq!(closed(harness, flags, 30), "forwarded");
+            assert_eq!(first.request_half(harness), None, "both entries of the old flow are gone");
+            assert_eq!(harness.flows(terms.family).len(), 2);
+            assert_eq!(harness.unassured(terms.family, terms.tcp), 1);
+            second.answer(harness, SYN_ACK).expect("replied");
+            second.send(harness, ACK).expect("forwarded");
+        }
     });
 }
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod absent;
 mod affinity;
 mod answers;
 mod checksums;
@@ -21,5 +22,7 @@ mod pending;
 mod quotes;
 mod renewed;
 mod roundtrip;
+mod sources;
+mod spoofed;
 mod sweeping;
 mod table;

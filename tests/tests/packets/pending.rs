@@ -1,6 +1,6 @@
-//! Flows past the share of unconfirmed ones: in a table of their own, where the kernel may evict either half.
+//! Flows past the share of unassured ones: in a table of their own, where the kernel may evict either half.
 
-use traffic_policy_ebpf::tcp::{ANSWERED, CONFIRMED};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
 use traffic_policy_testing::harness::{Frontend, Harness, Hook, Place, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
@@ -14,7 +14,7 @@ const SYN_ACK: u8 = flag::SYN | flag::ACK;
 fn setup(endpoint: Spot, limit: u32) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]))
         .pool(5000..5100)
-        .unconfirmed_limit(limit)
+        .unassured_limit(limit)
 }
 
 /// With the table of pending flows in use from the first flow on, for endpoints of both kinds.
@@ -35,15 +35,16 @@ fn places(harness: &Harness, terms: Terms) -> Vec<Place> {
 #[test]
 fn new_flows_go_there_past_the_limit() {
     everywhere(|harness, terms| {
-        harness.set_up(&setup(Spot::Near, 2));
+        // UDP has twice the share of TCP.
+        harness.set_up(&setup(Spot::Near, if terms.tcp { 2 } else { 1 }));
         for port in 1..=4 {
             Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let place = |port| Dialogue::new(terms, VIP).with_port(port).halves(harness).0.place;
         assert_eq!([1, 2, 3, 4].map(place), [Place::Main, Place::Main, Place::Pending, Place::Pending]);
-        let usage = harness.usage();
-        assert_eq!((usage.unconfirmed[terms.family as usize], usage.pending_created), (2, 2));
-        // One is confirmed, which makes room for one more.
+        let unassured = harness.unassured(terms.family, terms.tcp);
+        assert_eq!((unassured, harness.usage().pending_created), (2, 2));
+        // One is assured, which makes room for one more.
         Dialogue::new(terms, VIP).with_port(1).establish(harness);
         Dialogue::new(terms, VIP).with_port(5).open(harness).expect("forwarded");
         assert_eq!(Dialogue::new(terms, VIP).with_port(5).halves(harness).0.place, Place::Main);
@@ -60,10 +61,10 @@ fn a_confirmed_flow_moves_to_the_main_table() {
         dialogue.send(harness, ACK);
         assert_eq!(places(harness, terms), [Place::Main; 2]);
         let (request, reply) = dialogue.halves(harness);
-        assert_eq!((request.state, reply.state), (CONFIRMED, CONFIRMED | ANSWERED));
+        assert_eq!((request.state, reply.state), (ASSURED, ASSURED | ANSWERED));
         assert_eq!((request.new_from, request.new_to), (before.0.new_from, before.0.new_to));
         assert_eq!(request.packets, before.0.packets + 1, "what was counted moves along");
-        assert_eq!(harness.usage().unconfirmed, [0, 0], "it was never counted there");
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 0, "it was never counted there");
         let outcome = dialogue.answer(harness, ACK).outcome;
         assert!(matches!(outcome, "replied" | "replied-local"), "{outcome}");
     });
@@ -75,12 +76,12 @@ fn a_confirmed_flow_moves_when_there_is_room() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1000).pool(5000..6000));
         (1..=128).for_each(|port| Dialogue::new(terms, VIP).with_port(port).establish(harness));
-        harness.change_state(|state| state.unconfirmed_limit = [0; 2]);
+        harness.change_state(|state| state.unassured_limit = [0; 2]);
         let dialogue = Dialogue::new(terms, VIP).with_port(500);
         dialogue.establish(harness);
         dialogue.send(harness, ACK).expect("forwarded");
         assert_eq!(dialogue.halves(harness).0.place, Place::Pending);
-        assert_eq!(dialogue.halves(harness).0.state, CONFIRMED);
+        assert_eq!(dialogue.halves(harness).0.state, ASSURED);
         let (request, reply) = Dialogue::new(terms, VIP).with_port(1).halves(harness);
         harness.evict(&request);
         dialogue.send(harness, ACK).expect("forwarded");
@@ -93,7 +94,7 @@ fn a_confirmed_flow_moves_when_there_is_room() {
         });
         harness.run(terms.hook, &later).expect("forwarded");
         assert_eq!(dialogue.halves(harness).0.place, Place::Main);
-        assert_eq!(harness.usage().unconfirmed, [0, 0]);
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         dialogue.answer(harness, ACK).expect("replied");
     });
 }
@@ -153,7 +154,7 @@ fn a_port_taken_in_one_table_is_taken_in_the_other() {
         Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
         Dialogue::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
-        harness.change_state(|state| state.unconfirmed_limit = [100; 2]);
+        harness.change_state(|state| state.unassured_limit = [100; 2]);
         Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
     });
 }
@@ -170,7 +171,8 @@ fn a_flood_evicts_pending_flows_only() {
         }
         let (main, pending): (Vec<_>, Vec<_>) =
             harness.flows(terms.family).into_iter().partition(|half| half.place == Place::Main);
-        assert_eq!(main.len(), 4, "the established flow, and the one that may be unconfirmed");
+        let unassured = if terms.tcp { 1 } else { 2 };
+        assert_eq!(main.len(), 2 + 2 * unassured, "the established flow, and the one that may be unassured");
         assert!(pending.len() <= 64, "{} pending halves", pending.len());
         established.send(harness, ACK).expect("forwarded");
         established.answer(harness, ACK).expect("replied");
@@ -178,5 +180,25 @@ fn a_flood_evicts_pending_flows_only() {
         last.answer(harness, SYN_ACK).expect("replied");
         last.send(harness, ACK).expect("forwarded");
         assert_eq!(last.halves(harness).0.place, Place::Main);
+    });
+}
+
+/// One-way protocols (statsd, syslog) never confirm a flow: their sources must not make a node treat TCP clients as a flood.
+#[test]
+fn tcp_and_udp_are_counted_apart() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(Spot::Near, 2));
+        let share = if terms.tcp { 2 } else { 4 };
+        for port in 1..=10 {
+            Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
+        }
+        let place = |harness: &Harness, dialogue: Dialogue| dialogue.halves(harness).0.place;
+        let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
+        assert_eq!(place(harness, of_port(share)), Place::Main);
+        assert_eq!(place(harness, of_port(share + 1)), Place::Pending);
+        let other = Dialogue::new(Terms { tcp: !terms.tcp, ..terms }, VIP).with_port(1000);
+        other.open(harness).expect("forwarded");
+        let mains = harness.flows(terms.family).iter().filter(|half| half.place == Place::Main).count();
+        assert_eq!(mains, 2 * usize::from(share + 1), "the other protocol has its own share");
     });
 }

@@ -1,4 +1,4 @@
-//! What an ICMP error quotes: packets of any shape, cut anywhere.
+//! The packet that an ICMP error quotes: packets of any shape, cut anywhere.
 
 use traffic_policy_testing::harness::{Device, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};

@@ -12,8 +12,8 @@ fn nothing_of_an_earlier_test_is_left() {
         let new = harness.content().unwrap();
         for (name, entries) in &new {
             let programs = match name.as_str() {
-                "XDP_JUMPS" => 8,
-                "TC_JUMPS" => 12,
+                "tp_xdp_calls" => 8,
+                "tp_tc_calls" => 12,
                 _ => 0,
             };
             assert_eq!(entries.len(), programs, "{name}");

@@ -75,6 +75,11 @@ fn one(harness: &mut Harness, terms: Terms, draw: &Draw) {
     expect_from_ip(&expected, &there.frame);
 
     let answer = decorate(terms, draw, terms.answer(endpoint, frontend)).destination((to.ip(), to.port()));
+    let answer = answer.with(|packet| {
+        if terms.tcp {
+            packet.tcp_mut().acknowledgement = draw.numbers.0.wrapping_add(1);
+        }
+    });
     let hook = if local { Hook::Egress } else { terms.hook };
     let back = harness.input(&Input::new(hook, answer.bytes()));
     assert_eq!(back.outcome, if local { "replied-local" } else { "replied" });

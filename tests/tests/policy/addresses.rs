@@ -1,7 +1,8 @@
-//! Where a Service is reached: load balancer addresses, external IPs, node ports on some of the node's addresses; and which
+//! Addresses of a Service: load balancer addresses, external IPs, node ports on some of the node's addresses; and which
 //! port of its pods that leads to.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
@@ -9,6 +10,8 @@ use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Outcome, Server};
+
+const SOON: Duration = Duration::from_secs(20);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -186,4 +189,38 @@ fn node_ports_are_on_the_chosen_addresses_only() {
             assert!(answered || outcome.is_refused_at_once(), "{chosen}: {address} {outcome:?}");
         }
     }
+}
+
+/// Until the Node object says which addresses are the node's, node ports are on none, as with kube-proxy.
+#[test]
+fn node_ports_wait_for_an_address_of_the_node() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let node = cluster.lab.node(1);
+    let web = Cluster::node_port("web", Policy::Cluster, 30080);
+    cluster.manifests.apply(&web, &cluster.backends()).unwrap();
+    let with = |addresses: serde_json::Value| {
+        let metadata = serde_json::json!({"name": node.name});
+        let status = serde_json::json!({"addresses": addresses});
+        let object =
+            serde_json::json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status});
+        cluster.manifests.write("nodes", &[object]).unwrap();
+    };
+    with(serde_json::json!([]));
+    let agent = Agent::builder(&cluster.lab, node).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    agent.wait_said(&["has no address in status.addresses", "node ports wait"], SOON).unwrap();
+    let to = Family::BOTH.map(|family| SocketAddr::new(node.address(family), 30080));
+    for to in to {
+        let outcome = cluster.ask(Protocol::Tcp, to).unwrap();
+        assert!(outcome.is_refused_at_once(), "{to}: {outcome:?}");
+    }
+    let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
+    with(serde_json::json!(to.map(|to| serde_json::json!({"type": "InternalIP", "address": to.ip()}))));
+    for to in to {
+        cluster.wait_for(Protocol::Tcp, to, SOON, answered).unwrap();
+    }
+    // A Node of another machine: the wrong --node-name.
+    with(serde_json::json!([{"type": "InternalIP", "address": "192.0.2.77"}]));
+    agent.wait_said(&["No device of this node has an address", "192.0.2.77", "--node-name"], SOON).unwrap();
+    cluster.wait_for(Protocol::Tcp, to[0], SOON, |outcome| !answered(outcome)).unwrap();
 }

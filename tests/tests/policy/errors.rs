@@ -1,4 +1,4 @@
-//! What a client learns by ICMP about what is behind a node port: it always seems to come from the address that it asked.
+//! ICMP errors from behind a node port: to the client they come from the address that it asked.
 
 use std::time::{Duration, Instant};
 

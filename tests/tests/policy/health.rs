@@ -1,4 +1,4 @@
-//! What load balancers are told: the health-check node port, /healthz and /livez.
+//! Answers to the probes of load balancers: the health-check node port, /healthz and /livez.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

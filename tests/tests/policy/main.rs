@@ -1,4 +1,4 @@
-//! What becomes of connections from outside, with real agents on real nodes: policies, families, protocols, ways to attach.
+//! Connections from outside, with real agents on real nodes: policies, families, protocols, ways to attach.
 //! Needs root; without it each test fails with a sentence that says so.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
@@ -15,11 +15,13 @@ mod health;
 mod icmp;
 mod matrix;
 mod neighbours;
+mod other_proxy;
 mod overlay;
 mod path_mtu;
 mod reject;
 mod router;
 mod source_ranges;
+mod spoofed;
 mod stale_flows;
 mod transfer;
 mod uplinks;

@@ -1,4 +1,4 @@
-//! What a router owes to the sender: time exceeded, and packet too big.
+//! ICMP errors that a router sends: time exceeded, and packet too big.
 
 use std::net::SocketAddr;
 use std::process::Command;

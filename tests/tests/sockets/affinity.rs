@@ -6,7 +6,7 @@ use serde_json::json;
 use traffic_policy_testing::object::Service;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, service, service_at, until};
+use crate::fixture::{SocketCluster, service, service_at, until};
 
 fn sticky(seconds: u32) -> Service {
     service(10)
@@ -20,7 +20,7 @@ fn pod(caller: &Caller, kind: Kind) -> String {
 
 #[test]
 fn a_namespace_stays_with_its_endpoint() {
-    let fixture = Fixture::start(&[2, 2], |cluster| {
+    let fixture = SocketCluster::start(&[2, 2], |cluster| {
         cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
     });
     for kind in [Kind::V4, Kind::V6] {
@@ -56,7 +56,7 @@ fn a_namespace_stays_with_its_endpoint() {
             (now != first).then_some(now)
         });
         fixture.cluster.manifests.endpoints(&sticky(600), &backends).unwrap();
-        fixture.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
+        fixture.cluster.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
         for _ in 0..15 {
             assert_eq!(pod(&other, kind), second, "{kind:?}");
         }
@@ -65,7 +65,7 @@ fn a_namespace_stays_with_its_endpoint() {
 
 #[test]
 fn another_namespace_is_another_client() {
-    let fixture = Fixture::start(&[8, 8], |cluster| {
+    let fixture = SocketCluster::start(&[8, 8], |cluster| {
         cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
     });
     // That eight clients choose the same one of 16 by chance happens once in 10^8 runs.
@@ -75,7 +75,7 @@ fn another_namespace_is_another_client() {
 
 #[test]
 fn it_ends_after_its_time() {
-    let fixture = Fixture::start(&[4, 4], |cluster| {
+    let fixture = SocketCluster::start(&[4, 4], |cluster| {
         cluster.manifests.apply(&sticky(1), &cluster.backends()).unwrap();
     });
     let caller = fixture.on_node(1);

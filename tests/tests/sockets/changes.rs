@@ -7,7 +7,7 @@ use nix::libc;
 use traffic_policy_testing::object::{Backend, Policy};
 
 use crate::caller::{Caller, Kind, Socket};
-use crate::fixture::{Fixture, service, service_at, until};
+use crate::fixture::{SocketCluster, service, service_at, until};
 
 /// The Service whose endpoints change.
 const NUMBER: u8 = 10;
@@ -15,8 +15,8 @@ const NUMBER: u8 = 10;
 const OTHER: u8 = 11;
 
 /// Two endpoints, on the caller's node and on the other one.
-fn fixture() -> Fixture {
-    Fixture::start(&[2, 1], |cluster| {
+fn fixture() -> SocketCluster {
+    SocketCluster::start(&[2, 1], |cluster| {
         let backends = [(1, 2), (2, 1)].map(|(node, pod)| Backend::of(cluster.lab.node(node).pod(pod)));
         for number in [NUMBER, OTHER] {
             cluster.manifests.apply(&service(number), &backends).unwrap();
@@ -24,7 +24,7 @@ fn fixture() -> Fixture {
     })
 }
 
-fn one_endpoint(fixture: &Fixture, pod: &str) -> Backend {
+fn one_endpoint(fixture: &SocketCluster, pod: &str) -> Backend {
     if pod == "pod-2-1" { fixture.backend(2, 1) } else { fixture.backend(1, 2) }
 }
 
@@ -64,7 +64,9 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
             .manifests
             .endpoints(&service(NUMBER), &[one_endpoint(&fixture, other(gone))])
             .unwrap();
-        fixture.agents[0].wait_said(&["ended UDP sockets", "sockets=6"], Duration::from_secs(10)).unwrap();
+        fixture.cluster.agents[0]
+            .wait_said(&["ended UDP sockets", "sockets=6"], Duration::from_secs(10))
+            .unwrap();
         for (kind, socket) in &sockets {
             let to = kind.written(service_at(NUMBER, *kind));
             // Told to whoever listens; whoever sends learns that nobody is there.
@@ -97,13 +99,15 @@ fn an_endpoint_that_went_while_no_agent_ran() {
     let caller = fixture.on_node(1);
     let sockets = Kind::ALL.map(|kind| connected_to(&caller, NUMBER, kind, "pod-2-1"));
     let staying = connected_to(&caller, NUMBER, Kind::V4, "pod-1-2");
-    fixture.agents[0].kill().unwrap();
+    fixture.cluster.agents[0].kill().unwrap();
     fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
     // Nobody has told the programs.
     sockets[0].send("who").unwrap();
     assert_eq!(sockets[0].receive().unwrap().1.pod, "pod-2-1");
-    fixture.agents[0].start_again().unwrap();
-    fixture.agents[0].wait_said(&["ended UDP sockets", "sockets=3"], Duration::from_secs(20)).unwrap();
+    fixture.cluster.agents[0].start_again().unwrap();
+    fixture.cluster.agents[0]
+        .wait_said(&["ended UDP sockets", "sockets=3"], Duration::from_secs(20))
+        .unwrap();
     for socket in &sockets {
         assert_eq!(socket.receive().unwrap_err().raw_os_error(), Some(libc::ECONNABORTED));
     }
@@ -111,7 +115,7 @@ fn an_endpoint_that_went_while_no_agent_ran() {
     assert_eq!(staying.receive().unwrap().1.pod, "pod-1-2");
 
     // The Service goes altogether.
-    fixture.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
+    fixture.cluster.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
     fixture.cluster.manifests.delete(&service(NUMBER)).unwrap();
     let error = staying.receive().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{error}");
@@ -124,14 +128,16 @@ fn an_endpoint_that_went_while_no_agent_ran() {
 fn a_socket_is_not_forgotten_for_many_others() {
     let fixture = fixture();
     fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-2-1")]).unwrap();
-    fixture.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
+    fixture.cluster.agents[0].wait_said(&["synced"], Duration::from_secs(5)).unwrap();
     let caller = fixture.in_pod(1, 1);
     let old = caller.udp(Kind::V4);
     old.connect(service_at(NUMBER, Kind::V4)).unwrap();
     caller.udp(Kind::V4).churn(200_000, service_at(NUMBER, Kind::V4));
     old.send("still").unwrap();
     fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
-    fixture.agents[0].wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10)).unwrap();
+    fixture.cluster.agents[0]
+        .wait_said(&["ended UDP sockets", "sockets=1"], Duration::from_secs(10))
+        .unwrap();
     assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
 }
 

@@ -8,7 +8,7 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::Policy;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, cluster_ip, service, service_at};
+use crate::fixture::{SocketCluster, cluster_ip, service, service_at};
 
 /// Pods that answered by TCP, until there are as many as wanted.
 fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BTreeSet<String> {
@@ -25,7 +25,7 @@ fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BT
 
 #[test]
 fn cluster_ips_of_policy_cluster_and_local() {
-    let fixture = Fixture::start(&[2, 1], |cluster| {
+    let fixture = SocketCluster::start(&[2, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
         let local = service(11).internal_policy(Policy::Local);
         cluster.manifests.apply(&local, &cluster.backends()).unwrap();
@@ -62,14 +62,14 @@ fn cluster_ips_of_policy_cluster_and_local() {
     // No packet of theirs was translated.
     for hook in ["tc-ingress", "tc-egress"] {
         for outcome in ["forwarded", "delivered", "replied", "replied-local"] {
-            assert_eq!(fixture.agents[0].packets(hook, outcome).unwrap(), 0, "{hook} {outcome}");
+            assert_eq!(fixture.cluster.agents[0].packets(hook, outcome).unwrap(), 0, "{hook} {outcome}");
         }
     }
 }
 
 #[test]
 fn datagrams_connected_and_not() {
-    let fixture = Fixture::start(&[1, 2], |cluster| {
+    let fixture = SocketCluster::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
         cluster.manifests.apply(&service(11), &cluster.backends()).unwrap();
     });
@@ -128,7 +128,7 @@ fn datagrams_connected_and_not() {
 /// As some resolvers do. The kernel lets a connected socket hear its peer only.
 #[test]
 fn connected_sockets_that_name_the_address_again() {
-    let fixture = Fixture::start(&[1, 2], |cluster| {
+    let fixture = SocketCluster::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     let caller = fixture.in_pod(1, 1);
@@ -149,7 +149,7 @@ fn connected_sockets_that_name_the_address_again() {
 
 #[test]
 fn every_endpoint_gets_its_share_of_datagrams() {
-    let fixture = Fixture::start(&[1, 2], |cluster| {
+    let fixture = SocketCluster::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     let caller = fixture.in_pod(1, 1);
@@ -165,7 +165,7 @@ fn every_endpoint_gets_its_share_of_datagrams() {
 
 #[test]
 fn a_pod_reaches_itself() {
-    let fixture = Fixture::start(&[1, 0], |cluster| {
+    let fixture = SocketCluster::start(&[1, 0], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     let caller = fixture.in_pod(1, 1);
@@ -183,7 +183,7 @@ fn a_pod_reaches_itself() {
 /// are not told when the subflow connects: it shows the endpoint.
 #[test]
 fn multipath_tcp() {
-    let fixture = Fixture::start(&[1, 1], |cluster| {
+    let fixture = SocketCluster::start(&[1, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     let caller = fixture.in_pod(1, 1);
@@ -199,7 +199,7 @@ fn multipath_tcp() {
 
 #[test]
 fn other_cgroups_are_left_alone() {
-    let fixture = Fixture::start(&[1, 0], |cluster| {
+    let fixture = SocketCluster::start(&[1, 0], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     // A process in the pod's network and in another node's cgroup.

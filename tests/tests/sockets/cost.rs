@@ -1,11 +1,11 @@
-//! What a call costs with the programs in place, and without.
+//! Cost of a system call with the programs in place, and without.
 
 use std::net::SocketAddr;
 
 use traffic_policy_testing::cgroup::Cgroup;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, service, service_at};
+use crate::fixture::{SocketCluster, service, service_at};
 
 /// A run is over before the scheduler gives the CPU to somebody else, most of the time.
 const CALLS: u32 = 3000;
@@ -14,7 +14,7 @@ const RUNS: usize = 100;
 /// Other destinations than Services must not pay for them. `--nocapture` shows the figures.
 #[test]
 fn of_connect() {
-    let fixture = Fixture::start(&[1, 1], |cluster| {
+    let fixture = SocketCluster::start(&[1, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     let outside = Cgroup::create(&format!("{}-outside", fixture.cluster.lab.id())).unwrap();

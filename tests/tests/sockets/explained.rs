@@ -14,7 +14,7 @@ use traffic_policy_testing::object::{Policy, Service};
 use traffic_policy_testing::traffic;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, NODE_PORT, PORT, cluster_ip};
+use crate::fixture::{NODE_PORT, PORT, SocketCluster, cluster_ip};
 
 /// Pods of these are the endpoints: node, pod.
 const PLACES: [(&str, &[(usize, usize)]); 4] =
@@ -54,8 +54,8 @@ fn service(number: u8) -> Service {
     service
 }
 
-fn fixture() -> Fixture {
-    Fixture::start(&[2, 1], |cluster| {
+fn fixture() -> SocketCluster {
+    SocketCluster::start(&[2, 1], |cluster| {
         for number in 0..SERVICES {
             let (_, endpoints) = PLACES[usize::from(number % 4)];
             let pods = endpoints.iter().map(|(node, pod)| cluster.lab.node(*node).pod(*pod));
@@ -65,7 +65,7 @@ fn fixture() -> Fixture {
     })
 }
 
-fn destination(fixture: &Fixture, way: &str, number: u8, family: Family) -> SocketAddr {
+fn destination(fixture: &SocketCluster, way: &str, number: u8, family: Family) -> SocketAddr {
     let node_port = NODE_PORT + u16::from(number);
     match way {
         "cluster IP" => SocketAddr::new(cluster_ip(number + 1, family), PORT),
@@ -113,7 +113,7 @@ fn meet(caller: &Caller, kind: Kind, call: Call, to: SocketAddr) -> Met {
 }
 
 struct Asked<'a> {
-    fixture: &'a Fixture,
+    fixture: &'a SocketCluster,
     counters: &'a Counters,
     caller: &'a Caller,
     kind: Kind,
@@ -186,7 +186,7 @@ fn flow(source: IpAddr, to: SocketAddr, call: Call, from: &'static str, name: St
 fn of_this_node() {
     let fixture = fixture();
     let callers = [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))];
-    let counters = Counters::of(&fixture.agents[0]).unwrap();
+    let counters = Counters::of(&fixture.cluster.agents[0]).unwrap();
     let mut flows = Vec::new();
     let mut asked = Vec::new();
     for (from, caller) in &callers {
@@ -214,7 +214,7 @@ fn of_this_node() {
             }
         }
     }
-    let answers = explain::live(&fixture.agents[0], &flows, &[]).unwrap();
+    let answers = explain::live(&fixture.cluster.agents[0], &flows, &[]).unwrap();
     let mut wrong = Vec::new();
     let mut outcomes: BTreeMap<&str, u32> = BTreeMap::new();
     for (asked, answer) in asked.iter().zip(&answers) {
@@ -263,11 +263,11 @@ fn of_another_node() {
             }
         }
     }
-    for here in explain::live(&fixture.agents[0], &flows, &[]).unwrap() {
+    for here in explain::live(&fixture.cluster.agents[0], &flows, &[]).unwrap() {
         assert_eq!((here.verdict.as_str(), here.endpoint), ("unhandled", None), "{here:?}");
     }
     let outside: Vec<_> = flows.into_iter().map(|flow| Flow { from: None, ..flow }).collect();
-    let there = explain::live(&fixture.agents[1], &outside, &[]).unwrap();
+    let there = explain::live(&fixture.cluster.agents[1], &outside, &[]).unwrap();
     let before = fixture.calls(1, "connected");
     for ((caller, kind, to), answer) in asked.into_iter().zip(&there) {
         match (meet(caller, kind, Call::Tcp, to), answer.verdict.as_str()) {

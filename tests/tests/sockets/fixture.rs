@@ -19,8 +19,7 @@ pub const NODE_PORT: u16 = 30080;
 /// Ranges of the cluster IPs of these tests.
 const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:10:96::/112";
 
-pub struct Fixture {
-    pub agents: Vec<Agent>,
+pub struct SocketCluster {
     pub cluster: Cluster,
     cgroups: Vec<Cgroups>,
 }
@@ -30,10 +29,10 @@ pub struct Cgroups {
     pub node: Cgroup,
 }
 
-impl Fixture {
+impl SocketCluster {
     /// `pods`: how many each node has.
     pub fn start(pods: &[u8], prepare: impl FnOnce(&Cluster)) -> Self {
-        let cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
+        let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
         prepare(&cluster);
         let cgroups: Vec<_> = cluster
             .lab
@@ -48,11 +47,11 @@ impl Fixture {
             let agent = Agent::builder(&cluster.lab, node).cgroup(cgroups.node.path());
             agent.flags(&["--service-cidr", SERVICE_CIDRS]).start().unwrap()
         };
-        let agents: Vec<_> = cluster.lab.nodes().iter().zip(&cgroups).map(start).collect();
-        for agent in &agents {
+        cluster.agents = cluster.lab.nodes().iter().zip(&cgroups).map(start).collect();
+        for agent in &cluster.agents {
             agent.wait_ready(Duration::from_secs(20)).unwrap();
         }
-        Self { agents, cluster, cgroups }
+        Self { cluster, cgroups }
     }
 
     /// The cgroups of a node; nodes count from 1.
@@ -81,7 +80,7 @@ impl Fixture {
 
     /// How many calls ended so on a node.
     pub fn calls(&self, node: usize, outcome: &str) -> u64 {
-        self.agents[node - 1].packets("socket", outcome).unwrap()
+        self.cluster.agents[node - 1].packets("socket", outcome).unwrap()
     }
 }
 

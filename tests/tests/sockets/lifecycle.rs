@@ -12,10 +12,10 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::lab::Lab;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, service, service_at};
+use crate::fixture::{SocketCluster, service, service_at};
 
-fn fixture() -> Fixture {
-    Fixture::start(&[1, 1], |cluster| {
+fn fixture() -> SocketCluster {
+    SocketCluster::start(&[1, 1], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     })
 }
@@ -38,7 +38,7 @@ fn killed_started_again_and_cleaned_up() {
     let to = service_at(10, Kind::V6);
     let pod = datagrams.exchange(to).unwrap().1.pod;
 
-    fixture.agents[0].kill().unwrap();
+    fixture.cluster.agents[0].kill().unwrap();
     for kind in Kind::ALL {
         caller.ask(kind, service_at(10, kind)).unwrap();
     }
@@ -102,7 +102,7 @@ fn killed_started_again_and_cleaned_up() {
 fn another_cgroup_and_none() {
     let mut fixture = fixture();
     let cgroup = fixture.cgroups(1).node.path().to_owned();
-    fixture.agents[0].stop().unwrap();
+    fixture.cluster.agents[0].stop().unwrap();
     let other = Cgroup::create(&format!("{}-other", fixture.cluster.lab.id())).unwrap();
     let builder = || Agent::builder(&fixture.cluster.lab, fixture.cluster.lab.node(1));
     let mut agent = builder().cgroup(other.path()).start().unwrap();

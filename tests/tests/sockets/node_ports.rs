@@ -9,7 +9,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::Server;
 
 use crate::caller::Kind;
-use crate::fixture::{Fixture, NODE_PORT, PORT, cluster_ip};
+use crate::fixture::{NODE_PORT, PORT, SocketCluster, cluster_ip};
 
 const OTHER_PORT: u16 = 30081;
 
@@ -28,8 +28,8 @@ fn external_ip(family: Family) -> IpAddr {
 }
 
 /// Policy Local: `far` has its only endpoint on node-2, `near` its only one on node-1.
-fn local() -> Fixture {
-    Fixture::start(&[2, 1], |cluster| {
+fn local() -> SocketCluster {
+    SocketCluster::start(&[2, 1], |cluster| {
         let mut far = Cluster::node_port("far", Policy::Local, NODE_PORT);
         for family in Family::BOTH {
             far = far.vip(vip(family)).external_ip(external_ip(family)).cluster_ip(cluster_ip(10, family));
@@ -43,7 +43,7 @@ fn local() -> Fixture {
 }
 
 /// Every way by which the caller's own node offers `far`, on which it has no endpoint.
-fn own_ways(fixture: &Fixture, family: Family) -> Vec<SocketAddr> {
+fn own_ways(fixture: &SocketCluster, family: Family) -> Vec<SocketAddr> {
     vec![
         fixture.cluster.at(1, family, NODE_PORT),
         SocketAddr::new(vip(family), PORT),
@@ -98,7 +98,7 @@ fn policy_local_on_another_node() {
             "{own}: another node's addresses are not this one's"
         );
     }
-    assert!(fixture.agents[1].packets("tc-ingress", "dropped-no-local-endpoint").unwrap() >= 6);
+    assert!(fixture.cluster.agents[1].packets("tc-ingress", "dropped-no-local-endpoint").unwrap() >= 6);
 }
 
 /// `curl localhost:30080`.

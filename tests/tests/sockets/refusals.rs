@@ -6,7 +6,7 @@ use nix::libc;
 use traffic_policy_testing::object::Policy;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, PORT, cluster_ip, error_at_once, service, service_at};
+use crate::fixture::{PORT, SocketCluster, cluster_ip, error_at_once, service, service_at};
 
 /// Errors of connect() by TCP, of connect() by UDP, and of sendto().
 fn errors(caller: &Caller, kind: Kind, to: SocketAddr) -> [i32; 3] {
@@ -23,7 +23,7 @@ const DROPPED: [i32; 3] = [libc::ETIMEDOUT, libc::EPERM, libc::EPERM];
 
 #[test]
 fn each_reason_has_its_error() {
-    let fixture = Fixture::start(&[1, 1], |cluster| {
+    let fixture = SocketCluster::start(&[1, 1], |cluster| {
         let remote = traffic_policy_testing::object::Backend::of(cluster.lab.node(2).pod(1));
         cluster.manifests.apply(&service(10), &[]).unwrap();
         cluster.manifests.apply(&service(11), &cluster.backends()).unwrap();

@@ -10,7 +10,7 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Port, Service};
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{Fixture, NODE_PORT, PORT};
+use crate::fixture::{NODE_PORT, PORT, SocketCluster};
 
 fn vip(number: u8, family: Family) -> IpAddr {
     match family {
@@ -58,7 +58,7 @@ fn may(caller: &Caller, kind: Kind, number: u8, bound: Option<IpAddr>) -> bool {
 
 #[test]
 fn by_the_address_that_a_caller_will_have() {
-    let fixture = Fixture::start(&[2, 1], |cluster| {
+    let fixture = SocketCluster::start(&[2, 1], |cluster| {
         let lab = &cluster.lab;
         let range = |addresses: &traffic_policy_testing::lab::Addresses, lengths: [u8; 2]| {
             [format!("{}/{}", addresses.v4, lengths[0]), format!("{}/{}", addresses.v6, lengths[1])]

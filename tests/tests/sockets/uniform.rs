@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
-use traffic_policy_ebpf::abi::{Socket, SocketKey};
+use traffic_policy_ebpf::abi::{Address, Socket, SocketKey};
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::object::Backend;
 
 use crate::caller::Kind;
-use crate::fixture::{Fixture, service, service_at};
+use crate::fixture::{SocketCluster, service, service_at};
 
 const SOCKETS: u32 = 10_000;
 const ENDPOINTS: u8 = 7;
@@ -28,16 +28,16 @@ fn endpoint(number: u8) -> Addresses {
 }
 
 /// How many sockets were sent to each endpoint, by the table in which the packet path notes it.
-fn counts(fixture: &Fixture, family: Family) -> BTreeMap<u8, u32> {
-    let version = fs::read_dir(fixture.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
-    let map = MapData::from_pin(version.join("maps/SOCKETS")).unwrap();
+fn counts(fixture: &SocketCluster, family: Family) -> BTreeMap<u8, u32> {
+    let version = fs::read_dir(fixture.cluster.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
+    let map = MapData::from_pin(version.join("maps/tp_sockets")).unwrap();
     let sockets: HashMap<_, SocketKey, Socket> = Map::LruHashMap(map).try_into().unwrap();
     let mut counts = BTreeMap::new();
     let known: BTreeMap<[u64; 2], u8> = (1..=ENDPOINTS)
         .map(|number| {
             let address = endpoint(number);
             let wide =
-                if family == Family::V4 { [address.v4.to_wire().into(), 0] } else { address.v6.to_wire() };
+                if family == Family::V4 { address.v4.to_wire().wide() } else { address.v6.to_wire().wide() };
             (wide, number)
         })
         .collect();
@@ -52,7 +52,7 @@ fn counts(fixture: &Fixture, family: Family) -> BTreeMap<u8, u32> {
 
 #[test]
 fn choice() {
-    let fixture = Fixture::start(&[1, 1], |cluster| {
+    let fixture = SocketCluster::start(&[1, 1], |cluster| {
         let backends: Vec<_> = (1..=ENDPOINTS).map(|number| Backend::at(&endpoint(number))).collect();
         cluster.manifests.apply(&service(10), &backends).unwrap();
     });

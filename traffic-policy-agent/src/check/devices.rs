@@ -4,11 +4,11 @@ mod facts;
 mod native;
 
 use self::facts::Way;
-pub(super) use self::facts::{Device, Facts};
+pub(super) use self::facts::{Device, DeviceFacts};
 use super::finding::Finding;
 use crate::{dataplane::Mode, node};
 
-pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
     let mut findings: Vec<_> = facts
         .missing
         .iter()
@@ -19,7 +19,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         .collect();
     findings.extend(facts.left_out.iter().map(|device| {
         let found = format!(
-            "{}: what comes by it from outside or from other nodes' pods is not served",
+            "{}: what comes by it from outside is not served, and connections to endpoints behind it are refused (dropped-unattached-device)",
             device.found()
         );
         Finding::warning("device", found, device.fix())
@@ -34,7 +34,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     for device in &facts.devices {
         findings.extend(way(device, facts.attach));
     }
-    let each = |judge: fn(&Device, &Facts) -> Option<Finding>, probe, fine: &str| {
+    let each = |judge: fn(&Device, &DeviceFacts) -> Option<Finding>, probe, fine: &str| {
         let judged = facts.devices.iter().filter_map(|device| judge(device, facts));
         let mut judged: Vec<_> = judged.collect();
         if judged.is_empty() && !facts.devices.is_empty() {
@@ -56,6 +56,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     ));
     findings.extend(each(native::other_end, "other-end", "no veth loses what XDP sends by it"));
     findings.extend(each(offload, "offload", "no device delivers frames with unfinished checksums"));
+    findings.extend(each(vlans, "vlan", "no device hides VLAN tags from XDP"));
     findings.extend(each(other_xdp, "xdp-program", "no other XDP program is on the devices"));
     findings.extend(each(other_tc, "tc-programs", "no other TC programs are on the devices"));
     findings
@@ -123,7 +124,7 @@ fn different_mtus(devices: &[Device]) -> Option<Finding> {
     })
 }
 
-fn offload(device: &Device, facts: &Facts) -> Option<Finding> {
+fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     // Between two ends of a veth nobody computes a checksum: it is left to a card that never comes.
     if device.kind.as_deref() != Some("veth") || device.checksum_offload == Some(false) {
         return None;
@@ -152,7 +153,22 @@ fn offload(device: &Device, facts: &Facts) -> Option<Finding> {
     })
 }
 
-fn other_xdp(device: &Device, facts: &Facts) -> Option<Finding> {
+/// XDP sees no tag that the card has taken out: a frame of eth0.100 looks like one of eth0.
+fn vlans(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
+    if device.stripped_vlans.is_empty() || device.way(facts.attach) == Way::Tc {
+        return None;
+    }
+    let (name, vlans) = (&device.link.name, device.stripped_vlans.join(", "));
+    Some(Finding::warning(
+        "vlan",
+        format!(
+            "{name} takes VLAN tags out of frames before XDP sees them: what comes by {vlans} is taken for {name}'s own"
+        ),
+        format!("ethtool -K {name} rxvlan off; or --attach tc"),
+    ))
+}
+
+fn other_xdp(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     let (id, program) = device.xdp.first()?;
     let name = &device.link.name;
     let program = program.as_ref().map_or_else(String::new, |program| format!(" {program}"));
@@ -175,7 +191,7 @@ fn other_xdp(device: &Device, facts: &Facts) -> Option<Finding> {
     })
 }
 
-fn other_tc(device: &Device, _facts: &Facts) -> Option<Finding> {
+fn other_tc(device: &Device, _facts: &DeviceFacts) -> Option<Finding> {
     let name = &device.link.name;
     let others = match &device.tc {
         Ok(others) => others,

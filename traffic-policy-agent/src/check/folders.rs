@@ -19,12 +19,13 @@ pub(super) fn judge_pins(root: &Path, look: &PinsLook) -> Vec<Finding> {
         )];
     }
     if !look.other_versions.is_empty() {
-        return vec![Finding::error(
+        return vec![Finding::warning(
             PROBE,
-            format!("{folder} holds pins of another layout ({})", look.other_versions.join(", ")),
             format!(
-                "traffic-policy-agent cleanup --pin-dir {folder}, which ends the flows of the other version, or another --pin-dir"
+                "{folder} holds pins of another layout ({}): `run` replaces its programs, and its flows end",
+                look.other_versions.join(", ")
             ),
+            "run with --on-other-layout refuse if that may not be, and drain the node first",
         )];
     }
     vec![match (look.used_by, look.pinned) {
@@ -133,7 +134,10 @@ mod tests {
         let finding = judge(PinsLook::default());
         assert!(finding.severity == Severity::Error && finding.fix.unwrap().contains("mount -t bpf"));
         let finding = judge(PinsLook { other_versions: vec!["v1".into()], ..good.clone() });
-        assert!(finding.severity == Severity::Error && finding.fix.unwrap().contains("cleanup --pin-dir"));
+        assert!(
+            finding.severity == Severity::Warning
+                && finding.fix.unwrap().contains("--on-other-layout refuse")
+        );
         let finding = judge(PinsLook { used_by: Some(7), ..good });
         assert!(finding.severity == Severity::Note && finding.found.contains("process 7"));
     }

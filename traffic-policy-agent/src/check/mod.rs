@@ -8,6 +8,7 @@ mod ethtool;
 mod finding;
 mod folders;
 mod forwarding;
+mod ipsec;
 mod kernel;
 mod listeners;
 mod netfilter;
@@ -58,7 +59,7 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
     }));
     findings.extend(attempt("cgroup", folders::Facts::look(&settings.cgroup), folders::judge_cgroup));
     let used_by = PinsLook::at(&settings.pins).ok().and_then(|look| look.used_by);
-    match devices::Facts::look(settings, &objects.addresses).await {
+    match devices::DeviceFacts::look(settings, &objects.addresses).await {
         Ok(facts) => {
             findings.extend(devices::judge(&facts));
             findings.extend(attempt(
@@ -70,6 +71,7 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
         }
         Err(error) => findings.push(unseen("device", &error)),
     }
+    findings.extend(attempt("ipsec", ipsec::policies(), ipsec::judge));
     findings.extend(attempt("ports", ports::Facts::look(settings, objects.services, used_by), ports::judge));
     findings
 }

@@ -94,7 +94,28 @@ fn judge(facts: &Facts) -> Vec<Finding> {
         forward.push(Finding::ok("forward-policy", "no chain drops what is forwarded by its policy"));
     }
     findings.extend(forward);
+    findings.extend(masquerade(&facts.rules));
     findings
+}
+
+/// Ports that a masquerade takes are not known beforehand.
+fn masquerade(rules: &Rules) -> Option<Finding> {
+    let chains: Vec<_> = rules
+        .chains
+        .iter()
+        .filter(|chain| chain.source_nat)
+        .map(|chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name))
+        .collect();
+    (!chains.is_empty()).then(|| {
+        Finding::note(
+            "masquerade",
+            format!(
+                "chain {}: a masquerade there may give a pod's connection a source port of --pool-ports; if a flow to the same endpoint has that port, answers are taken for its",
+                chains.join(", chain ")
+            ),
+            "nothing if pods reach pods without masquerade; else keep its ports apart: -j MASQUERADE --to-ports with the range of net.ipv4.ip_local_port_range, which is left out of --pool-ports",
+        )
+    })
 }
 
 /// What to write where the pods' range is not known.
@@ -112,7 +133,7 @@ fn forward_drops(rules: &Rules) -> Vec<Finding> {
             Finding::warning(
                 "forward-policy",
                 format!(
-                    "chain {} of nftables table {family} {table} has policy DROP: packets to pods of this node, and their replies, end there unless a rule accepts them",
+                    "chain {} of nftables table {family} {table} has policy DROP: packets to pods of this node, and their replies, end there unless a rule accepts them; what is sent on to endpoints of other nodes is redirected and passes no chain of this node",
                     chain.name
                 ),
                 accept(chain, rules).join("; "),
@@ -212,7 +233,13 @@ mod tests {
     use crate::check::Severity;
 
     fn chain(family: Family, table: &str, name: &str) -> Chain {
-        Chain { table: Table { family, name: table.into() }, name: name.into(), forward: false, drops: false }
+        Chain {
+            table: Table { family, name: table.into() },
+            name: name.into(),
+            forward: false,
+            drops: false,
+            source_nat: false,
+        }
     }
 
     fn drops(family: Family, table: &str, name: &str) -> Chain {
@@ -258,6 +285,14 @@ mod tests {
             inet.contains("nft insert rule inet fire fwd ip6 saddr <pods of this node> accept"),
             "{inet}"
         );
+    }
+
+    #[test]
+    fn a_masquerade_may_take_our_ports() {
+        let masquerade = Chain { source_nat: true, ..chain(Family::Ip, "nat", "POSTROUTING") };
+        let [finding] = complaints(&with_chains(&[masquerade])).try_into().unwrap();
+        assert_eq!((finding.severity, finding.probe), (Severity::Note, "masquerade"));
+        assert!(finding.fix.unwrap().contains("--to-ports"));
     }
 
     #[test]

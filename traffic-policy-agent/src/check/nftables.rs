@@ -50,6 +50,8 @@ pub(super) struct Chain {
     pub(super) forward: bool,
     /// What no rule of it decides is dropped.
     pub(super) drops: bool,
+    /// It gives packets that leave another source.
+    pub(super) source_nat: bool,
 }
 
 /// What there is.
@@ -68,7 +70,9 @@ const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const CHAIN_HOOK: u16 = 4;
 const CHAIN_POLICY: u16 = 5;
+const CHAIN_TYPE: u16 = 7;
 const HOOK_NUMBER: u16 = 1;
+const NF_INET_POST_ROUTING: u32 = 4;
 const NF_INET_FORWARD: u32 = 2;
 const NF_DROP: u32 = 0;
 /// `struct nfgenmsg`.
@@ -113,5 +117,7 @@ fn chain(message: &[u8]) -> Option<Chain> {
         name: text(find(attributes, CHAIN_NAME)?),
         forward: hook == Some(NF_INET_FORWARD),
         drops: policy == Some(NF_DROP),
+        source_nat: hook == Some(NF_INET_POST_ROUTING)
+            && find(attributes, CHAIN_TYPE).map(text).as_deref() == Some("nat"),
     })
 }

@@ -14,8 +14,9 @@ use super::{
     listeners::{self, Listener},
 };
 use crate::{
-    dataplane::{LEAST_POOL, Pool, bound_ports, ephemeral_ports},
+    dataplane::{LEAST_POOL, Pool, ephemeral_ports},
     model::{Protocol, ServiceName, object::Service},
+    node::bound_ports,
 };
 
 /// What judging needs.

@@ -65,9 +65,9 @@ mod tests {
 
         let refusal = Refusal {
             release: "6.12.94".into(),
-            program: "xdp_answer4".into(),
+            program: "tp_xdp_reject4".into(),
             reason: "R6 unbounded memory access".into(),
-            log: Ok("/tmp/traffic-policy-verifier-xdp_answer4.log".into()),
+            log: Ok("/tmp/traffic-policy-verifier-tp_xdp_reject4.log".into()),
             refused: 4,
             all: 40,
         };
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(finding.severity, Severity::Error);
         assert_eq!(
             finding.found,
-            "Linux 6.12.94 refuses 4 of the packet path's 40 programs; the first is xdp_answer4, of which the kernel's verifier says: R6 unbounded memory access (its whole log is in /tmp/traffic-policy-verifier-xdp_answer4.log)"
+            "Linux 6.12.94 refuses 4 of the packet path's 40 programs; the first is tp_xdp_reject4, of which the kernel's verifier says: R6 unbounded memory access (its whole log is in /tmp/traffic-policy-verifier-tp_xdp_reject4.log)"
         );
         assert!(finding.fix.unwrap().contains("a kernel of the table"));
         let finding = one(Facts::Refused(Refusal { log: Err("no space left".into()), ..refusal }));

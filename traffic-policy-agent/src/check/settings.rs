@@ -1,4 +1,4 @@
-//! What `run` will be given, as far as it matters here.
+//! The settings of `run` that `check` judges.
 
 use std::{net::SocketAddr, path::PathBuf};
 

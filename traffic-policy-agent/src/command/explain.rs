@@ -224,8 +224,9 @@ impl OfflineArguments {
         // As `run` resolves them: only the Node object says which are primary.
         let mut primary = index.node_addresses(&node_name).to_vec();
         let node_port_addresses = self.node_port_addresses.among(addresses.iter().copied(), &primary);
-        if let Some(missing) = self.node_port_addresses.missing(&node_name, &primary) {
-            tracing::warn!("{missing}");
+        let here = addresses.iter().copied();
+        if let Some(concern) = self.node_port_addresses.concern(&node_name, here, &primary) {
+            tracing::warn!("{concern}");
         }
         for family in [false, true] {
             if !primary.iter().any(|address| address.is_ipv6() == family) {

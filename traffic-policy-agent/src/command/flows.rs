@@ -46,11 +46,11 @@ enum State {
 
 impl ValueEnum for State {
     fn value_variants<'a>() -> &'a [Self] {
-        use FlowState::{Answered, Closing, Confirmed, Finished, New, Reset};
+        use FlowState::{Answered, Assured, Closing, Finished, New, Reset};
         &[
             Self::Is(New),
             Self::Is(Answered),
-            Self::Is(Confirmed),
+            Self::Is(Assured),
             Self::Is(Closing),
             Self::Is(Finished),
             Self::Is(Reset),
@@ -259,7 +259,7 @@ mod tests {
             endpoint: "10.244.2.2:8080".parse().unwrap(),
             source: "172.18.0.11:5555".parse().unwrap(),
             way: Way::Forwarded,
-            state: FlowState::Confirmed,
+            state: FlowState::Assured,
             gone: true,
             pending: false,
             idle: Duration::from_millis(1500),
@@ -289,7 +289,7 @@ mod tests {
             (vec!["--client", "2001:db8::/32"], false),
             (vec!["--endpoint", "10.244.2.2"], true),
             (vec!["--endpoint", "10.244.2.2:8081"], false),
-            (vec!["--state", "confirmed"], true),
+            (vec!["--state", "assured"], true),
             (vec!["--state", "gone"], true),
             (vec!["--state", "closing"], false),
         ] {
@@ -307,12 +307,12 @@ mod tests {
         let show = Show { names: [(3, key())].into(), devices: [(7, "eth0".to_owned())].into() };
         let row = show.row(&flow());
         assert_eq!(row[0], "shop/web:http");
-        assert_eq!(row[6..], ["confirmed, gone", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
+        assert_eq!(row[6..], ["assured, gone", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
         let delivered = Flow { way: Way::Delivered, hop: None, reply: None, service: 9, ..flow() };
         let row = show.row(&delivered);
         assert_eq!(
             (row[0].as_str(), row[6].as_str(), row[10].as_str()),
-            ("(gone)", "confirmed, gone, no reply entry", "this node")
+            ("(gone)", "assured, gone, no reply entry", "this node")
         );
         let document = serde_json::to_value(show.document(&flow())).unwrap();
         assert_eq!(document["endpoint"], "10.244.2.2:8080");

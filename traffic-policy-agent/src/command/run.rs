@@ -8,7 +8,10 @@ use ipnet::IpNet;
 
 use crate::{
     controller::{self, NodePortAddresses, Origin, Settings},
-    dataplane::{Cgroup, Config, DEFAULT_PINS, IdleTimes, Mode, Pool, PortRanges, Sizes},
+    dataplane::{
+        Cgroup, Config, DEFAULT_PINS, Extras, IdleTimes, Mode, OnOtherLayout, Pool, PortRanges, Sizes,
+        SourceCheck, drop_privileges,
+    },
     model::{address::parse_cidr, parse_duration},
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
@@ -35,6 +38,10 @@ pub(super) struct Arguments {
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
+    /// What becomes of programs and maps that an agent of another layout version left in --pin-dir. `replace`: they serve
+    /// until this version's maps are filled, then its programs take their places; flows end. `refuse`: do not start.
+    #[arg(long, env = "TRAFFIC_POLICY_ON_OTHER_LAYOUT", default_value = "replace", value_name = "ACTION")]
+    on_other_layout: OnOtherLayout,
     /// Cgroup2 folder whose processes' connections to Services are served: of the node's processes and its pods; `none`:
     /// nobody's, only packets from outside; `auto`: the cgroup2 hierarchy that is mounted here.
     #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "auto", value_name = "D|none|auto")]
@@ -57,6 +64,16 @@ pub(super) struct Arguments {
     /// that load balancers can notice. 0: not at all. The annotation traffic-policy.io/drain of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_DRAIN", default_value = "30s", value_name = "TIME", value_parser = duration)]
     drain: Duration,
+    /// Which sources new connections from outside may have. `martian`: none that cannot be, which are this node's own addresses
+    /// and pods, addresses and ports of Services, and networks that are no source (0/8, 127/8, multicast, 240/4; ::, ::1);
+    /// `strict`: also only those to which this node's routes lead by the device that the packet came by; `off`: any.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_SOURCE_CHECK",
+        default_value = "martian",
+        value_name = "off|martian|strict"
+    )]
+    source_check: SourceCheck,
     /// Ports to use as source towards endpoints of other nodes. Node ports, net.ipv4.ip_local_port_range and ports of this
     /// node's sockets are left out.
     #[arg(long = "pool-ports", env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
@@ -76,6 +93,8 @@ pub(super) struct Arguments {
     )]
     metrics_address: MetricsAddress,
     #[command(flatten)]
+    services: ServiceArguments,
+    #[command(flatten)]
     table: TableArguments,
 }
 
@@ -92,6 +111,21 @@ struct SourceArguments {
     /// must make answer.
     #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
     api_server: Option<String>,
+}
+
+/// Room for Services.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Room for Services")]
+struct ServiceArguments {
+    /// Addresses with a port on which Services are reached (ClusterIPs, node ports, load balancer addresses, external IPs), of
+    /// each family, and one more for each ClusterIP. A Service port that does not fit is left out, and named.
+    #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = Sizes::default().frontends, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    frontend_entries: u32,
+    /// Ranges of all loadBalancerSourceRanges, of each family.
+    #[arg(long, env = "TRAFFIC_POLICY_SOURCE_RANGE_ENTRIES", default_value_t = Sizes::default().source_ranges, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    source_range_entries: u32,
 }
 
 /// The flow table.
@@ -113,6 +147,9 @@ struct TableArguments {
     /// Idle time of an established TCP connection.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_ESTABLISHED", default_value = "24h", value_name = "TIME", value_parser = duration)]
     idle_established: Duration,
+    /// Idle time of a TCP connection after FIN one way.
+    #[arg(long, env = "TRAFFIC_POLICY_IDLE_HALF_CLOSED", default_value = "1h", value_name = "TIME", value_parser = duration)]
+    idle_half_closed: Duration,
     /// Idle time of a TCP connection after FIN both ways.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_FINISHED", default_value = "2m", value_name = "TIME", value_parser = duration)]
     idle_finished: Duration,
@@ -167,12 +204,23 @@ fn ranges(text: &str) -> Result<PortRanges, String> {
 
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
+        // Before there are other threads, which would keep theirs.
+        drop_privileges(self.extras())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .context("starting the runtime failed")?;
         runtime.block_on(controller::run(self.settings()))
+    }
+
+    fn extras(&self) -> Extras {
+        let is_low = |address: &SocketAddr| (1..1024).contains(&address.port());
+        let low_ports = is_low(&self.healthz_address)
+            || self.metrics_address.0.as_ref().is_some_and(is_low)
+            // From these come the health ports of Services, too.
+            || self.node_ports.0.iter().any(|range| *range.start() < 1024);
+        Extras { sockets: self.cgroup != Cgroup::None, low_ports }
     }
 
     fn settings(self) -> Settings {
@@ -201,16 +249,20 @@ impl Arguments {
             metrics: self.metrics_address.0,
             dataplane: Config {
                 pins: Some(self.pin_dir),
+                on_other_layout: self.on_other_layout,
                 sizes: Sizes {
                     flows4: table.flow_entries,
                     flows6: table.flow_entries_v6,
                     pending: table.pending_entries,
+                    frontends: self.services.frontend_entries,
+                    source_ranges: self.services.source_range_entries,
                 },
                 idle: IdleTimes {
                     established: table.idle_established,
+                    half_closed: table.idle_half_closed,
                     finished: table.idle_finished,
                     reset: table.idle_reset,
-                    unconfirmed: table.idle_unconfirmed,
+                    unassured: table.idle_unconfirmed,
                     udp: table.idle_udp,
                     udp_answered: table.idle_udp_answered,
                 },
@@ -218,6 +270,7 @@ impl Arguments {
                 drain: self.drain,
                 mode: self.attach,
                 cgroup: self.cgroup,
+                source_check: self.source_check,
             },
         }
     }

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::view::{self, View};
 use crate::{
-    inspect::{Count, Counts, Phase, Reached, ServicePort},
+    inspect::{Count, Counts, FrontendView, Phase, ServicePort},
     model::{Endpoint, Protocol},
 };
 
@@ -179,7 +179,7 @@ pub(super) fn phase(phase: Phase) -> String {
 }
 
 /// An address with its protocol.
-pub(super) fn reached(reached: &Reached, protocol: Protocol) -> String {
+pub(super) fn reached(reached: &FrontendView, protocol: Protocol) -> String {
     let protocol = protocol.to_string().to_lowercase();
     match reached.kind {
         crate::model::FrontendKind::LoopbackNodePort => {
@@ -294,9 +294,9 @@ mod tests {
     };
 
     fn port() -> ServicePort {
-        let endpoint = |text: &str, local| Endpoint { address: text.parse().unwrap(), local };
+        let endpoint = |text: &str, local| Endpoint { address: text.parse().unwrap(), local, remote: !local };
         ServicePort {
-            frontends: vec![Reached {
+            frontends: vec![FrontendView {
                 address: "172.18.0.11:30080".parse().unwrap(),
                 kind: FrontendKind::NodePort,
                 policy: Policy::Local,

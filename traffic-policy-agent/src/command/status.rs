@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     check, health,
-    inspect::{self, Heartbeat, Life, Link, LinkHook, MapFill, Phase, Pinned, ServicePort},
+    inspect::{self, Heartbeat, Link, LinkHook, Phase, Pinned, PinnedMap, Presence, ServicePort},
 };
 
 /// Show what is attached where, whether the maps are in sync with the cluster and what is in the way, how full the maps
@@ -103,7 +103,7 @@ struct Flows {
     entries: [u64; 2],
     size: [u64; 2],
     /// Flows that no client has confirmed.
-    unconfirmed: [u64; 2],
+    unassured: [u64; 2],
     /// Halves in the tables for flows that a flood has pushed out.
     pending: [u64; 2],
 }
@@ -133,12 +133,12 @@ impl Document {
             let fix = finding.fix.map(|fix| format!(": {fix}")).unwrap_or_default();
             warnings.push(format!("{}{fix}", finding.found));
         }
-        let fills = MapFill::all(&pinned)?;
-        let maps = fills.iter().map(|fill| Map {
-            name: fill.name.clone(),
-            used: fill.used,
-            size: fill.room,
-            bytes: fill.bytes,
+        let maps_read = PinnedMap::all(&pinned)?;
+        let maps = maps_read.iter().map(|map| Map {
+            name: map.name.clone(),
+            used: map.used,
+            size: map.room,
+            bytes: map.bytes,
         });
         let counters = inspect::counters(&pinned)?;
         Ok(Self {
@@ -146,9 +146,9 @@ impl Document {
             layout: ABI_VERSION,
             attached,
             maps: maps.collect(),
-            map_bytes: fills.iter().map(|fill| fill.bytes).sum(),
+            map_bytes: maps_read.iter().map(|map| map.bytes).sum(),
             snat_ports: pinned.state()?.pool_len,
-            flows: Flows::read(&pinned, &fills)?,
+            flows: Flows::read(&pinned, &maps_read)?,
             draining: draining(&pinned)?,
             counters: counters
                 .into_iter()
@@ -162,10 +162,10 @@ impl Document {
 impl Agent {
     fn read(pinned: &Pinned, warnings: &mut Vec<String>) -> Result<Self> {
         let word = Heartbeat::read(pinned)?;
-        let life = Life::read(pinned)?;
+        let presence = Presence::read(pinned)?;
         let mut report = None;
         // While it loads it has nothing to say of the maps.
-        if matches!(life, Life::Running { .. }) {
+        if matches!(presence, Presence::Running { .. }) {
             match word.address().context("it has not said where it answers").and_then(ask) {
                 Ok(answer) => report = Some(answer),
                 Err(error) => {
@@ -175,11 +175,11 @@ impl Agent {
         }
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         Ok(Self {
-            running: life != Life::None,
-            loading: matches!(life, Life::Loading { .. }),
-            pid: match life {
-                Life::None => None,
-                Life::Loading { process } | Life::Running { process } => Some(process),
+            running: presence != Presence::Absent,
+            loading: matches!(presence, Presence::Loading { .. }),
+            pid: match presence {
+                Presence::Absent => None,
+                Presence::Loading { process } | Presence::Running { process } => Some(process),
             },
             started_seconds_ago: seconds(word.started()),
             seen_seconds_ago: seconds(word.seen()),
@@ -190,14 +190,15 @@ impl Agent {
 }
 
 impl Flows {
-    fn read(pinned: &Pinned, fills: &[MapFill]) -> Result<Self> {
-        let of = |name: &str| fills.iter().find(|fill| fill.name == name);
-        let used = |names: [&str; 2]| names.map(|name| of(name).and_then(|fill| fill.used).unwrap_or(0));
+    fn read(pinned: &Pinned, maps_read: &[PinnedMap]) -> Result<Self> {
+        let of = |name: &str| maps_read.iter().find(|map| map.name == name);
+        let used = |names: [&str; 2]| names.map(|name| of(name).and_then(|map| map.used).unwrap_or(0));
+        let usage = pinned.usage()?;
         Ok(Self {
-            entries: used(["FLOWS4", "FLOWS6"]),
-            size: ["FLOWS4", "FLOWS6"].map(|name| of(name).map_or(0, |fill| fill.room.into())),
-            unconfirmed: pinned.usage()?.unconfirmed,
-            pending: used(["PENDING4", "PENDING6"]),
+            entries: used(["tp_flows4", "tp_flows6"]),
+            size: ["tp_flows4", "tp_flows6"].map(|name| of(name).map_or(0, |map| map.room.into())),
+            unassured: [0, 1].map(|family| usage.unassured[family].wrapping_add(usage.unassured_udp[family])),
+            pending: used(["tp_pending4", "tp_pending6"]),
         })
     }
 }

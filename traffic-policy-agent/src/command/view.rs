@@ -167,7 +167,7 @@ pub const fn frontend_kind(kind: FrontendKind) -> &'static str {
 pub mod tests {
     use super::*;
     use crate::{
-        inspect::{Phase, Reached, ServicePort},
+        inspect::{FrontendView, Phase, ServicePort},
         model::{Protocol, ServiceName},
     };
 
@@ -183,7 +183,7 @@ pub mod tests {
             index: 3,
             external_policy: Policy::Local,
             internal_policy: Policy::Cluster,
-            frontends: vec![Reached {
+            frontends: vec![FrontendView {
                 address: "172.18.0.13:30080".parse().unwrap(),
                 kind: FrontendKind::NodePort,
                 policy: Policy::Local,

@@ -4,35 +4,53 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Controller, PacketPath};
+use super::PacketPath;
 
 /// A sweep goes on for so long, and again after so long.
 const SWEEP_FOR: Duration = Duration::from_micros(500);
 const SWEEP_AGAIN: Duration = Duration::from_millis(1);
 
-impl<P: PacketPath> Controller<P> {
-    /// Sweeps for a moment, and then lets others have the CPU, which may be the only one that they can have.
-    pub(super) fn sweep_on(&mut self) {
+/// The pace of a sweep.
+pub(super) struct SweepPacer {
+    next_piece: Instant,
+}
+
+impl SweepPacer {
+    pub(super) fn new() -> Self {
+        Self { next_piece: Instant::now() }
+    }
+
+    /// When sweeping goes on, if there is something to be swept.
+    pub(super) fn next_piece(&self) -> Instant {
+        self.next_piece
+    }
+
+    /// Sweeps for a moment, and then lets others have the CPU, which may be the only one that they can have. Returns whether
+    /// a periodic sweep has ended.
+    pub(super) fn sweep_on(&mut self, path: &mut impl PacketPath) -> bool {
         let start = Instant::now();
-        while self.dataplane.is_sweeping() && start.elapsed() < SWEEP_FOR {
-            match self.dataplane.sweep_on() {
-                Ok(true) if self.synced_once => self.observe(),
-                Ok(_) => {}
+        let mut ended = false;
+        while path.is_sweeping() && start.elapsed() < SWEEP_FOR {
+            match path.sweep_on() {
+                Ok(end) => ended |= end,
                 Err(error) => tracing::warn!("sweeping old flows failed: {error:#}"),
             }
         }
         self.next_piece = Instant::now() + SWEEP_AGAIN;
+        ended
     }
 
-    /// Waits, but for what is to be swept meanwhile.
-    pub(super) async fn sweep_until(&mut self, end: Instant) {
+    /// Waits until `end`, but for what is to be swept meanwhile. Returns whether a periodic sweep has ended.
+    pub(super) async fn sweep_until(&mut self, end: Instant, path: &mut impl PacketPath) -> bool {
+        let mut ended = false;
         while Instant::now() < end {
-            if self.dataplane.is_sweeping() {
+            if path.is_sweeping() {
                 sleep_until(end.min(self.next_piece)).await;
-                self.sweep_on();
+                ended |= self.sweep_on(path);
             } else {
                 sleep_until(end).await;
             }
         }
+        ended
     }
 }

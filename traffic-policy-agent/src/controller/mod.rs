@@ -1,40 +1,38 @@
 //! The controller, `run`'s loop: what a source says becomes map content, and the network's changes become epochs and
 //! devices.
 
+mod attachments;
 mod gc;
+mod left_out;
 mod network;
 mod node_port_addresses;
 mod packet_path;
+mod service_sync;
 mod sockets;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
+pub use self::node_port_addresses::NodePortAddresses;
+use self::{gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync};
 use crate::{
     check,
-    dataplane::{Config, Dataplane, release_memory},
-    health::{HealthzServer, ProxyHealth, ServiceHealth},
+    dataplane::{Config, Dataplane},
+    health::{HealthzServer, ProxyHealth},
     inspect::service_count_reader,
-    metrics::{Metrics, MetricsServer, NoLocal, Observed},
-    model::{Index, NodeInput, ServicePortKey, Warning},
-    node::{self, Address, Events, NeighbourManager, Network},
-    source::{Batch, Kubernetes, Manifests, ServiceEvent, Source},
+    metrics::{Metrics, MetricsServer},
+    node::{self, Event, Events, Network},
+    source::{Kubernetes, Manifests, Source},
 };
-
-pub use self::node_port_addresses::NodePortAddresses;
-use self::packet_path::PacketPath;
 
 /// Where objects come from.
 #[derive(Clone, Debug)]
@@ -86,14 +84,14 @@ impl Default for Timing {
     }
 }
 
-/// Network changes come in bursts.
-const NET_DEBOUNCE: Duration = Duration::from_millis(10);
-
 /// Runs until told to stop (SIGTERM, SIGINT). Programs and maps stay.
 ///
 /// # Errors
 /// Whatever keeps the node from being set up: named, with what to do about it. The node is then as it was.
 pub async fn run(settings: Settings) -> Result<()> {
+    // From the beginning: process 1 of a container would not hear of it otherwise, and a start that is broken off leaves
+    // the node as it was.
+    let mut stop = Stop::listen()?;
     let (network, events) = Network::connect()?;
     node::check(&settings.devices, &network.links().await?)?;
     let health = ProxyHealth::new(true, true);
@@ -114,12 +112,41 @@ pub async fn run(settings: Settings) -> Result<()> {
     if let Some(pins) = settings.dataplane.pins.clone() {
         metrics.count_services(service_count_reader(pins));
     }
-    let mut controller = Controller::new(settings, dataplane, network, health, metrics);
-    match controller.start().await {
-        Ok(source) => controller.follow(source, events).await,
+    let mut controller = Controller::new(settings, Timing::default(), dataplane, network, health, metrics);
+    let started = tokio::select! {
+        biased;
+        () = stop.told() => {
+            tracing::info!("stopping before the start was complete; the node is as it was");
+            controller.path.undo();
+            return Ok(());
+        }
+        started = controller.start() => started,
+    };
+    match started {
+        Ok(source) => controller.follow(source, events, stop).await,
         Err(error) => {
-            controller.dataplane.undo();
+            controller.path.undo();
             Err(error)
+        }
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Stop([Signal; 2]);
+
+impl Stop {
+    fn listen() -> Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
+        let interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
+        Ok(Self([terminate, interrupt]))
+    }
+
+    /// Waits for one of them, or finds that it came. Cancel-safe.
+    async fn told(&mut self) {
+        let [terminate, interrupt] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
         }
     }
 }
@@ -135,76 +162,42 @@ fn serve_metrics(address: SocketAddr, metrics: &Metrics) -> Result<MetricsServer
     Ok(server)
 }
 
+/// The loop's state: the packet path, and the two things that change it.
 struct Controller<P> {
     settings: Settings,
     timing: Timing,
-    index: Index,
-    dataplane: P,
-    network: Network,
+    path: P,
+    network: NodeNetwork,
+    services: ServiceSync,
+    pacer: SweepPacer,
     health: ProxyHealth,
     metrics: Metrics,
     /// Answers as long as it is kept.
     metrics_server: Option<MetricsServer>,
-    service_health: ServiceHealth,
-    neighbours: NeighbourManager,
-    addresses: Vec<Address>,
-    /// Named devices that are not there at present.
-    missing: BTreeSet<String>,
-    /// Warnings that have been logged.
-    warned: BTreeSet<Warning>,
-    /// Service ports whose write failed.
-    pending: BTreeSet<ServicePortKey>,
-    /// How many of `pending` are there because the last write of all failed, not for want of room.
-    failed: usize,
-    synced_once: bool,
-    /// When routes changed last, if that was after their fingerprint was noted.
-    routes_changed: Option<Instant>,
-    /// Devices that could not be attached to, as has been logged.
-    warned_of: BTreeSet<u32>,
-    /// Devices without Ethernet header that were told of, by name.
-    left_out: BTreeSet<String>,
-    /// Devices could not be looked at, or one of them not be attached to.
-    needs_rescan: bool,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
-    /// Addresses of the Node object, as they were when devices were last looked for.
-    primary: Vec<IpAddr>,
-    /// When sweeping goes on, if there is something to be swept.
-    next_piece: Instant,
 }
 
 impl<P: PacketPath> Controller<P> {
     fn new(
         settings: Settings,
-        dataplane: P,
+        timing: Timing,
+        path: P,
         network: Network,
         health: ProxyHealth,
         metrics: Metrics,
     ) -> Self {
         Self {
-            timing: Timing::default(),
-            index: Index::default(),
-            service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
+            network: NodeNetwork::new(network, settings.devices.clone()),
+            services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
+            pacer: SweepPacer::new(),
+            settings,
+            timing,
+            path,
             health,
             metrics,
             metrics_server: None,
-            dataplane,
-            network,
-            neighbours: NeighbourManager::default(),
-            addresses: Vec::new(),
-            missing: BTreeSet::new(),
-            warned: BTreeSet::new(),
-            pending: BTreeSet::new(),
-            failed: 0,
-            synced_once: false,
-            routes_changed: None,
-            warned_of: BTreeSet::new(),
-            left_out: BTreeSet::new(),
-            needs_rescan: false,
             needs_write: false,
-            primary: Vec::new(),
-            next_piece: Instant::now(),
-            settings,
         }
     }
 
@@ -212,21 +205,23 @@ impl<P: PacketPath> Controller<P> {
         let metrics = &self.metrics;
         self.metrics_server =
             self.settings.metrics.map(|address| serve_metrics(address, metrics)).transpose()?;
-        self.refresh_network().await?;
-        self.find_devices(true).await?;
-        self.dataplane.attach_cgroup()?;
-        self.compare_network().await?;
+        self.network.refresh().await?;
+        if self.path.is_replacing() {
+            tracing::info!("programs of another layout version serve until this one's maps are filled");
+        } else {
+            self.network.find_devices(&mut self.path, &self.services.primary(), true).await?;
+            self.path.attach_cgroup()?;
+            self.network.compare(&mut self.path).await?;
+        }
         Ok(match self.settings.origin.clone() {
             Origin::Manifests(manifests) => manifests.start(),
             Origin::Kubernetes(kubernetes) => kubernetes.start().await?,
         })
     }
 
-    async fn follow(&mut self, mut source: Source, mut events: Events) -> Result<()> {
+    async fn follow(&mut self, mut source: Source, mut events: Events, mut stop: Stop) -> Result<()> {
         self.health.follow(source.status());
         self.metrics.follow(source.status());
-        let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
         let Timing { debounce, sweep, maintenance, snat_ports, retry: retry_after } = self.timing;
         let [mut sweep, mut maintenance, mut snat_ports] = [sweep, maintenance, snat_ports].map(|period| {
             let mut ticks = interval(period);
@@ -236,19 +231,23 @@ impl<P: PacketPath> Controller<P> {
         });
         let mut next_write = Instant::now();
         let mut retry = None;
+        let mut look: Option<JoinHandle<Result<Vec<u16>>>> = None;
         loop {
+            self.health.beat();
             let retry_at = retry.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
                 batch = source.next() => {
                     let Some(batch) = batch else { bail!("the source of Services has stopped unexpectedly") };
-                    let mut changed = self.apply_batch(batch);
-                    if self.index.is_synced() && changed {
+                    let mut changed = self.services.apply_batch(batch);
+                    if self.services.has_objects() && changed {
                         self.health.queued();
                         self.metrics.queued();
                     }
-                    self.sweep_until(next_write).await;
+                    if self.pacer.sweep_until(next_write, &mut self.path).await {
+                        self.swept();
+                    }
                     while let Some(batch) = source.try_next() {
-                        changed |= self.apply_batch(batch);
+                        changed |= self.services.apply_batch(batch);
                     }
                     if changed {
                         retry = self.write(&source).await.then(|| Instant::now() + retry_after);
@@ -258,201 +257,147 @@ impl<P: PacketPath> Controller<P> {
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
                     if let Err(error) = self.network_changed(event, &mut events, &source).await {
-                        tracing::warn!("following a change of the network failed: {error:#}");
-                        self.needs_rescan = true;
+                        self.network.rescan_failed(&error.context("following a change of the network"));
+                        // Whether the addresses changed is not known now.
+                        self.needs_write = true;
                     }
                 }
                 () = sleep_until(retry_at), if retry.is_some() => {
                     retry = self.write(&source).await.then(|| Instant::now() + retry_after);
                 }
                 _ = sweep.tick() => {
-                    self.end_sockets();
-                    if let Err(error) = self.dataplane.sweep() {
+                    sockets::end_sockets(&self.path);
+                    if let Err(error) = self.path.sweep() {
                         tracing::warn!("{error:#}");
                     }
                 }
-                () = sleep_until(self.next_piece), if self.dataplane.is_sweeping() => self.sweep_on(),
+                () = sleep_until(self.pacer.next_piece()), if self.path.is_sweeping() => {
+                    if self.pacer.sweep_on(&mut self.path) {
+                        self.swept();
+                    }
+                }
                 _ = maintenance.tick() => self.maintain(&source).await,
-                _ = snat_ports.tick() => {
-                    if let Err(error) = self.dataplane.refresh_pool() {
-                        tracing::warn!("{error:#}");
+                _ = snat_ports.tick(), if look.is_none() => {
+                    let pool = self.path.pool();
+                    // A node may have hundreds of thousands of sockets.
+                    look = Some(tokio::task::spawn_blocking(move || pool.ports()));
+                }
+                ports = async { look.as_mut()?.await.ok() }, if look.is_some() => {
+                    look = None;
+                    match ports {
+                        Some(Ok(ports)) => self.path.use_pool(ports),
+                        Some(Err(error)) => tracing::warn!("{error:#}"),
+                        None => {}
                     }
                 }
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                () = stop.told() => break,
             }
         }
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
     }
 
+    /// A periodic sweep has ended: that is often enough for any scrape.
+    fn swept(&self) {
+        if self.services.synced_once() {
+            self.services.observe(&self.path);
+        }
+    }
+
     /// Brings devices and maps up to date. Returns whether it has to be tried again.
     async fn write(&mut self, source: &Source) -> bool {
         // Now that the Node's addresses are known, their devices are too.
-        let primary = self.index.node_addresses(&self.settings.node_name);
-        if self.index.is_synced()
-            && self.settings.devices.is_empty()
-            && primary != self.primary
+        if self.services.has_objects()
+            && self.network.depends_on(&self.services.primary())
             && let Err(error) = self.rescan(source).await
         {
-            tracing::warn!("looking at the devices failed: {error:#}");
-            self.needs_rescan = true;
+            self.network.rescan_failed(&error);
         }
         self.write_maps(source).await
     }
 
     /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
     async fn write_maps(&mut self, source: &Source) -> bool {
-        if !self.index.is_synced() {
-            return false;
+        let again = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        if self.is_replacement_due()
+            && let Err(error) = self.replace().await
+        {
+            tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
         }
-        let start = Instant::now();
-        let primary = self.index.node_addresses(&self.settings.node_name).to_vec();
-        self.describe_node(&primary);
-        let chosen = &self.settings.node_port_addresses;
-        let input = NodeInput {
-            node_name: self.settings.node_name.clone(),
-            node_port_addresses: chosen.resolve(&self.addresses, &primary),
-            loopback_ipv4: chosen.loopback(false),
-            loopback_ipv6: chosen.loopback(true),
-            service_cidrs: self.settings.service_cidrs.clone(),
-            ipv4: true,
-            ipv6: true,
-        };
-        let mut changes = self.index.update(&input);
-        changes.ports.append(&mut self.pending);
-        let desired = self.index.desired();
-        let mut warnings = desired.warnings.clone();
-        let missing = chosen.missing(&self.settings.node_name, &primary);
-        warnings.extend(missing.map(|text| Warning { service: None, text }));
-        report_warnings(&warnings, &self.warned, source);
-        self.warned = warnings;
-        let local = node::local(&self.addresses);
-        let full = self.dataplane.compares_all();
-        let result = self.dataplane.sync(desired, &changes.ports, &local);
-        match &result {
-            Ok(_) => self.metrics.synced(start.elapsed(), full),
-            Err(_) => self.metrics.failed(start.elapsed(), full),
-        }
-        match result {
-            Ok(written) => {
-                self.end_sockets();
-                self.failed = 0;
-                for key in &written.no_room {
-                    tracing::warn!(service = %key.service, port = key.port, "the maps have no room for its endpoints; the old ones stay, trying again");
-                }
-                let again = !written.no_room.is_empty();
-                self.pending.extend(written.no_room);
-                if !self.synced_once {
-                    tracing::info!(services = desired.ports.len(), writes = written.elements, "first sync");
-                } else if written.elements > 0 {
-                    tracing::info!(changed = changes.ports.len(), writes = written.elements, "synced");
-                }
-                if !self.synced_once
-                    && let Err(error) = self.dataplane.forget_others()
-                {
-                    // They go on as they did; the next start tries again.
-                    tracing::warn!("devices of an earlier run were not forgotten: {error:#}");
-                }
-                let first = !std::mem::replace(&mut self.synced_once, true);
-                self.health.set_node_eligible(desired.node_eligible);
-                self.health.synced();
-                if first {
-                    self.observe();
-                }
-                self.update_health(source).await;
-                if first {
-                    release_memory();
-                }
-                again
-            }
-            Err(error) => {
-                tracing::error!(
-                    "writing the maps failed, trying again in {} s: {error:#}",
-                    self.timing.retry.as_secs()
-                );
-                self.failed = changes.ports.len();
-                self.pending = changes.ports;
-                self.health.explain(format!("{error:#}"));
-                self.health.failed();
-                true
-            }
-        }
+        again
     }
 
-    /// Puts a batch into the index; whether anything changed that may have to be written.
-    fn apply_batch(&mut self, batch: Batch) -> bool {
-        self.metrics.arriving(&batch, &self.index);
-        batch.apply(&mut self.index)
+    fn is_replacement_due(&self) -> bool {
+        self.path.is_replacing() && self.services.synced_once()
     }
 
-    /// Leaves word for scrapes: after each sweep, as that is often enough for any of them, and known to end soon.
-    fn observe(&self) {
-        let desired = self.index.desired();
-        let of_family = |ipv6| desired.ports.keys().filter(|key| key.ipv6 == ipv6).count();
-        let attached = self.dataplane.attached();
-        self.metrics.observed(Observed {
-            attached: attached.map(|(interface, mode)| (interface.name.clone(), mode)).collect(),
-            levels: self.dataplane.levels(),
-            service_ports: [of_family(false), of_family(true)],
-            no_local: NoLocal::count(desired),
-            node_eligible: desired.node_eligible,
-            warnings: self.index.warnings().map(|(name, count)| (name.clone(), count)).collect(),
-            no_room: self.pending.len() - self.failed,
-            failed: self.failed,
-            no_frontend: desired.ports.values().filter(|port| port.frontends.is_empty()).count(),
-        });
-    }
-
-    async fn update_health(&mut self, source: &Source) {
-        let failures = self.service_health.update(&self.index.desired().health).await;
-        for failure in failures {
-            source.events().post(ServiceEvent {
-                service: failure.service.clone(),
-                reason: "FailedToStartServiceHealthcheck".to_owned(),
-                action: "Listen".to_owned(),
-                message: failure.message(&self.settings.node_name),
-            });
+    /// Puts this version's programs into the places of another layout version's, now that the maps are filled.
+    async fn replace(&mut self) -> Result<()> {
+        self.path.adopt()?;
+        if let Err(error) = self.network.rescan(&mut self.path, &self.services.primary()).await {
+            self.network.rescan_failed(&error);
         }
+        // Maintenance tries again what fails here.
+        if let Err(error) = self.path.attach_cgroup() {
+            tracing::warn!("{error:#}");
+        }
+        self.network.compare(&mut self.path).await?;
+        self.path.forget_others()?;
+        let replaced = self.path.drop_replaced()?;
+        tracing::warn!(
+            from = replaced.versions.join(", "),
+            flows = replaced.flows,
+            "the packet path of another layout version was replaced: its flows have ended, so connections from outside to \
+             endpoints of other nodes, and those of local endpoints' clients, begin anew"
+        );
+        Ok(())
+    }
+
+    async fn network_changed(&mut self, first: Event, events: &mut Events, source: &Source) -> Result<()> {
+        self.needs_write |= self.network.changed(first, events, &mut self.path).await?;
+        if self.network.needs_rescan() || self.needs_write {
+            self.rescan(source).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at addresses and devices again, and writes what follows.
+    async fn rescan(&mut self, source: &Source) -> Result<()> {
+        self.network.rescan(&mut self.path, &self.services.primary()).await?;
+        if self.needs_write && self.services.has_objects() {
+            // Frontends on the node's own addresses may have come or gone.
+            self.needs_write = self.write_maps(source).await;
+        }
+        Ok(())
     }
 
     async fn maintain(&mut self, source: &Source) {
-        // Not while they keep changing: a node may have many.
-        if self.routes_changed.take_if(|changed| changed.elapsed() >= self.timing.maintenance).is_some() {
-            match self.network.fingerprint().await {
-                Ok(fingerprint) => self.dataplane.note_network(fingerprint),
-                Err(error) => tracing::warn!("{error:#}"),
-            }
+        self.network.note_routes(&mut self.path, self.timing.maintenance).await;
+        self.network.look_for_programs(&mut self.path).await;
+        if self.is_replacement_due()
+            && let Err(error) = self.replace().await
+        {
+            tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
         }
-        if (self.needs_rescan || self.needs_write)
+        if (self.network.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await
         {
-            tracing::warn!("looking at the devices failed: {error:#}");
-            self.needs_rescan = true;
+            self.network.rescan_failed(&error);
         }
-        if self.service_health.has_failures() {
-            self.update_health(source).await;
+        if self.services.look_at(source) {
+            self.needs_write = self.write_maps(source).await || self.needs_write;
         }
-        match self.dataplane.next_hops() {
-            Ok(hops) => {
-                self.neighbours.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
-            }
-            Err(error) => tracing::warn!("{error:#}"),
+        if self.services.has_health_failures() {
+            self.services.update_health(source).await;
         }
+        self.report_attachments();
+        self.network.keep_neighbours(&self.path).await;
     }
-}
 
-/// Logs what has not been reported yet, and posts an Event where a Service is concerned.
-fn report_warnings(warnings: &BTreeSet<Warning>, reported: &BTreeSet<Warning>, source: &Source) {
-    for warning in warnings.difference(reported) {
-        tracing::warn!("{warning}");
-        if let Some(service) = &warning.service {
-            source.events().post(ServiceEvent {
-                service: service.clone(),
-                reason: "Misconfigured".to_owned(),
-                action: "Program".to_owned(),
-                message: warning.text.clone(),
-            });
-        }
+    /// Says what somebody took off, and what came of it.
+    fn report_attachments(&self) {
+        let attachments = self.network.attachments();
+        self.metrics.restored(attachments.restored());
+        self.health.set_detached(attachments.broken());
     }
 }

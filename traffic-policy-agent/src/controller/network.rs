@@ -1,23 +1,111 @@
-//! Changes of the network within the run loop: they become epochs, and devices are found, attached to and forgotten.
+//! The node's network within the run loop: its changes become epochs, and devices are found, attached to and forgotten.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use anyhow::Result;
 use tokio::time::Instant;
 
-use super::{Controller, NET_DEBOUNCE, PacketPath};
+use super::{PacketPath, attachments::Attachments};
 use crate::{
     check,
     dataplane::{Attached, Changed, Interface},
-    node::{self, Event, Events, Link, Neighbour},
-    source::Source,
+    node::{self, Address, Event, Events, Link, Neighbour, NeighbourManager, Network},
 };
 
-impl<P: PacketPath> Controller<P> {
-    pub(super) async fn network_changed(
+/// A device that is not wanted any more is let go after this time: a default route that is replaced is gone for a moment.
+const UNWANTED: Duration = Duration::from_secs(30);
+/// Network changes come in bursts.
+const NET_DEBOUNCE: Duration = Duration::from_millis(10);
+
+/// Devices, addresses, routes and neighbours of this node, as far as packets depend on them.
+pub(super) struct NodeNetwork {
+    network: Network,
+    /// `--device`; empty: found by routes and addresses.
+    named: Vec<String>,
+    neighbours: NeighbourManager,
+    addresses: Vec<Address>,
+    /// Named devices that are not there at present.
+    missing: BTreeSet<String>,
+    /// When routes changed last, if that was after their fingerprint was noted.
+    routes_changed: Option<Instant>,
+    /// Devices that could not be attached to, as has been logged.
+    warned_of: BTreeSet<u32>,
+    /// Devices without Ethernet header that were reported, by name.
+    left_out: BTreeSet<String>,
+    /// Devices could not be looked at, or one of them not be attached to.
+    needs_rescan: bool,
+    /// Addresses of the Node object, as they were when devices were last looked for.
+    primary: Vec<IpAddr>,
+    attachments: Attachments,
+    /// Attached devices that are not wanted any more, and since when.
+    unwanted: BTreeMap<u32, Instant>,
+}
+
+impl NodeNetwork {
+    pub(super) fn new(network: Network, named: Vec<String>) -> Self {
+        Self {
+            network,
+            named,
+            neighbours: NeighbourManager::default(),
+            addresses: Vec::new(),
+            missing: BTreeSet::new(),
+            routes_changed: None,
+            warned_of: BTreeSet::new(),
+            left_out: BTreeSet::new(),
+            needs_rescan: false,
+            primary: Vec::new(),
+            attachments: Attachments::default(),
+            unwanted: BTreeMap::new(),
+        }
+    }
+
+    /// Addresses of this node's devices, as last read.
+    pub(super) fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Devices have to be looked at again.
+    pub(super) fn needs_rescan(&self) -> bool {
+        self.needs_rescan || self.unwanted.values().any(|since| since.elapsed() >= UNWANTED)
+    }
+
+    /// Programs that somebody else took off.
+    pub(super) fn attachments(&self) -> &Attachments {
+        &self.attachments
+    }
+
+    /// Looks whether what was attached still is. What is not is attached again: to the cgroup at once, to devices by the
+    /// next rescan, which is due then.
+    pub(super) async fn look_for_programs(&mut self, path: &mut impl PacketPath) {
+        if path.is_replacing() {
+            return;
+        }
+        self.needs_rescan |= self.attachments.look(path, &self.network).await;
+        self.attachments.restore_cgroup(path);
+    }
+
+    /// A rescan has failed: maintenance tries again.
+    pub(super) fn rescan_failed(&mut self, error: &anyhow::Error) {
+        tracing::warn!("looking at the devices failed: {error:#}");
+        self.needs_rescan = true;
+    }
+
+    /// Whether devices follow from the Node's addresses, and those are not the ones that they were looked for with.
+    pub(super) fn depends_on(&self, primary: &[IpAddr]) -> bool {
+        self.named.is_empty() && primary != self.primary
+    }
+
+    /// Raises epochs for a burst of changes that begins with `first`. Returns whether the node's addresses changed.
+    pub(super) async fn changed(
         &mut self,
         first: Event,
         events: &mut Events,
-        source: &Source,
-    ) -> Result<()> {
+        path: &mut impl PacketPath,
+    ) -> Result<bool> {
         let mut burst = vec![first];
         let end = Instant::now() + NET_DEBOUNCE;
         while let Ok(Some(event)) = tokio::time::timeout_at(end, events.next()).await {
@@ -28,55 +116,76 @@ impl<P: PacketPath> Controller<P> {
             match event {
                 Event::Link => devices = true,
                 Event::Address => (routes, devices, addresses) = (true, true, true),
-                Event::Route => (routes, devices) = (true, self.settings.devices.is_empty() || devices),
+                Event::Route => (routes, devices) = (true, self.named.is_empty() || devices),
                 Event::Neighbour(neighbour) => neighbours |= self.neighbours.changed(neighbour),
                 Event::NeighbourGone(link, address) => self.neighbours.gone(link, address),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }
         }
-        // First what costs packets, and cannot be done later: nobody tells of it twice.
-        if routes {
-            self.routes_changed = Some(Instant::now());
-            self.dataplane.raise(Changed::Routes)?;
-        } else if neighbours {
-            self.dataplane.raise(Changed::Neighbours)?;
-        }
         // Until they have been looked at; if that fails, the next maintenance tries again.
         self.needs_rescan |= devices;
-        self.needs_write |= addresses;
-        if self.needs_rescan || self.needs_write {
-            self.rescan(source).await?;
+        // This costs packets, and cannot be done later: the kernel reports a change once.
+        if routes {
+            self.routes_changed = Some(Instant::now());
+            path.raise(Changed::Routes)?;
+        } else if neighbours {
+            path.raise(Changed::Neighbours)?;
+        }
+        Ok(addresses)
+    }
+
+    /// Looks at addresses and devices again. `primary`: addresses of the Node object.
+    pub(super) async fn rescan(&mut self, path: &mut impl PacketPath, primary: &[IpAddr]) -> Result<()> {
+        self.refresh().await?;
+        if self.find_devices(path, primary, false).await? {
+            path.raise(Changed::Routes)?;
         }
         Ok(())
     }
 
-    /// Looks at addresses and devices again, and writes what follows.
-    pub(super) async fn rescan(&mut self, source: &Source) -> Result<()> {
-        self.refresh_network().await?;
-        if self.find_devices(false).await? {
-            self.dataplane.raise(Changed::Routes)?;
-        }
-        if self.needs_write && self.index.is_synced() {
-            // Frontends on the node's own addresses may have come or gone.
-            self.needs_write = self.write_maps(source).await;
-        }
-        Ok(())
-    }
-
-    pub(super) async fn refresh_network(&mut self) -> Result<()> {
+    pub(super) async fn refresh(&mut self) -> Result<()> {
         self.addresses = self.network.addresses().await?;
         Ok(())
+    }
+
+    /// Notes the fingerprint of routes once they have not changed for `settled`: a node may have many.
+    pub(super) async fn note_routes(&mut self, path: &mut impl PacketPath, settled: Duration) {
+        if self.routes_changed.take_if(|changed| changed.elapsed() >= settled).is_some() {
+            match self.network.fingerprint().await {
+                Ok(fingerprint) => path.note_network(fingerprint),
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
+    }
+
+    /// Keeps the neighbours resolved that packets are sent to.
+    pub(super) async fn keep_neighbours(&mut self, path: &impl PacketPath) {
+        match path.next_hops() {
+            Ok(hops) => {
+                self.neighbours.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
+            }
+            Err(error) => tracing::warn!("{error:#}"),
+        }
     }
 
     /// Attaches to devices that came, forgets those that went. Returns whether routes over them may have changed.
     ///
     /// At start a device that cannot be attached to is an error; later it is logged, and the others go on.
-    pub(super) async fn find_devices(&mut self, start: bool) -> Result<bool> {
+    pub(super) async fn find_devices(
+        &mut self,
+        path: &mut impl PacketPath,
+        primary: &[IpAddr],
+        start: bool,
+    ) -> Result<bool> {
+        if path.is_replacing() {
+            // Its programs stay on the devices for now.
+            self.needs_rescan = false;
+            return Ok(false);
+        }
         let links = self.network.links().await?;
         let routes = self.network.routes().await?;
-        self.primary = self.index.node_addresses(&self.settings.node_name).to_vec();
-        let (wanted, missing) =
-            node::wanted(&self.settings.devices, &links, &self.addresses, &routes, &self.primary);
+        self.primary = primary.to_vec();
+        let (wanted, missing) = node::wanted(&self.named, &links, &self.addresses, &routes, &self.primary);
         self.needs_rescan = false;
         let mut changed = false;
         for name in &missing {
@@ -84,35 +193,43 @@ impl<P: PacketPath> Controller<P> {
                 tracing::warn!(device = name, "the device is gone; waiting until it comes back");
             }
         }
-        let gone: Vec<(u32, String)> = self
-            .dataplane
+        let gone: Vec<(u32, String)> = path
             .attached()
             .filter(|(attached, _)| !links.iter().any(|link| link.index == attached.ifindex))
             .map(|(attached, _)| (attached.ifindex, attached.name.clone()))
             .collect();
         for (ifindex, name) in gone {
-            self.dataplane.detach(ifindex)?;
+            path.detach(ifindex)?;
             self.neighbours.forget(ifindex);
+            self.attachments.forget(ifindex);
             tracing::warn!(device = name, "detached: the device is gone");
             changed = true;
         }
-        for refusal in node::left_out(&self.settings.devices, &links, &self.addresses, &routes, &self.primary)
-        {
+        for (ifindex, name) in self.let_go(path, &wanted) {
+            path.detach(ifindex)?;
+            self.attachments.forget(ifindex);
+            tracing::info!(device = name, "detached: no route of this node's needs the device any more");
+            changed = true;
+        }
+        for refusal in node::left_out(&self.named, &links, &self.addresses, &routes, &self.primary) {
             if self.left_out.insert(refusal.name.clone()) {
-                tracing::warn!("{refusal}; what comes by it is not served");
+                tracing::warn!(
+                    "{refusal}; what comes by it is not served, and connections to endpoints of other nodes behind it are refused (dropped-unattached-device)"
+                );
             }
         }
         for link in wanted {
             let interface = self.interface(link);
-            if self.dataplane.is_settled(&interface) {
+            if path.is_settled(&interface) {
                 continue;
             }
             // A device that came back may be of another type than the one that was named.
             let fit = node::WithoutEthernet::refuse(link).map_err(anyhow::Error::from);
-            match fit.and_then(|()| self.dataplane.attach(&interface)) {
+            match fit.and_then(|()| path.attach(&interface)) {
                 Ok(attached) => {
                     self.missing.remove(&link.name);
                     self.warned_of.remove(&link.index);
+                    self.attachments.attached(link.index);
                     tracing::info!(device = link.name, mode = %attached, "attached");
                     if attached == Attached::XdpDriver
                         && let Some(lost) = check::lost_at_other_end(&link.name, link.index)
@@ -123,6 +240,7 @@ impl<P: PacketPath> Controller<P> {
                 }
                 Err(error) if start => return Err(error),
                 Err(error) => {
+                    self.attachments.failed(link.index, &link.name, &error);
                     if self.warned_of.insert(link.index) {
                         tracing::warn!(device = link.name, "not attached, trying again: {error:#}");
                     }
@@ -131,13 +249,35 @@ impl<P: PacketPath> Controller<P> {
             }
         }
         if start {
-            if self.dataplane.attached().next().is_none() {
+            if path.attached().next().is_none() {
                 tracing::warn!("no device to attach to: name one with --device");
             }
             // What is attached now was so before, or is new: nothing stored can be wrong for it.
             return Ok(false);
         }
         Ok(changed)
+    }
+
+    /// Attached devices that have not been wanted for a while. While none is, all stay: somebody is at work on the routes.
+    fn let_go(&mut self, path: &impl PacketPath, wanted: &[&Link]) -> Vec<(u32, String)> {
+        // A device that was named and is called otherwise now is still the one that was named.
+        let is_wanted = |ifindex| {
+            wanted.is_empty() || !self.named.is_empty() || wanted.iter().any(|link| link.index == ifindex)
+        };
+        let attached = path.attached().map(|(interface, _)| (interface.ifindex, interface.name.clone()));
+        let unwanted: Vec<_> = attached.filter(|(ifindex, _)| !is_wanted(*ifindex)).collect();
+        self.unwanted.retain(|ifindex, _| unwanted.iter().any(|(unwanted, _)| unwanted == ifindex));
+        for (ifindex, _) in &unwanted {
+            self.unwanted.entry(*ifindex).or_insert_with(Instant::now);
+        }
+        let is_due = |(ifindex, _): &(u32, String)| {
+            self.unwanted.get(ifindex).is_some_and(|since| since.elapsed() >= UNWANTED)
+        };
+        let due: Vec<_> = unwanted.into_iter().filter(is_due).collect();
+        for (ifindex, _) in &due {
+            self.unwanted.remove(ifindex);
+        }
+        due
     }
 
     fn interface(&self, link: &Link) -> Interface {
@@ -158,11 +298,11 @@ impl<P: PacketPath> Controller<P> {
     }
 
     /// After a time without an agent: routes may lead elsewhere by now, a next hop may have another MAC address.
-    pub(super) async fn compare_network(&mut self) -> Result<()> {
-        if self.dataplane.compare_network(self.network.fingerprint().await?)? {
+    pub(super) async fn compare(&mut self, path: &mut impl PacketPath) -> Result<()> {
+        if path.compare_network(self.network.fingerprint().await?)? {
             tracing::debug!("routes are not those that the next hops were found by");
         }
-        let hops = self.dataplane.next_hops()?;
+        let hops = path.next_hops()?;
         let hops = hops.iter().map(|hop| Neighbour {
             link: hop.ifindex,
             address: hop.gateway,
@@ -170,7 +310,7 @@ impl<P: PacketPath> Controller<P> {
             fixed: false,
         });
         if self.neighbours.learn(&self.network, hops).await? {
-            self.dataplane.raise(Changed::Neighbours)?;
+            path.raise(Changed::Neighbours)?;
         }
         Ok(())
     }

@@ -49,20 +49,31 @@ impl std::str::FromStr for NodePortAddresses {
 }
 
 impl NodePortAddresses {
+    /// Where the health-check node ports are listened on: wherever node ports are reached. The unspecified IPv4 address
+    /// stands for all of both families.
+    pub(super) fn listen(&self, addresses: &[Address], primary: &[IpAddr]) -> BTreeSet<IpAddr> {
+        if self.words.contains(&Word::All) {
+            return [Ipv4Addr::UNSPECIFIED.into()].into();
+        }
+        let mut listen = BTreeSet::from_iter(self.resolve(addresses, primary));
+        let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        listen.extend(loopback.into_iter().filter(|address| self.loopback(address.is_ipv6())));
+        listen
+    }
+
     /// The addresses, given all of the node's and the Node object's.
     pub(super) fn resolve(&self, addresses: &[Address], primary: &[IpAddr]) -> Vec<IpAddr> {
         let global = addresses.iter().filter(|address| address.global).map(|address| address.address);
         self.among(global, primary)
     }
 
-    /// Those of `addresses` that are chosen, sorted. `primary` are the Node object's; if it has none, each counts as
-    /// one, because a node whose node ports answer nowhere helps nobody ([`Self::missing`] tells it).
+    /// Those of `addresses` that are chosen, sorted. `primary` are the Node object's; while it has none there are none: they
+    /// are waited for, as kube-proxy does ([`Self::concern`] says it).
     #[must_use]
     pub fn among(&self, addresses: impl IntoIterator<Item = IpAddr>, primary: &[IpAddr]) -> Vec<IpAddr> {
-        let is_primary = |address: &IpAddr| primary.is_empty() || primary.contains(address);
         let chosen = |address: &IpAddr| {
             self.words.contains(&Word::All)
-                || (self.words.contains(&Word::Primary) && is_primary(address))
+                || (self.words.contains(&Word::Primary) && primary.contains(address))
                 || self.within(*address)
         };
         let chosen: BTreeSet<IpAddr> = addresses.into_iter().filter(chosen).collect();
@@ -76,15 +87,30 @@ impl NodePortAddresses {
         !self.words.is_empty() || self.within(loopback)
     }
 
-    /// What is to be said if `primary` is asked for, and the Node object has no address.
+    /// What is to be said if `primary` is asked for, and is nowhere on this node.
     #[must_use]
-    pub fn missing(&self, node_name: &str, primary: &[IpAddr]) -> Option<String> {
-        let missing =
-            primary.is_empty() && self.words.contains(&Word::Primary) && !self.words.contains(&Word::All);
-        missing.then(|| {
+    pub fn concern(
+        &self,
+        node_name: &str,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        primary: &[IpAddr],
+    ) -> Option<String> {
+        if !self.words.contains(&Word::Primary) || self.words.contains(&Word::All) {
+            return None;
+        }
+        if primary.is_empty() {
+            return Some(format!(
+                "Node {node_name:?} has no address in status.addresses: node ports wait for one, and answer on no address \
+                 of the Node's until then (see --node-port-addresses)."
+            ));
+        }
+        let is_here = addresses.into_iter().any(|address| primary.contains(&address));
+        (!is_here).then(|| {
+            let primary: Vec<_> = primary.iter().map(ToString::to_string).collect();
             format!(
-                "Node {node_name:?} has no address in status.addresses, so node ports answer on every address of this \
-                 node (see --node-port-addresses)."
+                "No device of this node has an address of Node {node_name:?} ({}), so node ports answer on none of them \
+                 (see --node-name and --node-port-addresses).",
+                primary.join(", ")
             )
         })
     }
@@ -118,7 +144,8 @@ mod tests {
             ("all", "", "192.0.2.1 198.51.100.1 2001:db8::1"),
             ("primary", "198.51.100.1", "198.51.100.1"),
             ("primary", "203.0.113.1", ""),
-            ("primary", "", "192.0.2.1 198.51.100.1 2001:db8::1"),
+            ("primary", "", ""),
+            ("primary,192.0.2.0/24", "", "192.0.2.1"),
             ("primary,192.0.2.0/24", "2001:db8::1", "192.0.2.1 2001:db8::1"),
             ("localhost", "192.0.2.1", ""),
             ("localhost, 192.0.2.0/24", "198.51.100.1", "192.0.2.1"),
@@ -133,6 +160,24 @@ mod tests {
             let resolved = chosen(text).resolve(&all, &primary);
             let resolved: Vec<_> = resolved.iter().map(ToString::to_string).collect();
             assert_eq!(resolved.join(" "), expected, "{text}, primary {primary:?}");
+        }
+    }
+
+    #[test]
+    fn health_ports_listen_where_node_ports_are_reached() {
+        let address = |text: &str, global| Address { link: 2, address: text.parse().unwrap(), global };
+        let all = [address("127.0.0.1", false), address("192.0.2.1", true), address("198.51.100.1", true)];
+        let primary: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
+        for (text, expected) in [
+            ("all", "0.0.0.0"),
+            ("primary,all", "0.0.0.0"),
+            ("primary", "127.0.0.1 192.0.2.1 ::1"),
+            ("198.51.100.0/24,::/0", "198.51.100.1 ::1"),
+            ("198.51.100.0/24,localhost", "127.0.0.1 198.51.100.1 ::1"),
+        ] {
+            let listen = chosen(text).listen(&all, &primary);
+            let listen: Vec<_> = listen.iter().map(ToString::to_string).collect();
+            assert_eq!(listen.join(" "), expected, "{text}");
         }
     }
 
@@ -161,10 +206,21 @@ mod tests {
 
     #[test]
     fn a_node_without_addresses_is_told() {
-        let address: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
-        assert!(chosen("primary").missing("here", &[]).unwrap().contains("--node-port-addresses"));
-        assert_eq!(chosen("primary").missing("here", &address), None);
-        assert_eq!(chosen("primary,all").missing("here", &[]), None);
-        assert_eq!(chosen("192.0.2.0/24").missing("here", &[]), None);
+        let primary: [IpAddr; 1] = ["192.0.2.1".parse().unwrap()];
+        let (here, elsewhere) = (primary, ["192.0.2.2".parse().unwrap()]);
+        let concern = |text, addresses: &[IpAddr; 1], primary: &[IpAddr]| {
+            chosen(text).concern("n", *addresses, primary)
+        };
+        assert!(concern("primary", &here, &[]).unwrap().contains("wait"));
+        assert_eq!(concern("primary", &here, &primary), None);
+        let text = concern("primary", &elsewhere, &primary).unwrap();
+        assert!(
+            text.contains("No device") && text.contains("192.0.2.1") && text.contains("--node-name"),
+            "{text}"
+        );
+        for other in ["primary,all", "192.0.2.0/24"] {
+            assert_eq!(concern(other, &elsewhere, &[]), None);
+            assert_eq!(concern(other, &elsewhere, &primary), None);
+        }
     }
 }

@@ -7,7 +7,8 @@ use ipnet::IpNet;
 
 use crate::{
     dataplane::{
-        Attached, Changed, ConnectedUdp, Dataplane, GoneEndpoint, Interface, Levels, NextHop, Written,
+        Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, Interface, Lost, NextHop,
+        Pool, Replaced, Written,
     },
     model::{Desired, ServicePortKey},
 };
@@ -24,14 +25,22 @@ pub(super) trait PacketPath {
     /// Whether the next sync compares everything, not just what changed.
     fn compares_all(&self) -> bool;
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
-    /// Leaves out source ports that sockets of this node hold by now.
-    fn refresh_pool(&mut self) -> Result<()>;
+    /// What source ports are made of: to find those that are free takes a while.
+    fn pool(&self) -> Pool;
+    /// Uses these source ports, unless those in use will do.
+    fn use_pool(&mut self, ports: Vec<u16>);
 
     /// Lets the next sweep be a periodic one.
     fn sweep(&mut self) -> Result<()>;
     fn is_sweeping(&self) -> bool;
     /// Does a piece of what is to be swept. Whether that was the end of a periodic sweep.
     fn sweep_on(&mut self) -> Result<bool>;
+
+    /// Programs of another layout version serve until [`Self::adopt`], behind which all is attached to.
+    fn is_replacing(&self) -> bool;
+    fn adopt(&mut self) -> Result<()>;
+    /// Frees what the other version left.
+    fn drop_replaced(&mut self) -> Result<Replaced>;
 
     fn attach(&mut self, interface: &Interface) -> Result<Attached>;
     fn detach(&mut self, ifindex: u32) -> Result<()>;
@@ -40,6 +49,14 @@ pub(super) trait PacketPath {
     /// Whether a device is attached to as it is now, and in the way that was asked for.
     fn is_settled(&self, interface: &Interface) -> bool;
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)>;
+    /// Devices whose programs somebody else has taken off, as far as links tell.
+    fn lost(&self) -> Vec<Lost>;
+    /// Priority and handle of the filters that TC programs are where there are no links for them.
+    fn filters(&self) -> Option<(u16, u32)>;
+    /// A device is to be attached to anew.
+    fn unsettle(&mut self, ifindex: u32);
+    /// Calls of the cgroup's processes that somebody has taken the programs off.
+    fn lost_calls(&self) -> Result<Vec<&'static str>>;
 
     fn attach_cgroup(&mut self) -> Result<()>;
     /// The cgroup whose connections are served.
@@ -57,7 +74,7 @@ pub(super) trait PacketPath {
     fn next_hops(&self) -> Result<Vec<NextHop>>;
 
     /// How full the maps are.
-    fn levels(&self) -> Levels;
+    fn usage(&self) -> DataplaneUsage;
 }
 
 impl PacketPath for Dataplane {
@@ -78,8 +95,12 @@ impl PacketPath for Dataplane {
         self.describe_node(primary, pod_ranges)
     }
 
-    fn refresh_pool(&mut self) -> Result<()> {
-        self.refresh_pool()
+    fn pool(&self) -> Pool {
+        self.pool()
+    }
+
+    fn use_pool(&mut self, ports: Vec<u16>) {
+        self.use_pool(ports);
     }
 
     fn sweep(&mut self) -> Result<()> {
@@ -92,6 +113,18 @@ impl PacketPath for Dataplane {
 
     fn sweep_on(&mut self) -> Result<bool> {
         self.sweep_on()
+    }
+
+    fn is_replacing(&self) -> bool {
+        self.is_replacing()
+    }
+
+    fn adopt(&mut self) -> Result<()> {
+        self.adopt()
+    }
+
+    fn drop_replaced(&mut self) -> Result<Replaced> {
+        self.drop_replaced()
     }
 
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
@@ -112,6 +145,22 @@ impl PacketPath for Dataplane {
 
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
         self.attached()
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        self.lost()
+    }
+
+    fn filters(&self) -> Option<(u16, u32)> {
+        self.filters()
+    }
+
+    fn unsettle(&mut self, ifindex: u32) {
+        self.unsettle(ifindex);
+    }
+
+    fn lost_calls(&self) -> Result<Vec<&'static str>> {
+        self.lost_calls()
     }
 
     fn attach_cgroup(&mut self) -> Result<()> {
@@ -146,7 +195,7 @@ impl PacketPath for Dataplane {
         self.next_hops()
     }
 
-    fn levels(&self) -> Levels {
-        self.levels()
+    fn usage(&self) -> DataplaneUsage {
+        self.usage()
     }
 }

@@ -3,39 +3,38 @@
 use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use anyhow::Result;
+use ipnet::IpNet;
 
-use super::{Controller, PacketPath};
+use super::PacketPath;
 use crate::{
     dataplane::{ConnectedUdp, GoneEndpoint},
     node::sockets::{Destroyed, destroy_udp},
 };
 
-impl<P: PacketPath> Controller<P> {
-    /// Before frontends are written that need it.
-    pub(super) fn describe_node(&mut self, primary: &[IpAddr]) {
-        let pods = self.index.pod_cidrs(&self.settings.node_name);
-        if let Err(error) = self.dataplane.describe_node(primary, pods) {
-            tracing::warn!("source ranges are compared with old addresses of the node: {error:#}");
-        }
+/// Tells the programs on the cgroup the node's own addresses and the ranges of its pods: before frontends are written whose
+/// source ranges they are compared with.
+pub(super) fn describe_node(path: &mut impl PacketPath, primary: &[IpAddr], pods: &[IpNet]) {
+    if let Err(error) = path.describe_node(primary, pods) {
+        tracing::warn!("source ranges are compared with old addresses of the node: {error:#}");
     }
+}
 
-    /// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
-    /// again. Called after the maps were written, when nobody is sent there any more, and once more before the sweep
-    /// forgets the endpoints: a call that was under way may have noted its socket late.
-    pub(super) fn end_sockets(&self) {
-        let Some(cgroup) = self.dataplane.cgroup() else { return };
-        let endpoints = self.dataplane.gone_udp();
-        if endpoints.is_empty() {
-            return;
+/// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
+/// again. Called after the maps were written, when no new socket is sent there any more, and once more before the sweep
+/// forgets the endpoints: a call that was under way may have noted its socket late.
+pub(super) fn end_sockets(path: &impl PacketPath) {
+    let Some(cgroup) = path.cgroup() else { return };
+    let endpoints = path.gone_udp();
+    if endpoints.is_empty() {
+        return;
+    }
+    match path.connected_udp() {
+        Ok(sockets) => {
+            let cgroup = cgroup.to_owned();
+            // It walks through namespaces, each with a dump of its sockets.
+            tokio::task::spawn_blocking(move || report(end(&cgroup, &sockets, &endpoints)));
         }
-        match self.dataplane.connected_udp() {
-            Ok(sockets) => {
-                let cgroup = cgroup.to_owned();
-                // It walks through namespaces, each with a dump of its sockets.
-                tokio::task::spawn_blocking(move || report(end(&cgroup, &sockets, &endpoints)));
-            }
-            Err(error) => tracing::warn!("connected UDP sockets keep endpoints that are gone: {error:#}"),
-        }
+        Err(error) => tracing::warn!("connected UDP sockets keep endpoints that are gone: {error:#}"),
     }
 }
 

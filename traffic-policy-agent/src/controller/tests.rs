@@ -19,8 +19,11 @@ use tokio::{
 
 use super::*;
 use crate::{
-    dataplane::{Attached, Changed, ConnectedUdp, GoneEndpoint, Interface, Levels, NextHop, Written},
-    model::Desired,
+    dataplane::{
+        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, Interface, Lack, LeftOut, Lost,
+        NextHop, Pool, Replaced, Written,
+    },
+    model::{Desired, ServicePortKey},
 };
 
 /// What the controller asked for, and how it is answered.
@@ -32,6 +35,8 @@ struct Asked {
     failing: usize,
     /// So many syncs have no room for what changed.
     full: usize,
+    /// Ranges of cluster IPs that the last sync was given.
+    service_cidrs: BTreeSet<IpNet>,
     sweeps: usize,
     /// Pieces that are to be swept.
     pieces: usize,
@@ -60,14 +65,17 @@ impl PacketPath for Fake {
         _: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
         let mut asked = self.asked();
+        asked.service_cidrs.clone_from(&desired.service_cidrs);
         asked.syncs.push([changed.clone(), desired.ports.keys().cloned().collect()]);
         if asked.failing > 0 {
             asked.failing -= 1;
             bail!("the maps cannot be written");
         }
-        let no_room = if asked.full > 0 { changed.iter().cloned().collect() } else { Vec::new() };
+        let lack = Lack::Frontends { needed: 10, free: 5 };
+        let left_out = |key| LeftOut::new(key, lack, &[], &[]);
+        let left_out = if asked.full > 0 { changed.iter().map(left_out).collect() } else { Vec::new() };
         asked.full = asked.full.saturating_sub(1);
-        Ok(Written { elements: changed.len(), no_room })
+        Ok(Written { elements: changed.len(), left_out })
     }
 
     fn compares_all(&self) -> bool {
@@ -78,9 +86,12 @@ impl PacketPath for Fake {
         Ok(())
     }
 
-    fn refresh_pool(&mut self) -> Result<()> {
-        self.asked().refreshed += 1;
-        Ok(())
+    fn pool(&self) -> Pool {
+        Pool::default()
+    }
+
+    fn use_pool(&mut self, ports: Vec<u16>) {
+        self.asked().refreshed += usize::from(!ports.is_empty());
     }
 
     fn sweep(&mut self) -> Result<()> {
@@ -103,6 +114,18 @@ impl PacketPath for Fake {
         Ok(asked.pieces == 0)
     }
 
+    fn is_replacing(&self) -> bool {
+        false
+    }
+
+    fn adopt(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn drop_replaced(&mut self) -> Result<Replaced> {
+        Ok(Replaced::default())
+    }
+
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         self.attached.push(interface.clone());
         Ok(Attached::Tc)
@@ -123,6 +146,20 @@ impl PacketPath for Fake {
 
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
         self.attached.iter().map(|interface| (interface, Attached::Tc))
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        Vec::new()
+    }
+
+    fn filters(&self) -> Option<(u16, u32)> {
+        None
+    }
+
+    fn unsettle(&mut self, _: u32) {}
+
+    fn lost_calls(&self) -> Result<Vec<&'static str>> {
+        Ok(Vec::new())
     }
 
     fn attach_cgroup(&mut self) -> Result<()> {
@@ -155,8 +192,8 @@ impl PacketPath for Fake {
         Ok(Vec::new())
     }
 
-    fn levels(&self) -> Levels {
-        Levels::default()
+    fn usage(&self) -> DataplaneUsage {
+        DataplaneUsage::default()
     }
 }
 
@@ -174,6 +211,30 @@ impl Drop for Running {
     }
 }
 
+/// Settings for a node that follows these manifests.
+fn settings(manifests: Manifests) -> Settings {
+    Settings {
+        node_name: manifests.node_name.clone(),
+        devices: Vec::new(),
+        origin: Origin::Manifests(manifests),
+        node_port_addresses: "all".parse().unwrap(),
+        service_cidrs: BTreeSet::new(),
+        healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
+        metrics: None,
+        dataplane: Config {
+            pins: None,
+            source_check: crate::dataplane::SourceCheck::default(),
+            on_other_layout: Default::default(),
+            sizes: Default::default(),
+            idle: Default::default(),
+            pool: Default::default(),
+            drain: Duration::ZERO,
+            mode: crate::dataplane::Mode::Tc,
+            cgroup: Default::default(),
+        },
+    }
+}
+
 impl Running {
     /// With what `before` sets up, in the folder and in the fake.
     async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
@@ -184,29 +245,13 @@ impl Running {
         let (network, events) = Network::connect().unwrap();
         let node_name = "here".to_owned();
         let manifests = Manifests { folder: folder.path().to_owned(), node_name: node_name.clone() };
-        let settings = Settings {
-            node_name: node_name.clone(),
-            devices: Vec::new(),
-            origin: Origin::Manifests(manifests),
-            node_port_addresses: "all".parse().unwrap(),
-            service_cidrs: BTreeSet::new(),
-            healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
-            metrics: None,
-            dataplane: Config {
-                pins: None,
-                sizes: Default::default(),
-                idle: Default::default(),
-                pool: Default::default(),
-                drain: Duration::ZERO,
-                mode: crate::dataplane::Mode::Tc,
-                cgroup: Default::default(),
-            },
-        };
+        let settings = settings(manifests);
         let metrics = Metrics::new(node_name, health.clone());
-        let mut controller = Controller::new(settings, fake.clone(), network, health.clone(), metrics);
-        controller.timing = timing;
+        let mut controller =
+            Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
         let source = controller.start().await.unwrap();
-        let task = tokio::spawn(async move { controller.follow(source, events).await }).abort_handle();
+        let task = tokio::spawn(async move { controller.follow(source, events, Stop::listen()?).await })
+            .abort_handle();
         Self { folder, fake, health, task }
     }
 
@@ -332,6 +377,55 @@ async fn what_found_no_room_is_tried_again() {
     assert_eq!(asked.syncs[1][0], asked.syncs[0][1]);
 }
 
+/// `status` and health port speak of what is in the maps; the node is as healthy as before.
+#[tokio::test]
+async fn a_service_without_room_is_not_promised() {
+    let port = free_port().await;
+    let running = Running::start(QUICK, |folder, fake| {
+        write(folder, "web", "Local", port, "here");
+        fake.asked().full = usize::MAX;
+    })
+    .await;
+    let answered = timeout(Duration::from_secs(20), async {
+        while status(port).await.is_none() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    answered.await.unwrap();
+    running.until("tried three times", |asked| asked.syncs.len() >= 3).await;
+    assert_eq!(status(port).await, Some(503));
+    assert!(running.health.is_healthy());
+    let report = running.health.report();
+    assert!(!report.in_sync, "{report:?}");
+    assert!(report.left_out[0].contains("default/web (IPv4): it needs 10 more frontends"), "{report:?}");
+    running.fake.asked().full = 0;
+    let served = timeout(Duration::from_secs(20), async {
+        while status(port).await != Some(200) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    served.await.unwrap();
+    assert_eq!(running.health.report().left_out, [""; 0]);
+}
+
+/// While a Service may be missing, no address is known to be nobody's.
+#[tokio::test]
+async fn a_source_that_cannot_see_lets_unknown_cluster_ips_pass() {
+    const RANGE: &str = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
+                         spec: {cidrs: [10.96.0.0/16]}\n";
+    let running = Running::start(QUICK, |folder, _| {
+        fs::write(folder.join("range.yaml"), RANGE).unwrap();
+        write(folder, "web", "Cluster", 0, "here");
+    })
+    .await;
+    running.until("known", |asked| asked.service_cidrs.len() == 1).await;
+    fs::write(running.folder.path().join("broken.yaml"), "kind: [").unwrap();
+    running.until("withdrawn", |asked| asked.service_cidrs.is_empty()).await;
+    assert_eq!(running.fake.asked().syncs.last().unwrap()[1].len(), 1, "the Service stays");
+    fs::remove_file(running.folder.path().join("broken.yaml")).unwrap();
+    running.until("known again", |asked| asked.service_cidrs.len() == 1).await;
+}
+
 #[tokio::test]
 async fn nothing_is_written_before_the_folder_is_there() {
     let running = Running::start(QUICK, |folder, _| fs::remove_dir(folder).unwrap()).await;
@@ -374,4 +468,38 @@ async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     assert!(running.fake.asked().pieces > 0, "noticed too late to see anything");
     running.until("swept meanwhile", |asked| asked.pieces == 0).await;
     assert_eq!(running.fake.asked().syncs.len(), 1);
+}
+
+/// What a slot says of an endpoint depends on whether its address is the node's, as a VIP's may be and not be.
+#[tokio::test]
+async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "web", "Cluster", 0, "there");
+    let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
+    fs::write(folder.path().join("other.yaml"), other).unwrap();
+    let manifests = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
+    let health = ProxyHealth::new(true, true);
+    let metrics = Metrics::new("here".to_owned(), health.clone());
+    let settings = settings(manifests.clone());
+    let mut services = ServiceSync::new(&settings, QUICK.retry, health, metrics);
+    services.apply_batch(manifests.read().unwrap());
+    let source = manifests.start();
+    let (mut fake, address) = (Fake::default(), |text: &str| node::Address {
+        link: 2,
+        address: text.parse().unwrap(),
+        global: true,
+    });
+    let own = address("192.0.2.1");
+    // 10.1.0.1 is an endpoint of web.
+    let vip = address("10.1.0.1");
+    for addresses in [&[own][..], &[own, vip], &[own, vip], &[own]] {
+        services.write(&mut fake, addresses, &source).await;
+    }
+    let asked = fake.asked();
+    let changed = |sync: usize| -> BTreeSet<&str> {
+        asked.syncs[sync][0].iter().map(|key| key.service.name.as_str()).collect()
+    };
+    assert_eq!(changed(1), BTreeSet::from(["web"]), "it joined");
+    assert!(changed(2).is_empty());
+    assert_eq!(changed(3), BTreeSet::from(["web"]), "it left");
 }

@@ -2,24 +2,25 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use traffic_policy_ebpf::tcp::Timeouts;
+use traffic_policy_ebpf::{abi::source_check, tcp::Timeouts};
 
 use super::{
     bpf::{
         attach::{Cgroup, Mode},
         loader::Sizes,
+        pins::OnOtherLayout,
     },
-    sync::snat_ports::Wanted as Pool,
+    sync::{budget::LeftOut, snat_ports::Wanted as Pool},
 };
-use crate::model::ServicePortKey;
 
 /// Idle times after which flows may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleTimes {
     pub established: Duration,
+    pub half_closed: Duration,
     pub finished: Duration,
     pub reset: Duration,
-    pub unconfirmed: Duration,
+    pub unassured: Duration,
     pub udp: Duration,
     pub udp_answered: Duration,
 }
@@ -28,9 +29,10 @@ impl Default for IdleTimes {
     fn default() -> Self {
         Self {
             established: Duration::from_secs(24 * 3600),
+            half_closed: Duration::from_secs(3600),
             finished: Duration::from_secs(120),
             reset: Duration::from_secs(10),
-            unconfirmed: Duration::from_secs(60),
+            unassured: Duration::from_secs(60),
             udp: Duration::from_secs(30),
             udp_answered: Duration::from_secs(120),
         }
@@ -42,12 +44,34 @@ impl Default for IdleTimes {
 pub struct Config {
     /// Folder on a bpffs; `None`: nothing outlives this process (tests).
     pub pins: Option<PathBuf>,
+    pub on_other_layout: OnOtherLayout,
     pub sizes: Sizes,
     pub idle: IdleTimes,
     pub pool: Pool,
     pub drain: Duration,
     pub mode: Mode,
     pub cgroup: Cgroup,
+    pub source_check: SourceCheck,
+}
+
+/// `--source-check`: which sources new flows may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum SourceCheck {
+    Off,
+    #[default]
+    Martian,
+    Strict,
+}
+
+impl SourceCheck {
+    /// See [`source_check`].
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::Off => source_check::OFF,
+            Self::Martian => source_check::MARTIAN,
+            Self::Strict => source_check::STRICT,
+        }
+    }
 }
 
 /// What a sync did.
@@ -56,21 +80,64 @@ pub struct Written {
     /// Map elements written or deleted; 0 if the maps held everything already.
     pub elements: usize,
     /// Service ports for which there was no room.
-    pub no_room: Vec<ServicePortKey>,
+    pub left_out: Vec<LeftOut>,
 }
 
+/// Jiffies. What is idle for more than half of what a word of jiffies counts looks as if it were of the future, and would never go;
+/// a quarter leaves time for sweeps that are late. At 1000 Hz 12.4 days, at 250 Hz 49.7.
+const LONGEST: u32 = u32::MAX / 4;
+
 impl IdleTimes {
+    /// The longest time that can be told, at so many jiffies to the second.
+    pub(super) fn longest(hz: u32) -> Duration {
+        Duration::from_secs(u64::from(LONGEST / hz.max(1)))
+    }
+
+    /// Those that are longer than can be told, by their flags.
+    pub(super) fn too_long(&self, hz: u32) -> Vec<&'static str> {
+        let times = [
+            ("--idle-established", self.established),
+            ("--idle-finished", self.finished),
+            ("--idle-reset", self.reset),
+            ("--idle-unconfirmed", self.unassured),
+            ("--idle-udp", self.udp),
+            ("--idle-udp-answered", self.udp_answered),
+        ];
+        times.into_iter().filter(|(_, time)| *time > Self::longest(hz)).map(|(flag, _)| flag).collect()
+    }
+
     /// As the sweep takes them, with `hz` jiffies to the second.
     pub(super) fn in_jiffies(&self, hz: u32) -> Timeouts {
-        let jiffies =
-            |time: Duration| u32::try_from(time.as_millis() * u128::from(hz) / 1000).unwrap_or(u32::MAX / 2);
+        let jiffies = |time: Duration| {
+            let jiffies = time.as_millis() * u128::from(hz) / 1000;
+            u32::try_from(jiffies).map_or(LONGEST, |jiffies| jiffies.min(LONGEST))
+        };
         Timeouts {
             established: jiffies(self.established),
+            half_closed: jiffies(self.half_closed),
             finished: jiffies(self.finished),
             reset: jiffies(self.reset),
-            unconfirmed: jiffies(self.unconfirmed),
+            unassured: jiffies(self.unassured),
             udp: jiffies(self.udp),
             udp_answered: jiffies(self.udp_answered),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A word of jiffies counts 49.7 days at 1000 Hz, and idle for more than half of that looks like no time at all.
+    #[test]
+    fn a_time_that_cannot_be_told_ends_all_the_same() {
+        let month = IdleTimes { established: Duration::from_secs(30 * 86_400), ..IdleTimes::default() };
+        assert_eq!(month.in_jiffies(1000).established, u32::MAX / 4);
+        assert_eq!(month.in_jiffies(250).established, 30 * 86_400 * 250);
+        assert_eq!(month.too_long(1000), ["--idle-established"]);
+        assert_eq!(month.too_long(250), [""; 0]);
+        let ever = IdleTimes { established: Duration::MAX, ..IdleTimes::default() };
+        assert_eq!(ever.in_jiffies(100).established, u32::MAX / 4);
+        assert_eq!(IdleTimes::default().too_long(1000), [""; 0]);
     }
 }

@@ -36,5 +36,5 @@ pub(super) fn all(map: &PerCpuArray<MapData, Counters>) -> Result<Vec<Counter>> 
 /// There is no such pin, or it is no map of counters.
 pub fn read_pinned(map: &Path) -> Result<Vec<Counter>> {
     let data = MapData::from_pin(map)?;
-    all(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("COUNTERS has another type")?)
+    all(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("tp_counters has another type")?)
 }

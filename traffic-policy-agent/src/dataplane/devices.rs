@@ -1,4 +1,4 @@
-//! Devices that programs are attached to, and their entries in the map `DEVICES`.
+//! Devices that programs are attached to, and their entries in the map `tp_devices`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,21 @@ pub struct Devices {
     kernel: Kernel,
     /// Where links are pinned; `None`: nothing outlives this process (tests).
     links: Option<PathBuf>,
+    /// Devices whose programs somebody else has taken off.
+    unsettled: BTreeSet<u32>,
+}
+
+/// A device without all of its programs, and where they are missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    pub ifindex: u32,
+    pub name: String,
+    pub places: Vec<&'static str>,
 }
 
 impl Devices {
     pub fn new(mode: Mode, kernel: Kernel, links: Option<PathBuf>) -> Self {
-        Self { attached: BTreeMap::new(), mode, kernel, links }
+        Self { attached: BTreeMap::new(), mode, kernel, links, unsettled: BTreeSet::new() }
     }
 
     /// Attaches the programs to a device.
@@ -58,6 +68,7 @@ impl Devices {
         let attached = attached?;
         describe(maps, interface, Some(attached == Attached::XdpDriver))?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
+        self.unsettled.remove(&interface.ifindex);
         Ok(attached)
     }
 
@@ -90,6 +101,7 @@ impl Devices {
     /// # Errors
     /// A pin that cannot be removed.
     pub fn detach(&mut self, maps: &mut Maps, ifindex: u32) -> Result<()> {
+        self.unsettled.remove(&ifindex);
         if let Some((interface, _)) = self.attached.remove(&ifindex) {
             self.links(&interface).detach()?;
         }
@@ -133,8 +145,32 @@ impl Devices {
     pub fn is_settled(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
             let lost_xdp = *attached == Attached::Tc && matches!(self.mode, Mode::Xdp | Mode::XdpGeneric);
-            held == interface && !lost_xdp
+            held == interface && !lost_xdp && !self.unsettled.contains(&interface.ifindex)
         })
+    }
+
+    /// Devices that are attached to by links, and whose programs somebody else has taken off. Filters of a clsact qdisc have
+    /// no link: see [`Self::filters`].
+    pub fn lost(&self, object: &Ebpf) -> Vec<Lost> {
+        if self.links.is_none() || !self.kernel.has_tcx() {
+            return Vec::new();
+        }
+        let lost = self.attached.values().map(|(interface, attached)| Lost {
+            ifindex: interface.ifindex,
+            name: interface.name.clone(),
+            places: self.links(interface).lost(object, *attached),
+        });
+        lost.filter(|lost| !lost.places.is_empty()).collect()
+    }
+
+    /// The priority and handle of the filters that TC programs are on this kernel; `None`: they have links.
+    pub fn filters(&self) -> Option<(u16, u32)> {
+        (!self.kernel.has_tcx()).then_some((clsact::PRIORITY, clsact::HANDLE))
+    }
+
+    /// A device is to be attached to anew.
+    pub fn unsettle(&mut self, ifindex: u32) {
+        self.unsettled.insert(ifindex);
     }
 
     /// Devices with the way each is attached.
@@ -173,7 +209,7 @@ fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result
 pub fn pinned_devices(root: &Path) -> BTreeSet<u32> {
     let devices = pins::maps_of_versions(root).unwrap_or_default().into_iter().filter_map(|maps| {
         // A version that had no such map, or a folder that another process has just removed.
-        Reader::open(&maps, "DEVICES").ok()?.keys::<u32>().ok()
+        Reader::open(&maps, "tp_devices").ok()?.keys::<u32>().ok()
     });
     devices.flatten().collect()
 }

@@ -1,4 +1,4 @@
-//! Heartbeat of the agent in the map `AGENT`: that it lives, since when the maps are in sync, where it answers.
+//! Heartbeat of the agent in the map `tp_heartbeat`: that it lives, since when the maps are in sync, where it answers.
 
 use std::{
     net::SocketAddr,
@@ -66,7 +66,7 @@ pub fn address(maps: &mut Maps, address: SocketAddr) {
 /// # Errors
 /// The kernel refuses to tell the time.
 pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
-    let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "clock")?);
+    let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "tp_clock")?);
     maps.agent.store(agent::jiffies, jiffies);
     maps.agent.store(agent::seen, seen);
     end_monitor(maps, seen);

@@ -12,6 +12,8 @@ pub mod maps;
 mod nexthop;
 mod node;
 pub mod privileges;
+mod replacement;
+mod rivals;
 mod sockets;
 pub mod sync;
 pub mod sys;
@@ -36,7 +38,7 @@ use self::{
     maps::{mmap::state, prefilter::Needed},
     sockets::Sockets,
     sync::{
-        PLAN_SIZES, apply,
+        apply,
         plan::{Context, Planner},
         snat_ports,
     },
@@ -46,27 +48,29 @@ pub use self::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
         loader::{Sizes, load, object_bytes},
-        pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, Removed},
-        programs::{jumps, load_programs},
+        pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
+        programs::{jump_table, jumps, load_programs},
+        test_context::{sk_buff, xdp_md},
         verifier::{Refusal, try_programs},
     },
     clock::monotonic,
-    config::{Config, IdleTimes, Written},
+    config::{Config, IdleTimes, SourceCheck, Written},
     counters::Counter,
-    devices::pinned_devices,
+    devices::{Lost, pinned_devices},
     gc::sweeper::{Found, Sweeper},
     kernel::{Kernel, release_memory},
     maps::{
         Maps,
         keys::{FromWire, FrontendId, GoneEndpoint, ToWire, endpoint_key, from_wide, number, wide},
+        reader::MapInfo,
     },
     nexthop::{Changed, NextHop},
-    privileges::{check_privileges, effective_capabilities, missing_privileges},
+    privileges::{Extras, check_privileges, drop_privileges, effective_capabilities, missing_privileges},
+    replacement::Replaced,
     sockets::ConnectedUdp,
-    sync::snat_ports::{
-        LEAST as LEAST_POOL, PortRanges, Wanted as Pool, bound as bound_ports, ephemeral as ephemeral_ports,
-    },
-    usage::{Fill, Levels},
+    sync::budget::{Lack, LeftOut},
+    sync::snat_ports::{LEAST as LEAST_POOL, PortRanges, Wanted as Pool, ephemeral as ephemeral_ports},
+    usage::{DataplaneUsage, MapUsage},
 };
 use crate::model::{Desired, ServicePortKey};
 
@@ -74,7 +78,7 @@ use crate::model::{Desired, ServicePortKey};
 const HOP_MAX_AGE: Duration = Duration::from_secs(60);
 /// Answers (ICMP errors, RST) that each CPU may make in a second.
 const ANSWERS_PER_SECOND: u32 = 1000;
-/// Unconfirmed flows may hold this share of the main table.
+/// Unassured flows may hold this share of the main table.
 const UNCONFIRMED_SHARE: u32 = 16;
 
 /// The loaded packet path.
@@ -89,6 +93,8 @@ pub struct Dataplane {
     needs_prune: bool,
     config: Config,
     pins: Option<Pins>,
+    /// The links of another layout version are ours by now.
+    adopted: bool,
 }
 
 impl Dataplane {
@@ -101,7 +107,8 @@ impl Dataplane {
         let kernel = Kernel::running()?;
         let ports = config.pool.ports()?;
         let cgroup = config.cgroup.folder()?;
-        let pins = config.pins.as_deref().map(Pins::open).transpose()?;
+        let on_other = config.on_other_layout;
+        let pins = config.pins.as_deref().map(|root| Pins::open(root, on_other)).transpose()?;
         let sockets = Sockets::new(cgroup, pins.as_ref());
         match Self::load(config, kernel, pins.as_ref(), sockets) {
             Ok(mut dataplane) => {
@@ -132,15 +139,22 @@ impl Dataplane {
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }
-        let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "clock"))?;
+        let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "tp_clock"))?;
+        for flag in config.idle.too_long(hz) {
+            tracing::warn!(
+                "{flag} is longer than this kernel's clock can tell: {:?} holds",
+                IdleTimes::longest(hz)
+            );
+        }
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(apply::read(&maps)?, PLAN_SIZES);
+        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_sizes());
         let gc = Gc::new(sweeper, apply::gone(&maps)?);
         set_up_state(&mut maps, &object, hz, flows)?;
-        node::name_namespace(&mut maps)?;
+        node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        Ok(Self { object, maps, planner, gc, devices, sockets, needs_prune: false, config, pins: None })
+        let (needs_prune, adopted) = (false, false);
+        Ok(Self { object, maps, planner, gc, devices, sockets, needs_prune, config, pins: None, adopted })
     }
 
     /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
@@ -156,14 +170,14 @@ impl Dataplane {
         heartbeat::address(&mut self.maps, address);
     }
 
-    /// Leaves out source ports that sockets of this node hold by now.
-    ///
-    /// # Errors
-    /// Too few are left; the ports in use stay.
-    pub fn refresh_pool(&mut self) -> Result<()> {
-        let ports = self.config.pool.ports()?;
+    /// What source ports are made of.
+    pub fn pool(&self) -> Pool {
+        self.config.pool.clone()
+    }
+
+    /// Uses these source ports, unless those in use will do.
+    pub fn use_pool(&mut self, ports: Vec<u16>) {
         snat_ports::apply(&mut self.maps, ports);
-        Ok(())
     }
 
     /// Makes the maps equal to what is desired, touching only what `changed` names (everything, the first time).
@@ -176,6 +190,7 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
+        node::name_addresses(&mut self.maps, addresses)?;
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
@@ -200,12 +215,12 @@ impl Dataplane {
         }
         if let Some(error) = failed {
             heartbeat::failing(&mut self.maps)?;
-            self.planner = Planner::new(apply::read(&self.maps)?, PLAN_SIZES);
+            self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
             return Err(error);
         }
         self.gc.synced();
         heartbeat::synced(&mut self.maps)?;
-        Ok(Written { elements, no_room: plan.no_room })
+        Ok(Written { elements, left_out: plan.left_out })
     }
 
     /// Whether the next sync compares everything, not just what changed.
@@ -261,6 +276,9 @@ impl Dataplane {
     /// # Errors
     /// See [`Mode`]. A device that was attached to before is served by TC from then on.
     pub fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        if let Some(root) = &self.config.pins {
+            rivals::refuse(root, &interface.name, interface.ifindex)?;
+        }
         self.devices.attach(&mut self.object, &mut self.maps, interface)
     }
 
@@ -284,6 +302,54 @@ impl Dataplane {
     /// Whether a device is attached to as it is now, and in the way that was asked for.
     pub fn is_settled(&self, interface: &Interface) -> bool {
         self.devices.is_settled(interface)
+    }
+
+    /// Programs of another layout version serve until [`Self::adopt`].
+    pub fn is_replacing(&self) -> bool {
+        !self.adopted && self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
+    }
+
+    /// Takes over the links of another layout version: to attach puts this version's programs into their places.
+    ///
+    /// # Errors
+    /// A pin that cannot be moved.
+    pub fn adopt(&mut self) -> Result<()> {
+        if let Some(pins) = &self.pins {
+            pins.adopt()?;
+        }
+        self.adopted = true;
+        Ok(())
+    }
+
+    /// Frees what another layout version has left.
+    ///
+    /// # Errors
+    /// A folder that cannot be removed.
+    pub fn drop_replaced(&mut self) -> Result<Replaced> {
+        self.pins.as_mut().map_or_else(|| Ok(Replaced::default()), replacement::finish)
+    }
+
+    /// Devices whose programs somebody else has taken off, as far as their links tell.
+    pub fn lost(&self) -> Vec<Lost> {
+        self.devices.lost(&self.object)
+    }
+
+    /// Priority and handle of the filters that TC programs are where there are no links for them.
+    pub fn filters(&self) -> Option<(u16, u32)> {
+        self.devices.filters()
+    }
+
+    /// A device is to be attached to anew: somebody else has taken its programs off.
+    pub fn unsettle(&mut self, ifindex: u32) {
+        self.devices.unsettle(ifindex);
+    }
+
+    /// Calls of the cgroup's processes that somebody has taken the programs off.
+    ///
+    /// # Errors
+    /// The cgroup is gone.
+    pub fn lost_calls(&self) -> Result<Vec<&'static str>> {
+        self.sockets.lost(&self.object)
     }
 
     /// Devices with the way each is attached.
@@ -361,8 +427,8 @@ impl Dataplane {
     }
 
     /// How full the maps are: no map is read but for a few words.
-    pub fn levels(&self) -> Levels {
-        Levels::read(&self.maps, &self.planner, &self.gc, self.devices.attached().len())
+    pub fn usage(&self) -> DataplaneUsage {
+        DataplaneUsage::read(&self.maps, &self.planner, &self.gc, self.devices.attached().len())
     }
 
     /// Reads the packet path's counters, at any time and from any thread: with zeros, so that the first packet of a kind is
@@ -385,7 +451,7 @@ fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Res
     let words = &mut maps.state;
     words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
     words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
-    words.store(state::unconfirmed_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
+    words.store(state::unassured_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
     if words.load(state::route) & 0xffff == 0 {
         nexthop::raise(maps, Changed::Routes)?;
     }

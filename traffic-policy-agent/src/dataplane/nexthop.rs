@@ -11,7 +11,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use traffic_policy_ebpf::abi::{HOP_ARENA, HopKey};
+use traffic_policy_ebpf::abi::{HOPS_PER_GENERATION, HopKey};
 
 use super::maps::{
     Maps,
@@ -59,12 +59,16 @@ pub fn renew(maps: &mut Maps) -> Result<()> {
     let route = route(maps);
     let generation = route >> 16 & 1;
     let used = maps.usage.load(used_hops(generation));
-    if used < u64::from(HOP_ARENA) * 9 / 10 {
+    if used < u64::from(HOPS_PER_GENERATION) * 9 / 10 {
         return Ok(());
     }
     let other = 1 - generation;
-    let old: Vec<HopKey> =
-        maps.hop_index.keys().filter_map(Result::ok).filter(|key| u32::from(key.arena) == other).collect();
+    let old: Vec<HopKey> = maps
+        .hop_index
+        .keys()
+        .filter_map(Result::ok)
+        .filter(|key| u32::from(key.generation) == other)
+        .collect();
     for key in old {
         maps.hop_index.remove(&key).context("emptying the hops failed")?;
     }
@@ -83,7 +87,7 @@ pub fn list(maps: &Maps) -> Result<Vec<NextHop>> {
     let mut hops = Vec::new();
     for entry in &maps.hop_index {
         let (key, index) = entry.context("reading the hops failed")?;
-        if key.arena != generation {
+        if key.generation != generation {
             continue;
         }
         let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);

@@ -1,14 +1,26 @@
-//! The description of this node in the map `NODE`: its network namespace, its addresses, the ranges of its pods.
+//! The description of this node in the map `tp_local_node`: its network namespace, its addresses, the ranges of its pods.
 
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeSet, HashSet},
+    hash::Hash,
+    net::IpAddr,
+};
 
 use anyhow::{Context as _, Result};
+use aya::{
+    Pod,
+    maps::{HashMap, MapData},
+};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::Node;
 
 use super::{
+    config::SourceCheck,
     kernel,
-    maps::{Maps, keys::wide},
+    maps::{
+        Maps,
+        keys::{ToWire as _, wide},
+    },
 };
 
 /// Tells the packet path what sockets without an address will probably use: the node's primary addresses, and for
@@ -26,13 +38,42 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
         range.map_or(0, |range| u32::from(range.prefix_len()))
     });
-    put(maps, |node| Node { primary: first(primary), pods: first(&pods), pod_bits, ..node })
+    let pod_masks = [false, true].map(|ipv6| {
+        let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
+        range.map_or([0; 2], |range| wide(range.netmask()))
+    });
+    put(maps, |node| Node { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
 }
 
-/// Tells the packet path which network namespace is the node's own: this process's.
-pub fn name_namespace(maps: &mut Maps) -> Result<()> {
+/// Tells the packet path which network namespace is the node's own: this process's; and which sources new flows may have.
+pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     let netns = kernel::netns_cookie()?;
-    put(maps, |node| Node { netns, ..node })
+    put(maps, |node| Node { netns, source_check: check.number(), ..node })
+}
+
+/// Tells the packet path this node's own addresses, from which no packet comes from outside.
+pub fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+    let (mut v4, mut v6) = (HashSet::new(), HashSet::new());
+    for address in addresses {
+        match address {
+            IpAddr::V4(address) => drop(v4.insert(address.to_wire())),
+            IpAddr::V6(address) => drop(v6.insert(address.to_wire())),
+        }
+    }
+    equal(&mut maps.v4.node_addresses, &v4)?;
+    equal(&mut maps.v6.node_addresses, &v6)
+}
+
+fn equal<A: Pod + Eq + Hash>(map: &mut HashMap<MapData, A, u32>, wanted: &HashSet<A>) -> Result<()> {
+    let held: HashSet<A> =
+        map.keys().collect::<Result<_, _>>().context("reading the addresses of the node failed")?;
+    for address in held.difference(wanted) {
+        map.remove(address).context("forgetting an address of the node failed")?;
+    }
+    for address in wanted.difference(&held) {
+        map.insert(address, 1, 0).context("writing an address of the node failed")?;
+    }
+    Ok(())
 }
 
 fn put(maps: &mut Maps, change: impl FnOnce(Node) -> Node) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Capabilities of this process, and those that the agent needs.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 use anyhow::{Context, Result, bail};
 
@@ -11,6 +11,67 @@ const NEEDED: [(u32, &str, &str); 3] = [
     (38, "CAP_PERFMON", "let the packet path compare packet pointers"),
 ];
 const CAP_SYS_ADMIN: u32 = 21;
+/// To find the sockets of other users' processes.
+const CAP_SYS_PTRACE: u32 = 19;
+const CAP_NET_BIND_SERVICE: u32 = 10;
+/// More than any kernel knows.
+const CAPABILITIES: u32 = 64;
+
+/// What an agent does beside what every agent needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extras {
+    /// Ends UDP sockets in the network namespaces of pods (`--cgroup`).
+    pub sockets: bool,
+    /// Listens on ports below 1024.
+    pub low_ports: bool,
+}
+
+/// The capabilities that stay, as bits: of those that are there.
+fn kept(effective: u64, extras: Extras) -> u64 {
+    let bit = |number: u32| 1_u64 << number;
+    let mut kept = NEEDED.iter().fold(0, |bits, (number, ..)| bits | bit(*number));
+    // In the place of CAP_BPF or CAP_PERFMON, where a runtime does not know those.
+    if extras.sockets || effective & kept != kept {
+        kept |= bit(CAP_SYS_ADMIN);
+    }
+    if extras.sockets {
+        kept |= bit(CAP_SYS_PTRACE);
+    }
+    if extras.low_ports {
+        kept |= bit(CAP_NET_BIND_SERVICE);
+    }
+    effective & kept
+}
+
+/// Gives up all capabilities that the agent does not need, for good. Called while this process has one thread: the others
+/// inherit what that has.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn drop_privileges(extras: Extras) -> Result<()> {
+    let kept = kept(effective_capabilities()?, extras);
+    // SAFETY: these calls take numbers only.
+    unsafe {
+        // No program that was started could have more; without CAP_SETPCAP it is the runtime's choice.
+        for number in (0..CAPABILITIES).filter(|number| kept >> number & 1 == 0) {
+            libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0);
+        }
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+            return Err(io::Error::last_os_error()).context("giving up new privileges failed");
+        }
+    }
+    // linux/capability.h: version 3, two sets of 32 bits each of effective, permitted and inheritable ones.
+    let header = [0x2008_0522_u32, 0];
+    let (low, high) = (kept as u32, (kept >> 32) as u32);
+    let sets = [low, low, 0, high, high, 0];
+    // SAFETY: header and sets are as the version says, and outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error()).context("giving up capabilities failed");
+    }
+    Ok(())
+}
 
 /// Bits of this process's effective capabilities, as linux/capability.h numbers them.
 ///
@@ -52,4 +113,23 @@ pub fn check_privileges() -> Result<()> {
         purposes.join(", "),
         names.join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREE: u64 = 1 << 39 | 1 << 12 | 1 << 38;
+
+    #[test]
+    fn no_more_is_kept_than_is_needed() {
+        let all = (1 << 41) - 1;
+        let sockets = Extras { sockets: true, low_ports: false };
+        assert_eq!(kept(all, Extras::default()), THREE);
+        assert_eq!(kept(all, sockets), THREE | 1 << 21 | 1 << 19);
+        assert_eq!(kept(all, Extras { low_ports: true, ..Extras::default() }), THREE | 1 << 10);
+        assert_eq!(kept(THREE, sockets), THREE, "what is not there is not kept");
+        // A runtime that knows no CAP_BPF.
+        assert_eq!(kept(1 << 21 | 1 << 12 | 1 << 3, Extras::default()), 1 << 21 | 1 << 12);
+    }
 }

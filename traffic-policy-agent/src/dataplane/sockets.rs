@@ -47,7 +47,7 @@ impl ConnectedUdp {
 
 /// The other end that an entry is about. IPv4-mapped ones are IPv4 in the table.
 fn peer(key: &SocketKey) -> SocketAddr {
-    SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port))
+    SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host())
 }
 
 /// The cgroup whose processes' connections are served, and the table of their connected UDP sockets.
@@ -82,6 +82,17 @@ impl Sockets {
         Ok(())
     }
 
+    /// Calls of processes in the cgroup that are not served any more, since somebody took the programs off.
+    ///
+    /// # Errors
+    /// The cgroup is gone.
+    pub fn lost(&self, object: &Ebpf) -> Result<Vec<&'static str>> {
+        match (&self.cgroup, &self.pins) {
+            (Some(folder), Some(pins)) => cgroup::lost(object, &pins.links, folder),
+            _ => Ok(Vec::new()),
+        }
+    }
+
     /// Forgets links to cgroups of an earlier agent.
     ///
     /// # Errors
@@ -105,7 +116,7 @@ impl Sockets {
     pub fn connected_udp(&self) -> Result<ConnectedUdp> {
         let open = || -> Result<_> {
             let pins = self.pins.as_ref().context("it is not pinned")?;
-            let data = MapData::from_pin(pins.maps.join("CONNECTED_UDP"))?;
+            let data = MapData::from_pin(pins.maps.join("tp_conn_udp"))?;
             Ok(HashMap::try_from(Map::LruHashMap(data))?)
         };
         open().map(ConnectedUdp).context("opening the table of sockets failed")

@@ -30,6 +30,36 @@ pub mod command {
 const READ_ONLY: u32 = 1 << 3;
 
 // The parts of `union bpf_attr` that the commands read.
+
+/// Of the commands on one element of a map.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Element {
+    pub fd: u32,
+    pub zero: u32,
+    /// Addresses of a key and a value, as long as the map's are.
+    pub key: u64,
+    pub value: u64,
+    pub flags: u64,
+}
+
+/// Of the commands on many elements.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Addresses of the place to begin at, 0: the first one, and of room for the place to go on from.
+    pub from: u64,
+    pub to: u64,
+    /// Addresses of keys and values.
+    pub keys: u64,
+    pub values: u64,
+    /// Room for so many; afterwards: as many were read.
+    pub count: u32,
+    pub fd: u32,
+    pub element_flags: u64,
+    pub flags: u64,
+}
+
 #[repr(C)]
 struct Get {
     path: u64,

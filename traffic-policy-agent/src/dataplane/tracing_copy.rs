@@ -16,7 +16,7 @@ use traffic_policy_ebpf::{
 use super::{
     bpf::{
         loader::{self, Routes},
-        programs::jumps,
+        programs::{self, jumps},
         test_run, verifier,
     },
     kernel::Kernel,
@@ -75,12 +75,17 @@ impl TracingCopy {
         let mut take = |name: &str| -> Result<Map> {
             object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
         };
-        let (trace, question) = (take("TRACE")?.try_into()?, take("QUESTION")?.try_into()?);
-        let (buckets, affinity) = (take("BUCKETS")?.try_into()?, take("AFFINITY")?.try_into()?);
+        let (trace, question) = (take("tp_trace")?.try_into()?, take("tp_explain_call")?.try_into()?);
+        let (buckets, affinity) = (take("tp_reject_limit")?.try_into()?, take("tp_affinity")?.try_into()?);
         let cpus = aya::util::nr_cpus().map_err(|(file, error)| {
             anyhow::Error::from(error).context(format!("the number of CPUs is not known: {file}"))
         })?;
         Ok(Self { object, maps, trace, question, buckets, affinity, running: None, cpus })
+    }
+
+    /// Entry programs pinned in `folder` that are other ones than the copy's.
+    pub fn differing(&self, folder: &Path) -> Vec<&'static str> {
+        programs::differing(&self.object, folder)
     }
 
     /// Follows the running packet path whose maps are pinned in `maps`: its clients, and whether it has SNAT flows.
@@ -88,8 +93,8 @@ impl TracingCopy {
     /// # Errors
     /// They are not pinned there.
     pub fn follow(&mut self, maps: &Path) -> Result<()> {
-        let affinity = MapData::from_pin(maps.join("AFFINITY")).context("AFFINITY is not pinned")?;
-        let usage = MapData::from_pin(maps.join("USAGE")).context("USAGE is not pinned")?;
+        let affinity = MapData::from_pin(maps.join("tp_affinity")).context("tp_affinity is not pinned")?;
+        let usage = MapData::from_pin(maps.join("tp_table_usage")).context("tp_table_usage is not pinned")?;
         self.running = Some(Running {
             affinity: HashMap::try_from(Map::LruHashMap(affinity))?,
             usage: Mapped::new(Map::Array(usage))?,
@@ -104,8 +109,8 @@ impl TracingCopy {
     pub fn packet(&mut self, hook: PacketHook, ifindex: u32, frame: &[u8]) -> Result<Judged> {
         self.begin()?;
         let frame = match hook {
-            PacketHook::Xdp => test_run::xdp(&self.object, "xdp_ingress", frame, ifindex),
-            PacketHook::Tc => test_run::tc(&self.object, "tc_ingress", frame, ifindex),
+            PacketHook::Xdp => test_run::xdp(&self.object, "tp_xdp_ingress", frame, ifindex),
+            PacketHook::Tc => test_run::tc(&self.object, "tp_tc_ingress", frame, ifindex),
         }?;
         self.end(frame)
     }
@@ -117,7 +122,7 @@ impl TracingCopy {
     pub fn socket(&mut self, question: SocketQuestion) -> Result<Judged> {
         self.begin()?;
         self.question.set(0, question, 0).context("writing the question failed")?;
-        test_run::xdp_without_frame(&self.object, "explain_socket")?;
+        test_run::xdp_without_frame(&self.object, "tp_explain_sock")?;
         self.end(Vec::new())
     }
 
@@ -137,7 +142,13 @@ impl TracingCopy {
         let snat_created = self.running.as_ref().map_or(0, |running| running.usage.read().snat_created);
         let pending_created = self.maps.state.load(state::pending_swept);
         let held = self.maps.usage.read();
-        self.maps.usage.write(Usage { snat_created, pending_created, unconfirmed: [0; 2], ..held });
+        self.maps.usage.write(Usage {
+            snat_created,
+            pending_created,
+            unassured: [0; 2],
+            unassured_udp: [0; 2],
+            ..held
+        });
     }
 
     fn end(&mut self, frame: Vec<u8>) -> Result<Judged> {

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use traffic_policy_ebpf::abi::HOP_ARENA;
+use traffic_policy_ebpf::abi::HOPS_PER_GENERATION;
 
 use super::{
     clock,
@@ -11,13 +11,13 @@ use super::{
         Maps,
         mmap::{state, used_hops},
     },
-    sync::{PLAN_SIZES, plan::Planner},
+    sync::{SERVICE_PORTS, plan::Planner},
 };
 use crate::model::ServicePortKey;
 
 /// Entries of one map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub struct MapUsage {
     pub map: &'static str,
     /// `None`: for both families.
     pub ipv6: Option<bool>,
@@ -25,10 +25,10 @@ pub struct Fill {
     pub size: u32,
 }
 
-/// How things stand.
+/// Use of all maps, and what the last sweep and the planner know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Levels {
-    pub maps: Vec<Fill>,
+pub struct DataplaneUsage {
+    pub maps: Vec<MapUsage>,
     /// What the last sweep found: IPv4, IPv6.
     pub found: [Found; 2],
     /// Ports that may be used as source towards endpoints.
@@ -37,15 +37,15 @@ pub struct Levels {
     pub draining: Vec<(ServicePortKey, SystemTime)>,
 }
 
-impl Levels {
+impl DataplaneUsage {
     /// Looks at what is known already: no map is read but for a few words.
     pub fn read(maps: &Maps, planner: &Planner, gc: &Gc, devices: usize) -> Self {
         let usage = planner.usage();
         let room = &maps.room;
-        let mut fills = Vec::new();
+        let mut entries = Vec::new();
         for (family, found) in gc.found().iter().enumerate() {
             let ipv6 = family == 1;
-            fills.extend(
+            entries.extend(
                 [
                     ("flows", u64::from(found.entries), [maps.v4.size, maps.v6.size][family]),
                     ("pending", u64::from(found.pending), room.pending[family]),
@@ -53,25 +53,25 @@ impl Levels {
                     ("slots", usage.slots[family], room.slots[family]),
                     ("source-ranges", usage.source_ranges[family], room.source_ranges[family]),
                 ]
-                .map(|(map, used, size)| Fill { map, ipv6: Some(ipv6), used, size }),
+                .map(|(map, used, size)| MapUsage { map, ipv6: Some(ipv6), used, size }),
             );
         }
         let generation = maps.state.load(state::route) >> 16 & 1;
-        fills.extend(
+        entries.extend(
             [
-                ("services", usage.services, PLAN_SIZES.services),
-                ("hops", maps.usage.load(used_hops(generation)), HOP_ARENA),
+                ("services", usage.services, SERVICE_PORTS),
+                ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
                 ("devices", devices as u64, room.devices),
                 ("gone-endpoints", gc.gone().len() as u64, room.gone),
             ]
-            .map(|(map, used, size)| Fill { map, ipv6: None, used, size }),
+            .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),
         );
         // Without a clock nothing can be draining.
         let monotonic = clock::monotonic().unwrap_or(u64::MAX);
         let now = SystemTime::now();
         let draining = planner.draining(monotonic);
         Self {
-            maps: fills,
+            maps: entries,
             found: gc.found(),
             snat_ports: maps.state.load(state::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use serde::Serialize;
 use traffic_policy_ebpf::{
-    abi::{Range, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
+    abi::{Port, Range, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
     outcome::{Outcome, Verdict as Kernel},
 };
 
@@ -182,7 +182,7 @@ impl Explainer {
                 // A pod's own is not known; it is another one, and never 0, which stands for packets from outside.
                 netns: if from == From::Node { self.netns } else { !self.netns | 1 },
                 hash: spread(flow),
-                port: flow.destination.port().to_be(),
+                port: Port::from_host(flow.destination.port()),
                 protocol: u16::from(flow.transport.0),
                 node: u16::from(from == From::Node),
                 ipv6: u16::from(flow.destination.is_ipv6()),

@@ -5,7 +5,7 @@ use std::{
     future::ready,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -21,20 +21,25 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpStream},
-    task::{JoinHandle, JoinSet},
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-/// How long a client may take to send a request's headers. Probes send at once; what does not must not pile up.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+use super::connections::{Connections, Place};
+
+/// How long a client may take to send a request's headers, and how long it may stay without one. Probes send at once.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a connection lasts at most: who reads an answer byte by byte is let go.
+const LIFETIME: Duration = Duration::from_secs(60);
 
 /// How long a request that is being answered may go on after its port is closed.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Connections at once on one port; further ones wait in the kernel's queue.
-const CONNECTIONS: usize = 256;
+/// Connections that wait for being accepted; the kernel takes no more than net.core.somaxconn.
+const BACKLOG: i32 = 4096;
 
 /// A listening port and its task. Dropping it closes the port, a little later.
 #[derive(Debug)]
@@ -56,9 +61,10 @@ impl Served {
     /// If the address cannot be listened on, most often because it is taken.
     pub fn start(
         address: SocketAddr,
+        connections: Arc<Connections>,
         answer: impl Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Self::start_slow(address, move |request| ready(answer(&request)))
+        Self::start_slow(address, connections, move |request| ready(answer(&request)))
     }
 
     /// The same for answers that take their time, of which no thread of the runtime must have to wait for the end.
@@ -68,6 +74,7 @@ impl Served {
     /// As there.
     pub fn start_slow<R>(
         address: SocketAddr,
+        connections: Arc<Connections>,
         answer: impl Fn(Request<Incoming>) -> R + Send + Sync + 'static,
     ) -> io::Result<Self>
     where
@@ -76,7 +83,7 @@ impl Served {
         let listener = bind(address)?;
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
-        let task = tokio::spawn(accept(listener, Arc::new(answer), stop.clone()));
+        let task = tokio::spawn(accept(listener, connections, Arc::new(answer), stop.clone()));
         Ok(Self { address, stop, task })
     }
 
@@ -86,9 +93,15 @@ impl Served {
         self.address
     }
 
-    /// Closes the port, and returns when it is free. A request that came before is still answered.
-    pub async fn close(mut self) {
+    /// Lets the port close: the first half of [`Self::close`].
+    pub fn stop(&self) {
         self.stop.cancel();
+    }
+
+    /// Closes the port, and returns when it is free, which takes no longer than another task takes to be run: a request
+    /// that came before is still answered, but not waited for.
+    pub async fn close(mut self) {
+        self.stop();
         // Joined, not aborted: the port is free only when the task has let go of it.
         let _ = (&mut self.task).await;
     }
@@ -128,24 +141,33 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
     // Connections of an earlier listener linger in TIME_WAIT; they must not keep the port.
     socket.set_reuse_address(true)?;
+    // An IPv6 address of this node may still be tentative.
+    if address.is_ipv6() {
+        socket.set_freebind_v6(true)?;
+    } else {
+        socket.set_freebind_v4(true)?;
+    }
     socket.bind(&address.into())?;
-    socket.listen(128)?;
+    socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
 
-async fn accept<F, R>(listener: TcpListener, answer: Arc<F>, stop: CancellationToken)
-where
+async fn accept<F, R>(
+    listener: TcpListener,
+    connections: Arc<Connections>,
+    answer: Arc<F>,
+    stop: CancellationToken,
+) where
     F: Fn(Request<Incoming>) -> R + Send + Sync + 'static,
     R: Future<Output = Answer> + Send + 'static,
 {
-    let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(serve(stream, Arc::clone(&answer), stop.clone()));
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    let place = connections.enter(peer.ip());
+                    tokio::spawn(serve(stream, peer, place, Arc::clone(&answer), stop.clone()));
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely: give others time to close theirs.
@@ -155,18 +177,40 @@ where
             },
         }
     }
-    drop(listener);
-    let _ = timeout(GRACE, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-async fn serve<F, R>(stream: TcpStream, answer: Arc<F>, stop: CancellationToken)
-where
+/// Whether a request comes from this node itself: by loopback, or from the very address that it is sent to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FromHere(pub(super) bool);
+
+impl FromHere {
+    fn of(stream: &TcpStream, peer: SocketAddr) -> Self {
+        let peer = peer.ip().to_canonical();
+        Self(peer.is_loopback() || stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer))
+    }
+}
+
+async fn serve<F, R>(
+    stream: TcpStream,
+    peer: SocketAddr,
+    place: Place,
+    answer: Arc<F>,
+    stop: CancellationToken,
+) where
     F: Fn(Request<Incoming>) -> R,
     R: Future<Output = Answer>,
 {
-    let service = service_fn(|request| {
+    let from_here = FromHere::of(&stream, peer);
+    let service = service_fn(|mut request| {
+        place.answering.store(true, Ordering::Relaxed);
+        request.extensions_mut().insert(from_here);
         let answer = answer(request);
-        async { Ok::<_, Infallible>(answer.await) }
+        let answering = &place.answering;
+        async move {
+            let answer = answer.await;
+            answering.store(false, Ordering::Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
     });
     let connection = http1::Builder::new()
         // Load balancers compare header names without regard to case, people do not.
@@ -176,16 +220,20 @@ where
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
-        result = &mut connection => {
-            if let Err(error) = result {
+        result = timeout(LIFETIME, &mut connection) => {
+            if let Ok(Err(error)) = result {
                 debug!("connection: {error}");
             }
+            return;
+        }
+        () = place.evicted.cancelled() => {
+            debug!(%peer, "connection: evicted");
             return;
         }
         () = stop.cancelled() => {}
     }
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    let _ = timeout(GRACE, connection).await;
 }
 
 /// A JSON answer with the headers that kube-proxy gives.
@@ -239,7 +287,7 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn both_families_are_answered() {
-        let served = Served::start(any(), hello).unwrap();
+        let served = Served::start(any(), Arc::default(), hello).unwrap();
         let port = served.address().port();
         assert!(get(localhost(port), "/").await.ends_with("hello"));
         if served.address().is_ipv6() {
@@ -247,15 +295,46 @@ pub(crate) mod tests {
         }
     }
 
+    /// A client that has sent half a request must not keep the run loop from what it has to do.
+    #[tokio::test]
+    async fn closing_does_not_wait_for_clients() {
+        let served = Served::start(any(), Arc::default(), hello).unwrap();
+        let mut client = TcpStream::connect(localhost(served.address().port())).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.unwrap();
+        sleep(Duration::from_millis(50)).await;
+        timeout(GRACE / 2, served.close()).await.unwrap();
+        // It is let go soon after.
+        let mut rest = Vec::new();
+        timeout(Duration::from_secs(20), client.read_to_end(&mut rest)).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_asks_nothing_is_let_go() {
+        let served = Served::start(any(), Arc::default(), hello).unwrap();
+        let address = localhost(served.address().port());
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        let mut slow = TcpStream::connect(address).await.unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        let mut again = TcpStream::connect(address).await.unwrap();
+        again.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        for stream in [&mut idle, &mut slow, &mut again] {
+            let mut rest = Vec::new();
+            timeout(Duration::from_secs(8), stream.read_to_end(&mut rest)).await.unwrap().unwrap();
+        }
+    }
+
     #[tokio::test]
     async fn the_port_is_free_after_close() {
-        let served = Served::start(any(), hello).unwrap();
+        let served = Served::start(any(), Arc::default(), hello).unwrap();
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, served.address().port()));
         // Idle connections and those in TIME_WAIT must not keep it.
         let _idle = TcpStream::connect(localhost(address.port())).await.unwrap();
         get(localhost(address.port()), "/").await;
-        assert_eq!(Served::start(address, hello).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(
+            Served::start(address, Arc::default(), hello).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
         timeout(GRACE * 2, served.close()).await.unwrap();
-        Served::start(address, hello).unwrap();
+        Served::start(address, Arc::default(), hello).unwrap();
     }
 }

@@ -6,11 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+mod connections;
 mod listener;
 mod proxy;
 mod report;
 mod service;
 
+pub use connections::Connections;
 pub(crate) use listener::not_found;
 #[cfg(test)]
 pub(crate) use listener::tests;

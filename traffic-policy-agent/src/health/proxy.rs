@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
-    listener::{Answer, Served, json, not_found},
+    listener::{Answer, FromHere, Served, json, not_found},
     report::{Facts, Report},
 };
 use crate::source::StatusReader;
@@ -63,6 +63,8 @@ pub struct Answered {
 
 #[derive(Debug, Default)]
 struct State {
+    /// When the run loop last came round, once it has begun to.
+    beat: Option<Instant>,
     /// Since when the oldest waiting change waits.
     queued: Option<Instant>,
     /// When the maps were last known to hold what is desired.
@@ -73,6 +75,10 @@ struct State {
     source: Option<StatusReader>,
     /// Why the last write failed.
     failure: Option<String>,
+    /// Programs that were taken off and cannot be put back.
+    detached: Option<String>,
+    /// Service ports for which the maps have no room.
+    left_out: Vec<String>,
 }
 
 impl ProxyHealth {
@@ -94,6 +100,11 @@ impl ProxyHealth {
         }))
     }
 
+    /// The run loop comes round. It does so every few seconds at least.
+    pub fn beat(&self) {
+        self.state().beat = Some(Instant::now());
+    }
+
     /// A change has come that may have to be written. Not called before the source has given everything: waiting for
     /// the API is not being late.
     pub fn queued(&self) {
@@ -113,6 +124,11 @@ impl ProxyHealth {
         self.state().failure = Some(failure);
     }
 
+    /// Says which Service ports the last write left out for want of room, and why.
+    pub fn left_out(&self, left_out: Vec<String>) {
+        self.state().left_out = left_out;
+    }
+
     /// From where objects come: `/status` says what is still missing.
     pub fn follow(&self, source: StatusReader) {
         self.state().source = Some(source);
@@ -128,6 +144,8 @@ impl ProxyHealth {
             waiting: state.queued.map(|since| since.elapsed()),
             node_eligible: state.node_eligible,
             failure: state.failure.clone(),
+            detached: state.detached.clone(),
+            left_out: state.left_out.clone(),
             source,
         })
     }
@@ -135,6 +153,12 @@ impl ProxyHealth {
     /// Writing failed and will be tried again: from now on, if not already, a change is waiting.
     pub fn failed(&self) {
         self.queued();
+    }
+
+    /// Says that programs were taken off and cannot be put back, or that all are in place. Packets are not served meanwhile,
+    /// which no restart mends: the proxy is alive, and not healthy.
+    pub fn set_detached(&self, detached: Option<String>) {
+        self.state().detached = detached;
     }
 
     /// Whether the Node object lets load balancers send here. `false` until said otherwise.
@@ -145,8 +169,11 @@ impl ProxyHealth {
     /// The maps have been written once, and no change is late.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        let state = self.state();
-        state.updated.is_some() && !self.is_late(&state)
+        self.is_serving(&self.state())
+    }
+
+    fn is_serving(&self, state: &State) -> bool {
+        state.updated.is_some() && !self.is_late(state) && state.detached.is_none()
     }
 
     /// How long the maps have not held all that is desired: not at all, while nothing waits; before the first sync, since
@@ -164,8 +191,20 @@ impl ProxyHealth {
         Answered { healthz: self.0.healthz.load(), livez: self.0.livez.load() }
     }
 
+    /// A change waits for too long: one that the run loop knows, or one that it has not taken from the source.
     fn is_late(&self, state: &State) -> bool {
-        state.queued.is_some_and(|since| since.elapsed() >= self.0.late)
+        let unread = state.source.as_ref().and_then(StatusReader::unread_since);
+        self.is_stalled(state)
+            || [state.queued, unread].into_iter().flatten().any(|since| self.is_long_ago(since))
+    }
+
+    /// The run loop stands still.
+    fn is_stalled(&self, state: &State) -> bool {
+        state.beat.is_some_and(|beat| self.is_long_ago(beat))
+    }
+
+    fn is_long_ago(&self, time: Instant) -> bool {
+        time.elapsed() >= self.0.late
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -175,7 +214,7 @@ impl ProxyHealth {
 
     fn healthz(&self) -> Answer {
         let state = self.state();
-        let healthy = state.updated.is_some() && !self.is_late(&state);
+        let healthy = self.is_serving(&state);
         let ok = healthy && state.node_eligible;
         self.0.healthz.count(ok);
         self.answer(&state, healthy, ok, Some(state.node_eligible))
@@ -183,7 +222,8 @@ impl ProxyHealth {
 
     fn livez(&self) -> Answer {
         let state = self.state();
-        let alive = !self.is_late(&state);
+        // What cannot be written now could not be after a restart: that is for /healthz to say.
+        let alive = !self.is_stalled(&state);
         self.0.livez.count(alive);
         self.answer(&state, alive, alive, None)
     }
@@ -243,11 +283,16 @@ impl HealthzServer {
     ///
     /// If the address cannot be listened on.
     pub fn start(address: SocketAddr, health: ProxyHealth) -> io::Result<Self> {
-        Served::start(address, move |request: &Request<Incoming>| match request.uri().path() {
+        let from_here =
+            |request: &Request<Incoming>| request.extensions().get().is_some_and(|FromHere(here)| *here);
+        Served::start(address, Arc::default(), move |request| match request.uri().path() {
             "/healthz" => health.healthz(),
             "/livez" => health.livez(),
             // Strings, numbers and flags: there is nothing that cannot be written as JSON.
-            "/status" => json(StatusCode::OK, serde_json::to_string(&health.report()).unwrap_or_default()),
+            // It names API servers and what is wrong with them: for this node only.
+            "/status" if from_here(request) => {
+                json(StatusCode::OK, serde_json::to_string(&health.report()).unwrap_or_default())
+            }
             _ => not_found(request.method()),
         })
         .map(Self)
@@ -311,13 +356,28 @@ mod tests {
         assert!(health.is_healthy(), "not late yet");
         tokio::time::sleep(Duration::from_millis(60)).await;
         health.failed();
-        assert_eq!(probe.statuses().await, (503, 503), "late: the oldest change counts, not the last try");
+        assert_eq!(probe.statuses().await, (503, 200), "late: the oldest change counts, not the last try");
         assert!(!health.is_healthy());
 
         health.synced();
         assert_eq!(probe.statuses().await, (200, 200), "synced again");
-        let answered = Answered { healthz: [(200, 3), (503, 2)], livez: [(200, 4), (503, 1)] };
+        let answered = Answered { healthz: [(200, 3), (503, 2)], livez: [(200, 5), (503, 0)] };
         assert_eq!(health.answered(), answered);
+    }
+
+    #[tokio::test]
+    async fn a_loop_that_stands_still_is_not_alive() {
+        let health = ProxyHealth::with_late(true, true, Duration::from_millis(50));
+        let probe = Probe::new(&health);
+        health.set_node_eligible(true);
+        health.synced();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        assert_eq!(probe.statuses().await, (200, 200), "it has not begun");
+        health.beat();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        assert_eq!(probe.statuses().await, (503, 503));
+        health.beat();
+        assert!(health.is_healthy());
     }
 
     #[tokio::test]

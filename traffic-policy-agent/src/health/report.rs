@@ -17,6 +17,9 @@ pub struct Report {
     pub waiting_seconds: Option<f64>,
     /// What keeps the maps from being in sync; empty if they are.
     pub waiting_for: Vec<String>,
+    /// Service ports for which the maps have no room, each with the reason: they are not, or not wholly, in the maps.
+    #[serde(default)]
+    pub left_out: Vec<String>,
     /// Load balancers are told to send here, as far as the Node object decides that.
     pub node_eligible: bool,
     /// What is wrong without keeping the maps out of sync, by subject.
@@ -29,6 +32,8 @@ pub(super) struct Facts {
     pub waiting: Option<Duration>,
     pub node_eligible: bool,
     pub failure: Option<String>,
+    pub detached: Option<String>,
+    pub left_out: Vec<String>,
     pub source: Option<Status>,
 }
 
@@ -53,8 +58,10 @@ impl Report {
         } else if waiting_for.is_empty() && (facts.updated.is_none() || facts.waiting.is_some()) {
             waiting_for.push("a change is being written".to_owned());
         }
+        waiting_for.extend(facts.detached.clone());
         Self {
-            in_sync: waiting_for.is_empty(),
+            in_sync: waiting_for.is_empty() && facts.left_out.is_empty(),
+            left_out: facts.left_out.clone(),
             last_sync: facts.updated.clone(),
             waiting_seconds: facts.waiting.map(|waiting| waiting.as_secs_f64()),
             waiting_for,
@@ -74,6 +81,8 @@ mod tests {
             waiting: None,
             node_eligible: true,
             failure: None,
+            detached: None,
+            left_out: Vec::new(),
             source: Some(Status { synced: true, ..Status::default() }),
         }
     }

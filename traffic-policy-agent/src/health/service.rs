@@ -1,9 +1,9 @@
 //! `healthCheckNodePort`: for each LoadBalancer Service with policy Local, whether this node has endpoints of it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -11,7 +11,7 @@ use hyper::{StatusCode, header::HeaderValue};
 use tracing::{info, warn};
 
 use super::{
-    ProxyHealth,
+    Connections, ProxyHealth,
     listener::{Answer, Served, json},
 };
 use crate::model::{HealthCheck, ServiceName};
@@ -43,8 +43,17 @@ pub struct ServiceHealth {
     node_name: String,
     proxy: ProxyHealth,
     counts: Arc<Counts>,
-    open: BTreeMap<ServiceName, Served>,
+    /// Of all ports together.
+    connections: Arc<Connections>,
+    open: BTreeMap<ServiceName, Open>,
     failed: BTreeMap<ServiceName, ListenFailure>,
+}
+
+/// A port that is listened on, at each of its addresses.
+#[derive(Debug)]
+struct Open {
+    port: u16,
+    listeners: BTreeMap<IpAddr, Served>,
 }
 
 /// Local endpoints by Service, as the answers read them. A Service that is not here is going away.
@@ -61,42 +70,64 @@ impl Counts {
 impl ServiceHealth {
     #[must_use]
     pub fn new(node_name: String, proxy: ProxyHealth) -> Self {
-        Self { node_name, proxy, counts: Arc::default(), open: BTreeMap::new(), failed: BTreeMap::new() }
+        Self {
+            node_name,
+            proxy,
+            counts: Arc::default(),
+            connections: Arc::default(),
+            open: BTreeMap::new(),
+            failed: BTreeMap::new(),
+        }
     }
 
-    /// Opens, closes and moves ports so that `checks` are answered. Called after the maps are written, so that no
-    /// answer says 200 before they hold what it promises.
+    /// Opens, closes and moves ports so that `checks` are answered at `addresses` (the unspecified IPv4 one stands for all of
+    /// both families). Called after the maps are written, so that no answer says 200 before they hold what it promises.
     ///
     /// Returns the ports that cannot be listened on and could, or were not wanted, at the last call: each failure is
     /// logged and returned once, and tried again at each call.
-    pub async fn update(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) -> Vec<ListenFailure> {
+    pub async fn update(
+        &mut self,
+        checks: &BTreeMap<ServiceName, HealthCheck>,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Vec<ListenFailure> {
         *self.counts.lock() =
             checks.iter().map(|(name, check)| (name.clone(), check.local_endpoints)).collect();
 
-        // Closed before others are opened: a port may move from one Service to another.
-        let unwanted: Vec<_> = self
-            .open
-            .iter()
-            .filter(|(name, served)| {
-                checks.get(name).is_none_or(|check| check.port != served.address().port())
-            })
-            .map(|(name, _)| name.clone())
-            .collect();
-        let unwanted: Vec<_> =
-            unwanted.into_iter().filter_map(|name| self.open.remove_entry(&name)).collect();
-        for (name, served) in unwanted {
-            info!(service = %name, port = served.address().port(), "closing health check port");
-            served.close().await;
-        }
+        self.close_unwanted(checks, addresses).await;
         self.failed.retain(|name, failure| checks.get(name).is_some_and(|check| check.port == failure.port));
 
         let mut news = Vec::new();
         for (name, check) in checks {
-            if !self.open.contains_key(name) {
-                self.open(name, check.port, &mut news);
-            }
+            self.open(name, check.port, addresses, &mut news);
         }
         news
+    }
+
+    /// Closes before others are opened: a port may move from one Service to another.
+    async fn close_unwanted(
+        &mut self,
+        checks: &BTreeMap<ServiceName, HealthCheck>,
+        addresses: &BTreeSet<IpAddr>,
+    ) {
+        let mut closing = Vec::new();
+        self.open.retain(|name, open| {
+            let wanted = checks.get(name).is_some_and(|check| check.port == open.port);
+            let (kept, unwanted) = std::mem::take(&mut open.listeners)
+                .into_iter()
+                .partition(|(address, _)| wanted && addresses.contains(address));
+            open.listeners = kept;
+            let unwanted: BTreeMap<_, _> = unwanted;
+            closing.extend(unwanted.into_values());
+            if !wanted {
+                info!(service = %name, port = open.port, "closing health check port");
+            }
+            wanted
+        });
+        // All of them at once.
+        closing.iter().for_each(Served::stop);
+        for served in closing {
+            served.close().await;
+        }
     }
 
     /// Whether a port cannot be listened on at present: then [`Self::update`] should be called again in a while.
@@ -105,27 +136,46 @@ impl ServiceHealth {
         !self.failed.is_empty()
     }
 
-    fn open(&mut self, name: &ServiceName, port: u16, news: &mut Vec<ListenFailure>) {
-        match self.listen(name, port) {
-            Ok(served) => {
-                info!(service = %name, port, "opened health check port");
-                self.open.insert(name.clone(), served);
-                self.failed.remove(name);
+    fn open(
+        &mut self,
+        name: &ServiceName,
+        port: u16,
+        addresses: &BTreeSet<IpAddr>,
+        news: &mut Vec<ListenFailure>,
+    ) {
+        let mut failure = None;
+        for address in addresses {
+            if self.open.get(name).is_some_and(|open| open.listeners.contains_key(address)) {
+                continue;
             }
-            Err(error) => {
-                let failure = ListenFailure { service: name.clone(), port, error: error.to_string() };
-                if self.failed.get(name) != Some(&failure) {
-                    warn!("{}", failure.message(&self.node_name));
-                    news.push(failure.clone());
-                    self.failed.insert(name.clone(), failure);
+            match self.listen(name, SocketAddr::new(*address, port)) {
+                Ok(served) => {
+                    let open = self.open.entry(name.clone()).or_insert_with(|| {
+                        info!(service = %name, port, "opened health check port");
+                        Open { port, listeners: BTreeMap::new() }
+                    });
+                    open.listeners.insert(*address, served);
                 }
+                // A kernel without IPv6 has no ::1.
+                Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
+                Err(error) => _ = failure.get_or_insert(error),
             }
+        }
+        let Some(error) = failure else {
+            self.failed.remove(name);
+            return;
+        };
+        let failure = ListenFailure { service: name.clone(), port, error: error.to_string() };
+        if self.failed.get(name) != Some(&failure) {
+            warn!("{}", failure.message(&self.node_name));
+            news.push(failure.clone());
+            self.failed.insert(name.clone(), failure);
         }
     }
 
-    fn listen(&self, name: &ServiceName, port: u16) -> io::Result<Served> {
+    fn listen(&self, name: &ServiceName, address: SocketAddr) -> io::Result<Served> {
         let (name, counts, proxy) = (name.clone(), Arc::clone(&self.counts), self.proxy.clone());
-        Served::start(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), move |_| {
+        Served::start(address, Arc::clone(&self.connections), move |_| {
             let count = counts.lock().get(&name).copied();
             answer(&name, count.unwrap_or(0), proxy.is_healthy())
         })
@@ -165,6 +215,12 @@ mod tests {
             .collect()
     }
 
+    impl ServiceHealth {
+        async fn update_all(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) -> Vec<ListenFailure> {
+            self.update(checks, &[IpAddr::from([0, 0, 0, 0])].into()).await
+        }
+    }
+
     fn server() -> (ServiceHealth, ProxyHealth) {
         let proxy = ProxyHealth::new(true, true);
         (ServiceHealth::new("here".to_owned(), proxy.clone()), proxy)
@@ -196,7 +252,7 @@ mod tests {
             if healthy {
                 proxy.synced();
             }
-            assert!(health.update(&checks(&[("svc", port, count)])).await.is_empty());
+            assert!(health.update_all(&checks(&[("svc", port, count)])).await.is_empty());
             let answer = get(localhost(port), "/any/path").await;
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
             for header in ["Content-Type: application/json", "X-Content-Type-Options: nosniff"] {
@@ -216,14 +272,14 @@ mod tests {
         let (mut health, proxy) = server();
         proxy.synced();
         let [a, b] = free_ports().await;
-        assert!(health.update(&checks(&[("one", a, 1), ("two", b, 2)])).await.is_empty());
+        assert!(health.update_all(&checks(&[("one", a, 1), ("two", b, 2)])).await.is_empty());
         // They swap their ports, in one update.
-        assert!(health.update(&checks(&[("one", b, 1), ("two", a, 2)])).await.is_empty());
+        assert!(health.update_all(&checks(&[("one", b, 1), ("two", a, 2)])).await.is_empty());
         assert!(get(localhost(a), "/").await.contains("\"name\": \"two\""));
         assert!(get(localhost(b), "/").await.contains("\"name\": \"one\""));
-        assert!(health.update(&checks(&[("one", b, 1)])).await.is_empty());
+        assert!(health.update_all(&checks(&[("one", b, 1)])).await.is_empty());
         assert!(refused(a).await);
-        assert!(health.update(&BTreeMap::new()).await.is_empty());
+        assert!(health.update_all(&BTreeMap::new()).await.is_empty());
         assert!(refused(b).await);
     }
 
@@ -234,7 +290,7 @@ mod tests {
         let port = taken.local_addr().unwrap().port();
         let [free] = free_ports().await;
         let wanted = checks(&[("svc", port, 1), ("other", free, 1)]);
-        let failures = health.update(&wanted).await;
+        let failures = health.update_all(&wanted).await;
         assert_eq!(failures.len(), 1);
         assert_eq!((&failures[0].service, failures[0].port), (&name("svc"), port));
         let message = failures[0].message("here");
@@ -244,12 +300,50 @@ mod tests {
         );
         assert!(!refused(free).await, "other Services are not touched");
 
-        assert!(health.update(&wanted).await.is_empty());
+        assert!(health.update_all(&wanted).await.is_empty());
         assert!(health.has_failures());
         drop(taken);
-        assert!(health.update(&wanted).await.is_empty());
+        assert!(health.update_all(&wanted).await.is_empty());
         assert!(!health.has_failures());
         assert!(!refused(port).await);
+    }
+
+    #[tokio::test]
+    async fn ports_follow_the_addresses() {
+        let (mut health, _) = server();
+        let [port] = free_ports().await;
+        let wanted = checks(&[("svc", port, 1)]);
+        let [one, two] = [1, 2].map(|last| IpAddr::from([127, 0, 0, last]));
+        let open =
+            async |address| tokio::net::TcpStream::connect(SocketAddr::new(address, port)).await.is_ok();
+        assert!(health.update(&wanted, &[one].into()).await.is_empty());
+        assert_eq!((open(one).await, open(two).await), (true, false));
+        assert!(health.update(&wanted, &[two].into()).await.is_empty());
+        assert_eq!((open(one).await, open(two).await), (false, true));
+        assert!(health.update(&BTreeMap::new(), &[two].into()).await.is_empty());
+        assert_eq!((open(one).await, open(two).await), (false, false));
+    }
+
+    /// Clients with half a request on each of many ports do not hold up the run loop.
+    #[tokio::test]
+    async fn many_ports_close_at_once() {
+        use tokio::io::AsyncWriteExt;
+        let (mut health, _) = server();
+        let ports: [u16; 40] = free_ports().await;
+        let names: Vec<_> = ports.iter().map(|port| format!("s{port}")).collect();
+        let wanted: Vec<_> = names.iter().zip(ports).map(|(name, port)| (&name[..], port, 1)).collect();
+        assert!(health.update_all(&checks(&wanted)).await.is_empty());
+        let mut clients = Vec::new();
+        for port in ports {
+            let mut client = tokio::net::TcpStream::connect(localhost(port)).await.unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+            clients.push(client);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let nothing = BTreeMap::new();
+        let closed = health.update_all(&nothing);
+        // One by one, with the grace of each, it would take 40 s.
+        tokio::time::timeout(std::time::Duration::from_secs(10), closed).await.unwrap();
     }
 
     /// A connection that was there before the Service went away asks after it.
@@ -258,7 +352,7 @@ mod tests {
         let (mut health, proxy) = server();
         proxy.synced();
         let [port] = free_ports().await;
-        health.update(&checks(&[("svc", port, 1)])).await;
+        health.update_all(&checks(&[("svc", port, 1)])).await;
         health.counts.lock().clear();
         let answer = get(localhost(port), "/").await;
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");

@@ -13,7 +13,7 @@ use crate::dataplane::{
 /// # Errors
 /// The map cannot be read.
 pub fn counters(pinned: &Pinned) -> Result<Vec<Counter>> {
-    let path = pins::maps_below(pinned.root()).join("COUNTERS");
+    let path = pins::maps_below(pinned.root()).join("tp_counters");
     let all = counters::read_pinned(&path).with_context(|| format!("{} cannot be read", path.display()))?;
     Ok(all.into_iter().filter(|(.., packets)| *packets > 0).collect())
 }

@@ -96,7 +96,7 @@ impl Counts {
     /// The maps cannot be read.
     pub fn read(pinned: &Pinned) -> Result<Self> {
         let mut counts = Self::default();
-        pinned.map("SERVICE_COUNTS")?.each(|key: ServiceCountKey, count: abi::ServiceCount| {
+        pinned.map("tp_svc_counts")?.each(|key: ServiceCountKey, count: abi::ServiceCount| {
             if let Some(outcome) = Outcome::numbered(key.outcome) {
                 counts.packets.entry((key.service, outcome)).or_default().add(count.packets, count.bytes);
             }
@@ -108,12 +108,12 @@ impl Counts {
                 *counts.flows.entry(service).or_default() += 1;
             }
         };
-        for name in ["FLOWS4", "PENDING4"] {
+        for name in ["tp_flows4", "tp_pending4"] {
             pinned.map(name)?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
                 half(flow.kind, flow.service, flow.packets, flow.bytes);
             })?;
         }
-        for name in ["FLOWS6", "PENDING6"] {
+        for name in ["tp_flows6", "tp_pending6"] {
             pinned.map(name)?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
                 half(flow.kind, flow.service, flow.packets, flow.bytes);
             })?;

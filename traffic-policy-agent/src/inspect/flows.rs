@@ -8,11 +8,8 @@ use std::{
 
 use anyhow::Result;
 use traffic_policy_ebpf::{
-    abi::{
-        self, Address, Address4, Address6, FlowKey, HopKey, PROTOCOL_UDP, Tuple, destination_port, kind,
-        source_port,
-    },
-    tcp::{ANSWERED, CONFIRMED, FIN, GONE, RST},
+    abi::{self, Address, Address4, Address6, FlowKey, HopKey, PROTOCOL_UDP, Port, Tuple, kind},
+    tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
 };
 
 use super::{
@@ -74,7 +71,7 @@ pub enum FlowState {
     New,
     /// The endpoint has answered; the client has not confirmed that it is where it says.
     Answered,
-    Confirmed,
+    Assured,
     /// One side has sent FIN.
     Closing,
     /// Both have.
@@ -91,8 +88,8 @@ impl FlowState {
             Self::Finished
         } else if (request | reply) & FIN != 0 {
             Self::Closing
-        } else if request & CONFIRMED != 0 {
-            Self::Confirmed
+        } else if request & ASSURED != 0 {
+            Self::Assured
         } else if reply & ANSWERED != 0 {
             Self::Answered
         } else {
@@ -105,7 +102,7 @@ impl FlowState {
         match self {
             Self::New => "new",
             Self::Answered => "answered",
-            Self::Confirmed => "confirmed",
+            Self::Assured => "assured",
             Self::Closing => "closing",
             Self::Finished => "finished",
             Self::Reset => "reset",
@@ -121,8 +118,8 @@ impl Flow {
     pub fn each(pinned: &Pinned, mut visit: impl FnMut(Self)) -> Result<()> {
         let hops = hops(pinned)?;
         let clock = Heartbeat::read(pinned)?.clock()?;
-        family::<Address4>(pinned, ["FLOWS4", "PENDING4"], &hops, &clock, &mut visit)?;
-        family::<Address6>(pinned, ["FLOWS6", "PENDING6"], &hops, &clock, &mut visit)
+        family::<Address4>(pinned, ["tp_flows4", "tp_pending4"], &hops, &clock, &mut visit)?;
+        family::<Address6>(pinned, ["tp_flows6", "tp_pending6"], &hops, &clock, &mut visit)
     }
 }
 
@@ -158,7 +155,7 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
 
 /// What each hop in use was made of.
 fn hops(pinned: &Pinned) -> Result<HashMap<u32, HopKey>> {
-    let entries = pinned.map("HOP_INDEX")?.entries::<HopKey, u32>()?;
+    let entries = pinned.map("tp_nexthop_ids")?.entries::<HopKey, u32>()?;
     Ok(entries.into_iter().map(|(key, index)| (index, key)).collect())
 }
 
@@ -174,16 +171,16 @@ fn join<A: Address + FromWire>(
     reply: Option<&abi::Flow<A>>,
     clock: &Clock,
 ) -> Flow {
-    let address = |address: A, port: u16| SocketAddr::new(address.to_ip(), u16::from_be(port));
+    let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
     let traffic = |half: &abi::Flow<A>| Traffic { packets: half.packets, bytes: half.bytes };
     let idle = clock.idle(request.last);
     Flow {
         service: request.service,
         protocol: if tuple.protocol == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
-        client: address(tuple.source, source_port(tuple.ports)),
-        frontend: address(tuple.destination, destination_port(tuple.ports)),
-        endpoint: address(request.destination, destination_port(request.ports)),
-        source: address(request.source, source_port(request.ports)),
+        client: address(tuple.source, tuple.ports.source()),
+        frontend: address(tuple.destination, tuple.ports.destination()),
+        endpoint: address(request.destination, request.ports.destination()),
+        source: address(request.source, request.ports.source()),
         way: if request.kind == kind::DELIVER { Way::Delivered } else { Way::Forwarded },
         state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
         gone: request.state & GONE != 0,
@@ -197,7 +194,7 @@ fn join<A: Address + FromWire>(
 
 #[cfg(test)]
 mod tests {
-    use traffic_policy_ebpf::abi::ports;
+    use traffic_policy_ebpf::abi::Ports;
 
     use super::*;
     use crate::dataplane::maps::keys::ToWire;
@@ -207,11 +204,11 @@ mod tests {
         for (request, reply, state) in [
             (0, 0, FlowState::New),
             (0, ANSWERED, FlowState::Answered),
-            (CONFIRMED, CONFIRMED | ANSWERED, FlowState::Confirmed),
-            (CONFIRMED | FIN, CONFIRMED | ANSWERED, FlowState::Closing),
-            (CONFIRMED, CONFIRMED | ANSWERED | FIN, FlowState::Closing),
-            (CONFIRMED | FIN, CONFIRMED | ANSWERED | FIN, FlowState::Finished),
-            (CONFIRMED | FIN, CONFIRMED | ANSWERED | RST, FlowState::Reset),
+            (ASSURED, ASSURED | ANSWERED, FlowState::Assured),
+            (ASSURED | FIN, ASSURED | ANSWERED, FlowState::Closing),
+            (ASSURED, ASSURED | ANSWERED | FIN, FlowState::Closing),
+            (ASSURED | FIN, ASSURED | ANSWERED | FIN, FlowState::Finished),
+            (ASSURED | FIN, ASSURED | ANSWERED | RST, FlowState::Reset),
             (RST, 0, FlowState::Reset),
         ] {
             assert_eq!(FlowState::of(request, reply), state, "{request:#b} {reply:#b}");
@@ -222,32 +219,28 @@ mod tests {
     fn both_halves_make_one_flow() {
         let ip = |octets: [u8; 4]| std::net::Ipv4Addr::from(octets).to_wire();
         let (client, node, pod) = (ip([192, 0, 2, 10]), ip([172, 18, 0, 11]), ip([10, 244, 2, 2]));
-        let tuple = Tuple {
-            source: client,
-            destination: node,
-            ports: ports(40000u16.to_be(), 30080u16.to_be()),
-            protocol: 6,
-        };
+        let tuple =
+            Tuple { source: client, destination: node, ports: Ports::from_host(40000, 30080), protocol: 6 };
         let request = abi::Flow {
             source: node,
             destination: pod,
-            ports: ports(5555u16.to_be(), 8080u16.to_be()),
+            ports: Ports::from_host(5555, 8080),
             kind: kind::FORWARD,
-            state: CONFIRMED | GONE,
+            state: ASSURED | GONE,
             last: 900,
             packets: 3,
             bytes: 180,
             service: 7,
             ..abi::Flow::default()
         };
-        let reply = abi::Flow { last: 950, packets: 2, bytes: 120, state: CONFIRMED | ANSWERED, ..request };
+        let reply = abi::Flow { last: 950, packets: 2, bytes: 120, state: ASSURED | ANSWERED, ..request };
         let clock = Clock { jiffies: 1_000, hz: 250 };
         let flow = join(&tuple, &request, Some(&reply), &clock);
         assert_eq!(flow.client.to_string(), "192.0.2.10:40000");
         assert_eq!(flow.frontend.to_string(), "172.18.0.11:30080");
         assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
         assert_eq!(flow.endpoint.to_string(), "10.244.2.2:8080");
-        assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Confirmed, true, 7));
+        assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Assured, true, 7));
         assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
         assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
         let alone = join(&tuple, &request, None, &clock);

@@ -1,4 +1,4 @@
-//! The heartbeat of the agent, as it left it in the map `AGENT`: [`Agent`].
+//! The heartbeat of the agent, as it left it in the map `tp_heartbeat`: [`Agent`].
 
 use std::{fs, net::SocketAddr, time::Duration};
 
@@ -74,8 +74,8 @@ impl Heartbeat {
 
 /// Whether an agent holds the pins, and what it does; the process is in the agent's own PID namespace, where that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    None,
+pub enum Presence {
+    Absent,
     /// Maps are there, programs are being loaded: what an earlier agent attached goes on.
     Loading {
         process: u32,
@@ -93,12 +93,12 @@ struct Holder {
     near: bool,
 }
 
-impl Life {
+impl Presence {
     /// `fresh`: there may be a lock that cannot be seen here, and a sign of life is recent.
     fn of(word: &Agent, holder: Option<Holder>, fresh: bool) -> Self {
         match holder {
             None if fresh => Self::Running { process: word.pid },
-            None => Self::None,
+            None => Self::Absent,
             // It has not come to leaving word of itself.
             Some(Holder { process, near: true }) if process != word.pid => Self::Loading { process },
             Some(Holder { process, .. }) if word.started == 0 => {
@@ -134,11 +134,11 @@ impl Heartbeat {
     /// # Errors
     /// The map cannot be read.
     pub fn read(pinned: &Pinned) -> Result<Self> {
-        Ok(Self { word: pinned.element("AGENT")?, now: clock::monotonic()? })
+        Ok(Self { word: pinned.element("tp_heartbeat")?, now: clock::monotonic()? })
     }
 }
 
-impl Life {
+impl Presence {
     /// Whether an agent holds these pins at present. Where its lock may be invisible, a fresh sign of life will do.
     ///
     /// # Errors
@@ -159,29 +159,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_life_of_an_agent() {
+    fn presence_of_an_agent() {
         let word = |started, pid| Agent { started, pid, ..Agent::default() };
         let holder = |process, near| Some(Holder { process, near });
         let (new, old, taken) = (word(0, 0), word(9, 41), word(0, 42));
         for (word, holder, fresh, expected) in [
-            (new, None, false, Life::None),
-            (old, None, false, Life::None),
-            (old, None, true, Life::Running { process: 41 }),
-            (old, holder(41, true), true, Life::Running { process: 41 }),
+            (new, None, false, Presence::Absent),
+            (old, None, false, Presence::Absent),
+            (old, None, true, Presence::Running { process: 41 }),
+            (old, holder(41, true), true, Presence::Running { process: 41 }),
             // Its first start, before and after it says who it is.
-            (new, holder(42, true), false, Life::Loading { process: 42 }),
-            (taken, holder(42, true), false, Life::Loading { process: 42 }),
+            (new, holder(42, true), false, Presence::Loading { process: 42 }),
+            (taken, holder(42, true), false, Presence::Loading { process: 42 }),
             // It takes over, and the earlier one's last sign of life is of a moment ago.
-            (old, holder(42, true), true, Life::Loading { process: 42 }),
-            (taken, holder(42, true), true, Life::Loading { process: 42 }),
+            (old, holder(42, true), true, Presence::Loading { process: 42 }),
+            (taken, holder(42, true), true, Presence::Loading { process: 42 }),
             // Seen from the host of its container, where it has another number.
-            (old, holder(9041, false), true, Life::Running { process: 41 }),
-            (taken, holder(9042, false), false, Life::Loading { process: 42 }),
-            (new, holder(9042, false), false, Life::Loading { process: 9042 }),
+            (old, holder(9041, false), true, Presence::Running { process: 41 }),
+            (taken, holder(9042, false), false, Presence::Loading { process: 42 }),
+            (new, holder(9042, false), false, Presence::Loading { process: 9042 }),
             // One that was killed while it loaded.
-            (taken, None, false, Life::None),
+            (taken, None, false, Presence::Absent),
         ] {
-            assert_eq!(Life::of(&word, holder, fresh), expected, "{word:?} {holder:?} {fresh}");
+            assert_eq!(Presence::of(&word, holder, fresh), expected, "{word:?} {holder:?} {fresh}");
         }
     }
 

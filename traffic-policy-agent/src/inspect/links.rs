@@ -75,7 +75,7 @@ impl Link {
             }
         }
         if !Kernel::running()?.has_tcx() {
-            for (ifindex, _) in pinned.map("DEVICES")?.entries::<u32, Device>()? {
+            for (ifindex, _) in pinned.map("tp_devices")?.entries::<u32, Device>()? {
                 let name = device_name(ifindex);
                 let present = name.is_some();
                 let target = name.unwrap_or_default();

@@ -8,7 +8,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 use traffic_policy_ebpf::{
-    abi::{self, NO_SERVICE, PROTOCOL_UDP, destination_port, hook, source_port},
+    abi::{self, NO_SERVICE, PROTOCOL_UDP, Port, hook},
     outcome::Outcome,
 };
 
@@ -113,7 +113,7 @@ fn decode(event: &abi::Event) -> Result<Event> {
     let outcome = Outcome::numbered(event.outcome).with_context(|| {
         format!("an event has outcome {}, which this version does not know", event.outcome)
     })?;
-    let address = |wide, port| SocketAddr::new(from_wide(wide, event.ipv6 != 0), u16::from_be(port));
+    let address = |wide, port: Port| SocketAddr::new(from_wide(wide, event.ipv6 != 0), port.to_host());
     Ok(Event {
         time: event.time,
         outcome,
@@ -125,9 +125,9 @@ fn decode(event: &abi::Event) -> Result<Event> {
         },
         service: (event.service != NO_SERVICE).then_some(event.service),
         protocol: if u32::from(event.protocol) == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
-        client: address(event.source, source_port(event.ports)),
-        frontend: address(event.destination, destination_port(event.ports)),
-        endpoint: (event.endpoint_port != 0).then(|| address(event.endpoint, event.endpoint_port)),
+        client: address(event.source, event.ports.source()),
+        frontend: address(event.destination, event.ports.destination()),
+        endpoint: (event.endpoint_port != Port::NONE).then(|| address(event.endpoint, event.endpoint_port)),
         ifindex: event.ifindex,
         netns: event.netns,
         left_out: event.left_out,

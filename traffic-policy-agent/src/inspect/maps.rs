@@ -9,7 +9,7 @@ use crate::dataplane::bpf::pins;
 
 /// A map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MapFill {
+pub struct PinnedMap {
     pub name: String,
     /// Entries in it; `None` where that has no meaning (an array is always full).
     pub used: Option<u64>,
@@ -18,7 +18,7 @@ pub struct MapFill {
     pub bytes: u64,
 }
 
-impl MapFill {
+impl PinnedMap {
     /// All maps, by name.
     ///
     /// # Errors
@@ -30,7 +30,7 @@ impl MapFill {
             let name = entry?.file_name().to_string_lossy().into_owned();
             let map = pinned.map(&name)?;
             let used = if map.is_hashed() { Some(map.count()?) } else { None };
-            maps.push(MapFill { name, used, room: map.info().entries, bytes: map.bytes()? });
+            maps.push(PinnedMap { name, used, room: map.info().entries, bytes: map.bytes()? });
         }
         maps.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(maps)

@@ -1,7 +1,7 @@
 //! The packet path as anyone may look at it by its pins, whether or not an agent runs.
 //!
-//! Maps are opened for reading only, with one exception: a [`Listener`] says so in a word of `STATE`, and empties
-//! `EVENT_BUCKETS` first.
+//! Maps are opened for reading only, with one exception: a [`Listener`] says so in a word of `tp_config`, and empties
+//! `tp_event_limit` first.
 
 mod counters;
 mod counts;
@@ -17,10 +17,10 @@ pub use self::{
     counters::counters,
     counts::{Count, Counts, ServiceCount, service_count_reader},
     flows::{Flow, FlowState, Traffic, Way},
-    heartbeat::{Heartbeat, Life},
+    heartbeat::{Heartbeat, Presence},
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},
-    maps::MapFill,
+    maps::PinnedMap,
     pinned::Pinned,
-    services::{Phase, Reached, ServicePort, frontend_kind, service_key, service_names},
+    services::{FrontendView, Phase, ServicePort, frontend_kind, service_key, service_names},
 };

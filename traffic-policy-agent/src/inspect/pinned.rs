@@ -22,7 +22,7 @@ impl Pinned {
     /// # Errors
     /// Nothing is pinned there, or what another version of this program reads.
     pub fn open(root: &Path) -> Result<Self> {
-        if pins::maps_below(root).join("STATE").exists() {
+        if pins::maps_below(root).join("tp_config").exists() {
             return Ok(Self { root: root.to_owned() });
         }
         let others = pins::versions(root)?;
@@ -65,7 +65,7 @@ impl Pinned {
     /// # Errors
     /// The map cannot be read.
     pub fn state(&self) -> Result<State> {
-        self.element("STATE")
+        self.element("tp_config")
     }
 
     /// Mapped that the packet path writes.
@@ -73,6 +73,6 @@ impl Pinned {
     /// # Errors
     /// The map cannot be read.
     pub fn usage(&self) -> Result<Usage> {
-        self.element("USAGE")
+        self.element("tp_table_usage")
     }
 }

@@ -9,8 +9,8 @@ use std::{
 use anyhow::Result;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, PROTOCOL_UDP, Range, SLOT_LOCAL, ServiceInfo, Slot,
-    frontend, frontend_kind, policy, scope,
+    Address, Address4, Address6, Frontend, FrontendKey, PROTOCOL_UDP, Range, SLOT_LOCAL, SLOT_REMOTE,
+    ServiceInfo, Slot, frontend, frontend_kind, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -34,7 +34,7 @@ pub struct ServicePort {
     pub external_policy: Policy,
     pub internal_policy: Policy,
     /// By address.
-    pub frontends: Vec<Reached>,
+    pub frontends: Vec<FrontendView>,
     /// Endpoints for policy Cluster.
     pub cluster: Vec<Endpoint>,
     /// Endpoints for policy Local.
@@ -47,7 +47,7 @@ pub struct ServicePort {
 
 /// An address on which a Service port is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reached {
+pub struct FrontendView {
     pub address: SocketAddr,
     pub kind: FrontendKind,
     /// The one that holds here.
@@ -133,7 +133,7 @@ pub fn service_key(info: &ServiceInfo) -> ServicePortKey {
 /// # Errors
 /// The map cannot be read.
 pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
-    let entries = pinned.map("SERVICES")?.entries::<u32, ServiceInfo>()?;
+    let entries = pinned.map("tp_svc_names")?.entries::<u32, ServiceInfo>()?;
     Ok(entries.into_iter().map(|(index, info)| (index, service_key(&info))).collect())
 }
 
@@ -144,7 +144,7 @@ impl ServicePort {
     /// The maps cannot be read.
     pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
         let mut ports: HashMap<u32, ServicePort> = pinned
-            .map("SERVICES")?
+            .map("tp_svc_names")?
             .entries::<u32, ServiceInfo>()?
             .into_iter()
             .map(|(index, info)| {
@@ -162,10 +162,10 @@ impl ServicePort {
                 (index, port)
             })
             .collect();
-        add_frontends::<Address4>(pinned, "FRONTENDS4", "SLOTS4", &mut ports)?;
-        add_frontends::<Address6>(pinned, "FRONTENDS6", "SLOTS6", &mut ports)?;
-        add_source_ranges::<1>(pinned, "SOURCES4", false, &mut ports)?;
-        add_source_ranges::<4>(pinned, "SOURCES6", true, &mut ports)?;
+        add_frontends::<Address4>(pinned, "tp_frontends4", "tp_endpoints4", &mut ports)?;
+        add_frontends::<Address6>(pinned, "tp_frontends6", "tp_endpoints6", &mut ports)?;
+        add_source_ranges::<1>(pinned, "tp_src_ranges4", false, &mut ports)?;
+        add_source_ranges::<4>(pinned, "tp_src_ranges6", true, &mut ports)?;
         let mut ports: Vec<_> = ports.into_values().collect();
         ports.sort_by(|a, b| a.key.cmp(&b.key));
         for port in &mut ports {
@@ -195,8 +195,8 @@ where
         let Some(port) = ports.get_mut(&frontend.service) else { continue };
         let Some(kind) = frontend_kind(frontend.flags) else { continue };
         let frontend = as_judged(frontend, kind);
-        port.frontends.push(Reached {
-            address: SocketAddr::new(key.address.to_ip(), u16::from_be(key.port)),
+        port.frontends.push(FrontendView {
+            address: SocketAddr::new(key.address.to_ip(), key.port.to_host()),
             kind,
             policy: policy(frontend.flags & frontend::LOCAL != 0),
             phase: Phase::of(&frontend, now),
@@ -237,8 +237,9 @@ where
         .map(|index| {
             let slot: Slot<A> = slots.value(index)?;
             Ok(Endpoint {
-                address: SocketAddr::new(slot.address.to_ip(), u16::from_be(slot.port)),
+                address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                 local: slot.flags & SLOT_LOCAL != 0,
+                remote: slot.flags & SLOT_REMOTE != 0,
             })
         })
         .collect()

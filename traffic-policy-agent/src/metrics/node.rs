@@ -7,7 +7,7 @@ use super::{
     labels::{ip_family, port_labels, unix},
 };
 use crate::{
-    dataplane::{Attached, Levels},
+    dataplane::{Attached, DataplaneUsage},
     health::ProxyHealth,
     model::{Desired, FrontendKind, Policy, ServiceName},
     source::Status,
@@ -18,7 +18,7 @@ use crate::{
 pub struct Observed {
     /// Devices by name.
     pub attached: Vec<(String, Attached)>,
-    pub levels: Levels,
+    pub usage: DataplaneUsage,
     /// Service ports in the desired state: IPv4, IPv6.
     pub service_ports: [usize; 2],
     pub no_local: [NoLocal; 2],
@@ -138,24 +138,24 @@ impl Observed {
     }
 
     fn flows(&self) -> Vec<Family> {
-        let mut unconfirmed = Family::gauge(
-            "traffic_policy_flows_unconfirmed",
+        let mut unassured = Family::gauge(
+            "traffic_policy_flows_unassured",
             "Flows that the last sweep found in the flow table and that no second packet of the client had confirmed.",
         );
         let mut snat = Family::gauge(
             "traffic_policy_snat_flows",
             "Flows with a source port of the pool that the last sweep found.",
         );
-        for (ipv6, found) in [false, true].into_iter().zip(self.levels.found) {
+        for (ipv6, found) in [false, true].into_iter().zip(self.usage.found) {
             let labels = [("ip_family", ip_family(ipv6))];
-            unconfirmed.add(&labels, f64::from(found.unconfirmed));
+            unassured.add(&labels, f64::from(found.unassured));
             snat.add(&labels, f64::from(found.snat));
         }
         let pool = Family::gauge(
             "traffic_policy_snat_ports",
             "Source ports towards endpoints of other nodes; each endpoint can have as many flows.",
         );
-        vec![unconfirmed, snat, pool.with(&[], f64::from(self.levels.snat_ports))]
+        vec![unassured, snat, pool.with(&[], f64::from(self.usage.snat_ports))]
     }
 
     fn maps(&self) -> Vec<Family> {
@@ -164,11 +164,11 @@ impl Observed {
             "Entries of each map; flows and pending, two a flow, as the last sweep found.",
         );
         let mut size = Family::gauge("traffic_policy_map_max_entries", "Entries that fit into each map.");
-        for fill in &self.levels.maps {
-            let mut labels = vec![("map", fill.map)];
-            labels.extend(fill.ipv6.map(|ipv6| ("ip_family", ip_family(ipv6))));
-            used.add(&labels, fill.used as f64);
-            size.add(&labels, f64::from(fill.size));
+        for map in &self.usage.maps {
+            let mut labels = vec![("map", map.map)];
+            labels.extend(map.ipv6.map(|ipv6| ("ip_family", ip_family(ipv6))));
+            used.add(&labels, map.used as f64);
+            size.add(&labels, f64::from(map.size));
         }
         vec![used, size]
     }
@@ -178,11 +178,11 @@ impl Observed {
             "traffic_policy_drain_until_timestamp_seconds",
             "Service ports without an endpoint here that still forward new connections after a change to policy Local: until when, in seconds since 1970.",
         );
-        for (key, end) in &self.levels.draining {
+        for (key, end) in &self.usage.draining {
             until.add(&port_labels(key), unix(*end));
         }
         let count = Family::gauge("traffic_policy_service_ports_draining", "Service ports in that phase.");
-        vec![until, count.with(&[], self.levels.draining.len() as f64)]
+        vec![until, count.with(&[], self.usage.draining.len() as f64)]
     }
 }
 
@@ -244,7 +244,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        dataplane::Fill,
+        dataplane::MapUsage,
         model::{Endpoint, Frontend, Protocol, ServicePort, ServicePortKey},
     };
 
@@ -255,7 +255,7 @@ mod tests {
 
     fn port(internal: Policy, external: Policy, local: usize, has_endpoints: bool) -> ServicePort {
         let frontend = |address: &str, kind| Frontend { address: address.parse().unwrap(), kind };
-        let endpoint = Endpoint { address: "10.1.0.1:80".parse().unwrap(), local: true };
+        let endpoint = Endpoint { address: "10.1.0.1:80".parse().unwrap(), local: true, remote: false };
         ServicePort {
             frontends: BTreeSet::from([
                 frontend("10.96.0.1:80", FrontendKind::ClusterIp),
@@ -300,14 +300,14 @@ mod tests {
         let end = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
         let observed = Observed {
             attached: vec![("eth0".to_owned(), Attached::XdpGeneric)],
-            levels: Levels {
+            usage: DataplaneUsage {
                 maps: vec![
-                    Fill { map: "slots", ipv6: Some(true), used: 3, size: 10 },
-                    Fill { map: "hops", ipv6: None, used: 1, size: 4 },
+                    MapUsage { map: "slots", ipv6: Some(true), used: 3, size: 10 },
+                    MapUsage { map: "hops", ipv6: None, used: 1, size: 4 },
                 ],
                 snat_ports: 28_000,
                 draining: vec![(key("web", true), end)],
-                ..Levels::default()
+                ..DataplaneUsage::default()
             },
             warnings: vec![(key("web", true).service, 2)],
             no_room: 1,

@@ -1,4 +1,4 @@
-//! What scrapes are answered with: left here by the run loop, or read at the moment of the scrape.
+//! The answer to a scrape: values left here by the run loop, or read at the moment of the scrape.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -42,6 +42,8 @@ struct Shared {
     services: OnceLock<Reader<ServiceCount>>,
     /// Scrapes that could not read the packet path's counters.
     unread: AtomicU64,
+    /// Times that programs somebody had taken off were attached again.
+    restored: AtomicU64,
 }
 
 /// Reads counters at the moment of a scrape.
@@ -67,6 +69,7 @@ impl Metrics {
             packets: OnceLock::new(),
             services: OnceLock::new(),
             unread: AtomicU64::new(0),
+            restored: AtomicU64::new(0),
         }))
     }
 
@@ -107,6 +110,11 @@ impl Metrics {
         lock(&self.0.syncs).tried(duration, full);
     }
 
+    /// How often programs that somebody had taken off were attached again so far.
+    pub fn restored(&self, times: u64) {
+        self.0.restored.store(times, Ordering::Relaxed);
+    }
+
     /// Leaves word of what only the run loop knows.
     pub fn observed(&self, observed: Observed) {
         *lock(&self.0.observed) = Some(Arc::new(observed));
@@ -133,6 +141,13 @@ impl Metrics {
                 "Scrapes that could not read counters of the packet path.",
             )
             .with(&[], shared.unread.load(Ordering::Relaxed) as f64),
+        );
+        families.push(
+            Family::counter(
+                "traffic_policy_programs_restored_total",
+                "Times that programs which somebody had taken off a device or the cgroup were attached again.",
+            )
+            .with(&[], shared.restored.load(Ordering::Relaxed) as f64),
         );
         families.extend(process::families(shared.started));
         families.iter().map(ToString::to_string).collect()

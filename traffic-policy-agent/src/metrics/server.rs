@@ -29,7 +29,7 @@ impl MetricsServer {
     /// If the address cannot be listened on.
     pub fn start(address: SocketAddr, metrics: Metrics) -> io::Result<Self> {
         let metrics = Arc::new(Mutex::new(metrics));
-        Served::start_slow(address, move |request| {
+        Served::start_slow(address, Arc::default(), move |request| {
             let metrics = Arc::clone(&metrics);
             async move {
                 if request.uri().path() == "/metrics" { scrape(metrics).await } else { brief(&request) }

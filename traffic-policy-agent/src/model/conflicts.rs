@@ -1,4 +1,5 @@
-//! Conflicts of frontends: of several Services that name one address, port and protocol, the oldest has it.
+//! Conflicts of frontends: of several Services that name one address, port and protocol, the one has it whose address it is in the
+//! strictest sense; of equals, the oldest.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,12 +11,26 @@ use super::{Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey};
 /// An address as the packet path knows it.
 type Slot = (SocketAddr, Protocol);
 
-/// Ordered by right: the older Service first, then by name.
+/// Ordered by right: the kind first, so that nobody takes a ClusterIP over by naming it as external IP, then the older Service,
+/// then by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
+    rank: u8,
     created: i64,
     key: ServicePortKey,
     kind: FrontendKind,
+}
+
+fn rank(kind: FrontendKind) -> u8 {
+    match kind {
+        // The API server gives each to one Service.
+        FrontendKind::ClusterIp => 0,
+        // A controller writes it.
+        FrontendKind::LoadBalancer => 1,
+        // Anybody may name any address.
+        FrontendKind::ExternalIp => 2,
+        FrontendKind::NodePort | FrontendKind::LoopbackNodePort => 3,
+    }
 }
 
 /// All frontends that Services name, with those who name them.
@@ -31,7 +46,8 @@ impl Claims {
         frontend: Frontend,
         touched: &mut BTreeSet<ServiceName>,
     ) {
-        let claim = Claim { created: created.unwrap_or(i64::MAX), key: key.clone(), kind: frontend.kind };
+        let (rank, created) = (rank(frontend.kind), created.unwrap_or(i64::MAX));
+        let claim = Claim { rank, created, key: key.clone(), kind: frontend.kind };
         let claims = self.0.entry((frontend.address, key.protocol)).or_default();
         touched.extend(claims.iter().map(|other| other.key.service.clone()));
         let at = claims.partition_point(|other| *other < claim);

@@ -86,6 +86,8 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// Its `nodeName` is this node.
     pub local: bool,
+    /// Its `nodeName` is another node.
+    pub remote: bool,
 }
 
 /// What the maps should hold for one Service port.
@@ -135,6 +137,23 @@ pub struct Desired {
     /// Where cluster IPs come from: an address of these that no Service has is nobody's.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
     pub warnings: BTreeSet<Warning>,
+}
+
+impl Desired {
+    /// Service ports with a frontend or an endpoint at one of these addresses: what the maps hold of them depends on whether
+    /// the address is this node's.
+    pub fn ports_at<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<ServicePortKey> {
+        let addresses: BTreeSet<&IpAddr> = addresses.collect();
+        if addresses.is_empty() {
+            return Vec::new();
+        }
+        let is_at = |port: &ServicePort| {
+            let frontends = port.frontends.iter().map(|frontend| frontend.address.ip());
+            let endpoints = port.cluster.iter().chain(&port.local).map(|endpoint| endpoint.address.ip());
+            frontends.chain(endpoints).any(|address| addresses.contains(&address))
+        };
+        self.ports.iter().filter(|(_, port)| is_at(port)).map(|(key, _)| key.clone()).collect()
+    }
 }
 
 /// Something a person should know: two Services that claim one node port, an address that is none, an endpoint of the

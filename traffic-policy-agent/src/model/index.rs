@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use super::{
     Desired, Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning,
+    allocation::ForeignIps,
     conflicts::Claims,
     context::{Context, NodeInput},
     object::{EndpointSlice, Node, Service, ServiceCidr},
@@ -54,6 +55,9 @@ pub struct Index {
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
+    /// Whether every Service that there is has been seen, as far as the source knows.
+    blind: bool,
+    foreign: ForeignIps,
     context: Context,
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
@@ -108,6 +112,12 @@ impl Index {
     /// Says that the source has given all objects once: from now on the desired state may be written.
     pub fn set_synced(&mut self) {
         self.synced = true;
+    }
+
+    /// Says whether there may be Services that the source does not see now. Then no address is known to be nobody's. Returns
+    /// whether that is news.
+    pub fn set_blind(&mut self, blind: bool) -> bool {
+        std::mem::replace(&mut self.blind, blind) != blind
     }
 
     /// Whether the desired state is whole. Before, it must not be written: half-known it would cut traffic.
@@ -168,6 +178,7 @@ impl Index {
         for name in settle {
             self.settle(&name, &mut changes);
         }
+        self.update_service_cidrs(input, &mut changes);
         changes
     }
 
@@ -191,8 +202,6 @@ impl Index {
         let problems = problems.chain(self.service_cidrs.values().flat_map(|object| &object.problems));
         let texts = missing.into_iter().chain(problems.cloned());
         let warnings: BTreeSet<_> = texts.map(|text| Warning { service: None, text }).collect();
-        let mut service_cidrs = input.service_cidrs.clone();
-        service_cidrs.extend(self.service_cidrs.values().flat_map(|object| &object.cidrs));
         if self.context != context {
             self.context = context;
             self.dirty.extend(self.services.keys().cloned());
@@ -200,10 +209,6 @@ impl Index {
         if self.desired.node_eligible != eligible {
             self.desired.node_eligible = eligible;
             changes.node_eligible = true;
-        }
-        if self.desired.service_cidrs != service_cidrs {
-            self.desired.service_cidrs = service_cidrs;
-            changes.service_cidrs = true;
         }
         if self.node_warnings != warnings {
             changes.warnings = true;
@@ -215,6 +220,40 @@ impl Index {
         }
     }
 
+    fn update_service_cidrs(&mut self, input: &NodeInput, changes: &mut Changes) {
+        let mut ranges = BTreeSet::new();
+        if !self.blind {
+            ranges.clone_from(&input.service_cidrs);
+            ranges.extend(self.service_cidrs.values().flat_map(|object| &object.cidrs));
+            ranges = self.foreign.taken_from(&ranges);
+        }
+        if self.desired.service_cidrs != ranges {
+            self.desired.service_cidrs = ranges;
+            changes.service_cidrs = true;
+        }
+    }
+
+    /// Another proxy has other addresses now: whoever names one of them loses or gains it.
+    fn replace_foreign(
+        &mut self,
+        name: &ServiceName,
+        old: &[IpAddr],
+        new: &[IpAddr],
+        settle: &mut BTreeSet<ServiceName>,
+    ) {
+        if old == new {
+            return;
+        }
+        self.foreign.remove(name, old);
+        self.foreign.add(name, new);
+        let changed = |address: &IpAddr| old.contains(address) || new.contains(address);
+        let concerned = self
+            .services
+            .values()
+            .filter(|service| service.external_ips.iter().chain(&service.load_balancer_ips).any(changed));
+        settle.extend(concerned.map(|service| service.name.clone()));
+    }
+
     /// Takes note of what one Service wants, and of whom that touches.
     fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
         let created = self.services.get(&name).and_then(|service| service.created);
@@ -223,6 +262,10 @@ impl Index {
             wanted.as_ref().map(|wanted| wanted.cluster_ips.clone()).unwrap_or_default()
         };
         self.replace_cluster_ips(&cluster_ips(&old), &cluster_ips(&wanted));
+        let foreign = |wanted: &Option<Wanted>| {
+            wanted.as_ref().map(|wanted| wanted.foreign_ips.clone()).unwrap_or_default()
+        };
+        self.replace_foreign(&name, &foreign(&old), &foreign(&wanted), settle);
         if let Some(old) = old {
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
@@ -275,10 +318,14 @@ impl Index {
         for (key, port) in &wanted.ports {
             let mut lost = Vec::new();
             for frontend in &port.frontends {
-                if let Some(holder) = self.claims.lost_to(key, *frontend) {
-                    warnings.insert(conflict(key, *frontend, holder));
-                    lost.push(*frontend);
-                }
+                let other_proxy = self.foreign.owner(frontend.address.ip());
+                let holder = match (other_proxy, self.claims.lost_to(key, *frontend)) {
+                    (Some(owner), _) => format!("Service {owner} of another proxy has that address"),
+                    (None, Some(holder)) => format!("Service {} has it", holder.service),
+                    (None, None) => continue,
+                };
+                warnings.insert(conflict(key, *frontend, &holder));
+                lost.push(*frontend);
             }
             let mut port = Arc::clone(port);
             if !lost.is_empty() {
@@ -323,7 +370,7 @@ fn first_key(name: &ServiceName) -> ServicePortKey {
     ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
 }
 
-fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -> String {
+fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &str) -> String {
     let protocol = key.protocol;
     let what = match frontend.kind {
         FrontendKind::NodePort | FrontendKind::LoopbackNodePort => {
@@ -333,10 +380,7 @@ fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &ServicePortKey) -
         FrontendKind::LoadBalancer => format!("load balancer address {}/{protocol}", frontend.address),
         FrontendKind::ExternalIp => format!("external IP {}/{protocol}", frontend.address),
     };
-    format!(
-        "Service {} does not get {what} for its port {:?}: Service {} has it.",
-        key.service, key.port, holder.service
-    )
+    format!("Service {} does not get {what} for its port {:?}: {holder}.", key.service, key.port)
 }
 
 #[cfg(test)]

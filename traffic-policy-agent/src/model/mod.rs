@@ -1,10 +1,11 @@
-//! What the maps should hold, in the terms of Kubernetes. Pure: no kube types, no aya types, no input or output.
+//! Desired state of the maps, in the terms of Kubernetes. Pure: no kube types, no aya types, no input or output.
 //!
 //! A source fills an [`Index`] with [`object`]s; [`Index::update`] keeps a [`Desired`] state up to date with them.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod allocation;
 mod conflicts;
 mod context;
 mod desired;

@@ -1,4 +1,4 @@
-//! What the model reads of Kubernetes objects: a few fields, checked and parsed, so that thousands of them are cheap to
+//! The part of Kubernetes objects that the model reads: a few fields, checked and parsed, so that thousands of them are cheap to
 //! keep and two versions of one object compare equal unless something changed that matters here.
 
 use std::{
@@ -25,6 +25,8 @@ pub struct Service {
     /// `metadata.creationTimestamp` in seconds since 1970; `None` counts as newer than any other.
     pub created: Option<i64>,
     pub service_type: ServiceType,
+    /// Another proxy serves it (`service.kubernetes.io/service-proxy-name`): of it only the cluster IPs matter.
+    pub foreign: bool,
     /// `spec.clusterIPs`.
     pub cluster_ips: Vec<IpAddr>,
     /// Whether it is proxied in IPv4, and in IPv6: as a rule, whether it has a cluster IP of the family.
@@ -45,6 +47,32 @@ pub struct Service {
     pub drain: Option<Duration>,
     /// What was left out of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
+}
+
+impl Service {
+    /// One without ports and addresses.
+    #[must_use]
+    pub fn unserved(name: ServiceName) -> Self {
+        Self {
+            name,
+            created: None,
+            service_type: ServiceType::ClusterIp,
+            foreign: false,
+            cluster_ips: Vec::new(),
+            ipv4: false,
+            ipv6: false,
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            external_policy: Policy::Cluster,
+            internal_policy: Policy::Cluster,
+            source_ranges: Vec::new(),
+            affinity: None,
+            health_check_node_port: 0,
+            drain: None,
+            problems: Vec::new(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,6 +20,8 @@ use super::{
 pub(super) struct Wanted {
     pub(super) ports: Vec<(ServicePortKey, Arc<ServicePort>)>,
     pub(super) health: Option<HealthCheck>,
+    /// Its cluster IPs, if another proxy serves it.
+    pub(super) foreign_ips: Vec<IpAddr>,
     /// Its cluster IPs, whether or not a port of it can be served.
     pub(super) cluster_ips: Vec<IpAddr>,
     pub(super) warnings: BTreeSet<String>,
@@ -27,6 +29,10 @@ pub(super) struct Wanted {
 
 pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Context) -> Wanted {
     let mut wanted = Wanted::default();
+    if service.foreign {
+        wanted.foreign_ips.clone_from(&service.cluster_ips);
+        return wanted;
+    }
     wanted.warnings.extend(service.problems.iter().cloned());
     wanted.warnings.extend(slices.iter().flat_map(|slice| slice.problems.iter().cloned()));
 

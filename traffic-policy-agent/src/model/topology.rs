@@ -48,10 +48,12 @@ impl<'a> Candidates<'a> {
             .map(|(a, (e, l))| (*a, *e, *l))
             .collect();
         if ready.is_empty() {
-            return sorted(self.draining().map(|(address, local)| Endpoint { address, local }));
+            return sorted(
+                self.draining().map(|(address, endpoint, local)| chosen(address, endpoint, local)),
+            );
         }
         narrow(&mut ready, topology);
-        sorted(ready.into_iter().map(|(address, _, local)| Endpoint { address, local }))
+        sorted(ready.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
     }
 
     /// For policy Local: the same of this node's endpoints, without topology.
@@ -60,13 +62,15 @@ impl<'a> Candidates<'a> {
             self.0
                 .iter()
                 .filter(|(_, (endpoint, local))| *local && endpoint.ready)
-                .map(|(&address, _)| Endpoint { address, local: true }),
+                .map(|(&address, (endpoint, _))| chosen(address, endpoint, true)),
         );
         if !ready.is_empty() {
             return ready;
         }
         sorted(
-            self.draining().filter(|(_, local)| *local).map(|(address, local)| Endpoint { address, local }),
+            self.draining()
+                .filter(|(_, _, local)| *local)
+                .map(|(address, endpoint, local)| chosen(address, endpoint, local)),
         )
     }
 
@@ -88,12 +92,17 @@ impl<'a> Candidates<'a> {
         self.0.iter().filter(|(_, (endpoint, local))| *local && endpoint.ready).map(|(&address, _)| address)
     }
 
-    fn draining(&self) -> impl Iterator<Item = (SocketAddr, bool)> + '_ {
+    fn draining(&self) -> impl Iterator<Item = (SocketAddr, &SliceEndpoint, bool)> + '_ {
         self.0
             .iter()
             .filter(|(_, (endpoint, _))| endpoint.serving && endpoint.terminating)
-            .map(|(&address, &(_, local))| (address, local))
+            .map(|(&address, &(endpoint, local))| (address, endpoint, local))
     }
+}
+
+/// An endpoint for a list.
+fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
+    Endpoint { address, local, remote: !local && endpoint.node_name.is_some() }
 }
 
 /// Same node first, then same zone. One endpoint without a hint of a kind turns that kind off, and so does a hint set

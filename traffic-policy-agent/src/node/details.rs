@@ -7,7 +7,10 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption},
 };
 
-use super::{headers::kind, network::Network};
+use super::{
+    headers::kind,
+    network::{Network, answered},
+};
 
 /// Kind and programs of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,6 +40,10 @@ impl Network {
     /// # Errors
     /// The device is gone; the kernel refuses the dump.
     pub async fn details(&self, index: u32) -> Result<Details> {
+        answered("looking at a device", self.read_details(index)).await
+    }
+
+    async fn read_details(&self, index: u32) -> Result<Details> {
         let mut links = self.handle.link().get().match_index(index).execute();
         let link = links.try_next().await.context("looking at a device failed")?;
         let link = link.with_context(|| format!("device {index} is gone"))?;

@@ -31,7 +31,8 @@ pub fn wanted<'a>(
     (found, Vec::new())
 }
 
-/// Devices that lead to the outside or to other nodes' pods, and cannot be attached to; none if the devices are named.
+/// Devices that lead to the outside or to other nodes' pods, and cannot be attached to: those by which devices are found, unless they are
+/// named; and in any case tunnels with routes, whose pods of other nodes would be taken for this node's.
 pub fn left_out(
     named: &[String],
     links: &[Link],
@@ -39,11 +40,16 @@ pub fn left_out(
     routes: &[Route],
     node_addresses: &[IpAddr],
 ) -> Vec<WithoutEthernet> {
-    if !named.is_empty() {
-        return Vec::new();
-    }
-    let leading = leading_out(links, addresses, routes, node_addresses);
-    leading.filter_map(|link| WithoutEthernet::refuse(link).err()).collect()
+    let leading: BTreeSet<u32> = if named.is_empty() {
+        leading_out(links, addresses, routes, node_addresses).map(|link| link.index).collect()
+    } else {
+        BTreeSet::new()
+    };
+    let routed: BTreeSet<u32> = routes.iter().map(|route| route.link).collect();
+    let concerned = |link: &&Link| {
+        !link.loopback && (leading.contains(&link.index) || routed.contains(&link.index) && link.up)
+    };
+    links.iter().filter(concerned).filter_map(|link| WithoutEthernet::refuse(link).err()).collect()
 }
 
 fn leading_out<'a>(
@@ -135,6 +141,11 @@ mod tests {
         assert_eq!((found.as_slice(), missing.len()), (&[&links[1]][..], 0));
         let [tunnel] = left_out(&[], &links, &[], &routes, &[]).try_into().unwrap();
         assert_eq!((tunnel.name.as_str(), tunnel.kind.as_str()), ("tunl0", "ipip"));
-        assert_eq!(left_out(&["eth0".into()], &links, &[], &routes, &[]), []);
+        // Also where the devices are named; WireGuard's routes have no gateway.
+        let routes = [routes[0], Route { link: 3, default: false, gateway: false }];
+        for named in [vec![], vec!["eth0".to_owned()]] {
+            assert_eq!(left_out(&named, &links, &[], &routes, &[]), std::slice::from_ref(&tunnel));
+        }
+        assert_eq!(left_out(&[], &links, &[], &routes[..1], &[]), [], "a tunnel that leads nowhere");
     }
 }

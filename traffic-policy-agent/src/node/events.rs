@@ -8,8 +8,9 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
-use netlink_sys::{AsyncSocket, SocketAddr};
-use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use netlink_sys::{AsyncSocket, Socket, SocketAddr};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use rtnetlink::{Handle, MulticastGroup, new_connection, new_multicast_connection};
 
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Events(UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, Socket
 /// Room for a burst of changes, such as the start of a hundred pods. Bytes.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
+/// A connection for requests, and one for changes: a burst of changes holds up no answer, and a request that is not
+/// answered no change.
 pub(super) fn connect() -> io::Result<(Handle, Events)> {
     let groups = [
         MulticastGroup::Link,
@@ -52,11 +55,20 @@ pub(super) fn connect() -> io::Result<(Handle, Events)> {
         MulticastGroup::Ipv4Rule,
         MulticastGroup::Ipv6Rule,
     ];
-    let (mut connection, handle, messages) = new_multicast_connection(&groups)?;
-    // A smaller buffer only means that `Lost` comes sooner.
-    let _ = connection.socket_mut().socket_mut().set_rx_buf_sz(RECEIVE_BUFFER);
-    tokio::spawn(connection);
+    let (mut changes, _, messages) = new_multicast_connection(&groups)?;
+    enlarge(changes.socket_mut().socket_mut());
+    tokio::spawn(changes);
+    let (requests, handle, _) = new_connection()?;
+    tokio::spawn(requests);
     Ok((handle, Events(messages)))
+}
+
+/// Beyond net.core.rmem_max (208 KiB as the kernel comes) only CAP_NET_ADMIN goes. A smaller buffer only means that `Lost`
+/// comes sooner.
+fn enlarge(socket: &Socket) {
+    if setsockopt(socket, RcvBufForce, &RECEIVE_BUFFER).is_err() {
+        let _ = socket.set_rx_buf_sz(RECEIVE_BUFFER);
+    }
 }
 
 impl Events {
@@ -108,4 +120,26 @@ pub(super) fn address(message: &NeighbourMessage) -> Option<IpAddr> {
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_sys::protocols::NETLINK_ROUTE;
+    use nix::sys::socket::{getsockopt, sockopt::RcvBuf};
+
+    use super::*;
+
+    #[test]
+    fn the_buffer_for_changes_is_larger_than_what_anybody_may_have() {
+        let socket = Socket::new(NETLINK_ROUTE).unwrap();
+        let plain = getsockopt(&socket, RcvBuf).unwrap();
+        enlarge(&socket);
+        let got = getsockopt(&socket, RcvBuf).unwrap();
+        // CAP_NET_ADMIN, without which an agent does not start.
+        if crate::dataplane::effective_capabilities().unwrap() >> 12 & 1 == 1 {
+            assert!(got >= RECEIVE_BUFFER, "{got}");
+        } else {
+            assert!(got >= plain, "{got}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use netlink_packet_route::{
 };
 use rtnetlink::{IpVersion, RouteMessageBuilder};
 
-use super::network::Network;
+use super::network::{Network, answered};
 
 impl Network {
     /// A fingerprint of routes, rules and links, never 0.
@@ -24,6 +24,10 @@ impl Network {
     /// # Errors
     /// The kernel refuses a dump.
     pub async fn fingerprint(&self) -> Result<u32> {
+        answered("reading the network", self.read_fingerprint()).await
+    }
+
+    async fn read_fingerprint(&self) -> Result<u32> {
         // A sum, so that the order of the kernel's answers does not matter.
         let mut sum = 0_u64;
         let requests =

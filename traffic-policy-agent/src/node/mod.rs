@@ -10,6 +10,7 @@ mod link;
 mod neighbours;
 pub mod netlink;
 mod network;
+mod ports;
 pub mod sockets;
 mod without_ethernet;
 
@@ -21,5 +22,6 @@ pub use self::{
     link::{Address, Link, Route, local},
     neighbours::{NeighbourManager, release},
     network::Network,
+    ports::bound_ports,
     without_ethernet::WithoutEthernet,
 };

@@ -9,7 +9,7 @@ use std::{
     net::IpAddr,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures::TryStreamExt;
 use netlink_packet_route::{
     AddressFamily,
@@ -18,7 +18,7 @@ use netlink_packet_route::{
 
 use super::{
     events::{self, Neighbour},
-    network::Network,
+    network::{Network, answered},
 };
 
 /// Each managed neighbour is probed every few seconds; beyond this number the 60 s after which a hop is resolved again
@@ -32,6 +32,8 @@ pub struct NeighbourManager {
     managed: BTreeSet<(u32, IpAddr)>,
     /// Entries that are not to be touched: a managed one is no longer permanent.
     fixed: BTreeSet<(u32, IpAddr)>,
+    /// Entries that went while they were managed: the MAC address that they come back with may be another.
+    lost: BTreeSet<(u32, IpAddr)>,
 }
 
 impl NeighbourManager {
@@ -43,6 +45,7 @@ impl NeighbourManager {
         } else {
             self.fixed.remove(&(link, address));
         }
+        self.lost.remove(&(link, address));
         self.known.insert((link, address), mac).is_some_and(|known| known != mac)
     }
 
@@ -68,6 +71,7 @@ impl NeighbourManager {
     /// Has the kernel keep the entries of these next hops.
     pub async fn keep(&mut self, network: &Network, hops: impl IntoIterator<Item = (u32, IpAddr)>) {
         let hops: BTreeSet<_> = hops.into_iter().take(MOST).collect();
+        self.forget_lost(&hops);
         let news = hops.difference(&self.managed).filter(|hop| !self.fixed.contains(hop));
         let news: Vec<_> = news.copied().collect();
         for (link, address) in news {
@@ -75,12 +79,12 @@ impl NeighbourManager {
             let message = request.message_mut();
             message.header.state = NeighbourState::None;
             message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
-            match request.execute().await {
+            match answered("keeping a neighbour", async { Ok(request.execute().await?) }).await {
                 Ok(()) => {
                     self.managed.insert((link, address));
                 }
                 // The device is gone: nothing to keep.
-                Err(error) => tracing::debug!(link, %address, "the neighbour cannot be managed: {error}"),
+                Err(error) => tracing::debug!(link, %address, "the neighbour cannot be managed: {error:#}"),
             }
         }
         let unused: Vec<_> = self.managed.difference(&hops).copied().collect();
@@ -93,14 +97,32 @@ impl NeighbourManager {
 
     /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again.
     pub fn gone(&mut self, link: u32, address: IpAddr) {
-        self.managed.remove(&(link, address));
-        self.fixed.remove(&(link, address));
+        let entry = (link, address);
+        self.fixed.remove(&entry);
+        if self.managed.remove(&entry) {
+            self.lost.insert(entry);
+        } else {
+            self.known.remove(&entry);
+        }
+    }
+
+    /// What went, did not come back, and is no next hop any more.
+    fn forget_lost(&mut self, hops: &BTreeSet<(u32, IpAddr)>) {
+        for entry in std::mem::take(&mut self.lost) {
+            if hops.contains(&entry) {
+                self.lost.insert(entry);
+            } else {
+                self.known.remove(&entry);
+            }
+        }
     }
 
     /// Forgets what was asked of a device's neighbours: it is gone, or came back.
     pub fn forget(&mut self, link: u32) {
         self.managed.retain(|(managed, _)| *managed != link);
         self.fixed.retain(|(fixed, _)| *fixed != link);
+        self.known.retain(|(known, _), _| *known != link);
+        self.lost.retain(|(lost, _)| *lost != link);
     }
 }
 
@@ -126,8 +148,8 @@ pub async fn release(network: &Network, links: &BTreeSet<u32>) -> Result<()> {
 }
 
 async fn list(network: &Network) -> Result<Vec<NeighbourMessage>> {
-    let neighbours = network.handle.neighbours().get().execute();
-    neighbours.try_collect().await.context("listing neighbours failed")
+    let list = async { Ok(network.handle.neighbours().get().execute().try_collect().await?) };
+    answered("listing neighbours", list).await
 }
 
 async fn delete(network: &Network, link: u32, address: IpAddr) {
@@ -138,7 +160,50 @@ async fn delete(network: &Network, link: u32, address: IpAddr) {
         IpAddr::V4(address) => NeighbourAddress::Inet(address),
         IpAddr::V6(address) => NeighbourAddress::Inet6(address),
     }));
-    if let Err(error) = network.handle.neighbours().del(entry).execute().await {
-        tracing::debug!(link, %address, "the neighbour is gone already: {error}");
+    let request = network.handle.neighbours().del(entry);
+    if let Err(error) = answered("deleting a neighbour", async { Ok(request.execute().await?) }).await {
+        tracing::debug!(link, %address, "the neighbour is gone already: {error:#}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn neighbour(number: u32, mac: u8) -> Neighbour {
+        let address = std::net::Ipv4Addr::from(0x0a00_0000 + number).into();
+        Neighbour { link: 2, address, mac: [2, 0, 0, 0, 0, mac], fixed: false }
+    }
+
+    #[test]
+    fn what_is_known_shrinks_with_the_kernels_table() {
+        let mut manager = NeighbourManager::default();
+        for number in 0..1000 {
+            manager.changed(neighbour(number, 1));
+        }
+        assert_eq!(manager.known.len(), 1000);
+        for number in 0..1000 {
+            manager.gone(2, neighbour(number, 1).address);
+        }
+        assert_eq!(manager.known.len(), 0);
+        manager.changed(neighbour(1, 1));
+        manager.forget(2);
+        assert_eq!(manager.known.len(), 0, "with its device");
+    }
+
+    #[test]
+    fn a_next_hop_that_comes_back_as_another_is_noticed() {
+        let mut manager = NeighbourManager::default();
+        let hop = (2, neighbour(1, 1).address);
+        manager.changed(neighbour(1, 1));
+        manager.managed.insert(hop);
+        manager.gone(hop.0, hop.1);
+        manager.forget_lost(&BTreeSet::from([hop]));
+        assert!(manager.changed(neighbour(1, 9)), "another MAC address");
+        // One that nobody needs any more is forgotten.
+        manager.managed.insert(hop);
+        manager.gone(hop.0, hop.1);
+        manager.forget_lost(&BTreeSet::new());
+        assert!(manager.known.is_empty() && manager.lost.is_empty());
     }
 }

@@ -5,6 +5,10 @@ use std::{io, str};
 
 use netlink_packet_core::{NlaBuffer, NlasIterator};
 use netlink_sys::{Socket, SocketAddr};
+use nix::sys::{
+    socket::{setsockopt, sockopt::ReceiveTimeout},
+    time::{TimeVal, TimeValLike},
+};
 
 /// A socket of one netlink protocol.
 #[derive(Debug)]
@@ -29,6 +33,8 @@ const NLM_F_ACK: u16 = 0x4;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
 
+/// Seconds for the kernel's next message of an answer.
+const ANSWER: i64 = 10;
 /// How often a dump is repeated because what it lists changed meanwhile.
 const ATTEMPTS: u32 = 8;
 
@@ -39,6 +45,7 @@ impl Connection {
     /// The kernel does not speak the protocol.
     pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
+        setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(ANSWER))?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         Ok(Self { socket, sequence: 0 })

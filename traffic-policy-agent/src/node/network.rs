@@ -1,15 +1,19 @@
 //! Devices, addresses and routes, asked of the kernel by rtnetlink.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures::TryStreamExt;
 use netlink_packet_route::{
-    address::{AddressAttribute, AddressScope},
+    address::{AddressAttribute, AddressMessage, AddressScope},
     link::{LinkAttribute, LinkFlags, LinkMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
+use tokio::time::timeout;
 
 use super::{
     events::{self, Events},
@@ -21,6 +25,17 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct Network {
     pub(super) handle: Handle,
+}
+
+/// For the kernel's answer to a request. It answers at once, a dump of many routes within a second.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// What the kernel answers, if it does within [`ANSWER`].
+pub(super) async fn answered<T>(what: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    match timeout(ANSWER, answer).await {
+        Ok(answer) => answer.with_context(|| format!("{what} failed")),
+        Err(_) => bail!("{what} failed: the kernel does not answer within {} s", ANSWER.as_secs()),
+    }
 }
 
 impl Network {
@@ -36,8 +51,8 @@ impl Network {
     /// # Errors
     /// The kernel refuses the dump.
     pub async fn links(&self) -> Result<Vec<Link>> {
-        let messages: Vec<LinkMessage> =
-            self.handle.link().get().execute().try_collect().await.context("listing devices failed")?;
+        let list = async { Ok(self.handle.link().get().execute().try_collect().await?) };
+        let messages: Vec<LinkMessage> = answered("listing devices", list).await?;
         Ok(messages.iter().map(link).collect())
     }
 
@@ -45,8 +60,9 @@ impl Network {
     /// The kernel refuses the dump.
     pub async fn addresses(&self) -> Result<Vec<Address>> {
         let mut addresses = Vec::new();
-        let mut messages = self.handle.address().get().execute();
-        while let Some(message) = messages.try_next().await.context("listing addresses failed")? {
+        let list = async { Ok(self.handle.address().get().execute().try_collect().await?) };
+        let messages: Vec<AddressMessage> = answered("listing addresses", list).await?;
+        for message in messages {
             let scope = message.header.scope;
             // On point-to-point links `Address` is the peer's.
             let local = message.attributes.iter().find_map(|attribute| match attribute {
@@ -80,7 +96,8 @@ impl Network {
                 RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(address, 128).build()
             }
         };
-        let route = self.handle.route().get(message).execute().try_next().await.ok()??;
+        let route = async { Ok(self.handle.route().get(message).execute().try_next().await?) };
+        let route = answered("asking for a route", route).await.ok()??;
         route.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(index) => Some(*index),
             _ => None,
@@ -96,14 +113,8 @@ impl Network {
             [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
         let mut routes = Vec::new();
         for request in requests {
-            let messages: Vec<RouteMessage> = self
-                .handle
-                .route()
-                .get(request)
-                .execute()
-                .try_collect()
-                .await
-                .context("listing routes failed")?;
+            let list = async { Ok(self.handle.route().get(request).execute().try_collect().await?) };
+            let messages: Vec<RouteMessage> = answered("listing routes", list).await?;
             for message in messages.iter().filter(|message| message.header.kind == RouteType::Unicast) {
                 routes.extend(route(message));
             }

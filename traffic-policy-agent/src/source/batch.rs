@@ -1,4 +1,4 @@
-//! What a source sends: batches of changed objects; and a started source, which sends them.
+//! Batches of changed objects, and the started source that sends them.
 
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -92,14 +92,14 @@ impl Source {
     pub async fn next(&mut self) -> Option<Batch> {
         tokio::select! {
             biased;
-            batch = self.updates.recv() => batch,
+            batch = self.updates.recv() => batch.inspect(|_| self.status.taken()),
             Some(_) = self.tasks.join_next() => None,
         }
     }
 
     /// The next batch, if one is already there: lets the run loop take many changes with one write.
     pub fn try_next(&mut self) -> Option<Batch> {
-        self.updates.try_recv().ok()
+        self.updates.try_recv().ok().inspect(|_| self.status.taken())
     }
 
     /// How the source fares, for `status` and for metrics. Cheap to clone.

@@ -26,14 +26,18 @@ pub(super) use self::nodes::{node, service_cidr};
 use self::problems::Problems;
 use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object, parse_duration};
 
-/// Services and EndpointSlices with these labels belong to no proxy, or to another one.
-pub(super) const LABEL_SELECTOR: &str =
+/// Services and EndpointSlices that belong to no proxy, and those that belong to another one.
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+/// What another proxy serves must be known, too: its ClusterIPs are not nobody's.
+pub(super) const SERVICE_SELECTOR: &str = "!service.kubernetes.io/headless";
+pub(super) const SLICE_SELECTOR: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
-const FOREIGN_LABELS: [&str; 2] =
-    ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
+
+const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// A field that holds what it must not.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,9 +62,8 @@ pub(super) fn name(metadata: &ObjectMeta) -> Result<ServiceName, FieldError> {
     })
 }
 
-fn is_foreign(metadata: &ObjectMeta) -> bool {
-    let labels = metadata.labels.as_ref();
-    FOREIGN_LABELS.iter().any(|label| labels.is_some_and(|labels| labels.contains_key(*label)))
+fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
+    metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
 }
 
 /// Who has filled in the fields of an object.
@@ -71,7 +74,7 @@ pub(super) enum Author {
     Person,
 }
 
-/// `None` if the Service is not for this proxy: headless, `ExternalName`, or labelled for another proxy.
+/// `None` if the Service is for no proxy: headless, or `ExternalName`.
 pub(super) fn service(
     service: &core::Service,
     author: Author,
@@ -88,7 +91,7 @@ pub(super) fn service(
             return Err(unknown("spec.type", other, "ClusterIP, NodePort, LoadBalancer or ExternalName"));
         }
     };
-    if is_foreign(&service.metadata) || spec.cluster_ip.as_deref() == Some("None") {
+    if has_label(&service.metadata, HEADLESS_LABEL) || spec.cluster_ip.as_deref() == Some("None") {
         return Ok(None);
     }
 
@@ -97,6 +100,16 @@ pub(super) fn service(
         Some(ips) if !ips.is_empty() => problems.addresses("spec.clusterIPs", ips),
         _ => problems.addresses("spec.clusterIP", spec.cluster_ip.as_slice()),
     };
+    let foreign = has_label(&service.metadata, OTHER_PROXY_LABEL);
+    if foreign {
+        let created = None;
+        return Ok(Some(object::Service {
+            created,
+            foreign,
+            cluster_ips,
+            ..object::Service::unserved(name)
+        }));
+    }
     let mut families = [false, true].map(|ipv6| cluster_ips.iter().any(|ip| ip.is_ipv6() == ipv6));
     if cluster_ips.is_empty() {
         if author == Author::Person && problems.sentences.is_empty() {
@@ -120,7 +133,15 @@ pub(super) fn service(
         .collect();
     let drain = service.metadata.annotations.as_ref().and_then(|annotations| {
         let text = annotations.get(DRAIN_ANNOTATION)?;
-        let drain = parse_duration(text);
+        let drain = parse_duration(text).map(|drain| {
+            if drain > LONGEST_DRAIN {
+                problems.tell(
+                    &format!("metadata.annotations[{DRAIN_ANNOTATION}]"),
+                    &format!("{text:?} is longer than 24h, which is taken instead"),
+                );
+            }
+            drain.min(LONGEST_DRAIN)
+        });
         if drain.is_none() {
             problems.tell(
                 &format!("metadata.annotations[{DRAIN_ANNOTATION}]"),
@@ -133,6 +154,7 @@ pub(super) fn service(
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
         service_type,
+        foreign,
         cluster_ips,
         ipv4: families[0],
         ipv6: families[1],
@@ -159,16 +181,24 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
             return Err(FieldError::new(format!("spec.ports[{i}].port"), "0 is not a port"));
         }
         let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
+        let name = port.name.clone().unwrap_or_default();
+        let same = |other: &&core::ServicePort| {
+            (other.name.as_deref().unwrap_or_default(), protocol(other.protocol.as_deref()))
+                == (&name, protocol(port.protocol.as_deref()))
+        };
+        // The API server does not take it. One of the two would stand for both.
+        if let Some(first) = spec.ports.iter().flatten().take(i).position(|other| same(&other)) {
+            let which = if name.is_empty() { "it has no name".to_owned() } else { format!("{name:?}") };
+            return Err(FieldError::new(
+                format!("spec.ports[{i}].name"),
+                format!("{which}, as spec.ports[{first}]: ports of one protocol need names of their own"),
+            ));
+        }
         let Some(protocol) = protocol(port.protocol.as_deref()) else {
             untranslated.push(format!("spec.ports[{i}] {}", port.protocol.as_deref().unwrap_or_default()));
             continue;
         };
-        ports.push(object::Port {
-            name: port.name.clone().unwrap_or_default(),
-            protocol,
-            port: number,
-            node_port,
-        });
+        ports.push(object::Port { name, protocol, port: number, node_port });
     }
     if !untranslated.is_empty() {
         problems.tell(&untranslated.join(", "), "left alone: neither TCP nor UDP");
@@ -227,7 +257,8 @@ pub(super) fn endpoint_slice(
         "FQDN" => return Ok(None),
         other => return Err(unknown("addressType", other, "IPv4, IPv6 or FQDN")),
     };
-    let Some(service) = service.filter(|_| !is_foreign(&slice.metadata)) else { return Ok(None) };
+    let other = [HEADLESS_LABEL, OTHER_PROXY_LABEL].iter().any(|label| has_label(&slice.metadata, label));
+    let Some(service) = service.filter(|_| !other) else { return Ok(None) };
 
     let mut problems = Problems { object: format!("EndpointSlice {name}"), sentences: Vec::new() };
     let mut ports = Vec::new();

@@ -4,7 +4,10 @@
 //! it names only since they exist, so an agent may do without them.
 
 mod access;
+mod connect;
+mod deadline;
 mod observe;
+mod probe;
 mod watch;
 
 use std::sync::{Arc, atomic::AtomicUsize};
@@ -14,10 +17,15 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
 };
-use kube::{Api, runtime::watcher};
+use kube::{Api, Client, client::ClientBuilder, runtime::watcher};
 use tokio::{sync::mpsc, task::JoinSet};
 
 pub use self::access::{Access, AccessError, SERVICE_ACCOUNT};
+use self::{
+    connect::Renewed,
+    deadline::{Deadlines, Line},
+    observe::Observe,
+};
 use super::{
     batch::{QUEUE, Source, Update},
     convert, events,
@@ -41,17 +49,17 @@ impl Kubernetes {
     pub async fn start(self) -> Result<Source, AccessError> {
         let (sender, updates) = mpsc::channel(QUEUE);
         let (writer, status) = StatusWriter::new();
-        let client = self.access.client(&writer).await?;
         let mut tasks = JoinSet::new();
+        let client = self.client(&writer, &mut tasks).await?;
 
         let lists = Arc::new(AtomicUsize::new(4));
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
         tasks.spawn(poster);
         let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
-        let labelled = watcher::Config::default().labels(convert::LABEL_SELECTOR);
+        let labelled = |selector| watcher::Config::default().labels(selector);
         tasks.spawn(watch::run(
             Api::all(client.clone()),
-            labelled.clone(),
+            labelled(convert::SERVICE_SELECTOR),
             watch::Kind {
                 plural: "Services",
                 without: None,
@@ -62,7 +70,7 @@ impl Kubernetes {
         ));
         tasks.spawn(watch::run(
             Api::all(client.clone()),
-            labelled,
+            labelled(convert::SLICE_SELECTOR),
             watch::Kind {
                 plural: "EndpointSlices",
                 without: None,
@@ -94,5 +102,22 @@ impl Kubernetes {
             sink,
         ));
         Ok(Source { updates, status, events, tasks })
+    }
+
+    /// The client, and the tasks that look after its credentials and its connections.
+    async fn client(&self, status: &StatusWriter, tasks: &mut JoinSet<()>) -> Result<Client, AccessError> {
+        let config = self.access.config().await?;
+        let (url, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
+        let (connections, next) = Renewed::new(connect::connections(config)?);
+        let line = Line::new();
+        let client = ClientBuilder::new(connections, namespace)
+            .with_layer(&Deadlines(line.clone()))
+            .with_layer(&Observe::new(url, self.access.token(), status.clone()))
+            .build();
+        tasks.spawn(probe::run(client.clone(), line));
+        if matches!(self.access, Access::Kubeconfig(_)) {
+            tasks.spawn(connect::follow(self.access.clone(), next, status.clone()));
+        }
+        Ok(client)
     }
 }

@@ -101,6 +101,7 @@ impl Manifests {
                     Ok(Ok(batch)) => {
                         status.well("manifests", "all manifests are readable again");
                         status.contact();
+                        status.sending();
                         if sender.send(batch).await.is_err() {
                             return;
                         }

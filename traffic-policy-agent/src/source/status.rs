@@ -1,9 +1,9 @@
 //! Status of a source. Errors are logged when they begin and when they end, not at each attempt between.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::SystemTime,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Instant, SystemTime},
 };
 
 use tokio::sync::watch;
@@ -22,11 +22,40 @@ pub struct Status {
     pub errors: BTreeMap<String, String>,
 }
 
+impl Status {
+    /// Whether there may be Services that it does not know: what it looks at does not answer, or is not understood.
+    #[must_use]
+    pub fn is_blind(&self) -> bool {
+        let about_services = |subject: &String| {
+            ["API server", "Services", "manifests"].iter().any(|what| subject.starts_with(what))
+        };
+        self.errors.keys().any(about_services)
+    }
+}
+
+/// Batches that wait for the run loop, by when they were given.
+type Unread = Arc<Mutex<VecDeque<Instant>>>;
+
+fn lock(unread: &Unread) -> MutexGuard<'_, VecDeque<Instant>> {
+    // A queue of times is valid whatever a panic interrupted.
+    unread.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Reads the [`Status`] of a source.
 #[derive(Clone, Debug)]
-pub struct StatusReader(watch::Receiver<Status>);
+pub struct StatusReader(watch::Receiver<Status>, Unread);
 
 impl StatusReader {
+    /// Since when the oldest batch has been waiting that the run loop has not taken.
+    #[must_use]
+    pub fn unread_since(&self) -> Option<Instant> {
+        lock(&self.1).front().copied()
+    }
+
+    pub(super) fn taken(&self) {
+        lock(&self.1).pop_front();
+    }
+
     #[must_use]
     pub fn get(&self) -> Status {
         self.0.borrow().clone()
@@ -39,12 +68,18 @@ impl StatusReader {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct StatusWriter(Arc<watch::Sender<Status>>);
+pub(super) struct StatusWriter(Arc<watch::Sender<Status>>, Unread);
 
 impl StatusWriter {
     pub(super) fn new() -> (Self, StatusReader) {
         let (sender, receiver) = watch::channel(Status::default());
-        (Self(Arc::new(sender)), StatusReader(receiver))
+        let unread = Unread::default();
+        (Self(Arc::new(sender), Arc::clone(&unread)), StatusReader(receiver, unread))
+    }
+
+    /// A batch is about to be sent: from now on it waits.
+    pub(super) fn sending(&self) {
+        lock(&self.1).push_back(Instant::now());
     }
 
     pub(super) fn synced(&self) {
@@ -109,5 +144,23 @@ impl StatusWriter {
             }
             ended
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::source::Manifests;
+
+    /// A loop that takes nothing must be noticed by who does not ask the loop.
+    #[tokio::test]
+    async fn a_batch_waits_until_it_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifests = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
+        let mut source = manifests.start();
+        let mut reader = source.status();
+        assert!(reader.wait_for(|status| status.synced).await.is_some());
+        assert!(reader.unread_since().is_some());
+        assert!(source.next().await.is_some());
+        assert_eq!(reader.unread_since(), None);
     }
 }

@@ -1,4 +1,6 @@
-//! Addresses as they lie in a packet, and how two of them become part of a flow key.
+//! Addresses in network byte order, as they lie in a packet, and how two of them become part of a flow key.
+
+use core::mem::{align_of, size_of};
 
 /// Odd, so that no bit of a destination is lost. Not secret: who is told apart is seen by what the entry keeps.
 const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
@@ -11,41 +13,123 @@ pub trait Address: Fold + Copy + PartialEq + Default + 'static {
     fn wide(self) -> [u64; 2];
     /// Both words mixed into one word.
     fn mixed(self) -> u64;
+    /// Whether it is of a network that no packet may have as its source.
+    fn is_no_source(self) -> bool;
 }
 
-/// An IPv4 address in memory order.
-pub type Address4 = u32;
-/// An IPv6 address in memory order.
-pub type Address6 = [u64; 2];
+/// An IPv4 address in network byte order. There is no implicit way from and to a number.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Address4(u32);
+
+/// An IPv6 address in network byte order, its first eight bytes and its last eight.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Address6([u64; 2]);
+
+impl Address4 {
+    /// 0.0.0.0, "not known".
+    pub const UNSPECIFIED: Self = Self(0);
+
+    /// The address in a word that was loaded from a packet, or from a structure of the kernel that has it in the same order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_wire(word: u32) -> Self {
+        Self(word)
+    }
+
+    /// The word to be stored.
+    #[inline(always)]
+    #[must_use]
+    pub const fn wire(self) -> u32 {
+        self.0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_octets(octets: [u8; 4]) -> Self {
+        Self(u32::from_ne_bytes(octets))
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn octets(self) -> [u8; 4] {
+        self.0.to_ne_bytes()
+    }
+}
+
+impl Address6 {
+    /// ::, "not known".
+    pub const UNSPECIFIED: Self = Self([0, 0]);
+
+    /// The address in two words that were loaded from a packet: as [`Address4::from_wire`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_wire(words: [u64; 2]) -> Self {
+        Self(words)
+    }
+
+    /// The words to be stored.
+    #[inline(always)]
+    #[must_use]
+    pub const fn wire(self) -> [u64; 2] {
+        self.0
+    }
+
+    #[must_use]
+    pub const fn from_octets(octets: [u8; 16]) -> Self {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = octets;
+        Self([u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)])
+    }
+
+    #[must_use]
+    pub const fn octets(self) -> [u8; 16] {
+        let [[a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]] =
+            [self.0[0].to_ne_bytes(), self.0[1].to_ne_bytes()];
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    }
+}
 
 impl Address for Address4 {
     #[inline(always)]
     fn sum(self) -> u64 {
-        (self & 0xffff) as u64 + (self >> 16) as u64
+        (self.0 & 0xffff) as u64 + (self.0 >> 16) as u64
     }
     #[inline(always)]
     fn wide(self) -> [u64; 2] {
-        [self as u64, 0]
+        [self.0 as u64, 0]
     }
     #[inline(always)]
     fn mixed(self) -> u64 {
-        self as u64
+        self.0 as u64
+    }
+    /// RFC 1122 section 3.2.1.3: 0/8 (this network), 127/8 (loopback), 224/4 (multicast), 240/4 (reserved, broadcast).
+    #[inline(always)]
+    fn is_no_source(self) -> bool {
+        let [first, ..] = self.0.to_ne_bytes();
+        first == 0 || first == 127 || first >= 224
     }
 }
 
 impl Address for Address6 {
     #[inline(always)]
     fn sum(self) -> u64 {
-        let [a, b] = self;
+        let [a, b] = self.0;
         (a & 0xffff_ffff) + (a >> 32) + (b & 0xffff_ffff) + (b >> 32)
     }
     #[inline(always)]
     fn wide(self) -> [u64; 2] {
-        self
+        self.0
     }
     #[inline(always)]
     fn mixed(self) -> u64 {
-        self[0] ^ self[1].rotate_left(29)
+        self.0[0] ^ self.0[1].rotate_left(29)
+    }
+    /// RFC 4291 sections 2.5.2, 2.5.3 and 2.7: unspecified, loopback, multicast.
+    #[inline(always)]
+    fn is_no_source(self) -> bool {
+        let [head, tail] = self.0;
+        head == 0 && u64::from_be(tail) <= 1 || head.to_ne_bytes()[0] == 0xff
     }
 }
 
@@ -88,16 +172,36 @@ impl Fold for Address6 {
     #[inline(always)]
     fn fold(source: Self, destination: Self) -> [u64; 2] {
         [
-            source[0] ^ destination[0].wrapping_mul(MULTIPLIERS[0]),
-            source[1] ^ destination[1].wrapping_mul(MULTIPLIERS[1]),
+            source.0[0] ^ destination.0[0].wrapping_mul(MULTIPLIERS[0]),
+            source.0[1] ^ destination.0[1].wrapping_mul(MULTIPLIERS[1]),
         ]
     }
     #[inline(always)]
     fn kept(self) -> [u64; 2] {
-        self
+        self.0
     }
     #[inline(always)]
     fn unfold(folded: [u64; 2], kept: [u64; 2]) -> (Self, Self) {
-        (Self::fold(folded, kept), kept)
+        (Self(Self::fold(Self(folded), Self(kept))), Self(kept))
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Address4>() == 4 && align_of::<Address4>() == 4);
+    assert!(size_of::<Address6>() == 16 && align_of::<Address6>() == 8);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_lie_as_in_a_packet() {
+        let v4 = Address4::from_octets([192, 0, 2, 1]);
+        assert_eq!((v4.wire().to_ne_bytes(), v4.octets()), ([192, 0, 2, 1], [192, 0, 2, 1]));
+        let octets = [0x20, 1, 0xd, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let v6 = Address6::from_octets(octets);
+        assert_eq!(v6.octets(), octets);
+        assert_eq!(v6.wire()[1].to_ne_bytes(), [5, 6, 7, 8, 9, 10, 11, 12]);
     }
 }

@@ -1,5 +1,7 @@
 //! Session affinity: the endpoint that a client was sent to last (`sessionAffinity: ClientIP`).
 
+use super::Port;
+
 /// What a client is known by.
 pub mod client {
     /// The source address of its packets.
@@ -8,7 +10,7 @@ pub mod client {
     pub const NETNS: u16 = 1;
 }
 
-/// Key of `AFFINITY`.
+/// Key of `tp_affinity`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AffinityKey {
@@ -31,7 +33,6 @@ pub struct Affinity {
     pub used: u64,
     /// Its place within the list.
     pub offset: u32,
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub zero: u16,
 }

@@ -1,29 +1,31 @@
 //! Endpoints: those that may be chosen, and those that were removed.
 
+use super::Port;
+
 /// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered here whatever the routes
 /// say.
 pub const SLOT_LOCAL: u16 = 1;
+/// An endpoint of another node, by its `nodeName`: never delivered here whatever the routes say.
+pub const SLOT_REMOTE: u16 = 2;
 
 /// An endpoint, by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Slot<A> {
     pub address: A,
-    /// Memory order.
-    pub port: u16,
-    /// [`SLOT_LOCAL`].
+    pub port: Port,
+    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`].
     pub flags: u16,
     pub zero: u32,
 }
 
-/// Key of `GONE`: an endpoint that takes no more new flows of a Service port; of others it may.
+/// Key of `tp_removed_eps`: an endpoint that takes no more new flows of a Service port; of others it may.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EndpointKey {
     /// [`Address::wide`][super::Address::wide].
     pub address: [u64; 2],
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub protocol: u8,
     pub ipv6: u8,
     /// Index of the Service port.

@@ -1,6 +1,8 @@
 //! Events: refusals and new flows, for `monitor`.
 
-/// One packet or call that was refused, or that made a flow. Written to the ring `EVENTS` while
+use super::{Port, Ports};
+
+/// One packet or call that was refused, or that made a flow. Written to the ring `tp_events` while
 /// [`State::monitor_until`][super::State::monitor_until] lies ahead.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -12,10 +14,8 @@ pub struct Event {
     pub destination: [u64; 2],
     /// The endpoint of a new flow, else zero.
     pub endpoint: [u64; 2],
-    /// See [`ports`][super::ports].
-    pub ports: u32,
-    /// Memory order.
-    pub endpoint_port: u16,
+    pub ports: Ports,
+    pub endpoint_port: Port,
     pub protocol: u8,
     pub ipv6: u8,
     /// See [`hook`][super::hook].
@@ -33,7 +33,7 @@ pub struct Event {
     pub zero: u32,
 }
 
-/// How many events a CPU may still write: one element per CPU of `EVENT_BUCKETS`.
+/// How many events a CPU may still write: one element per CPU of `tp_event_limit`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct EventBucket {

@@ -1,6 +1,6 @@
 //! Flow entries: what becomes of the packets of a flow.
 
-use super::{Address, Tuple};
+use super::{Address, Ports, Tuple};
 
 /// What becomes of a packet of a flow.
 pub mod kind {
@@ -25,11 +25,11 @@ pub struct Flow<A: Address> {
     /// Addresses and ports that the packet gets.
     pub source: A,
     pub destination: A,
-    pub ports: u32,
+    pub ports: Ports,
     /// Difference of the one's complement sums of the addresses, and of the ports: [`crate::checksum`].
     pub address_delta: u16,
     pub port_delta: u16,
-    /// Index into `HOPS`, valid while `epoch` is the current route epoch.
+    /// Index into `tp_nexthops`, valid while `epoch` is the current route epoch.
     pub hop: u16,
     /// Of `hop`: one aligned word with it, which is read and written as one.
     pub epoch: u16,
@@ -37,7 +37,8 @@ pub struct Flow<A: Address> {
     pub kind: u8,
     /// See [`crate::tcp`].
     pub state: u8,
-    pub reserved: u16,
+    /// The first two bytes of the MAC address that sent the request: see `ifindex`.
+    pub mac_head: [u8; 2],
     /// Time of the last packet: low half of jiffies.
     pub last: u32,
     /// Index of the Service port.
@@ -45,13 +46,13 @@ pub struct Flow<A: Address> {
     pub packets: u64,
     /// Bytes of IP packets.
     pub bytes: u64,
-    /// Reply entry of TCP: the acknowledgement number that confirms the endpoint's SYN-ACK, in memory order.
-    pub confirming_ack: u32,
+    /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is assured, as in the table of
+    /// [`crate::tcp::numbers`].
+    pub numbers: u64,
     /// Reply entry: the device by which the request came, and the MAC address that sent it. Used only if there is no
-    /// route to the client.
+    /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
-    pub mac: [u8; 6],
-    pub reserved2: u16,
+    pub mac_tail: [u8; 4],
 }
 
 impl<A: Address> Flow<A> {

@@ -8,15 +8,14 @@
 
 use core::mem::size_of;
 
-use super::{Address, Address4, Address6, Flow, Tuple};
+use super::{Address, Address4, Address6, Flow, Ports, Tuple};
 
 /// Key of the flow tables, made of a packet's [`Tuple`]; of IPv4 that tuple as it lies in memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FlowKey<A: Address> {
     pub addresses: A::Folded,
-    /// See [`super::ports`].
-    pub ports: u32,
+    pub ports: Ports,
     /// IP protocol number.
     pub protocol: u32,
 }
@@ -91,15 +90,15 @@ mod tests {
         for _ in 0..10_000 {
             let mut next = || random(&mut state);
             there_and_back(Tuple {
-                source: [next(), next()],
-                destination: [next(), next()],
-                ports: next() as u32,
+                source: Address6::from_wire([next(), next()]),
+                destination: Address6::from_wire([next(), next()]),
+                ports: Ports::from_wire(next() as u32),
                 protocol: 6,
             });
             there_and_back(Tuple {
-                source: next() as u32,
-                destination: next() as u32,
-                ports: next() as u32,
+                source: Address4::from_wire(next() as u32),
+                destination: Address4::from_wire(next() as u32),
+                ports: Ports::from_wire(next() as u32),
                 protocol: 17,
             });
         }
@@ -112,12 +111,14 @@ mod tests {
         let hosts = [0, 1, 2, 3, 0xffff, 0x1_0000, 0x0200_00ff_fe00_0001, u64::MAX - 1, u64::MAX];
         let addresses: Vec<Address6> = networks
             .iter()
-            .flat_map(|network: &u64| hosts.map(|host: u64| [network.to_be(), host.to_be()]))
+            .flat_map(|network: &u64| {
+                hosts.map(|host: u64| Address6::from_wire([network.to_be(), host.to_be()]))
+            })
             .collect();
         let mut keys = HashMap::new();
         for &source in &addresses {
             for &destination in &addresses {
-                let tuple = Tuple { source, destination, ports: 0x5000_0050, protocol: 6 };
+                let tuple = Tuple { source, destination, ports: Ports::from_wire(0x5000_0050), protocol: 6 };
                 there_and_back(tuple);
                 assert_eq!(keys.insert(FlowKey::of(&tuple), tuple), None, "{tuple:x?}");
             }
@@ -130,10 +131,14 @@ mod tests {
         let mut state = 2;
         for _ in 0..1_000 {
             let mut next = || random(&mut state);
-            let one =
-                Tuple { source: [next(), next()], destination: [next(), next()], ports: 7, protocol: 17 };
-            let destination = [one.destination[0], next()];
-            let (source, _) = Address6::unfold(FlowKey::of(&one).addresses, destination);
+            let one = Tuple {
+                source: Address6::from_wire([next(), next()]),
+                destination: Address6::from_wire([next(), next()]),
+                ports: Ports::from_wire(7),
+                protocol: 17,
+            };
+            let destination = [one.destination.wire()[0], next()];
+            let (source, destination) = Address6::unfold(FlowKey::of(&one).addresses, destination);
             let other = Tuple { source, destination, ..one };
             assert_eq!(FlowKey::of(&one), FlowKey::of(&other));
             let entry = Flow::default().keeping(&one);
@@ -144,9 +149,10 @@ mod tests {
     #[test]
     fn an_ipv4_key_lies_as_its_tuple() {
         type Key = FlowKey<Address4>;
-        let tuple = Tuple { source: 1u32, destination: 2, ports: 3, protocol: 4 };
+        let [source, destination] = [1, 2].map(Address4::from_wire);
+        let tuple = Tuple { source, destination, ports: Ports::from_wire(3), protocol: 4 };
         let Key { addresses, ports, protocol } = Key::of(&tuple);
-        assert_eq!((addresses, ports, protocol), ([1, 2], 3, 4));
+        assert_eq!((addresses, ports, protocol), ([source, destination], tuple.ports, 4));
         assert_eq!(offset_of!(Key, addresses), offset_of!(Tuple<Address4>, source));
         assert_eq!(offset_of!(Tuple<Address4>, destination), 4);
         assert_eq!(offset_of!(Key, ports), offset_of!(Tuple<Address4>, ports));

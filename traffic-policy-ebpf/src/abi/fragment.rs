@@ -1,5 +1,7 @@
 //! Fragment records: ports of a datagram, kept from its first fragment for the later ones, which carry none.
 
+use super::Ports;
+
 /// What the fragments of one datagram have in common: RFC 791 section 3.2, RFC 8200 section 4.5.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -16,8 +18,7 @@ pub struct FragmentKey<A> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Fragment {
-    /// See [`super::ports`].
-    pub ports: u32,
+    pub ports: Ports,
     pub protocol: u32,
     /// CLOCK_MONOTONIC, nanoseconds.
     pub seen: u64,

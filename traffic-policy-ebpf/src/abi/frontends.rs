@@ -1,5 +1,7 @@
 //! Frontends: the addresses on which Service ports are reached; source ranges and Service CIDRs.
 
+use super::Port;
+
 /// What a [`FrontendKey`] is about.
 pub mod scope {
     /// Address, port and protocol as packets carry them.
@@ -15,8 +17,7 @@ pub mod scope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FrontendKey<A> {
     pub address: A,
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub protocol: u16,
     /// See [`scope`].
     pub scope: u32,
@@ -55,7 +56,7 @@ pub struct CidrQuery<A> {
     pub address: A,
 }
 
-/// A range of `SLOTS`, written as one aligned word.
+/// A range of `tp_endpoints`, written as one aligned word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Range {

@@ -31,7 +31,8 @@ pub struct HopKey {
     pub ifindex: u32,
     /// 2 (AF_INET) or 10 (AF_INET6).
     pub family: u8,
-    pub arena: u8,
+    /// 0 or 1, see [`State::route`][super::State::route].
+    pub generation: u8,
     /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery found), not of the
     /// gateway alone.
     pub mtu: u16,
@@ -40,7 +41,7 @@ pub struct HopKey {
 /// Number of hops; half of them are in use at a time (see [`State::route`][super::State::route]).
 pub const HOPS: u32 = 16_384;
 /// Hops of one generation.
-pub const HOP_ARENA: u32 = HOPS / 2;
+pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
 
 /// An attached device.
 #[repr(C)]

@@ -4,6 +4,10 @@ use super::*;
 
 // SAFETY: all are repr(C), made of integers, valid for any bytes, and 'static.
 unsafe impl<A: Address> aya::Pod for Tuple<A> {}
+// SAFETY: as above, but repr(transparent).
+unsafe impl aya::Pod for Address4 {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Address6 {}
 // SAFETY: as above.
 unsafe impl<A: Address> aya::Pod for FlowKey<A> {}
 // SAFETY: as above.

@@ -18,10 +18,10 @@ pub mod jump {
     pub const COUNT: u32 = 2 * FAMILY;
 }
 
-/// Packets of one hook by outcome: one element of `COUNTERS`.
+/// Packets of one hook by outcome: one element of `tp_counters`.
 pub type Counters = [u64; crate::outcome::OUTCOMES as usize];
 
-/// Hooks, index into `COUNTERS`.
+/// Hooks, index into `tp_counters`.
 pub mod hook {
     pub const XDP: u32 = 0;
     pub const INGRESS: u32 = 1;

@@ -1,6 +1,6 @@
 //! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the stack.
 
-use super::{Address, Affinity, AffinityKey, Flow, Fragment, FragmentKey, Hop, Tuple};
+use super::{Address, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports, Tuple};
 
 /// What one program leaves to the next, and structures too large for its stack; one per CPU.
 #[repr(C)]
@@ -34,6 +34,11 @@ pub struct Scratch<A: Address> {
     /// 1 if it is a fragment.
     pub fragmented: u64,
     pub walked: Walked,
+    /// The place of `tp_flow_dir4` or `tp_flow_dir6` that this CPU took last, and the one that it looks at.
+    pub directory_at: u32,
+    pub directory_look: u32,
+    /// The key of an entry that is looked up by a callback, whose stack has no room for it.
+    pub flow_key: FlowKey<A>,
 }
 
 /// Where the walk over IPv6 extension headers ended.
@@ -54,19 +59,24 @@ pub struct Walked {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PortSearch {
-    /// Ports of the client's packet, and of the packet that the endpoint gets: see [`ports`][super::ports].
-    pub client_ports: u32,
-    pub ports: u32,
-    /// Endpoint's port, memory order.
-    pub endpoint_port: u16,
-    /// 1: in `PENDING`.
+    /// Ports of the client's packet, and of the packet that the endpoint gets.
+    pub client_ports: Ports,
+    pub ports: Ports,
+    pub endpoint_port: Port,
+    /// 1: in `tp_pending`.
     pub pending: u16,
-    /// Next place in `POOL`, and how many there are.
+    /// Next place in `tp_snat_ports`, and how many there are.
     pub at: u32,
     pub pool_len: u32,
+    /// Places from this try to the next. It grows from try to try where not every port is tried, so that a run of taken ports
+    /// is left soon.
+    pub step: u32,
     /// What the last insertion said: 0, or a negative error number.
     pub result: i32,
-    pub zero: u32,
+    /// Jiffies.
+    pub now: u32,
+    /// 1: of a flow that has an entry in the main table, so that the other one cannot lie in `tp_pending`.
+    pub stays: u32,
 }
 
 /// Notes while the endpoint of a client with affinity is looked for.
@@ -75,9 +85,9 @@ pub struct PortSearch {
 pub struct AffinityLookup<A> {
     pub key: AffinityKey,
     pub value: Affinity,
-    /// The endpoint that is looked for; port in memory order.
+    /// The endpoint that is looked for.
     pub address: A,
-    pub port: u16,
+    pub port: Port,
     /// 1: found, at `offset`.
     pub found: u16,
     /// The list.

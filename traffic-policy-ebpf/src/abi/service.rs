@@ -27,7 +27,7 @@ pub struct ServiceInfo {
     pub zero: u8,
 }
 
-/// Key of `SERVICE_COUNTS`.
+/// Key of `tp_svc_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ServiceCountKey {

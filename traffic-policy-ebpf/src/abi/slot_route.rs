@@ -82,23 +82,21 @@ mod tests {
 
     #[test]
     fn no_mixture_of_two_passes() {
-        mixtures::<Address4>(&[0, 1, 2, 0x0a00_00c0, 0x0b00_00c0, 0x0a00_12ac, 0x0a01_12ac, u32::MAX]);
+        mixtures(
+            &[0, 1, 2, 0x0a00_00c0, 0x0b00_00c0, 0x0a00_12ac, 0x0a01_12ac, u32::MAX].map(Address4::from_wire),
+        );
         let node = 0x0db8_0120_u64;
-        mixtures::<Address6>(&[
-            [0, 0],
-            [node, 0],
-            [node, 1 << 56],
-            [node, 2 << 56],
-            [node, 3 << 56],
-            [node + 1, 1],
-        ]);
+        mixtures(
+            &[[0, 0], [node, 0], [node, 1 << 56], [node, 2 << 56], [node, 3 << 56], [node + 1, 1]]
+                .map(Address6::from_wire),
+        );
     }
 
     proptest! {
         #[test]
         fn no_mixture_of_any_two_passes(a in any::<[u64; 2]>(), b in any::<[u64; 2]>()) {
-            mixtures::<Address6>(&[a, b]);
-            mixtures::<Address4>(&[a[0] as u32, b[0] as u32]);
+            mixtures(&[a, b].map(Address6::from_wire));
+            mixtures(&[a[0], b[0]].map(|word| Address4::from_wire(word as u32)));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Sockets of this node and its pods whose destination was translated to an endpoint.
 
-/// Key of `SOCKETS` and `CONNECTED_UDP`.
+use super::Port;
+
+/// Key of `tp_sockets` and `tp_conn_udp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SocketKey {
@@ -9,8 +11,7 @@ pub struct SocketKey {
     /// [`Address::wide`][super::Address::wide] of the other end: the endpoint, or in a forward entry what the application
     /// named.
     pub address: [u64; 2],
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub protocol: u8,
     /// 0: keyed by the endpoint, for replies; 1: keyed by the frontend, for datagrams of an unconnected socket.
     pub forward: u8,
@@ -22,8 +23,7 @@ pub struct SocketKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Socket {
     pub address: [u64; 2],
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub zero: u16,
     /// Index of the Service port.
     pub service: u32,
@@ -35,7 +35,16 @@ pub struct Socket {
     pub used: u32,
 }
 
-/// This node, as sockets need to know it. One element of `NODE`, written by the agent.
+/// Which sources new flows may have: `--source-check`.
+pub mod source_check {
+    pub const OFF: u32 = 0;
+    /// None that no packet from outside can have.
+    pub const MARTIAN: u32 = 1;
+    /// And only those to which this node's routes lead by the device that the packet came by.
+    pub const STRICT: u32 = 2;
+}
+
+/// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by the agent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Node {
@@ -47,4 +56,9 @@ pub struct Node {
     pub pods: [[u64; 2]; 2],
     /// Prefix lengths of these ranges, for display; the packet path does not read them.
     pub pod_bits: [u32; 2],
+    /// The same as masks, in wide form; zero if not known.
+    pub pod_masks: [[u64; 2]; 2],
+    /// See [`source_check`].
+    pub source_check: u32,
+    pub zero: u32,
 }

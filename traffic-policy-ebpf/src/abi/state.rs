@@ -10,22 +10,22 @@ pub struct State {
     pub hop_epoch: u32,
     /// Jiffies after which a hop is resolved again.
     pub hop_max_age: u32,
-    /// Number of ports in `POOL`.
+    /// Number of ports in `tp_snat_ports`.
     pub pool_len: u32,
-    /// New flows are put in `PENDING` while this many in the main table are not confirmed.
-    pub unconfirmed_limit: [u32; 2],
+    /// New flows are put in `tp_pending` while this many in the main table are not assured.
+    pub unassured_limit: [u32; 2],
     /// Seed of the flow hash.
     pub seed: u64,
     /// [`Usage::snat_created`] at the start of the last sweep that found no flow with SNAT.
     pub snat_swept: u64,
-    /// [`Usage::pending_created`] at the start of the last sweep that found `PENDING` empty.
+    /// [`Usage::pending_created`] at the start of the last sweep that found `tp_pending` empty.
     pub pending_swept: u64,
     /// Answers that one CPU may make per jiffy, on average.
     pub answers_per_jiffy: u32,
     /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can
     /// tell whether they changed while nobody watched.
     pub network: u32,
-    /// CLOCK_MONOTONIC nanoseconds until which somebody reads `EVENTS`; 0 = nobody does.
+    /// CLOCK_MONOTONIC nanoseconds until which somebody reads `tp_events`; 0 = nobody does.
     pub monitor_until: u64,
 }
 
@@ -35,11 +35,19 @@ pub struct State {
 pub struct Usage {
     /// Flows with SNAT ever created.
     pub snat_created: u64,
-    /// Flows ever put into `PENDING`.
+    /// Flows ever put into `tp_pending`.
     pub pending_created: u64,
-    /// Flows in the main tables that are not confirmed: IPv4, IPv6.
-    pub unconfirmed: [u64; 2],
+    /// TCP flows in the main tables that are not assured: IPv4, IPv6.
+    pub unassured: [u64; 2],
     /// Hops handed out in each generation.
     pub hops: [u64; 2],
-    pub zero: [u64; 2],
+    /// UDP flows in the main tables that are not assured: IPv4, IPv6.
+    pub unassured_udp: [u64; 2],
+    /// Where the packet path looks next in `tp_flow_dir4` and `tp_flow_dir6` for flows that are over.
+    pub hand: [u64; 2],
+    /// Low half of jiffies when an entry found no room in a main table last.
+    pub full_at: u32,
+    /// The same when this node itself sent a datagram from a frontend's address and port last.
+    pub own_datagram_at: u32,
+    pub zero: [u32; 10],
 }

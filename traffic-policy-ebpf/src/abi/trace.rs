@@ -1,5 +1,7 @@
 //! The trace of a packet's steps, written by a copy of the programs for `explain`.
 
+use super::Port;
+
 /// Notes that one packet may leave.
 pub const STEPS: usize = 32;
 
@@ -13,11 +15,11 @@ pub mod step {
     pub const NO_FRONTEND: u32 = 3;
     /// Source ranges asked. `value`: 1 within, 0 not.
     pub const SOURCE_RANGE: u32 = 4;
-    /// A list chosen. `value`: see [`super::list`]. `words`: base and length in `SLOTS`.
+    /// A list chosen. `value`: see [`super::list`]. `words`: base and length in `tp_endpoints`.
     pub const LIST: u32 = 5;
     /// Affinity asked. `value`: 1 the client has an endpoint in the list, 0 not.
     pub const AFFINITY: u32 = 6;
-    /// An endpoint chosen. `value`: its index in `SLOTS`.
+    /// An endpoint chosen. `value`: its index in `tp_endpoints`.
     pub const SLOT: u32 = 7;
     /// Its route. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not resolved yet, 3 none.
     /// `words`: wide form of the source address towards it.
@@ -56,7 +58,7 @@ pub struct Step {
     pub words: [u64; 2],
 }
 
-/// All notes of one packet. One element of `TRACE`.
+/// All notes of one packet. One element of `tp_trace`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Trace {
@@ -67,7 +69,7 @@ pub struct Trace {
 }
 
 /// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of
-/// `QUESTION`.
+/// `tp_explain_call`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SocketQuestion {
@@ -79,8 +81,7 @@ pub struct SocketQuestion {
     pub netns: u64,
     /// Spreads clients over endpoints.
     pub hash: u64,
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub protocol: u16,
     /// 1: in the node's own network namespace.
     pub node: u16,

@@ -4,13 +4,10 @@
 use core::arch::asm;
 
 /// Adds to a word of a map that other CPUs add to as well, and returns what it was.
-///
-/// # Safety
-/// `word` points into a map value, aligned.
 #[inline(always)]
-pub unsafe fn fetch_add(word: *mut u64, amount: u64) -> u64 {
+pub fn fetch_add(word: *mut u64, amount: u64) -> u64 {
     let mut value = amount;
-    // SAFETY: one atomic instruction on a word that the caller vouches for.
+    // SAFETY: one atomic instruction. The kernel loads no program in which the word is not an aligned one of a map value.
     unsafe {
         asm!("{v} = atomic_fetch_add((u64 *)({p} + 0), {v})", v = inout(reg) value, p = in(reg) word,
             options(nostack, preserves_flags));
@@ -23,12 +20,10 @@ pub unsafe fn fetch_add(word: *mut u64, amount: u64) -> u64 {
 /// 5 ns, so it has no place on the way of an established packet.
 /// <https://docs.kernel.org/6.1/bpf/instruction-set.html#atomic-operations>
 ///
-/// # Safety
-/// `own` is an aligned word of a map value that no other CPU uses; it keeps its value.
+/// `own`: a word of a map value that no other CPU uses; it keeps its value.
 #[inline(always)]
-pub unsafe fn full_fence(own: *mut u64) {
-    // SAFETY: the caller vouches for the word; zero is added.
-    unsafe { fetch_add(own, 0) };
+pub fn full_fence(own: *mut u64) {
+    fetch_add(own, 0);
 }
 
 /// Optimisation barrier: the compiler must not know that this is the same number. It then keeps the number, instead of computing it again from

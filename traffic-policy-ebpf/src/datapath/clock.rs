@@ -11,7 +11,7 @@ pub const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 #[inline(always)]
 pub fn jiffies() -> u32 {
     // SAFETY: the helper has no arguments.
-    (unsafe { bpf_jiffies64() }) as u32
+    unsafe { bpf_jiffies64() as u32 }
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, as of the last tick.

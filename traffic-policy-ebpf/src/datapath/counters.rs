@@ -13,6 +13,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     barrier::fetch_add,
     maps::{COUNTERS, NOEXIST, SERVICE_COUNTS, Table},
+    value::{load, store},
 };
 
 /// This CPU's counters of a hook; null never, but the verifier does not know.
@@ -22,13 +23,11 @@ pub fn of_hook(hook: u32) -> *mut Counters {
 }
 
 /// Adds one packet.
-///
-/// # Safety
-/// Null, or an element of `COUNTERS`.
 #[inline(always)]
-pub unsafe fn count(counters: *mut Counters, outcome: Outcome) {
+pub fn count(counters: *mut Counters, outcome: Outcome) {
     if !counters.is_null() {
-        unsafe { *counters.cast::<u64>().add(outcome as usize) += 1 };
+        let count = counters.cast::<u64>().wrapping_add(outcome as usize);
+        store(count, load(count) + 1);
     }
 }
 
@@ -36,7 +35,7 @@ pub unsafe fn count(counters: *mut Counters, outcome: Outcome) {
 #[inline(always)]
 pub fn count_call(outcome: Outcome) {
     if let Some(counters) = COUNTERS.get_ptr_mut(hook::SOCKET) {
-        unsafe { fetch_add(counters.cast::<u64>().add(outcome as usize), 1) };
+        fetch_add(counters.cast::<u64>().wrapping_add(outcome as usize), 1);
     }
 }
 
@@ -60,16 +59,14 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
         return;
     }
     // An atomic addition of zero costs as much as any other, and the compiler must not leave it out.
-    unsafe {
-        if packets != 0 {
-            fetch_add(&raw mut (*count).packets, packets);
-        }
-        if bytes != 0 {
-            fetch_add(&raw mut (*count).bytes, bytes);
-        }
-        if flows != 0 {
-            fetch_add(&raw mut (*count).flows, flows);
-        }
+    if packets != 0 {
+        fetch_add(place!(mut count.packets), packets);
+    }
+    if bytes != 0 {
+        fetch_add(place!(mut count.bytes), bytes);
+    }
+    if flows != 0 {
+        fetch_add(place!(mut count.flows), flows);
     }
 }
 
@@ -77,7 +74,7 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
 #[inline(always)]
 pub fn end<A: Address>(entry: *const Flow<A>) {
     let (kind, service, packets, bytes) =
-        unsafe { ((*entry).kind, (*entry).service, (*entry).packets, (*entry).bytes) };
+        (get!(entry.kind), get!(entry.service), get!(entry.packets), get!(entry.bytes));
     let outcome = match kind {
         kind::FORWARD => Outcome::Forwarded,
         kind::REPLY => Outcome::Replied,

@@ -1,7 +1,7 @@
 //! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
 
 use traffic_policy_ebpf::{
-    abi::{Flow, hook, kind, source_port},
+    abi::{Flow, hook, kind},
     outcome::Outcome,
 };
 
@@ -14,6 +14,7 @@ use crate::datapath::{
         table,
     },
     forward::{Rewrite, Translatable},
+    own_datagrams,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
     verdict::{self, Decision},
@@ -33,7 +34,7 @@ fn outgoing<P: Packet>(packet: P) -> Decision {
     if data + parse::ETHERNET > packet.end() || packet.tagged() {
         return Outcome::PassedNotIp.into();
     }
-    let outcome = match unsafe { load16::<12>(data) } {
+    let outcome = match load16::<12>(data) {
         ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
         ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
         _ => Outcome::PassedNotIp,
@@ -54,7 +55,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed };
-    if !endpoints.has(source_port(parsed.tuple.ports)) {
+    if !endpoints.has(parsed.tuple.ports.source()) {
+        own_datagrams::note(packet, parsed);
         return Outcome::Passed;
     }
     if let Err(outcome) = parse::finish(packet, parsed) {
@@ -62,12 +64,17 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     }
     let (mut entry, pending) = table::find::<F>(&parsed.tuple);
     if entry.is_null() {
+        own_datagrams::note(packet, parsed);
         return Outcome::PassedNotService;
     }
-    if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
+    if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    if pending || !state::is_established(unsafe { (*entry).state }, parsed.tcp_flags()) {
+    let established = !pending
+        // SAFETY: an entry that the look-up has given.
+        && state::is_established(unsafe { (*entry).state }, parsed.tcp_flags())
+        && state::advance(entry, state::numbers_of(parsed));
+    if !established {
         match state::track(parsed, entry, pending) {
             Transition::Keep(kept) => entry = kept,
             Transition::Leave(outcome) => return outcome,
@@ -84,7 +91,7 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     translatable: &C,
     entry: *mut Flow<F::Address>,
 ) -> Outcome {
-    if unsafe { (*entry).kind } != kind::REPLY_LOCAL {
+    if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
     translatable.account(entry, clock::jiffies());

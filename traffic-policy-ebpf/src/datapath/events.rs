@@ -4,14 +4,14 @@
 
 use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
-    abi::{Address, Event, Tuple},
+    abi::{Address, Event, Port, Tuple},
     outcome::Outcome,
 };
 
 use crate::datapath::{
     clock,
     family::Family,
-    maps::{EVENT_BUCKETS, EVENTS, STATE, Table},
+    maps::{CONFIG, EVENT_LIMITS, EVENTS, Table},
 };
 
 /// One CPU writes at most 1,000 events a second.
@@ -32,15 +32,15 @@ pub struct NewEvent<A> {
     pub netns: u64,
     /// The packet as it came; source and its port are zero where a socket has none yet.
     pub tuple: Tuple<A>,
-    /// The endpoint of a new flow, port in memory order; else zero.
-    pub endpoint: (A, u16),
+    /// The endpoint of a new flow, else zero.
+    pub endpoint: (A, Port),
 }
 
 /// Writes an event, if somebody listens and not too many came. `new_event` is asked only then.
 #[inline(always)]
 pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
-    let Some(state) = STATE.get_ptr(0) else { return };
-    let until = unsafe { (*state).monitor_until };
+    let Some(state) = CONFIG.get_ptr(0) else { return };
+    let until = get!(state.monitor_until);
     if until == 0 {
         return;
     }
@@ -48,41 +48,41 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     if until <= now {
         return;
     }
-    let Some(bucket) = EVENT_BUCKETS.get_ptr_mut(0) else { return };
-    let paid_until = unsafe { (*bucket).paid_until };
+    let Some(bucket) = EVENT_LIMITS.get_ptr_mut(0) else { return };
+    let paid_until = get!(bucket.paid_until);
     let earliest = now.wrapping_sub(BURST);
     let paid_until = if paid_until < earliest { earliest } else { paid_until };
     if paid_until > now {
-        unsafe { (*bucket).left_out += 1 };
+        set!(bucket.left_out += 1);
         return;
     }
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and that what it gives is handed in once.
     let event =
         unsafe { bpf_ringbuf_reserve(Table::of(&raw const EVENTS).raw(), size_of::<Event>() as u64, 0) }
             .cast::<Event>();
     if event.is_null() {
-        unsafe { (*bucket).left_out += 1 };
+        set!(bucket.left_out += 1);
         return;
     }
     let new_event = new_event();
     let tuple = new_event.tuple;
-    unsafe {
-        (*event).time = now;
-        (*event).source = tuple.source.wide();
-        (*event).destination = tuple.destination.wide();
-        (*event).endpoint = new_event.endpoint.0.wide();
-        (*event).ports = tuple.ports;
-        (*event).endpoint_port = new_event.endpoint.1;
-        (*event).protocol = tuple.protocol as u8;
-        (*event).ipv6 = F::V6 as u8;
-        (*event).hook = new_event.hook;
-        (*event).outcome = new_event.outcome as u32;
-        (*event).service = new_event.service;
-        (*event).ifindex = new_event.ifindex;
-        (*event).netns = new_event.netns;
-        (*event).left_out = (*bucket).left_out as u32;
-        (*event).zero = 0;
-        (*bucket).left_out = 0;
-        (*bucket).paid_until = paid_until + INTERVAL;
-        bpf_ringbuf_submit(event.cast(), 0);
-    }
+    set!(event.time = now);
+    set!(event.source = tuple.source.wide());
+    set!(event.destination = tuple.destination.wide());
+    set!(event.endpoint = new_event.endpoint.0.wide());
+    set!(event.ports = tuple.ports);
+    set!(event.endpoint_port = new_event.endpoint.1);
+    set!(event.protocol = tuple.protocol as u8);
+    set!(event.ipv6 = F::V6 as u8);
+    set!(event.hook = new_event.hook);
+    set!(event.outcome = new_event.outcome as u32);
+    set!(event.service = new_event.service);
+    set!(event.ifindex = new_event.ifindex);
+    set!(event.netns = new_event.netns);
+    set!(event.left_out = get!(bucket.left_out) as u32);
+    set!(event.zero = 0);
+    set!(bucket.left_out = 0);
+    set!(bucket.paid_until = paid_until + INTERVAL);
+    // SAFETY: as above.
+    unsafe { bpf_ringbuf_submit(event.cast(), 0) };
 }

@@ -1,11 +1,20 @@
 //! IPv4 and IPv6 as types, so that the packet path is written once.
 
+use aya_ebpf::Global;
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
 
 use crate::datapath::maps::{
-    FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6,
-    SERVICE_CIDRS4, SERVICE_CIDRS6, SLOT_ROUTES4, SLOT_ROUTES6, SLOTS4, SLOTS6, SOURCES4, SOURCES6, Table,
+    ENDPOINT_ROUTES4, ENDPOINT_ROUTES6, ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4,
+    FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_DATAGRAMS4,
+    OWN_DATAGRAMS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4,
+    SOURCE_RANGES6, Table,
 };
+
+/// Last places of the directories of flows. Set by the agent at load.
+#[unsafe(no_mangle)]
+static DIRECTORY_LAST4: Global<u32> = Global::new(262_143);
+#[unsafe(no_mangle)]
+static DIRECTORY_LAST6: Global<u32> = Global::new(65_535);
 
 pub trait Family: 'static {
     type Address: Address;
@@ -17,11 +26,19 @@ pub trait Family: 'static {
 
     /// The main table of flow entries.
     fn flows() -> Table;
-    /// The table of flows that are not confirmed, used when the main one has many of those.
+    /// The table of flows that are not assured, used when the main one has many of those.
     fn pending() -> Table;
+    /// The flows of the main table by places: [`crate::datapath::flow::recycle`].
+    fn directory() -> Table;
+    /// The last place, a power of two less one.
+    fn directory_last() -> u32;
     fn frontends() -> Table;
     fn sources() -> Table;
     fn service_cidrs() -> Table;
+    /// This node's own addresses.
+    fn node_addresses() -> Table;
+    /// What this node itself has asked from a frontend's port.
+    fn own_datagrams() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
     /// Ports of fragmented datagrams.
@@ -50,24 +67,40 @@ impl Family for V4 {
         Table::of(&raw const PENDING4)
     }
     #[inline(always)]
+    fn directory() -> Table {
+        Table::of(&raw const FLOW_DIRECTORY4)
+    }
+    #[inline(always)]
+    fn directory_last() -> u32 {
+        DIRECTORY_LAST4.load()
+    }
+    #[inline(always)]
     fn frontends() -> Table {
         Table::of(&raw const FRONTENDS4)
     }
     #[inline(always)]
     fn sources() -> Table {
-        Table::of(&raw const SOURCES4)
+        Table::of(&raw const SOURCE_RANGES4)
     }
     #[inline(always)]
     fn service_cidrs() -> Table {
         Table::of(&raw const SERVICE_CIDRS4)
     }
     #[inline(always)]
+    fn node_addresses() -> Table {
+        Table::of(&raw const NODE_ADDRESSES4)
+    }
+    #[inline(always)]
+    fn own_datagrams() -> Table {
+        Table::of(&raw const OWN_DATAGRAMS4)
+    }
+    #[inline(always)]
     fn slots() -> Table {
-        Table::of(&raw const SLOTS4)
+        Table::of(&raw const ENDPOINTS4)
     }
     #[inline(always)]
     fn slot_routes() -> Table {
-        Table::of(&raw const SLOT_ROUTES4)
+        Table::of(&raw const ENDPOINT_ROUTES4)
     }
     #[inline(always)]
     fn fragments() -> Table {
@@ -79,7 +112,7 @@ impl Family for V4 {
     }
     #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address4 {
-        wide[0] as u32
+        Address4::from_wire(wide[0] as u32)
     }
 }
 
@@ -98,24 +131,40 @@ impl Family for V6 {
         Table::of(&raw const PENDING6)
     }
     #[inline(always)]
+    fn directory() -> Table {
+        Table::of(&raw const FLOW_DIRECTORY6)
+    }
+    #[inline(always)]
+    fn directory_last() -> u32 {
+        DIRECTORY_LAST6.load()
+    }
+    #[inline(always)]
     fn frontends() -> Table {
         Table::of(&raw const FRONTENDS6)
     }
     #[inline(always)]
     fn sources() -> Table {
-        Table::of(&raw const SOURCES6)
+        Table::of(&raw const SOURCE_RANGES6)
     }
     #[inline(always)]
     fn service_cidrs() -> Table {
         Table::of(&raw const SERVICE_CIDRS6)
     }
     #[inline(always)]
+    fn node_addresses() -> Table {
+        Table::of(&raw const NODE_ADDRESSES6)
+    }
+    #[inline(always)]
+    fn own_datagrams() -> Table {
+        Table::of(&raw const OWN_DATAGRAMS6)
+    }
+    #[inline(always)]
     fn slots() -> Table {
-        Table::of(&raw const SLOTS6)
+        Table::of(&raw const ENDPOINTS6)
     }
     #[inline(always)]
     fn slot_routes() -> Table {
-        Table::of(&raw const SLOT_ROUTES6)
+        Table::of(&raw const ENDPOINT_ROUTES6)
     }
     #[inline(always)]
     fn fragments() -> Table {
@@ -127,6 +176,6 @@ impl Family for V6 {
     }
     #[inline(always)]
     fn narrow(wide: [u64; 2]) -> Address6 {
-        wide
+        Address6::from_wire(wide)
     }
 }

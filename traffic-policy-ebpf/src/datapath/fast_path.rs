@@ -11,7 +11,7 @@
 use traffic_policy_ebpf::{
     abi::{jump, kind, step},
     outcome::Outcome,
-    tcp::{ANSWERED, CONFIRMED, flag},
+    tcp::{ANSWERED, ASSURED, flag},
 };
 
 use core::ptr;
@@ -20,7 +20,10 @@ use crate::datapath::{
     clock, counters,
     ctx::{LINEAR, Packet},
     family::{V4, V6},
-    flow::table::{self, FlowTable},
+    flow::{
+        state,
+        table::{self, FlowTable},
+    },
     forward::{
         self, Rewrite,
         nexthop::{Current, Forwarding},
@@ -41,7 +44,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
     let decision = if data + parse::ETHERNET > packet.end() || packet.tagged() {
         Outcome::PassedNotIp.into()
     } else {
-        match unsafe { load16::<12>(data) } {
+        match load16::<12>(data) {
             ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
             ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
             _ => Outcome::PassedNotIp.into(),
@@ -67,21 +70,23 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     // What opens or ends a conversation changes its state.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
         let now = clock::jiffies();
+        let numbers = state::numbers_of(&parsed);
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
         let entry = FlowTable::<F>::main().find(&parsed.tuple);
         if !entry.is_null() {
-            let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
-            let (index, epoch) = unsafe { table::next_hop(entry) };
-            if state & !ANSWERED == CONFIRMED {
+            // SAFETY: an entry that the look-up has given.
+            let (kind, entry_state) = unsafe { ((*entry).kind, (*entry).state) };
+            let (index, epoch) = table::next_hop(entry);
+            if entry_state & !ANSWERED == ASSURED {
                 let mut hop = ptr::null();
                 // An entry that is being written has no kind.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
-                if kind == kind::DELIVER || !hop.is_null() {
+                if (kind == kind::DELIVER || !hop.is_null()) && state::advance(entry, numbers) {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
-                    // Of what can be dropped here, this alone is no failure of the kernel: `attend` finds it again.
+                    // Of what can be dropped here, this alone is no failure of the kernel: `slow_path` finds it again.
                     if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
                         return if decision.is_answered() {
                             reject::to_reject::<P, F>(packet, &parsed, decision)

@@ -31,7 +31,7 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
         Ok(entry) => entry,
         Err(outcome) => return outcome.into(),
     };
-    if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
+    if !matches!(get!(entry.kind), kind::FORWARD | kind::REPLY | kind::DELIVER) {
         return Outcome::PassedStaleFlow.into();
     }
     let now = clock::jiffies();
@@ -67,13 +67,13 @@ fn find_entry<F: ParseIcmpError>(error: &IcmpError<F>) -> Result<*mut Flow<F::Ad
     if entry.is_null() {
         return Err(Outcome::PassedIcmpNoFlow);
     }
-    // In `PENDING` one entry of a flow may be left, which says no more whose it is.
+    // In `tp_pending` one entry of a flow may be left, which says no more whose it is.
     if pending && !state::is_paired::<F>(entry, &error.tuple, pending) {
         return Err(Outcome::PassedStaleFlow);
     }
     // Only the sender of the embedded packet gets the error, as in nf_conntrack_inet_error:
     // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_icmp.c>
-    if unsafe { F::addresses_at(error.ip) }.1 != error.tuple.destination {
+    if F::addresses_at(error.ip).1 != error.tuple.destination {
         return Err(Outcome::PassedIcmpNoFlow);
     }
     Ok(entry)

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Counters, Device, EndpointKey, Event,
     EventBucket, Filter, Flow, FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop,
     HopKey, Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey,
-    SocketQuestion, SourceRange, State, Sweep, Trace, Usage, hook, jump,
+    SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
@@ -22,111 +22,130 @@ const NO_PREALLOC: usize = 1;
 /// BPF_F_MMAPABLE: the agent writes by plain stores.
 const MMAPABLE: usize = 1024;
 
-#[btf_map]
+#[btf_map(name = "tp_flows4")]
 pub static FLOWS4: HashMap<FlowKey<Address4>, Flow<Address4>, 262_144> = HashMap::new();
-#[btf_map]
+#[btf_map(name = "tp_flows6")]
 pub static FLOWS6: HashMap<FlowKey<Address6>, Flow<Address6>, 65_536> = HashMap::new();
-#[btf_map]
+#[btf_map(name = "tp_pending4")]
 pub static PENDING4: LruHashMap<FlowKey<Address4>, Flow<Address4>, 16_384> = LruHashMap::new();
-#[btf_map]
+#[btf_map(name = "tp_pending6")]
 pub static PENDING6: LruHashMap<FlowKey<Address6>, Flow<Address6>, 16_384> = LruHashMap::new();
-#[btf_map]
+/// Flows of the main tables by the tuples of their requests, at places of their own: where the packet path finds flows that are
+/// over when a table is full and no agent sweeps it.
+#[btf_map(name = "tp_flow_dir4")]
+pub static FLOW_DIRECTORY4: Array<Tuple<Address4>, 262_144> = Array::new();
+#[btf_map(name = "tp_flow_dir6")]
+pub static FLOW_DIRECTORY6: Array<Tuple<Address6>, 65_536> = Array::new();
+/// What answers look like to datagrams that this node, or a pod behind its masquerade, sent from a frontend's address and port, and
+/// jiffies of the last one. The kernel evicts the oldest.
+#[btf_map(name = "tp_own_udp4")]
+pub static OWN_DATAGRAMS4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();
+#[btf_map(name = "tp_own_udp6")]
+pub static OWN_DATAGRAMS6: LruHashMap<Tuple<Address6>, u32, 4096> = LruHashMap::new();
+#[btf_map(name = "tp_frontends4")]
 pub static FRONTENDS4: HashMap<FrontendKey<Address4>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
-#[btf_map]
+#[btf_map(name = "tp_frontends6")]
 pub static FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
 /// `loadBalancerSourceRanges` of Service ports that have any.
-#[btf_map]
-pub static SOURCES4: LpmTrie<SourceRange<1>, u32, 65_536> = LpmTrie::new();
-#[btf_map]
-pub static SOURCES6: LpmTrie<SourceRange<4>, u32, 65_536> = LpmTrie::new();
+#[btf_map(name = "tp_src_ranges4")]
+pub static SOURCE_RANGES4: LpmTrie<SourceRange<1>, u32, 65_536> = LpmTrie::new();
+#[btf_map(name = "tp_src_ranges6")]
+pub static SOURCE_RANGES6: LpmTrie<SourceRange<4>, u32, 65_536> = LpmTrie::new();
 /// Ranges that ClusterIPs are taken from.
-#[btf_map]
+#[btf_map(name = "tp_svc_cidrs4")]
 pub static SERVICE_CIDRS4: LpmTrie<Cidr<1>, u32, 1024> = LpmTrie::new();
-#[btf_map]
+#[btf_map(name = "tp_svc_cidrs6")]
 pub static SERVICE_CIDRS6: LpmTrie<Cidr<4>, u32, 1024> = LpmTrie::new();
+/// This node's own addresses: no packet from outside comes from them.
+#[btf_map(name = "tp_node_addrs4")]
+pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "tp_node_addrs6")]
+pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap::new();
 /// Where clients of Services with session affinity were sent to last.
-#[btf_map]
+#[btf_map(name = "tp_affinity")]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 65_536> = LruHashMap::new();
 /// Names of Service ports by their index, for display.
-#[btf_map]
-pub static SERVICES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "tp_svc_names")]
+pub static SERVICE_NAMES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::new();
 /// Packets of Service ports by outcome, but for those of flows that still stand.
-#[btf_map]
+#[btf_map(name = "tp_svc_counts")]
 pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
 /// Sockets whose destination was translated: TCP, and UDP that is not connected.
-#[btf_map]
+#[btf_map(name = "tp_sockets")]
 pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
 /// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
 /// long must not be pushed out by many that do not.
-#[btf_map]
+#[btf_map(name = "tp_conn_udp")]
 pub static CONNECTED_UDP: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
-#[btf_map]
-pub static NODE: Array<Node, 1> = Array::new();
+#[btf_map(name = "tp_local_node")]
+pub static LOCAL_NODE: Array<Node, 1> = Array::new();
 /// Steps of a packet in a traced copy of the programs.
-#[btf_map]
+#[btf_map(name = "tp_trace")]
 pub static TRACE: Array<Trace, 1> = Array::new();
-#[btf_map]
-pub static QUESTION: Array<SocketQuestion, 1> = Array::new();
+#[btf_map(name = "tp_explain_call")]
+pub static EXPLAIN_CALL: Array<SocketQuestion, 1> = Array::new();
 /// Refusals and new flows, for whoever listens.
-#[btf_map]
+#[btf_map(name = "tp_events")]
 pub static EVENTS: RingBuf<Event, 262_144> = RingBuf::new();
-#[btf_map]
-pub static EVENT_BUCKETS: PerCpuArray<EventBucket, 1> = PerCpuArray::new();
-#[btf_map]
-pub static SLOTS4: Array<Slot<Address4>, 262_144> = Array::new();
-#[btf_map]
-pub static SLOTS6: Array<Slot<Address6>, 262_144> = Array::new();
-#[btf_map]
-pub static SLOT_ROUTES4: Array<SlotRoute<Address4>, 262_144> = Array::new();
-#[btf_map]
-pub static SLOT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
-#[btf_map]
-pub static HOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
-#[btf_map]
-pub static HOP_INDEX: HashMap<HopKey, u32, { HOP_COUNT as usize }, NO_PREALLOC> = HashMap::new();
-#[btf_map]
-pub static STATE: Array<State, 1, MMAPABLE> = Array::new();
-#[btf_map]
-pub static USAGE: Array<Usage, 1, MMAPABLE> = Array::new();
-#[btf_map]
-pub static FILTER: Array<Filter, 1, MMAPABLE> = Array::new();
+#[btf_map(name = "tp_event_limit")]
+pub static EVENT_LIMITS: PerCpuArray<EventBucket, 1> = PerCpuArray::new();
+#[btf_map(name = "tp_endpoints4")]
+pub static ENDPOINTS4: Array<Slot<Address4>, 262_144> = Array::new();
+#[btf_map(name = "tp_endpoints6")]
+pub static ENDPOINTS6: Array<Slot<Address6>, 262_144> = Array::new();
+#[btf_map(name = "tp_ep_routes4")]
+pub static ENDPOINT_ROUTES4: Array<SlotRoute<Address4>, 262_144> = Array::new();
+#[btf_map(name = "tp_ep_routes6")]
+pub static ENDPOINT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
+#[btf_map(name = "tp_nexthops")]
+pub static NEXTHOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
+#[btf_map(name = "tp_nexthop_ids")]
+pub static NEXTHOP_IDS: HashMap<HopKey, u32, { HOP_COUNT as usize }, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "tp_config")]
+pub static CONFIG: Array<State, 1, MMAPABLE> = Array::new();
+#[btf_map(name = "tp_table_usage")]
+pub static TABLE_USAGE: Array<Usage, 1, MMAPABLE> = Array::new();
+#[btf_map(name = "tp_prefilter")]
+pub static PREFILTER: Array<Filter, 1, MMAPABLE> = Array::new();
 /// The agent's heartbeat.
-#[btf_map]
-pub static AGENT: Array<Agent, 1, MMAPABLE> = Array::new();
+#[btf_map(name = "tp_heartbeat")]
+pub static HEARTBEAT: Array<Agent, 1, MMAPABLE> = Array::new();
 /// Ports that may be used as source towards endpoints, host order, the first `State::pool_len` are valid.
-#[btf_map]
-pub static POOL: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
-#[btf_map]
+#[btf_map(name = "tp_snat_ports")]
+pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
+#[btf_map(name = "tp_devices")]
 pub static DEVICES: HashMap<u32, Device, 256, NO_PREALLOC> = HashMap::new();
-#[btf_map]
-pub static GONE: HashMap<EndpointKey, u32, 65_536, NO_PREALLOC> = HashMap::new();
-#[btf_map]
-pub static SWEEP: Array<Sweep, 1> = Array::new();
-#[btf_map]
+#[btf_map(name = "tp_removed_eps")]
+pub static REMOVED_ENDPOINTS: HashMap<EndpointKey, u32, 65_536, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "tp_gc_pass")]
+pub static GC_PASS: Array<Sweep, 1> = Array::new();
+#[btf_map(name = "tp_counters")]
 pub static COUNTERS: PerCpuArray<Counters, { hook::COUNT as usize }> = PerCpuArray::new();
-#[btf_map]
-pub static BUCKETS: PerCpuArray<Bucket, 1> = PerCpuArray::new();
+#[btf_map(name = "tp_reject_limit")]
+pub static REJECT_LIMITS: PerCpuArray<Bucket, 1> = PerCpuArray::new();
 
-#[btf_map]
+#[btf_map(name = "tp_scratch4")]
 pub static SCRATCH4: PerCpuArray<Scratch<Address4>, 1> = PerCpuArray::new();
-#[btf_map]
+#[btf_map(name = "tp_scratch6")]
 pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 /// The other programs of the packet path. Pinned like all maps: the kernel empties an array of programs when its last
 /// user lets go of it.
-#[btf_map]
-pub static XDP_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
-#[btf_map]
-pub static TC_JUMPS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+#[btf_map(name = "tp_xdp_calls")]
+pub static XDP_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+#[btf_map(name = "tp_tc_calls")]
+pub static TC_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 /// Datagrams in fragments of which the first has come. The kernel evicts the oldest.
-#[btf_map]
+#[btf_map(name = "tp_fragments4")]
 pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();
-#[btf_map]
+#[btf_map(name = "tp_fragments6")]
 pub static FRAGMENTS6: LruHashMap<FragmentKey<Address6>, Fragment, 8_192> = LruHashMap::new();
 
 pub const NOEXIST: u64 = 1;
 pub const ANY: u64 = 0;
 /// -EEXIST
 pub const EXISTS: i64 = -17;
+/// -E2BIG
+pub const FULL: i64 = -7;
 
 /// A hash map by its address, so that code generic over the family needs no generic map type.
 #[derive(Clone, Copy)]

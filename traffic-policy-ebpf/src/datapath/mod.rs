@@ -22,6 +22,7 @@
 //!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
+//!     │ source ────────── one that no packet from outside can have ─────────────── yes ► 3
 //!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
 //!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
 //!     │ flow::snat_port ─ both entries, source port ────────────────────────────── none ─► 3
@@ -48,33 +49,36 @@
 //!
 //! - [`parse`]: the parsed packet. [`parse::fixed`]: headers where nearly all packets have them; [`parse::variable`]: IPv4 options and
 //!   fragments; [`parse::ipv6_ext`]: the walk over IPv6 extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
-//! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service.
+//! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
+//! - [`own_datagrams`]: what this node itself has asked from a Service's port.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
 //! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::snat_port`]: entries of a new flow and the port
-//!   search.
+//!   search; [`flow::recycle`]: flows that are over, removed for a new one.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::fragment`]: later fragments;
 //!   [`forward::icmp`]: translation of ICMP errors.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
 //!   `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
-//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; [`barrier`]: atomics and fences; [`clock`]: clocks.
+//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; `value`: fields behind raw pointers; [`barrier`]: atomics and fences; [`clock`]: clocks.
 //!
 //! # Safety
 //!
 //! The kernel's verifier walks all paths of a program before it is loaded, and refuses one in which an access could be out of bounds, a
 //! pointer null, or memory read that was not written. So what `unsafe` has to uphold here is less than elsewhere, and it is the same
-//! within each of these families:
+//! within each of these families, which have their functions and their SAFETY sentence in one place:
 //!
-//! - *packet words* ([`words`]): the end of a word has been compared with the end of the packet, since the last call that may move it;
-//! - *map values* ([`maps::Table::lookup`], `get_ptr`): a pointer that is not null stays valid until the program ends. Other CPUs and the
-//!   agent write the same value, so it is read and written field by field through the raw pointer; a reference is made only to what nobody writes meanwhile;
-//! - *scratch* ([`family::Family::scratch`]): a map value of this CPU alone, and a CPU handles one packet after the other. Programs of
-//!   sockets, which packets may interrupt, do not use it;
-//! - *contexts* ([`ctx`], [`sock::addr`], [`flow::gc::Element`]): the kernel hands a program its context, and the verifier knows its fields;
-//! - *helpers of the kernel*: the verifier checks every argument;
-//! - *atomics and fences* ([`barrier`]): an aligned word of a map value.
+//! - *packet words*: [`words`];
+//! - *map values and contexts*: `value`, field by field through the raw pointer that [`maps::Table::lookup`], `get_ptr` or the kernel gave:
+//!   other CPUs and the agent write the same value;
+//! - *map look-ups*: [`maps::Table`];
+//! - *atomics and fences*: [`barrier`].
 //!
-//! An access of another kind has its own SAFETY sentence.
+//! What remains has its sentence where it stands: references to scratch memory ([`family::Family::scratch`]), a map value of this CPU alone,
+//! and a CPU handles one packet after the other (programs of sockets, which packets may interrupt, do not use it); and helpers of the kernel,
+//! whose arguments the verifier checks.
+
+#[macro_use]
+mod value;
 
 pub mod barrier;
 pub mod clock;
@@ -84,16 +88,26 @@ pub mod egress;
 pub mod events;
 pub mod family;
 pub mod fast_path;
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "entries of the flow tables and scratch memory of this CPU: their SAFETY sentence is in value.rs"
+)]
 pub mod flow;
 pub mod forward;
 pub mod icmp_errors;
 pub mod lb;
 pub mod maps;
+pub mod own_datagrams;
 pub mod parse;
 pub mod prefilter;
 pub mod reject;
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "entries of the flow tables and scratch memory of this CPU: their SAFETY sentence is in value.rs"
+)]
 pub mod slow_path;
 pub mod sock;
+pub mod source;
 pub mod trace;
 pub mod variable_headers;
 pub mod verdict;

@@ -2,7 +2,7 @@
 //! made; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Slot, destination_port, frontend, kind, source_port, step},
+    abi::{Address, Flow, Slot, frontend, kind, step},
     hash,
     outcome::Outcome,
     tcp::flag,
@@ -17,6 +17,7 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::Family,
     flow::{
+        recycle,
         snat_port::NewFlow,
         state::{self, Transition},
         table::{self, FlowTable},
@@ -26,9 +27,10 @@ use crate::datapath::{
         nexthop::{self, Forwarding, Route},
     },
     lb::{Client, List, Target, select},
-    maps::{ANY, EXISTS, NOEXIST, STATE, USAGE},
+    maps::{ANY, CONFIG, EXISTS, FULL, NOEXIST, TABLE_USAGE},
+    own_datagrams,
     parse::{self, Parsed},
-    reject, trace,
+    reject, source, trace,
     verdict::{self, Decision},
 };
 
@@ -106,9 +108,13 @@ fn new_flow<P: Packet, F: Rewrite>(
         ifindex: packet.ingress(),
         netns: 0,
         tuple: parsed.tuple,
-        endpoint: (address, destination_port(ports)),
+        endpoint: (address, ports.destination()),
     }
 }
+
+/// UDP flows that no client has confirmed may hold as many times the share that TCP has: one-way protocols never confirm theirs,
+/// and apart from TCP's they cannot make a node take a flood for one of SYNs.
+const UDP_SHARE: i64 = 2;
 
 /// A flow that exists now.
 struct Created<A: Address> {
@@ -129,6 +135,9 @@ fn list<P: Packet, F: Family>(
             return Err(Outcome::PassedNotService.into());
         }
         _ if !packet.is_for_host() => return Err(Outcome::PassedOtherHost.into()),
+        _ if source::is_martian(packet, parsed) => {
+            return Err(Outcome::DroppedMartianSource.into());
+        }
         // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments would use up the answers
         // that this node may make.
         Err(refusal)
@@ -178,13 +187,17 @@ fn create<P: Packet, F: Family>(
     if P::TC && restart.is_null() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
-    let (Some(state), Some(usage), Some(scratch)) = (STATE.get_ptr(0), USAGE.get_ptr_mut(0), F::scratch())
+    let (Some(state), Some(usage), Some(scratch)) =
+        (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr_mut(0), F::scratch())
     else {
         return Err(Outcome::DroppedInternalError.into());
     };
     let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     let list = list(packet, parsed, &client)?;
+    if own_datagrams::is_answered_by(parsed, now) {
+        return Err(Outcome::PassedOwnAnswer.into());
+    }
     let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).affinity_lookup });
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
@@ -214,19 +227,32 @@ fn create<P: Packet, F: Family>(
 
     let pending = restart.is_null()
         // Signed: it may be a few below zero, until the sweep sets it right.
-        && unsafe { (*usage).unconfirmed[F::INDEX] as i64 >= (*state).unconfirmed_limit[F::INDEX] as i64 };
+        && unsafe {
+            let limit = (*state).unassured_limit[F::INDEX] as i64;
+            let limit = if parsed.is_tcp() { limit } else { limit * UDP_SHARE };
+            *table::unassured::<F>(usage, parsed.tuple.protocol) as i64 >= limit
+        };
+    let stays = !restart.is_null();
+    if !pending && !stays {
+        recycle::make_room::<F>(scratch, usage, now);
+    }
     let new_flow =
-        NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending };
+        NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending, stays };
     new_flow
         .insert_reply(hash, usage, unsafe { (*state).pool_len })
         .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
-    trace::note(
-        step::PORT,
-        u16::from_be(source_port(unsafe { (*scratch).port_search.ports })) as u32,
-        [0; 2],
-    );
+    trace::note(step::PORT, unsafe { (*scratch).port_search.ports }.source().to_host() as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };
-    let request = new_flow.request(unsafe { (*scratch).port_search.ports }, hop, epoch);
+    // The main table may have had no room.
+    let mut pending = unsafe { (*scratch).port_search.pending } != 0;
+    let place = if pending {
+        0
+    } else if restart.is_null() {
+        recycle::place::<F>(hash as u32)
+    } else {
+        unsafe { (*restart).ifindex }
+    };
+    let request = new_flow.request(unsafe { (*scratch).port_search.ports }, hop, epoch, place);
 
     if !restart.is_null() {
         unsafe { state::reuse_entry::<F>(restart, request, parsed.tuple.protocol, key, usage) };
@@ -236,7 +262,21 @@ fn create<P: Packet, F: Family>(
     match FlowTable::<F>::of(pending).insert(&parsed.tuple, request.cast_const(), flags) {
         0 if pending => {}
         0 => {
-            unsafe { fetch_add(table::unconfirmed::<F>(usage), 1) };
+            fetch_add(table::unassured::<F>(usage, parsed.tuple.protocol), 1);
+            recycle::enter::<F>(place, &parsed.tuple);
+        }
+        FULL if !pending => {
+            // There was room for one entry, not for two: both into the other table.
+            recycle::note_full(usage, now);
+            unsafe {
+                fetch_add(&raw mut (*usage).pending_created, 1);
+                (*request).ifindex = 0;
+            }
+            FlowTable::<F>::main().remove(key);
+            let table = FlowTable::<F>::pending();
+            table.insert(key, unsafe { &raw const (*scratch).reply }, ANY);
+            table.insert(&parsed.tuple, request.cast_const(), ANY);
+            pending = true;
         }
         failed => {
             // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it

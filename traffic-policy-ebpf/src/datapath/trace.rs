@@ -4,7 +4,7 @@
 use aya_ebpf::Global;
 use traffic_policy_ebpf::abi::{STEPS, Step};
 
-use crate::datapath::maps::TRACE;
+use crate::datapath::{maps::TRACE, value::store};
 
 /// 1 in a traced copy. Set by the agent at load.
 #[unsafe(no_mangle)]
@@ -17,12 +17,10 @@ pub fn note(kind: u32, value: u32, words: [u64; 2]) {
         return;
     }
     let Some(trace) = TRACE.get_ptr_mut(0) else { return };
-    unsafe {
-        let count = (*trace).count;
-        (*trace).count = count + 1;
-        if (count as usize) < STEPS {
-            let step = (&raw mut (*trace).steps).cast::<Step>().add(count as usize);
-            *step = Step { kind, value, words };
-        }
+    let count = get!(trace.count);
+    set!(trace.count = count + 1);
+    if (count as usize) < STEPS {
+        let step = place!(mut trace.steps).cast::<Step>().wrapping_add(count as usize);
+        store(step, Step { kind, value, words });
     }
 }

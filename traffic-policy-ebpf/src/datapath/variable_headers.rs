@@ -38,7 +38,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
             Ok(found) => found,
             Err(outcome) => return outcome.into(),
         };
-        if !matches!(unsafe { (*entry).kind }, kind::FORWARD | kind::REPLY | kind::DELIVER) {
+        if !matches!(get!(entry.kind), kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStaleFlow.into();
         }
         let decision = match nexthop::resolve_egress::<P, F>(packet, entry, now) {
@@ -48,7 +48,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         return reject::if_refused::<P, F>(
             packet,
             &later.parsed,
-            Decision { service: unsafe { (*entry).service }, ..decision },
+            Decision { service: get!(entry.service), ..decision },
         );
     }
     let parsed = headers.parsed;
@@ -73,7 +73,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let decision = match prepared {
         Ok(forwarding) => {
             let decision = forward::forward(packet, &parsed, &forwarding, now);
-            Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
+            Decision { service: get!((forwarding.entry).service), ..decision }
         }
         Err(decision) => decision,
     };

@@ -64,7 +64,7 @@ pub fn finish<P: Packet>(packet: P, hook: u32, decision: Decision) -> i32 {
 pub fn finish_with<P: Packet>(packet: P, hook: u32, counters: *mut Counters, decision: Decision) -> i32 {
     log(packet.raw(), hook, decision.outcome as u32);
     trace::note(step::OUTCOME, decision.outcome as u32, [hook as u64, 0]);
-    unsafe { counters::count(counters, decision.outcome) };
+    counters::count(counters, decision.outcome);
     match decision.outcome.verdict() {
         Verdict::Pass => P::PASS,
         Verdict::Drop => P::DROP,
@@ -73,7 +73,7 @@ pub fn finish_with<P: Packet>(packet: P, hook: u32, counters: *mut Counters, dec
 }
 
 /// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function of its own, for the
-/// stack of `attend` has little room to spare.
+/// stack of `slow_path` has little room to spare.
 #[cfg(feature = "log")]
 #[inline(never)]
 fn log(context: *mut c_void, hook: u32, outcome: u32) {

@@ -2,19 +2,19 @@
 //!
 //! Packet words are not aligned for Rust's references and pointer reads; `read_unaligned` compiles to byte loads and
 //! shifts (3 ns a packet more). One instruction each, in assembly, is neither undefined nor slow.
+//!
+//! Also of contexts whose fields may be read only by single instructions at constant offsets.
 
 use core::arch::asm;
 
 macro_rules! load {
     ($name:ident, $size:literal, $type:ty) => {
         /// Loads the word `OFFSET` bytes after `at`.
-        ///
-        /// # Safety
-        /// The caller has compared the end of the word with the end of the packet.
         #[inline(always)]
-        pub unsafe fn $name<const OFFSET: i16>(at: usize) -> $type {
+        pub fn $name<const OFFSET: i16>(at: usize) -> $type {
             let value: u64;
-            // SAFETY: one load of what the caller has compared; the verifier refuses a program in which it is not.
+            // SAFETY: one load. The kernel loads no program in which, on any path, the end of the word has not been compared with
+            // the end of the packet since the last call that may move it.
             unsafe {
                 asm!(concat!("{v} = *(", $size, " *)({p} + {o})"), v = out(reg) value, p = in(reg) at,
                     o = const OFFSET, options(nostack, readonly, preserves_flags));
@@ -27,12 +27,9 @@ macro_rules! load {
 macro_rules! store {
     ($name:ident, $size:literal, $type:ty) => {
         /// Stores a word `OFFSET` bytes after `at`.
-        ///
-        /// # Safety
-        /// The caller has compared the end of the word with the end of the packet.
         #[inline(always)]
-        pub unsafe fn $name<const OFFSET: i16>(at: usize, value: $type) {
-            // SAFETY: one store into what the caller has compared; the verifier refuses a program in which it is not.
+        pub fn $name<const OFFSET: i16>(at: usize, value: $type) {
+            // SAFETY: one store; as for loads.
             unsafe {
                 asm!(concat!("*(", $size, " *)({p} + {o}) = {v}"), v = in(reg) value as u64, p = in(reg) at,
                     o = const OFFSET, options(nostack, preserves_flags));

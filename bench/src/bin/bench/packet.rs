@@ -1,4 +1,4 @@
-//! What one packet costs, by BPF_PROG_TEST_RUN.
+//! Cost of one packet, by BPF_PROG_TEST_RUN.
 
 mod established;
 mod floor;
@@ -7,7 +7,7 @@ mod fresh;
 mod refused;
 
 use anyhow::Result;
-use traffic_policy_bench::{Case, Expected, Fixture, Frame, Hook, Loaded, Subject, turns};
+use traffic_policy_bench::{BenchNode, Case, Expected, Frame, Hook, Loaded, Subject, turns};
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{Effort, report::Report};
@@ -81,7 +81,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     {
         return Ok(());
     }
-    let fixture = Fixture::build()?;
+    let fixture = BenchNode::build()?;
     fixture.run(|| {
         floor::measure(&floor, &fixture, effort, report)?;
         established::measure(&established, &fixture, effort, report)?;

@@ -1,4 +1,4 @@
-//! What was measured.
+//! Results of a bench run.
 
 mod compare;
 mod folder;

@@ -1,4 +1,4 @@
-//! How the agent keeps up with a large cluster: from a change to the maps, the first sync, what it uses, and what a sweep of
+//! The agent in a large cluster: from a change to the maps, the first sync, what it uses, and what a sweep of
 //! a full flow table does to packets.
 //!
 //! Changes take the real way: an API server, an agent that watches it, the pinned maps. Services have one address family

@@ -1,4 +1,4 @@
-//! What arrives: real frames from clients through the node to endpoints.
+//! Throughput: real frames from clients through the node to endpoints.
 //!
 //! Clients, node and endpoints share one CPU, as all that a packet needs happens where it was sent. What is counted is what
 //! arrives as it should.

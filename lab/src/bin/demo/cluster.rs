@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, Node};
-use traffic_policy_testing::object::{Backend, Manifests, Policy, Port, Service};
+use traffic_policy_testing::object::{Policy, Port, Service};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::balancer::Timing;
-use traffic_policy_testing::traffic::{Balancer, Ledger, NewConnections, Server, Target, http};
+use traffic_policy_testing::traffic::{Balancer, NewConnections, Target, http};
 
 /// The Service's node port, TCP and UDP.
 pub const NODE_PORT: u16 = 30080;
@@ -18,17 +19,14 @@ pub const NODE_PORT: u16 = 30080;
 pub const HEALTH_PORT: u16 = 32080;
 /// Where every node answers /healthz.
 const HEALTHZ_PORT: u16 = 10256;
-const POD_PORT: u16 = 8080;
+const POD_PORT: u16 = TARGET;
 /// Requests a second of the load balancer.
 pub const RATE: u32 = 250;
 const LOAD_BALANCER_IP: &str = "203.0.113.80";
 
 /// Three nodes, one agent each; node-1 has one pod, node-2 two, node-3 none.
 pub struct DemoCluster {
-    pub lab: Lab,
-    manifests: Manifests,
-    agents: Vec<Agent>,
-    _servers: Vec<Server>,
+    pub base: Cluster,
     command: String,
     /// Of the processes of the last node. Goes when the agents have gone.
     cgroup: Cgroup,
@@ -36,29 +34,29 @@ pub struct DemoCluster {
 
 impl DemoCluster {
     pub fn build(attach: &str) -> Result<Self> {
-        let lab = Lab::builder().pods(&[1, 2, 0]).wire_offloads(attach == "tc").build()?;
-        let ledger = Ledger::default();
-        let servers = lab.pods().map(|pod| Server::start(pod, POD_PORT, &ledger)).collect::<Result<_>>()?;
-        let manifests = Manifests::of(&lab)?;
-        manifests.apply(&service(Policy::Cluster, None), &backends(&lab))?;
-        let words = Agent::builder(&lab, lab.node(1)).attach(attach).command_line();
+        let lab = Lab::builder().pods(&[1, 2, 0]).wire_offloads(attach == "tc");
+        let mut base = Cluster::start(lab)?;
+        base.manifests.apply(&service(Policy::Cluster, None), &base.backends())?;
+        let lab = &base.lab;
+        let words = Agent::builder(lab, lab.node(1)).attach(attach).command_line();
         let command = format!("traffic-policy-agent {}", words.join(" "));
         let cgroup = Cgroup::create("traffic-policy-demo")?;
         let last = lab.nodes().len() - 1;
         let start = |(number, node)| {
-            let agent = Agent::builder(&lab, node).attach(attach);
+            let agent = Agent::builder(lab, node).attach(attach);
             let agent = if number == last { agent.cgroup(cgroup.path()) } else { agent };
             agent.start()
         };
-        let agents: Vec<_> = lab.nodes().iter().enumerate().map(start).collect::<Result<_>>()?;
+        let agents: Vec<_> = base.lab.nodes().iter().enumerate().map(start).collect::<Result<_>>()?;
         agents.iter().try_for_each(|agent| agent.wait_ready(Duration::from_secs(20)))?;
-        Ok(Self { lab, manifests, agents, _servers: servers, command, cgroup })
+        base.agents = agents;
+        Ok(Self { base, command, cgroup })
     }
 
     /// The last node, which has no pod, and its agent. Connections of its processes in [`Self::cgroup`] are served.
     pub fn inside(&self) -> (&Node, &Agent) {
-        let last = self.lab.nodes().len() - 1;
-        (self.lab.node(last + 1), &self.agents[last])
+        let last = self.base.lab.nodes().len() - 1;
+        (self.base.lab.node(last + 1), &self.base.agents[last])
     }
 
     pub fn cgroup(&self) -> &Cgroup {
@@ -74,12 +72,12 @@ impl DemoCluster {
         };
         println!("THE STAGE: network namespaces, real packets between them");
         println!();
-        let client = format!("  client {} ── router ──", self.lab.client().address(Family::V4));
+        let client = format!("  client {} ── router ──", self.base.lab.client().address(Family::V4));
         let indent = " ".repeat(client.chars().count());
-        for (number, node) in self.lab.nodes().iter().enumerate() {
+        for (number, node) in self.base.lab.nodes().iter().enumerate() {
             let (left, branch) = match number {
                 0 => (client.as_str(), "┬──"),
-                n if n + 1 == self.lab.nodes().len() => (indent.as_str(), "└──"),
+                n if n + 1 == self.base.lab.nodes().len() => (indent.as_str(), "└──"),
                 _ => (indent.as_str(), "├──"),
             };
             println!("{left}{branch}{}", line(node));
@@ -95,7 +93,7 @@ impl DemoCluster {
     }
 
     pub fn client(&self) -> IpAddr {
-        self.lab.client().address(Family::V4)
+        self.base.lab.client().address(Family::V4)
     }
 
     pub fn node_port(&self, node: &Node) -> SocketAddr {
@@ -104,8 +102,8 @@ impl DemoCluster {
 
     /// Changes the Service, and waits until all nodes' health ports say so.
     pub fn set(&self, policy: Policy, drain: Option<&str>) -> Result<()> {
-        self.manifests.apply(&service(policy, drain), &backends(&self.lab))?;
-        for node in self.lab.nodes() {
+        self.base.manifests.apply(&service(policy, drain), &self.base.backends())?;
+        for node in self.base.lab.nodes() {
             let wanted = (policy == Policy::Local).then_some(if node.pods.is_empty() { 503 } else { 200 });
             let start = Instant::now();
             while self.health(node, Policy::Local).ok().map(|(status, _)| status) != wanted {
@@ -125,7 +123,7 @@ impl DemoCluster {
     pub fn health(&self, node: &Node, policy: Policy) -> Result<(u16, Option<String>)> {
         let (port, path) = health_check(policy);
         let server = SocketAddr::new(node.address(Family::V4), port);
-        let response = http::get_from(self.lab.client().netns(), server, path)?;
+        let response = http::get_from(self.base.lab.client().netns(), server, path)?;
         let weight = response.head.lines().find_map(|line| {
             line.to_ascii_lowercase().strip_prefix("x-load-balancing-endpoint-weight: ").map(str::to_owned)
         });
@@ -135,14 +133,15 @@ impl DemoCluster {
     /// A load balancer in front of all nodes that believes the health check of `policy`; ready.
     pub fn balancer(&self, policy: Policy) -> Result<Balancer> {
         let (port, path) = health_check(policy);
-        let targets = self.lab.nodes().iter().map(|node| Target {
+        let targets = self.base.lab.nodes().iter().map(|node| Target {
             node: node.name.clone(),
             traffic: self.node_port(node),
             health: SocketAddr::new(node.address(Family::V4), port),
             path: path.to_owned(),
         });
-        let balancer = Balancer::start(self.lab.client().netns(), targets.collect(), Timing::default());
+        let balancer = Balancer::start(self.base.lab.client().netns(), targets.collect(), Timing::default());
         let wanted: Vec<_> = self
+            .base
             .lab
             .nodes()
             .iter()
@@ -160,11 +159,11 @@ impl DemoCluster {
     /// Requests through the load balancer.
     pub fn requests(&self, balancer: &Balancer) -> NewConnections {
         let chooser = balancer.chooser();
-        NewConnections::start(self.lab.client().netns(), RATE, move |number| chooser.choose(number))
+        NewConnections::start(self.base.lab.client().netns(), RATE, move |number| chooser.choose(number))
     }
 
     pub fn node_at(&self, target: SocketAddr) -> Result<&str> {
-        let node = self.lab.nodes().iter().find(|node| self.node_port(node) == target);
+        let node = self.base.lab.nodes().iter().find(|node| self.node_port(node) == target);
         node.map(|node| node.name.as_str()).with_context(|| format!("no node at {target}"))
     }
 }
@@ -188,10 +187,6 @@ fn service(policy: Policy, drain: Option<&str>) -> Service {
         Some(drain) => service.annotation("traffic-policy.io/drain", drain),
         None => service,
     }
-}
-
-fn backends(lab: &Lab) -> Vec<Backend> {
-    lab.pods().map(Backend::of).collect()
 }
 
 /// A heading with the story it tells.

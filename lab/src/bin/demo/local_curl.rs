@@ -22,7 +22,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     );
     cluster.set(Policy::Local, Some("0"))?;
     let (node, _) = cluster.inside();
-    let from_client = Probe::tcp(cluster.node_port(node)).from(cluster.lab.client().netns())?;
+    let from_client = Probe::tcp(cluster.node_port(node)).from(cluster.base.lab.client().netns())?;
     println!("  {:<20} {:<20} {}", "the client", cluster.node_port(node).to_string(), said(&from_client));
     let destinations = [
         SocketAddr::new(Ipv4Addr::LOCALHOST.into(), NODE_PORT),

@@ -1,4 +1,4 @@
-//! What each policy does on each node: who answers, whom the pod sees, whether there is a second hop, what a load balancer
+//! Each policy on each node: who answers, whom the pod sees, whether there is a second hop, what a load balancer
 //! is told.
 
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
             "  {:<7} {:<5} {:<32} {:<26} {:<12} HEALTH PORT",
             "NODE", "", "ANSWERED BY", "CLIENT ADDRESS AT THE POD", "SECOND HOP"
         );
-        for node in cluster.lab.nodes() {
+        for node in cluster.base.lab.nodes() {
             let (status, weight) = cluster.health(node, policy)?;
             let health = weight.map_or(format!("{status}"), |weight| format!("{status}, weight {weight}"));
             for (name, udp) in [("HTTP", false), ("UDP", true)] {
@@ -37,7 +37,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
                 for _ in 0..REQUESTS {
                     let to = cluster.node_port(node);
                     let outcome = if udp {
-                        Probe::udp(to).from(cluster.lab.client().netns())?
+                        Probe::udp(to).from(cluster.base.lab.client().netns())?
                     } else {
                         get(cluster, to)?
                     };
@@ -64,7 +64,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
 /// One HTTP request from the client.
 fn get(cluster: &DemoCluster, to: SocketAddr) -> Result<Outcome> {
     let limit = Duration::from_millis(800);
-    match cluster.lab.client().netns().block_on(async || http::get(to, "/", limit).await) {
+    match cluster.base.lab.client().netns().block_on(async || http::get(to, "/", limit).await) {
         Ok(response) => Ok(Outcome::Answered(Answer::parse(response.body.trim())?)),
         Err(error) => {
             let refused = |error: &Error| error.kind() == ErrorKind::ConnectionRefused;

@@ -20,11 +20,11 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
         let balancer = cluster.balancer(policy)?;
         let requests = cluster.requests(&balancer);
         std::thread::sleep(Duration::from_secs(2));
-        let node = cluster.lab.node(3);
-        cluster.lab.cut(node)?;
+        let node = cluster.base.lab.node(3);
+        cluster.base.lab.cut(node)?;
         std::thread::sleep(Duration::from_secs(4));
         let report = requests.finish();
-        cluster.lab.mend(node)?;
+        cluster.base.lab.mend(node)?;
         let shares: Result<Vec<_>> = report
             .by_target
             .iter()

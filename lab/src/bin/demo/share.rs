@@ -1,4 +1,4 @@
-//! How many requests each pod gets.
+//! Share of requests per pod.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     for (label, policy, spread) in cases {
         cluster.set(policy, Some("0"))?;
         let mut nodes = Vec::new();
-        for node in cluster.lab.nodes() {
+        for node in cluster.base.lab.nodes() {
             let (status, weight) = cluster.health(node, policy)?;
             if status == 200 {
                 let weight = weight.and_then(|weight| weight.trim().parse().ok()).unwrap_or(1);
@@ -40,7 +40,8 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
         let turn = spread(&nodes);
         let choose = move |number: u64| turn.get((number % turn.len() as u64) as usize).copied();
         let report =
-            NewConnections::start_bounded(cluster.lab.client().netns(), RATE * 2, REQUESTS, choose).wait();
+            NewConnections::start_bounded(cluster.base.lab.client().netns(), RATE * 2, REQUESTS, choose)
+                .wait();
         println!("  {label}");
         bars(&report.by_pod);
     }

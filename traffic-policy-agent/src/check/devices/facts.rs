@@ -16,7 +16,7 @@ use crate::{
 
 /// What judging needs.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct DeviceFacts {
     pub devices: Vec<Device>,
     /// The names of all devices of this network namespace.
     pub names: Vec<String>,
@@ -49,6 +49,8 @@ pub struct Device {
     pub virtio: Option<u64>,
     /// Of a veth, if it could be seen.
     pub other_end: Option<OtherEnd>,
+    /// VLAN devices over it, if it takes the tags out of frames before XDP sees them.
+    pub stripped_vlans: Vec<String>,
     /// A program of ours is on it.
     pub own_xdp: bool,
     /// Programs that are not ours: id, and name if it has one.
@@ -57,12 +59,14 @@ pub struct Device {
     pub tc: Result<Vec<String>, String>,
 }
 
-impl Facts {
+impl DeviceFacts {
     pub async fn look(settings: &Settings, node_addresses: &[IpAddr]) -> Result<Self> {
         let (network, links, addresses, routes) = network().await?;
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
         let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
         let own = introspect::pinned_programs(&settings.pins);
+        // Not there without the module 8021q, nor without VLANs.
+        let vlans = std::fs::read_to_string("/proc/self/net/vlan/config").unwrap_or_default();
         let mut devices = Vec::new();
         for link in wanted {
             let details = network.details(link.index).await?;
@@ -70,7 +74,11 @@ impl Facts {
             let offloads = ethtool::offloads(link.index).ok();
             let others = details.xdp.iter().filter(|id| !own.contains(id));
             let global = addresses.iter().filter(|address| address.link == link.index && address.global);
+            let strips = offloads
+                .as_ref()
+                .is_some_and(|offloads| offloads.iter().any(|name| name == "rx-vlan-hw-parse"));
             devices.push(Device {
+                stripped_vlans: if strips { vlans_over(&vlans, &link.name) } else { Vec::new() },
                 addresses: global.map(|address| address.address).collect(),
                 xdp_features: ethtool::xdp_features(link.index).ok(),
                 // Its other names are of cards that know the protocol: those are on a real wire.
@@ -98,6 +106,15 @@ impl Facts {
             cpus: introspect::possible_cpus(),
         })
     }
+}
+
+/// The VLAN devices over a device, of lines like `eth0.100       | 100  | eth0`.
+pub fn vlans_over(table: &str, device: &str) -> Vec<String> {
+    let rows = table.lines().filter_map(|line| {
+        let [name, _, over] = line.split('|').map(str::trim).collect::<Vec<_>>().try_into().ok()?;
+        (over == device).then(|| name.to_owned())
+    });
+    rows.collect()
 }
 
 /// What others have at the TC hooks of a device.

@@ -1,6 +1,6 @@
 //! Findings about XDP in the driver: long frames, too few queues, guest offloads, a veth's other end.
 
-use super::facts::{Device, Facts, Way};
+use super::facts::{Device, DeviceFacts, Way};
 use crate::{
     check::{finding::Finding, other_end},
     dataplane::{
@@ -19,7 +19,7 @@ fn refused(attach: Mode, probe: &'static str, found: String, fix: String) -> Fin
     if attach == Mode::Auto { Finding::warning(probe, found, fix) } else { Finding::error(probe, found, fix) }
 }
 
-pub(super) fn long_frames(device: &Device, facts: &Facts) -> Option<Finding> {
+pub(super) fn long_frames(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     const PROBE: &str = "mtu";
     if device.way(facts.attach) != Way::Xdp {
         return None;
@@ -56,7 +56,7 @@ pub(super) fn long_frames(device: &Device, facts: &Facts) -> Option<Finding> {
     })
 }
 
-pub(super) fn queues(device: &Device, facts: &Facts) -> Option<Finding> {
+pub(super) fn queues(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     const PROBE: &str = "queues";
     // With a program of ours on it, those that XDP uses are counted, too.
     if device.way(facts.attach) != Way::Xdp || device.own_xdp {
@@ -85,7 +85,7 @@ pub(super) fn queues(device: &Device, facts: &Facts) -> Option<Finding> {
     })
 }
 
-pub(super) fn guest_offloads(device: &Device, facts: &Facts) -> Option<Finding> {
+pub(super) fn guest_offloads(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     let fixed = device.way(facts.attach) == Way::Xdp && drivers::fixed_guest_offloads(device.virtio?);
     fixed.then(|| {
         refused(
@@ -101,7 +101,7 @@ pub(super) fn guest_offloads(device: &Device, facts: &Facts) -> Option<Finding> 
     })
 }
 
-pub(super) fn other_end(device: &Device, facts: &Facts) -> Option<Finding> {
+pub(super) fn other_end(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     let veth = device.way(facts.attach) == Way::Xdp && device.kind.as_deref() == Some("veth");
     veth.then(|| other_end::judge(&device.link.name, device.other_end.as_ref()))?
 }

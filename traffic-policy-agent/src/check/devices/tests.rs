@@ -26,15 +26,16 @@ fn device(name: &str) -> Device {
         channels: Some(Channels { used: 4, most: 8 }),
         virtio: None,
         other_end: None,
+        stripped_vlans: Vec::new(),
         own_xdp: false,
         xdp: Vec::new(),
         tc: Ok(Vec::new()),
     }
 }
 
-fn facts(devices: Vec<Device>) -> Facts {
+fn facts(devices: Vec<Device>) -> DeviceFacts {
     let names = vec!["lo".into(), "eth0".into()];
-    Facts {
+    DeviceFacts {
         devices,
         names,
         attach: Mode::Auto,
@@ -46,14 +47,14 @@ fn facts(devices: Vec<Device>) -> Facts {
 }
 
 /// The one finding that asks for something.
-fn complaint(facts: &Facts) -> Finding {
+fn complaint(facts: &DeviceFacts) -> Finding {
     let mut findings = judge(facts);
     findings.retain(|finding| finding.severity != Severity::Ok);
     assert_eq!(findings.len(), 1, "{findings:#?}");
     findings.remove(0)
 }
 
-fn expect(facts: &Facts, severity: Severity, probe: &str, found: &str, fix: &str) {
+fn expect(facts: &DeviceFacts, severity: Severity, probe: &str, found: &str, fix: &str) {
     let finding = complaint(facts);
     assert_eq!((finding.severity, finding.probe), (severity, probe), "{finding:?}");
     assert!(finding.found.contains(found), "{finding:?}");
@@ -81,7 +82,7 @@ fn how_packets_are_taken() {
         let mut device = device("eth0");
         device.xdp_features = features;
         device.driver = driver.map(str::to_owned);
-        Facts { attach, ..facts(vec![device]) }
+        DeviceFacts { attach, ..facts(vec![device]) }
     };
     // The kernel's word counts more than the list.
     expect(&with(Mode::Auto, Some(0), Some("ena")), Severity::Note, "device", "has no XDP: TC", "card");
@@ -102,7 +103,7 @@ type Expected<'a> = Option<(Severity, &'a str, &'a str, &'a str)>;
 
 fn with_modes(device: &Device, rows: &[(Mode, Expected<'_>)]) {
     for (attach, expected) in rows {
-        let facts = Facts { attach: *attach, ..facts(vec![device.clone()]) };
+        let facts = DeviceFacts { attach: *attach, ..facts(vec![device.clone()]) };
         match expected {
             Some((severity, probe, found, fix)) => expect(&facts, *severity, probe, found, fix),
             None => {
@@ -152,7 +153,9 @@ fn mtus() {
     );
     let all = facts(vec![unknown]);
     assert!(complaint(&all).found.contains("then TC"));
-    assert!(judge(&Facts { page: 16_384, ..all }).iter().all(|finding| finding.severity == Severity::Ok));
+    assert!(
+        judge(&DeviceFacts { page: 16_384, ..all }).iter().all(|finding| finding.severity == Severity::Ok)
+    );
     // The largest that works.
     let mut fit = jumbo("virtio_net");
     fit.link.mtu = 3506;
@@ -257,7 +260,7 @@ fn offload_of_a_veth() {
     veth.link.wire = false;
     let auto = facts(vec![veth]);
     expect(&auto, Severity::Note, "offload", "unfinished checksums", "nothing with TC");
-    let xdp = Facts { attach: Mode::Xdp, ..auto.clone() };
+    let xdp = DeviceFacts { attach: Mode::Xdp, ..auto.clone() };
     let findings = judge(&xdp);
     let finding = findings.iter().find(|finding| finding.probe == "offload").unwrap();
     assert_eq!(finding.severity, Severity::Warning);
@@ -279,9 +282,9 @@ fn programs_of_others() {
         "firewall (id 7) is on eth0: TC will",
         "ip link set eth0 xdp off",
     );
-    let tc = Facts { attach: Mode::Tc, ..auto.clone() };
+    let tc = DeviceFacts { attach: Mode::Tc, ..auto.clone() };
     expect(&tc, Severity::Warning, "xdp-program", "sees packets first", "ip link set eth0 xdp off");
-    let xdp = Facts { attach: Mode::Xdp, ..auto };
+    let xdp = DeviceFacts { attach: Mode::Xdp, ..auto };
     expect(&xdp, Severity::Error, "xdp-program", "two cannot be", "--attach tc");
     let mut busy = device("eth0");
     busy.tc = Ok(vec!["tcx program cil_from_netdev (id 9) at ingress".into()]);
@@ -289,4 +292,20 @@ fn programs_of_others() {
     let mut unseen = device("eth0");
     unseen.tc = Err("Operation not permitted".into());
     expect(&facts(vec![unseen]), Severity::Warning, "tc-programs", "not permitted", "as root");
+}
+
+#[test]
+fn vlan_tags_that_the_card_takes_out() {
+    let table = "VLAN Dev name    | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\neth0.100       | 100  | eth0\nv7             | 7  | eth0\neth1.5         | 5  | eth1\n";
+    assert_eq!(facts::vlans_over(table, "eth0"), ["eth0.100", "v7"]);
+    assert_eq!(facts::vlans_over("", "eth0"), [""; 0]);
+    let mut device = device("eth0");
+    device.stripped_vlans = vec!["eth0.100".into()];
+    with_modes(
+        &device,
+        &[
+            (Mode::Auto, Some((Severity::Warning, "vlan", "what comes by eth0.100", "rxvlan off"))),
+            (Mode::Tc, None),
+        ],
+    );
 }

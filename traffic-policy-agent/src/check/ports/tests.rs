@@ -88,6 +88,7 @@ fn listeners_on_node_ports() {
     ];
     expect(&facts, Severity::Note, "listener", "nginx (process 7) listens on TCP port 31000", "--node-ports");
     facts.services.push(Service {
+        foreign: false,
         name: ServiceName { namespace: "default".into(), name: "web".into() },
         created: None,
         service_type: ServiceType::LoadBalancer,

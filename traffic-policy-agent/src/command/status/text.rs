@@ -14,12 +14,9 @@ impl Document {
             writeln!(out, "warning     {warning}")?;
         }
         let [flows4, flows6] = self.flows.entries.map(|halves| halves.div_ceil(2));
-        let unconfirmed: u64 = self.flows.unconfirmed.iter().sum();
+        let unassured: u64 = self.flows.unassured.iter().sum();
         let pending: u64 = self.flows.pending.iter().map(|halves| halves.div_ceil(2)).sum();
-        writeln!(
-            out,
-            "flows       {flows4} IPv4, {flows6} IPv6 ({unconfirmed} unconfirmed, {pending} pending)"
-        )?;
+        writeln!(out, "flows       {flows4} IPv4, {flows6} IPv6 ({unassured} unassured, {pending} pending)")?;
         writeln!(out, "snat ports  {} towards each endpoint of another node", self.snat_ports)?;
         for draining in &self.draining {
             let rest = Duration::from_secs_f64(draining.seconds);
@@ -95,6 +92,9 @@ impl Agent {
             for block in &report.waiting_for {
                 writeln!(out, "            - {block}")?;
             }
+            for left_out in &report.left_out {
+                writeln!(out, "            - no room in the maps for {left_out}")?;
+            }
         }
         if !report.node_eligible {
             writeln!(
@@ -141,12 +141,12 @@ mod tests {
                 present: true,
             }],
             maps: vec![
-                Map { name: "FLOWS4".to_owned(), used: Some(64), size: 128, bytes: 16_384 },
-                Map { name: "STATE".to_owned(), used: None, size: 1, bytes: 4096 },
+                Map { name: "tp_flows4".to_owned(), used: Some(64), size: 128, bytes: 16_384 },
+                Map { name: "tp_config".to_owned(), used: None, size: 1, bytes: 4096 },
             ],
             map_bytes: 20_480,
             snat_ports: 31_000,
-            flows: Flows { entries: [64, 0], size: [128, 128], unconfirmed: [3, 0], pending: [0, 0] },
+            flows: Flows { entries: [64, 0], size: [128, 128], unassured: [3, 0], pending: [0, 0] },
             draining: vec![Draining {
                 service: "shop/web:http".to_owned(),
                 address: "172.18.0.11:30080/tcp".to_owned(),
@@ -172,15 +172,15 @@ mod tests {
             "            - waiting for the first look at Services",
             "node        load balancers are told not to send here",
             "warning     eth1 is gone",
-            "flows       32 IPv4, 0 IPv6 (3 unconfirmed, 0 pending)",
+            "flows       32 IPv4, 0 IPv6 (3 unassured, 0 pending)",
             "draining    shop/web:http at 172.18.0.11:30080/tcp: new connections are forwarded for 28s more",
-            "FLOWS4    64   128    50  16",
+            "tp_flows4    64   128    50  16",
             "all 2 maps: 20 KB",
             "tc-ingress  forwarded        5",
         ] {
             assert!(text.contains(line), "no {line:?} in\n{text}");
         }
-        assert!(!text.contains("\nSTATE"), "arrays are always full\n{text}");
+        assert!(!text.contains("\ntp_config"), "arrays are always full\n{text}");
     }
 
     #[test]

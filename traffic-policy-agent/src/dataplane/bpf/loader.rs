@@ -29,20 +29,28 @@ pub struct Sizes {
     pub flows4: u32,
     pub flows6: u32,
     pub pending: u32,
+    /// Frontends of each family, and the ClusterIPs beside them.
+    pub frontends: u32,
+    /// `loadBalancerSourceRanges` of each family.
+    pub source_ranges: u32,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { flows4: 262_144, flows6: 65_536, pending: 16_384 }
+        Self { flows4: 262_144, flows6: 65_536, pending: 16_384, frontends: 65_536, source_ranges: 65_536 }
     }
 }
 
 impl Sizes {
     fn of(&self, map: &str) -> Option<u32> {
         match map {
-            "FLOWS4" => Some(self.flows4),
-            "FLOWS6" => Some(self.flows6),
-            "PENDING4" | "PENDING6" => Some(self.pending),
+            "tp_flows4" => Some(self.flows4),
+            "tp_flows6" => Some(self.flows6),
+            "tp_pending4" | "tp_pending6" => Some(self.pending),
+            "tp_frontends4" | "tp_frontends6" => Some(self.frontends),
+            "tp_src_ranges4" | "tp_src_ranges6" => Some(self.source_ranges),
+            "tp_flow_dir4" => Some(self.flows4.next_power_of_two()),
+            "tp_flow_dir6" => Some(self.flows6.next_power_of_two()),
             _ => None,
         }
     }
@@ -93,7 +101,7 @@ pub fn load_copy(
     routes: Routes,
     kernel: &Kernel,
 ) -> Result<(Ebpf, Btf)> {
-    let sizes = Sizes { flows4: 1024, flows6: 1024, pending: 64 };
+    let sizes = Sizes { flows4: 1024, flows6: 1024, pending: 64, ..Sizes::default() };
     Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
 }
 
@@ -148,13 +156,21 @@ impl Loading<'_> {
         let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
         let tracing = u32::from(self.explains.is_some());
         let assume_routes = u32::from(self.explains == Some(Routes::Assumed));
+        // The size of a pinned one is a power of two, too.
+        let last = |map: &str| {
+            let size = entries.iter().find(|(name, _)| *name == map).map_or(1, |(_, entries)| *entries);
+            size - 1
+        };
+        let directory = [last("tp_flow_dir4"), last("tp_flow_dir6")];
         let mut loader = EbpfLoader::new();
         loader
             .btf(Some(&btf))
             .override_global("CHECKSUM_IPV6", &checksum_ipv6, true)
             .override_global("FIB_SOURCE", &fib_source, true)
             .override_global("TRACING", &tracing, true)
-            .override_global("ASSUME_ROUTES", &assume_routes, true);
+            .override_global("ASSUME_ROUTES", &assume_routes, true)
+            .override_global("DIRECTORY_LAST4", &directory[0], true)
+            .override_global("DIRECTORY_LAST6", &directory[1], true);
         for (name, entries) in &entries {
             loader.map_max_entries(name, *entries);
         }

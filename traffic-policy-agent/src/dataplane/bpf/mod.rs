@@ -8,5 +8,6 @@ pub mod loader;
 pub mod log;
 pub mod pins;
 pub mod programs;
+pub mod test_context;
 pub mod test_run;
 pub mod verifier;

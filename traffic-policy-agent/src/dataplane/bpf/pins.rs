@@ -4,13 +4,13 @@
 //! |---|---|
 //! | `maps` | every map, by its name in the packet path |
 //! | `links` | programs on devices (`xdp-2-eth0`: hook, number and name of the device) and on the cgroup |
-//! | `programs` | the entry programs `xdp_ingress`, `tc_ingress` and `tc_egress`, for others to run: in a bench of their own, with BPF_PROG_TEST_RUN or by a tail call; on the agent's maps. They are replaced when an agent starts, and take nothing from the network by themselves |
+//! | `programs` | the entry programs `tp_xdp_ingress`, `tp_tc_ingress` and `tp_tc_egress`, for others to run: in a bench of their own, with BPF_PROG_TEST_RUN or by a tail call; on the agent's maps. They are replaced when an agent starts, and take nothing from the network by themselves |
 
 use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::ErrorKind,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -24,6 +24,7 @@ use nix::{
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
+use super::attach::release::Lowered;
 use crate::dataplane::sys;
 
 /// Where pins go without `--pin-dir`.
@@ -36,40 +37,53 @@ pub struct Pins {
     dir: PathBuf,
     /// Links of an earlier agent; `None` if nothing of this version was pinned.
     before: Option<BTreeSet<PathBuf>>,
+    /// Folders of other layout versions, which this one is to replace.
+    others: Vec<PathBuf>,
     _lock: Flock<File>,
+}
+
+/// `--on-other-layout`: what becomes of programs and maps of another layout version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnOtherLayout {
+    /// They serve until this version's maps are filled, then its programs take their places, and their flows end.
+    #[default]
+    Replace,
+    /// They stay, and the agent does not start.
+    Refuse,
 }
 
 impl Pins {
     /// Opens the folder of this layout version below `root`, and makes sure that no other agent uses it.
     ///
     /// # Errors
-    /// `root` is not on a bpffs, holds pins of another layout version, or is used by a running agent.
-    pub fn open(root: &Path) -> Result<Self> {
+    /// `root` is not on a bpffs, holds pins of another layout version that are not to be replaced, or is used by a running
+    /// agent.
+    pub fn open(root: &Path, on_other: OnOtherLayout) -> Result<Self> {
         if !on_bpffs(root)? {
             bail!("{}", not_bpffs(root));
         }
         fs::create_dir_all(root).with_context(|| format!("{} cannot be made", root.display()))?;
+        keep_others_out(root)?;
         let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
             anyhow::anyhow!("another traffic-policy-agent is using {} ({error}): stop it, or give this one another --pin-dir", root.display())
         })?;
         let own = format!("v{ABI_VERSION}");
-        for entry in fs::read_dir(root).with_context(|| format!("{} cannot be read", root.display()))? {
-            let name = entry?.file_name().to_string_lossy().into_owned();
-            if is_version(&name) && name != own {
-                bail!(
-                    "{} holds pins of layout {name}, this agent has {own}: run `traffic-policy-agent cleanup --pin-dir {}`, which detaches the other version and ends its flows, or use another --pin-dir",
-                    root.display(),
-                    root.display()
-                );
-            }
+        let others: Vec<String> = versions(root)?.into_iter().filter(|name| *name != own).collect();
+        if let (Some(name), OnOtherLayout::Refuse) = (others.first(), on_other) {
+            bail!(
+                "{} holds pins of layout {name}, this agent has {own}: start it with --on-other-layout replace, which ends the flows of the other version, or run `traffic-policy-agent cleanup --pin-dir {}`, or use another --pin-dir",
+                root.display(),
+                root.display()
+            );
         }
+        let others = others.iter().map(|name| root.join(name)).collect();
         let dir = root.join(own);
         let before = if dir.exists() { Some(list(&dir.join(LINKS))?.into_iter().collect()) } else { None };
         for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS), &dir.join(PROGRAMS)] {
             fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         }
-        Ok(Self { root: root.to_owned(), dir, before, _lock: lock })
+        Ok(Self { root: root.to_owned(), dir, before, others, _lock: lock })
     }
 
     /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, and the maps too unless an
@@ -78,11 +92,45 @@ impl Pins {
     /// # Errors
     /// What could not be removed.
     pub fn undo(&self) -> Result<()> {
-        let Some(before) = &self.before else { return remove_all(&self.root) };
+        let Some(before) = &self.before else {
+            return if self.others.is_empty() { remove_all(&self.root) } else { remove_version(&self.dir) };
+        };
         for link in list(&self.links())? {
             if !before.contains(&link) {
                 remove_link(&link)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Folders of other layout versions, which this one is to replace.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.others
+    }
+
+    /// Takes the links of other layout versions over: their programs go on running on them until others are put into
+    /// their places.
+    ///
+    /// # Errors
+    /// A pin that cannot be moved. Some may have been.
+    pub fn adopt(&self) -> Result<()> {
+        for other in &self.others {
+            for link in list(&other.join(LINKS))? {
+                let name = link.file_name().unwrap_or_default();
+                fs::rename(&link, self.links().join(name))
+                    .with_context(|| format!("{} cannot be moved", link.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees programs and maps of other layout versions.
+    ///
+    /// # Errors
+    /// A folder that cannot be removed.
+    pub fn drop_others(&mut self) -> Result<()> {
+        for other in std::mem::take(&mut self.others) {
+            remove_version(&other)?;
         }
         Ok(())
     }
@@ -170,6 +218,38 @@ pub fn links_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(LINKS)
 }
 
+/// Makes a folder of pins this user's alone: who can open it can lock it, and keep every later agent from starting; who owns it
+/// can put other maps and programs there. The top of a file system is left as it is, for others may use it, too.
+fn keep_others_out(root: &Path) -> Result<()> {
+    let facts =
+        |path: &Path| fs::metadata(path).with_context(|| format!("{} cannot be read", path.display()));
+    let found = facts(root)?;
+    let (own, owner) = (nix::unistd::geteuid().as_raw(), found.uid());
+    if owner != own {
+        bail!(
+            "{} belongs to user {owner}, not to user {own}, as whom this agent runs: who made it can change what is pinned there. Remove it, or give another --pin-dir",
+            root.display()
+        );
+    }
+    let mode = found.mode() & 0o7777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let top = match root.canonicalize().ok().as_deref().and_then(Path::parent) {
+        Some(parent) => facts(parent)?.dev() != found.dev(),
+        None => true,
+    };
+    if top {
+        tracing::warn!(
+            "{} is open to other users (mode {mode:o}), who can lock it and so keep the next agent from starting: name a folder below it with --pin-dir",
+            root.display()
+        );
+        return Ok(());
+    }
+    fs::set_permissions(root, fs::Permissions::from_mode(0o700))
+        .with_context(|| format!("{} cannot be closed to other users", root.display()))
+}
+
 /// Whether a folder lies on a bpffs, or would if it were made.
 fn on_bpffs(folder: &Path) -> Result<bool> {
     let absolute = std::path::absolute(folder).with_context(|| not_bpffs(folder))?;
@@ -178,9 +258,19 @@ fn on_bpffs(folder: &Path) -> Result<bool> {
     Ok(kind.filesystem_type() == BPF_FS_MAGIC)
 }
 
+/// Where the entry programs of this layout version are pinned.
+pub fn programs_below(root: &Path) -> PathBuf {
+    root.join(format!("v{ABI_VERSION}")).join(PROGRAMS)
+}
+
 /// Where the maps of this layout version are pinned.
 pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
+}
+
+/// Where the maps of a layout version are, whose folder is this.
+pub fn maps_of(version: &Path) -> PathBuf {
+    version.join(MAPS)
 }
 
 /// Names of the layout versions that are pinned below `root`.
@@ -241,25 +331,8 @@ pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
 }
 
 fn remove_all(root: &Path) -> Result<()> {
-    // Links first: nothing may run on maps that are half removed.
-    let mut rest = Vec::new();
-    for version in list(root)? {
-        if !version.file_name().is_some_and(|name| is_version(&name.to_string_lossy())) {
-            continue;
-        }
-        for link in list(&version.join(LINKS))? {
-            remove_link(&link)?;
-        }
-        rest.push(version);
-    }
-    for version in rest {
-        match fs::remove_dir_all(&version) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("{} cannot be removed", version.display()));
-            }
-        }
+    for version in versions(root)? {
+        remove_version(&root.join(version))?;
     }
     // It stays if it is a mount point, or holds what is not ours.
     match fs::remove_dir(root) {
@@ -270,13 +343,28 @@ fn remove_all(root: &Path) -> Result<()> {
     }
 }
 
+fn remove_version(version: &Path) -> Result<()> {
+    // Links first: nothing may run on maps that are half removed.
+    for link in list(&version.join(LINKS))? {
+        remove_link(&link)?;
+    }
+    match fs::remove_dir_all(version) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", version.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Takes a program off its device and removes the pin of its link, if there is one.
 ///
 /// # Errors
 /// The pin cannot be removed.
 pub fn remove_link(path: &Path) -> Result<()> {
+    let lowered = Lowered::for_link(path);
     // Without its pin the link would go too, but some time later.
     sys::detach_link(path);
+    drop(lowered);
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(error).with_context(|| format!("{} cannot be removed", path.display()))
@@ -310,6 +398,21 @@ fn not_bpffs(root: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn others_are_kept_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("pins");
+        fs::create_dir(&root).unwrap();
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).unwrap();
+        keep_others_out(&root).unwrap();
+        assert_eq!(fs::metadata(&root).unwrap().mode() & 0o7777, 0o700);
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::chown(&root, Some(65_534), None).unwrap();
+            let error = keep_others_out(&root).unwrap_err().to_string();
+            assert!(error.contains("belongs to user 65534") && error.contains("--pin-dir"), "{error}");
+        }
+    }
 
     #[test]
     fn holders_of_locks() {

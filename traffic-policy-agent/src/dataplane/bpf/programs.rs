@@ -5,7 +5,7 @@ use std::{fs, io::ErrorKind, path::Path};
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
-    programs::{ProgramFd, SchedClassifier, Xdp},
+    programs::{ProgramFd, ProgramInfo, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::abi::jump;
 
@@ -14,32 +14,32 @@ use crate::dataplane::maps::Maps;
 
 /// Programs of the XDP hook, and of TC, that others jump to, by their index.
 const XDP_JUMPS: [(u32, &str); 8] = [
-    (jump::SLOW_PATH, "xdp_attend4"),
-    (jump::REJECT, "xdp_answer4"),
-    (jump::ICMP_ERROR, "xdp_error4"),
-    (jump::VARIABLE_HEADERS, "xdp_irregular4"),
-    (jump::FAMILY + jump::SLOW_PATH, "xdp_attend6"),
-    (jump::FAMILY + jump::REJECT, "xdp_answer6"),
-    (jump::FAMILY + jump::ICMP_ERROR, "xdp_error6"),
-    (jump::FAMILY + jump::VARIABLE_HEADERS, "xdp_irregular6"),
+    (jump::SLOW_PATH, "tp_xdp_slow4"),
+    (jump::REJECT, "tp_xdp_reject4"),
+    (jump::ICMP_ERROR, "tp_xdp_icmp4"),
+    (jump::VARIABLE_HEADERS, "tp_xdp_vhdr4"),
+    (jump::FAMILY + jump::SLOW_PATH, "tp_xdp_slow6"),
+    (jump::FAMILY + jump::REJECT, "tp_xdp_reject6"),
+    (jump::FAMILY + jump::ICMP_ERROR, "tp_xdp_icmp6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
 ];
 const TC_JUMPS: [(u32, &str); 12] = [
-    (jump::SLOW_PATH, "tc_attend4"),
-    (jump::REJECT, "tc_answer4"),
-    (jump::ICMP_ERROR, "tc_error4"),
-    (jump::VARIABLE_HEADERS, "tc_irregular4"),
-    (jump::ICMP_ERROR_OUT, "tc_error_out4"),
-    (jump::VARIABLE_HEADERS_OUT, "tc_irregular_out4"),
-    (jump::FAMILY + jump::SLOW_PATH, "tc_attend6"),
-    (jump::FAMILY + jump::REJECT, "tc_answer6"),
-    (jump::FAMILY + jump::ICMP_ERROR, "tc_error6"),
-    (jump::FAMILY + jump::VARIABLE_HEADERS, "tc_irregular6"),
-    (jump::FAMILY + jump::ICMP_ERROR_OUT, "tc_error_out6"),
-    (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tc_irregular_out6"),
+    (jump::SLOW_PATH, "tp_tc_slow4"),
+    (jump::REJECT, "tp_tc_reject4"),
+    (jump::ICMP_ERROR, "tp_tc_icmp4"),
+    (jump::VARIABLE_HEADERS, "tp_tc_vhdr4"),
+    (jump::ICMP_ERROR_OUT, "tp_tc_icmp_out4"),
+    (jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out4"),
+    (jump::FAMILY + jump::SLOW_PATH, "tp_tc_slow6"),
+    (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
+    (jump::FAMILY + jump::ICMP_ERROR, "tp_tc_icmp6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_tc_vhdr6"),
+    (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_tc_icmp_out6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
 ];
 
 /// The programs where packets enter, which are pinned for others to run.
-const ENTRIES: [&str; 3] = ["xdp_ingress", "tc_ingress", "tc_egress"];
+const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
 /// Verifies and loads every program of an object.
 ///
@@ -47,6 +47,23 @@ const ENTRIES: [&str; 3] = ["xdp_ingress", "tc_ingress", "tc_egress"];
 /// See [`verifier::load`].
 pub fn load_programs(object: &mut Ebpf) -> Result<()> {
     verifier::load(object, &kernel_types()?).map(drop)
+}
+
+/// Entry programs that are pinned in `folder` and are made of other instructions than those of the object, by the kernel's
+/// hash of them. One that is not pinned is none.
+pub fn differing(object: &Ebpf, folder: &Path) -> Vec<&'static str> {
+    let differs = |name: &&str| {
+        let pinned = ProgramInfo::from_pin(folder.join(name)).ok();
+        let own = object.program(name).and_then(|program| program.info().ok());
+        pinned.zip(own).is_some_and(|(pinned, own)| pinned.tag() != own.tag())
+    };
+    ENTRIES.into_iter().filter(differs).collect()
+}
+
+/// The programs that others jump to: hook (`xdp`, `tc`), index, name.
+pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
+    let of = |hook: &'static str| move |(index, name): (u32, &'static str)| (hook, index, name);
+    XDP_JUMPS.into_iter().map(of("xdp")).chain(TC_JUMPS.into_iter().map(of("tc")))
 }
 
 /// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together

@@ -9,6 +9,8 @@ use aya::{
     },
 };
 
+use super::test_context::{sk_buff, xdp_md};
+
 /// What the kernel may append to a frame: an ICMP error quotes it behind its own headers.
 const ROOM: usize = 256;
 
@@ -34,7 +36,7 @@ pub fn raw_tracepoint(object: &Ebpf, name: &str) -> Result<u32> {
 /// The kernel refuses.
 pub fn xdp(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<u8>> {
     let program: &Xdp = program(object, name)?.try_into()?;
-    packet(program, name, frame, &xdp_context(frame.len() as u32, ifindex))
+    packet(program, name, frame, &xdp_md(frame.len() as u32, ifindex))
 }
 
 /// Runs a TC program on a frame that came by a device; the frame as it leaves.
@@ -43,7 +45,7 @@ pub fn xdp(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<
 /// The kernel refuses.
 pub fn tc(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<u8>> {
     let program: &SchedClassifier = program(object, name)?.try_into()?;
-    packet(program, name, frame, &skb_context(ifindex))
+    packet(program, name, frame, &sk_buff(ifindex, 0))
 }
 
 /// Runs an XDP program that reads its input from a map.
@@ -71,19 +73,4 @@ where
     let ran = program.test_run(options).with_context(|| format!("running {name} on a packet failed"))?;
     out.truncate(ran.data_size_out as usize);
     Ok(out)
-}
-
-/// `struct xdp_md`: data_end at 4, ingress_ifindex at 12.
-fn xdp_context(length: u32, ifindex: u32) -> [u8; 24] {
-    let mut context = [0; 24];
-    context[4..8].copy_from_slice(&length.to_ne_bytes());
-    context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
-    context
-}
-
-/// `struct __sk_buff`: ifindex at 40.
-fn skb_context(ifindex: u32) -> [u8; 192] {
-    let mut context = [0; 192];
-    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-    context
 }

@@ -1,6 +1,7 @@
 //! Garbage collection of flows: which sweep is due, done a piece at a time so that neither packets nor changes wait for a
 //! large table.
 
+mod pressure;
 pub mod sweeper;
 
 use std::collections::BTreeSet;
@@ -20,7 +21,7 @@ use crate::model::Protocol;
 #[derive(Debug)]
 pub struct Gc {
     sweeper: Sweeper,
-    /// Endpoints in `GONE`: their flows are being marked.
+    /// Endpoints in `tp_removed_eps`: their flows are being marked.
     gone: BTreeSet<GoneEndpoint>,
     /// What the last periodic sweep found: IPv4, IPv6.
     found: [Found; 2],
@@ -34,6 +35,8 @@ pub struct Gc {
     unnamed: BTreeSet<GoneEndpoint>,
     /// A periodic one is due, with those that had been named when it became due.
     due: Option<BTreeSet<GoneEndpoint>>,
+    /// Periodic ones that followed another at once, for the table is nearly full.
+    hurried: u32,
     /// The last one was for the sake of endpoints that are gone.
     marked_last: bool,
     under_way: Option<Kind>,
@@ -70,6 +73,7 @@ impl Gc {
             failed: BTreeSet::new(),
             unnamed: BTreeSet::new(),
             due: None,
+            hurried: 0,
             marked_last: false,
             under_way: None,
         }
@@ -142,6 +146,13 @@ impl Gc {
                     }
                     let again = std::mem::take(&mut self.unnamed);
                     self.name(maps, &again, serving);
+                    // Noticed, marked, deleted: not a period for each.
+                    if self.sweeper.is_pressed() && self.hurried < 2 {
+                        self.hurried += 1;
+                        self.request();
+                    } else {
+                        self.hurried = 0;
+                    }
                     let none = found.iter().all(|found| found.entries == 0 && found.pending == 0);
                     Ok(Some(Swept { no_flows: none && !written }))
                 }

@@ -17,19 +17,17 @@ use traffic_policy_ebpf::{
     tcp::Timeouts,
 };
 
+use super::pressure::Pressure;
 use crate::dataplane::{
     bpf::test_run,
     maps::{
         Maps,
-        mmap::{state, unconfirmed},
+        mmap::{state, unassured, unassured_udp},
     },
     sys,
 };
 
-/// Above this share of a table, in percent, the flows that were idle for longest go first.
-const PRESSURE_PERCENT: u64 = 80;
-
-/// The count of unconfirmed flows is set right when it is off by more than this.
+/// The count of unassured flows is set right when it is off by more than this.
 const DRIFT: u64 = 1024;
 
 /// What a sweep found in one family.
@@ -38,7 +36,7 @@ pub struct Found {
     /// Halves in the table.
     pub entries: u32,
     pub snat: u32,
-    pub unconfirmed: u32,
+    pub unassured: u32,
     pub pending: u32,
     pub deleted: u32,
 }
@@ -47,7 +45,7 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Sweeper {
     timeouts: Timeouts,
-    pressure: [u32; 2],
+    pressure: [Pressure; 2],
     sizes: [u32; 2],
     /// `Usage` words of the last sweep, where it found nothing of their kind.
     no_snat: Option<u64>,
@@ -76,7 +74,7 @@ impl Sweeper {
     pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
         Self {
             timeouts,
-            pressure: [u32::MAX; 2],
+            pressure: [Pressure::NONE; 2],
             sizes,
             no_snat: None,
             no_pending: None,
@@ -96,6 +94,11 @@ impl Sweeper {
                 return Ok(found);
             }
         }
+    }
+
+    /// Whether the next sweep removes flows before their time.
+    pub fn is_pressed(&self) -> bool {
+        self.pressure.iter().any(|pressure| *pressure != Pressure::NONE)
     }
 
     /// Begins a sweep of both families, which [`Self::go_on`] does, with what `mark` says of endpoints that are gone. One
@@ -154,13 +157,14 @@ impl Sweeper {
     fn order(&self, object: &Ebpf, maps: &mut Maps, sweep: &UnderWay) -> Result<()> {
         let order = Sweep {
             ipv6: sweep.family as u32,
-            pressure: self.pressure[sweep.family],
+            pressure: self.pressure[sweep.family].idle,
+            surplus: self.pressure[sweep.family].surplus,
             timeouts: self.timeouts,
             mark: sweep.mark,
             ..Sweep::default()
         };
         maps.sweep.set(0, order, 0).context("ordering a sweep failed")?;
-        test_run::raw_tracepoint(object, "sweep").map(drop)
+        test_run::raw_tracepoint(object, "tp_gc_begin").map(drop)
     }
 
     /// Of one family, all of whose tables have been walked over.
@@ -171,16 +175,19 @@ impl Sweeper {
         sweep.found[family] = Found {
             entries: result.entries,
             snat: result.snat,
-            unconfirmed: result.unconfirmed,
+            unassured: result.unassured + result.unassured_udp,
             pending: result.pending,
             deleted: result.deleted,
         };
-        self.pressure[family] = pressure(&result, self.sizes[family]);
-        // A flow that is confirmed at the very moment it is swept counts twice, and an agent may have been killed in
+        self.pressure[family] = Pressure::after(&result, self.sizes[family]);
+        // A flow that is assured at the very moment it is swept counts twice, and an agent may have been killed in
         // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
-        let counted = u64::from(result.unconfirmed);
-        if maps.usage.load(unconfirmed(family)).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
-            maps.usage.store(unconfirmed(family), counted);
+        let counts = [(unassured(family), result.unassured), (unassured_udp(family), result.unassured_udp)];
+        for (word, counted) in counts {
+            let counted = u64::from(counted);
+            if maps.usage.load(&word).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
+                maps.usage.store(&word, counted);
+            }
         }
         Ok(())
     }
@@ -221,12 +228,12 @@ impl Walkers {
         };
         let swept = &maps.swept;
         Ok(Self {
-            flows: [walker("sweep_flows4", &swept.flows[0])?, walker("sweep_flows6", &swept.flows[1])?],
+            flows: [walker("tp_gc_flows4", &swept.flows[0])?, walker("tp_gc_flows6", &swept.flows[1])?],
             pending: [
-                walker("sweep_pending4", &swept.pending[0])?,
-                walker("sweep_pending6", &swept.pending[1])?,
+                walker("tp_gc_pending4", &swept.pending[0])?,
+                walker("tp_gc_pending6", &swept.pending[1])?,
             ],
-            sockets: walker("sweep_sockets", &swept.sockets)?,
+            sockets: walker("tp_gc_sockets", &swept.sockets)?,
         })
     }
 
@@ -246,39 +253,5 @@ fn piece(walk: &mut File) -> io::Result<bool> {
         // The last piece of another walk ended with its last element, and so this one before its first.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error),
-    }
-}
-
-/// The idle time beyond which the next sweep takes flows whatever their state.
-fn pressure(result: &Sweep, size: u32) -> u32 {
-    let room = u64::from(size) * PRESSURE_PERCENT / 100;
-    let Some(excess) = u64::from(result.entries).checked_sub(room).filter(|excess| *excess > 0) else {
-        return u32::MAX;
-    };
-    // Two halves a flow.
-    let mut wanted = excess.div_ceil(2);
-    for (magnitude, flows) in result.idle.iter().enumerate().rev() {
-        wanted = wanted.saturating_sub(u64::from(*flows));
-        if wanted == 0 {
-            return 1 << magnitude;
-        }
-    }
-    1
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn longest_idle_first() {
-        let mut result = Sweep { entries: 80, ..Sweep::default() };
-        result.idle[10] = 5;
-        result.idle[3] = 35;
-        assert_eq!(pressure(&result, 100), u32::MAX, "80 % is not above 80 %");
-        result.entries = 90;
-        assert_eq!(pressure(&result, 100), 1 << 10, "five flows idle for 2^10 jiffies make room enough");
-        result.entries = 92;
-        assert_eq!(pressure(&result, 100), 1 << 3);
     }
 }

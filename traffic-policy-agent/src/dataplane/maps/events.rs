@@ -32,9 +32,9 @@ impl Events {
             Ok(Map::from_map_data(data)?)
         };
         let mut events = Self {
-            ring: RingBuf::try_from(open("EVENTS")?)?,
-            state: Mapped::new(open("STATE")?)?,
-            buckets: PerCpuArray::try_from(open("EVENT_BUCKETS")?)?,
+            ring: RingBuf::try_from(open("tp_events")?)?,
+            state: Mapped::new(open("tp_config")?)?,
+            buckets: PerCpuArray::try_from(open("tp_event_limit")?)?,
         };
         while events.ring.next().is_some() {}
         let none = vec![EventBucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];

@@ -6,7 +6,7 @@ use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Device, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, SourceRange,
+    Address, Address4, Address6, Device, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SourceRange,
 };
 
 use super::reader::Reader;
@@ -43,19 +43,13 @@ pub trait ToWire<A> {
 
 impl ToWire<Address4> for Ipv4Addr {
     fn to_wire(self) -> Address4 {
-        u32::from_ne_bytes(self.octets())
+        Address4::from_octets(self.octets())
     }
 }
 
 impl ToWire<Address6> for Ipv6Addr {
     fn to_wire(self) -> Address6 {
-        let octets = self.octets();
-        let half = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&octets[at..at + 8]);
-            u64::from_ne_bytes(bytes)
-        };
-        [half(0), half(8)]
+        Address6::from_octets(self.octets())
     }
 }
 
@@ -66,16 +60,13 @@ pub trait FromWire: Address {
 
 impl FromWire for Address4 {
     fn to_ip(self) -> IpAddr {
-        IpAddr::V4(Ipv4Addr::from(self.to_ne_bytes()))
+        IpAddr::V4(Ipv4Addr::from(self.octets()))
     }
 }
 
 impl FromWire for Address6 {
     fn to_ip(self) -> IpAddr {
-        let mut octets = [0; 16];
-        octets[..8].copy_from_slice(&self[0].to_ne_bytes());
-        octets[8..].copy_from_slice(&self[1].to_ne_bytes());
-        IpAddr::V6(Ipv6Addr::from(octets))
+        IpAddr::V6(Ipv6Addr::from(self.octets()))
     }
 }
 
@@ -97,7 +88,7 @@ pub fn wide(address: IpAddr) -> [u64; 2] {
 
 /// An address of the wide form.
 pub fn from_wide(wide: [u64; 2], ipv6: bool) -> IpAddr {
-    if ipv6 { Address6::to_ip(wide) } else { Address4::to_ip(wide[0] as u32) }
+    if ipv6 { Address6::from_wire(wide).to_ip() } else { Address4::from_wire(wide[0] as u32).to_ip() }
 }
 
 /// Addresses of a device, as the packet path wants them.
@@ -117,11 +108,11 @@ impl SetAddresses for Device {
     }
 }
 
-/// Key of `GONE`.
+/// Key of `tp_removed_eps`.
 pub fn endpoint_key(gone: &GoneEndpoint) -> EndpointKey {
     EndpointKey {
         address: wide(gone.endpoint.ip()),
-        port: gone.endpoint.port().to_be(),
+        port: Port::from_host(gone.endpoint.port()),
         protocol: number(gone.protocol) as u8,
         ipv6: u8::from(gone.endpoint.is_ipv6()),
         service: gone.service,
@@ -183,7 +174,7 @@ mod tests {
     fn addresses_there_and_back() {
         let v4: Ipv4Addr = "192.0.2.1".parse().unwrap();
         assert_eq!(v4.to_wire().to_ip(), IpAddr::V4(v4));
-        assert_eq!(v4.to_wire().to_ne_bytes(), [192, 0, 2, 1]);
+        assert_eq!(v4.to_wire().octets(), [192, 0, 2, 1]);
         let v6: Ipv6Addr = "2001:db8::1:2".parse().unwrap();
         assert_eq!(v6.to_wire().to_ip(), IpAddr::V6(v6));
         for address in [IpAddr::V4(v4), IpAddr::V6(v6)] {

@@ -111,7 +111,7 @@ words!(state, State,
     hop_epoch: u32 = hop_epoch;
     hop_max_age: u32 = hop_max_age;
     pool_len: u32 = pool_len;
-    unconfirmed_limit: [u32; 2] = unconfirmed_limit;
+    unassured_limit: [u32; 2] = unassured_limit;
     seed: u64 = seed;
     snat_swept: u64 = snat_swept;
     pending_swept: u64 = pending_swept;
@@ -133,16 +133,25 @@ words!(agent, Agent,
     pid: u32 = pid;
 );
 
-/// Number of hops handed out in an arena, 0 or 1.
-pub fn used_hops(arena: u32) -> impl Fn(*mut Usage) -> *mut u64 {
+/// Number of hops handed out in a generation, 0 or 1.
+pub fn used_hops(generation: u32) -> impl Fn(*mut Usage) -> *mut u64 {
     // SAFETY: an address within the mapped element; nothing is read.
-    move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(arena as usize & 1) }
+    move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(generation as usize & 1) }
 }
 
-/// Number of flows of the main table that are not confirmed: 0 for IPv4, 1 for IPv6.
-pub fn unconfirmed(family: usize) -> impl Fn(*mut Usage) -> *mut u64 {
+/// A word of [`Usage`].
+type Word = Box<dyn Fn(*mut Usage) -> *mut u64>;
+
+/// Number of TCP flows of the main table that are not assured: 0 for IPv4, 1 for IPv6.
+pub fn unassured(family: usize) -> Word {
     // SAFETY: as above.
-    move |usage| unsafe { (&raw mut (*usage).unconfirmed).cast::<u64>().add(family & 1) }
+    Box::new(move |usage| unsafe { (&raw mut (*usage).unassured).cast::<u64>().add(family & 1) })
+}
+
+/// The same of UDP.
+pub fn unassured_udp(family: usize) -> Word {
+    // SAFETY: as above.
+    Box::new(move |usage| unsafe { (&raw mut (*usage).unassured_udp).cast::<u64>().add(family & 1) })
 }
 
 /// The source port at a place of the pool.

@@ -23,6 +23,7 @@ use traffic_policy_ebpf::abi::{
 };
 
 use self::mmap::Mapped;
+use super::sync::{SERVICE_PORTS, budget::Sizes};
 
 /// The tables of one IP family.
 pub struct Family<A: Address, const W: usize> {
@@ -30,6 +31,8 @@ pub struct Family<A: Address, const W: usize> {
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
     pub service_cidrs: LpmTrie<MapData, Cidr<W>, u32>,
+    /// This node's own addresses.
+    pub node_addresses: HashMap<MapData, A, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
     /// Halves that fit into `flows`.
@@ -81,9 +84,9 @@ impl Swept {
             data.fd().as_fd().try_clone_to_owned().context("no descriptor is free")
         };
         Ok(Self {
-            flows: [fd("FLOWS4")?, fd("FLOWS6")?],
-            pending: [fd("PENDING4")?, fd("PENDING6")?],
-            sockets: fd("SOCKETS")?,
+            flows: [fd("tp_flows4")?, fd("tp_flows6")?],
+            pending: [fd("tp_pending4")?, fd("tp_pending6")?],
+            sockets: fd("tp_sockets")?,
         })
     }
 }
@@ -100,17 +103,23 @@ pub struct Room {
 }
 
 impl Room {
+    /// As the planner takes them.
+    pub fn plan_sizes(&self) -> Sizes {
+        let Self { frontends, source_ranges, slots, .. } = *self;
+        Sizes { frontends, source_ranges, slots: slots[0].min(slots[1]), services: SERVICE_PORTS }
+    }
+
     fn of(object: &Ebpf) -> Result<Self> {
         let both = |name: &str| -> Result<[u32; 2]> {
             Ok([size(object, &format!("{name}4"))?, size(object, &format!("{name}6"))?])
         };
         Ok(Self {
-            pending: both("PENDING")?,
-            frontends: both("FRONTENDS")?,
-            slots: both("SLOTS")?,
-            source_ranges: both("SOURCES")?,
-            devices: size(object, "DEVICES")?,
-            gone: size(object, "GONE")?,
+            pending: both("tp_pending")?,
+            frontends: both("tp_frontends")?,
+            slots: both("tp_endpoints")?,
+            source_ranges: both("tp_src_ranges")?,
+            devices: size(object, "tp_devices")?,
+            gone: size(object, "tp_removed_eps")?,
         })
     }
 }
@@ -140,46 +149,48 @@ impl Maps {
     /// # Errors
     /// A map that is missing or of another type: a build that does not fit together.
     pub fn take(object: &mut Ebpf) -> Result<Self> {
-        let sizes = [size(object, "FLOWS4")?, size(object, "FLOWS6")?];
+        let sizes = [size(object, "tp_flows4")?, size(object, "tp_flows6")?];
         let room = Room::of(object)?;
         let swept = Swept::of(object)?;
         Ok(Self {
             v4: Family {
-                flows: typed!(object, "FLOWS4"),
-                frontends: typed!(object, "FRONTENDS4"),
-                sources: typed!(object, "SOURCES4"),
-                service_cidrs: typed!(object, "SERVICE_CIDRS4"),
-                slots: typed!(object, "SLOTS4"),
-                slot_routes: typed!(object, "SLOT_ROUTES4"),
+                flows: typed!(object, "tp_flows4"),
+                frontends: typed!(object, "tp_frontends4"),
+                sources: typed!(object, "tp_src_ranges4"),
+                service_cidrs: typed!(object, "tp_svc_cidrs4"),
+                node_addresses: typed!(object, "tp_node_addrs4"),
+                slots: typed!(object, "tp_endpoints4"),
+                slot_routes: typed!(object, "tp_ep_routes4"),
                 size: sizes[0],
             },
             v6: Family {
-                flows: typed!(object, "FLOWS6"),
-                frontends: typed!(object, "FRONTENDS6"),
-                sources: typed!(object, "SOURCES6"),
-                service_cidrs: typed!(object, "SERVICE_CIDRS6"),
-                slots: typed!(object, "SLOTS6"),
-                slot_routes: typed!(object, "SLOT_ROUTES6"),
+                flows: typed!(object, "tp_flows6"),
+                frontends: typed!(object, "tp_frontends6"),
+                sources: typed!(object, "tp_src_ranges6"),
+                service_cidrs: typed!(object, "tp_svc_cidrs6"),
+                node_addresses: typed!(object, "tp_node_addrs6"),
+                slots: typed!(object, "tp_endpoints6"),
+                slot_routes: typed!(object, "tp_ep_routes6"),
                 size: sizes[1],
             },
-            services: typed!(object, "SERVICES"),
-            service_counts: typed!(object, "SERVICE_COUNTS"),
-            sockets: typed!(object, "SOCKETS"),
-            node: typed!(object, "NODE"),
-            hops: typed!(object, "HOPS"),
-            hop_index: typed!(object, "HOP_INDEX"),
-            devices: typed!(object, "DEVICES"),
-            gone: typed!(object, "GONE"),
-            sweep: typed!(object, "SWEEP"),
+            services: typed!(object, "tp_svc_names"),
+            service_counts: typed!(object, "tp_svc_counts"),
+            sockets: typed!(object, "tp_sockets"),
+            node: typed!(object, "tp_local_node"),
+            hops: typed!(object, "tp_nexthops"),
+            hop_index: typed!(object, "tp_nexthop_ids"),
+            devices: typed!(object, "tp_devices"),
+            gone: typed!(object, "tp_removed_eps"),
+            sweep: typed!(object, "tp_gc_pass"),
             swept,
-            counters: Arc::new(typed!(object, "COUNTERS")),
-            xdp_jumps: typed!(object, "XDP_JUMPS"),
-            tc_jumps: typed!(object, "TC_JUMPS"),
-            agent: Mapped::new(take(object, "AGENT")?)?,
-            state: Mapped::new(take(object, "STATE")?)?,
-            usage: Mapped::new(take(object, "USAGE")?)?,
-            filter: Mapped::new(take(object, "FILTER")?)?,
-            pool: Mapped::new(take(object, "POOL")?)?,
+            counters: Arc::new(typed!(object, "tp_counters")),
+            xdp_jumps: typed!(object, "tp_xdp_calls"),
+            tc_jumps: typed!(object, "tp_tc_calls"),
+            agent: Mapped::new(take(object, "tp_heartbeat")?)?,
+            state: Mapped::new(take(object, "tp_config")?)?,
+            usage: Mapped::new(take(object, "tp_table_usage")?)?,
+            filter: Mapped::new(take(object, "tp_prefilter")?)?,
+            pool: Mapped::new(take(object, "tp_snat_ports")?)?,
             room,
         })
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 pub use aya::Pod;
 use aya::maps::MapType;
 
-use crate::dataplane::sys::{self, command};
+use crate::dataplane::sys::{self, Batch, Element, command};
 
 /// Entries that one call reads: more would hold up packets that change the same buckets.
 const BATCH: u32 = 4096;
@@ -34,30 +34,6 @@ pub struct MapInfo {
     pub value: u32,
     pub entries: u32,
     pub flags: u32,
-}
-
-// The parts of `union bpf_attr` that the commands read.
-#[repr(C)]
-#[derive(Default)]
-struct Lookup {
-    fd: u32,
-    zero: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Batch {
-    from: u64,
-    to: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    fd: u32,
-    element_flags: u64,
-    flags: u64,
 }
 
 // SAFETY: numbers; any bytes make one, and the kernel leaves no gaps.
@@ -102,6 +78,25 @@ impl Reader {
         Ok(())
     }
 
+    /// The bytes of an element of an array, whatever its layout is.
+    ///
+    /// # Errors
+    /// There is no such element.
+    pub fn bytes_of(&self, index: u32) -> Result<Vec<u8>> {
+        let mut bytes = vec![0_u8; (self.info.value as usize).next_multiple_of(8)];
+        let mut attributes = Element {
+            fd: self.fd.as_raw_fd().cast_unsigned(),
+            key: (&raw const index) as u64,
+            value: bytes.as_mut_ptr() as u64,
+            ..Element::default()
+        };
+        ensure!(self.info.key == 4, "{} is no array", self.name);
+        // SAFETY: the index is the key of an array, and there is room for a value.
+        unsafe { sys::call(command::MAP_LOOKUP, &mut attributes) }
+            .with_context(|| format!("element {index} of {} cannot be read", self.name))?;
+        Ok(bytes)
+    }
+
     /// An element of an array.
     ///
     /// # Errors
@@ -109,11 +104,11 @@ impl Reader {
     pub fn value<V: Pod>(&self, index: u32) -> Result<V> {
         self.fits::<V>(self.info.value, "values")?;
         let mut bytes = vec![0_u8; size_of::<V>()];
-        let mut attributes = Lookup {
+        let mut attributes = Element {
             fd: self.fd.as_raw_fd().cast_unsigned(),
             key: (&raw const index) as u64,
             value: bytes.as_mut_ptr() as u64,
-            ..Lookup::default()
+            ..Element::default()
         };
         // SAFETY: the index is the key of an array, and there is room for a value.
         unsafe { sys::call(command::MAP_LOOKUP, &mut attributes) }

@@ -13,8 +13,8 @@ use aya::maps::{
 use ipnet::IpNet;
 use traffic_policy_ebpf::{
     abi::{
-        Address, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, SLOT_LOCAL,
-        ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
+        Address, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SLOT_LOCAL,
+        SLOT_REMOTE, ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
     },
     outcome::Outcome,
 };
@@ -68,7 +68,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
             continue;
         }
         let protocol = protocol(key.protocol)?;
-        let address = SocketAddr::new(key.address.to_ip(), u16::from_be(key.port));
+        let address = SocketAddr::new(key.address.to_ip(), key.port.to_host());
         held.frontends.insert(FrontendId { address, protocol }, frontend);
         for range in [frontend.cluster, frontend.local] {
             if range.len == 0 || held.slots.contains_key(&(ipv6, range.base)) {
@@ -78,8 +78,9 @@ fn read_family<A: Address + FromWire, const W: usize>(
                 .map(|index| {
                     let slot = family.slots.get(&index, 0)?;
                     Ok(Endpoint {
-                        address: SocketAddr::new(slot.address.to_ip(), u16::from_be(slot.port)),
+                        address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                         local: slot.flags & SLOT_LOCAL != 0,
+                        remote: slot.flags & SLOT_REMOTE != 0,
                     })
                 })
                 .collect::<Result<_>>()?;
@@ -103,7 +104,7 @@ fn protocol(number: u16) -> Result<Protocol> {
 /// The map cannot be read.
 pub fn gone(maps: &Maps) -> Result<BTreeSet<GoneEndpoint>> {
     let endpoint = |key: EndpointKey| {
-        let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), u16::from_be(key.port));
+        let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host());
         Ok(GoneEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
     };
     maps.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
@@ -138,8 +139,12 @@ pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     match op {
         Op::Slots { base, endpoints, .. } => {
             for (index, endpoint) in (*base..).zip(endpoints) {
-                let flags = if endpoint.local { SLOT_LOCAL } else { 0 };
-                let port = endpoint.address.port().to_be();
+                let flags = match (endpoint.local, endpoint.remote) {
+                    (true, _) => SLOT_LOCAL,
+                    (false, true) => SLOT_REMOTE,
+                    (false, false) => 0,
+                };
+                let port = Port::from_host(endpoint.address.port());
                 match endpoint.address {
                     SocketAddr::V4(address) => {
                         let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
@@ -218,7 +223,7 @@ pub fn frontend(maps: &Maps, id: &FrontendId) -> Option<Frontend> {
 fn key<A: Address>(address: A, id: FrontendId) -> FrontendKey<A> {
     FrontendKey {
         address,
-        port: id.address.port().to_be(),
+        port: Port::from_host(id.address.port()),
         protocol: number(id.protocol) as u16,
         scope: if id.address.ip().is_unspecified() { scope::LOOPBACK } else { scope::ADDRESS },
     }
@@ -251,7 +256,7 @@ fn know<A: Address>(
     address: A,
     known: bool,
 ) -> Result<(), aya::maps::MapError> {
-    let key = FrontendKey { address, port: 0, protocol: 0, scope: scope::CLUSTER_IP };
+    let key = FrontendKey { address, port: Port::NONE, protocol: 0, scope: scope::CLUSTER_IP };
     if known { frontends.insert(key, Frontend::default(), 0) } else { frontends.remove(&key) }
 }
 

@@ -66,7 +66,7 @@ pub fn drain_until(
     if time.is_zero() {
         return 0;
     }
-    drain.now + time.as_nanos() as u64
+    drain.now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Seconds, 0 for none.

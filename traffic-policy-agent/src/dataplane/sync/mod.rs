@@ -2,11 +2,12 @@
 
 pub mod alloc;
 pub mod apply;
+pub mod budget;
 pub mod frontend;
 pub mod op;
 pub mod plan;
 pub mod ranges;
 pub mod snat_ports;
 
-/// Service ports, and slots of each family: as the maps are declared.
-pub const PLAN_SIZES: plan::Sizes = plan::Sizes { slots: 262_144, services: 65_536 };
+/// Service ports that have an index: as the map of their names is declared.
+pub const SERVICE_PORTS: u32 = 65_536;

@@ -2,7 +2,11 @@
 //!
 //! Order makes each step safe: slots of a fresh range, then the frontends that point to them (each one atomic
 //! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
-//! Service, and an agent that takes the maps over writes nothing where nothing changed.
+//! Service, and an agent that takes the maps over writes nothing where nothing changed. A Service port that finds no room is
+//! left out alone.
+
+mod takeover;
+mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -11,11 +15,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Frontend, Range};
 
+use self::takeover::{Vacated, take_over};
+pub use self::usage::Usage;
 use super::{
     alloc::EndpointLists,
+    budget::{Budget, Lack, LeftOut, Sizes},
     frontend::{self, Drain},
     op::{Held, Op},
     ranges::Ranges,
@@ -25,13 +32,6 @@ use crate::{
     model::{Desired, Endpoint, ServicePort, ServicePortKey},
 };
 
-/// Numbers that the plan depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    pub slots: u32,
-    pub services: u32,
-}
-
 /// What has been written, and what is free.
 #[derive(Debug)]
 pub struct Planner {
@@ -39,6 +39,7 @@ pub struct Planner {
     ports: BTreeMap<ServicePortKey, Applied>,
     lists: EndpointLists,
     indices: Ranges,
+    budget: Budget,
     /// Endpoints in the maps as they were found, until the first plan has compared them.
     found: HashSet<GoneEndpoint>,
     first: bool,
@@ -46,16 +47,6 @@ pub struct Planner {
     cluster_ips: Option<Arc<BTreeMap<IpAddr, u32>>>,
     /// Who of `ports` has an index.
     owners: HashMap<u32, ServicePortKey>,
-}
-
-/// Entries in use; pairs are IPv4, IPv6.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    pub frontends: [u64; 2],
-    pub slots: [u64; 2],
-    pub source_ranges: [u64; 2],
-    /// Indices of Service ports.
-    pub services: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -73,7 +64,7 @@ pub struct Plan {
     /// Endpoints that take no more new flows of their Service port.
     pub gone: BTreeSet<GoneEndpoint>,
     /// Service ports for which the maps have no room.
-    pub no_room: Vec<ServicePortKey>,
+    pub left_out: Vec<LeftOut>,
     /// Belongs at the end of `ops`.
     last: Vec<Op>,
 }
@@ -93,6 +84,7 @@ pub struct Context<'a> {
 impl Planner {
     /// Starts from what the maps hold.
     pub fn new(mut held: Held, sizes: Sizes) -> Self {
+        let budget = Budget::new(&sizes, &held);
         let indices = held.frontends.values().map(|frontend| frontend.service);
         let indices = indices.map(|index| Range { base: index, len: 1 });
         let indices = Ranges::round_robin(sizes.services, indices);
@@ -113,6 +105,7 @@ impl Planner {
             ports: BTreeMap::new(),
             lists,
             indices,
+            budget,
             found,
             first: true,
             cluster_ips: None,
@@ -136,7 +129,11 @@ impl Planner {
         let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
         for key in &keys {
             if let Some(applied) = self.ports.get(key) {
-                given_up.extend(ids(key, &applied.port));
+                // But for those that another has taken over since.
+                let owned = |id: &FrontendId| {
+                    self.held.frontends.get(id).is_some_and(|held| held.service == applied.index)
+                };
+                given_up.extend(ids(key, &applied.port).filter(owned));
                 let (service, protocol) = (applied.index, key.protocol);
                 let serving = applied.port.serving.iter();
                 before.extend(serving.map(|endpoint| GoneEndpoint {
@@ -180,6 +177,7 @@ impl Planner {
         }
         for id in given_up {
             let Some(frontend) = self.held.frontends.remove(&id) else { continue };
+            self.budget.frontends.remove(id.address.is_ipv6());
             plan.ops.push(Op::DeleteFrontend(id));
             if let Some(left) = left.get_mut(&frontend.service) {
                 *left -= 1;
@@ -189,45 +187,31 @@ impl Planner {
             }
         }
         if self.first {
-            // Of Service ports that are gone.
-            let leftover =
-                self.held.sources.iter().filter(|source| !self.owners.contains_key(&source.service));
-            for source in leftover.copied().collect::<Vec<_>>() {
-                self.held.sources.remove(&source);
-                plan.last.push(Op::RemoveSourceRange(source));
-            }
-            let leftover = self.held.names.keys().filter(|index| !self.owners.contains_key(index));
-            for index in leftover.copied().collect::<Vec<_>>() {
-                self.held.names.remove(&index);
-                plan.last.push(Op::ClearInfo(index));
+            self.forget_leftovers(&mut plan);
+        }
+        // There may be room now that others have made some.
+        for LeftOut { key, .. } in std::mem::take(&mut plan.left_out) {
+            if let Some(port) = desired.ports.get(&key) {
+                self.apply(&key, port, context, &mut Vec::new(), &mut plan);
             }
         }
         if !same {
-            for address in desired.cluster_ips.keys() {
-                if self.held.cluster_ips.insert(*address) {
-                    plan.last.push(Op::ClusterIp(*address, true));
-                }
-            }
-            self.cluster_ips = Some(Arc::clone(&desired.cluster_ips));
+            self.name_cluster_ips(desired, &mut plan);
         }
         for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
             plan.last.push(Op::ServiceCidr(*range, true));
         }
         self.held.service_cidrs.clone_from(&desired.service_cidrs);
+        for op in &plan.last {
+            // Until now they were in the way of others.
+            if let Op::RemoveSourceRange(source) = op {
+                self.budget.source_ranges.remove(source.ipv6);
+            }
+        }
         plan.ops.append(&mut plan.last);
         self.first = false;
         plan.gone = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
         plan
-    }
-
-    fn forget_cluster_ips(&mut self, desired: &Desired, plan: &mut Plan) {
-        self.held.cluster_ips.retain(|address| {
-            let known = desired.cluster_ips.contains_key(address);
-            if !known {
-                plan.ops.push(Op::ClusterIp(*address, false));
-            }
-            known
-        });
     }
 
     /// ClusterIPs as they are after the last plan.
@@ -265,6 +249,10 @@ impl Planner {
             .map(|old| (old.index, old.cluster, old.local))
             .or_else(|| take_over(key, port, vacated))
             .or_else(|| self.adopt(key, port));
+        if let Some(lack) = self.lack(key, port, adopted.map(|(index, ..)| index)) {
+            self.leave_out(key, port, lack, old, adopted, plan);
+            return;
+        }
         let now = context.now;
         let index =
             adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
@@ -273,13 +261,17 @@ impl Planner {
         // The node's own addresses need no route: the packet path could not tell them from a destination that has none.
         let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
             let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
-            endpoints.iter().map(|e| Endpoint { local: e.local || own(e), ..*e }).collect()
+            endpoints
+                .iter()
+                .map(|e| if own(e) { Endpoint { local: true, remote: false, ..*e } } else { *e })
+                .collect()
         };
         let cluster = self.lists.place(key.ipv6, old_cluster, &placed(&port.cluster), now, &mut plan.ops);
         let local = self.lists.place(key.ipv6, old_local, &placed(&port.local), now, &mut plan.ops);
         let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
+            let lack =
+                if index.is_none() { Lack::Indices } else { Lack::Endpoints { needed: port.cluster.len() } };
             // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
-            plan.no_room.push(key.clone());
             if let (Some(index), None) = (index, adopted) {
                 self.indices.release(Range { base: index, len: 1 }, now);
             }
@@ -288,30 +280,15 @@ impl Planner {
                     self.lists.free(key.ipv6, range, now);
                 }
             }
-            let kept = old.or_else(|| {
-                let (index, cluster, local) = adopted?;
-                Some(Applied {
-                    port: Arc::new(self.as_found(key, port, index, [cluster, local])),
-                    index,
-                    cluster,
-                    local,
-                })
-            });
-            if let Some(kept) = kept {
-                self.owners.insert(kept.index, key.clone());
-                self.ports.insert(key.clone(), kept);
-            }
+            self.leave_out(key, port, lack, old, adopted, plan);
             return;
         };
         let drain = Drain { default: context.drain, now: context.monotonic };
         // Allowed before the frontends ask for it, forbidden after.
-        let sources: BTreeSet<Source> = port
-            .source_ranges
-            .iter()
-            .map(|range| Source { ipv6: key.ipv6, service: index, range: range.trunc() })
-            .collect();
+        let sources = sources(key, port, index);
         for source in &sources {
             if self.held.sources.insert(*source) {
+                self.budget.source_ranges.add(source.ipv6);
                 plan.ops.push(Op::AddSourceRange(*source));
             }
         }
@@ -329,7 +306,9 @@ impl Planner {
             let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };
             if held != Some(wanted) {
                 plan.ops.push(Op::SetFrontend(id, wanted));
-                self.held.frontends.insert(id, wanted);
+                if self.held.frontends.insert(id, wanted).is_none() {
+                    self.budget.frontends.add(key.ipv6);
+                }
             }
         }
         for (old, new) in [(old_cluster, cluster), (old_local, local)] {
@@ -339,151 +318,27 @@ impl Planner {
         }
         for source in self.sources_of(key.ipv6, index) {
             if !sources.contains(&source) {
-                self.held.sources.remove(&source);
-                plan.last.push(Op::RemoveSourceRange(source));
+                self.remove_source(source, plan);
             }
         }
         self.owners.insert(index, key.clone());
         self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
     }
 
-    /// Index and ranges of an earlier agent for this Service port, by its frontends.
-    fn adopt(&self, key: &ServicePortKey, port: &ServicePort) -> Option<(u32, Range, Range)> {
-        if !self.first {
-            return None;
-        }
-        ids(key, port)
-            .filter_map(|id| self.held.frontends.get(&id))
-            .find(|frontend| !self.owners.contains_key(&frontend.service))
-            .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
-    }
-
-    /// A Service port as an earlier agent left it: what of its frontends and endpoints the maps hold.
-    fn as_found(
-        &self,
-        key: &ServicePortKey,
-        port: &ServicePort,
-        index: u32,
-        lists: [Range; 2],
-    ) -> ServicePort {
-        let held = |id: FrontendId| self.held.frontends.get(&id).is_some_and(|held| held.service == index);
-        let frontends = port
-            .frontends
-            .iter()
-            .filter(|frontend| held(FrontendId { address: frontend.address, protocol: key.protocol }));
-        let endpoints = lists.iter().filter(|list| list.len > 0);
-        let endpoints = endpoints.flat_map(|list| self.lists.get(key.ipv6, *list));
-        ServicePort {
-            frontends: frontends.copied().collect(),
-            serving: endpoints.map(|endpoint| endpoint.address).collect(),
-            ..port.clone()
-        }
-    }
-
-    /// Frees what the last frontend of an earlier agent's Service port used, unless it was adopted.
-    fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
-        let ipv6 = id.address.is_ipv6();
-        if self.owners.contains_key(&frontend.service) {
-            return;
-        }
-        self.indices.release(Range { base: frontend.service, len: 1 }, now);
-        for range in [frontend.cluster, frontend.local] {
-            if self.lists.holds(ipv6, range) {
-                self.lists.free(ipv6, range, now);
-            }
-        }
-    }
-
-    /// Takes a Service port off; what it had may be taken over in the same plan.
-    fn withdraw(&mut self, key: &ServicePortKey) -> Option<Vacated> {
-        let applied = self.ports.remove(key)?;
-        self.owners.remove(&applied.index);
-        Some(Vacated { key: key.clone(), applied })
-    }
-
-    /// Gives back what nobody took over.
-    fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
-        let (ipv6, old) = (left.key.ipv6, &left.applied);
-        self.held.names.remove(&old.index);
-        plan.last.push(Op::ClearInfo(old.index));
-        for source in self.sources_of(ipv6, old.index) {
-            self.held.sources.remove(&source);
-            plan.last.push(Op::RemoveSourceRange(source));
-        }
-        self.indices.release(Range { base: old.index, len: 1 }, now);
-        for range in [old.cluster, old.local] {
-            self.lists.free(ipv6, range, now);
-        }
-    }
-
-    /// As it is after the last plan.
-    pub fn usage(&self) -> Usage {
-        let mut usage =
-            Usage { services: self.ports.len() as u64, slots: self.lists.used(), ..Usage::default() };
-        for id in self.held.frontends.keys() {
-            usage.frontends[usize::from(id.address.is_ipv6())] += 1;
-        }
-        for source in &self.held.sources {
-            usage.source_ranges[usize::from(source.ipv6)] += 1;
-        }
-        usage
-    }
-
-    /// Service ports one of whose frontends drains at `monotonic` (CLOCK_MONOTONIC, nanoseconds), and for how long yet.
-    pub fn draining(&self, monotonic: u64) -> Vec<(ServicePortKey, Duration)> {
-        // Most of the time nothing drains, and one look at each frontend is enough.
-        if self.held.frontends.values().all(|frontend| frontend.drain_until <= monotonic) {
-            return Vec::new();
-        }
-        let left = |key: &ServicePortKey, port| {
-            let held = ids(key, port).filter_map(|id| self.held.frontends.get(&id));
-            held.filter_map(|frontend| frontend.drain_until.checked_sub(monotonic))
-                .max()
-                .filter(|left| *left > 0)
-        };
-        let ports = self.ports.iter();
-        ports
-            .filter_map(|(key, applied)| Some((key.clone(), Duration::from_nanos(left(key, &applied.port)?))))
-            .collect()
-    }
-
     /// Whether the next plan compares everything with what the maps hold.
     pub fn is_first(&self) -> bool {
         self.first
     }
-
-    fn sources_of(&self, ipv6: bool, service: u32) -> Vec<Source> {
-        // IPv4 networks sort before IPv6 ones.
-        let first = Source { ipv6, service, range: Ipv4Net::default().into() };
-        let from = self.held.sources.range(first..);
-        from.take_while(|source| (source.ipv6, source.service) == (ipv6, service)).copied().collect()
-    }
-}
-
-/// A Service port that is desired no more, with what it had.
-struct Vacated {
-    key: ServicePortKey,
-    applied: Applied,
-}
-
-/// Index and ranges of a Service port that goes, for one that takes over a frontend of it, as when a port is renamed: flows
-/// and sockets know their Service by its index, and go on.
-fn take_over(
-    key: &ServicePortKey,
-    port: &ServicePort,
-    vacated: &mut Vec<Vacated>,
-) -> Option<(u32, Range, Range)> {
-    let place = vacated.iter().position(|left| {
-        (left.key.ipv6, left.key.protocol) == (key.ipv6, key.protocol)
-            && !left.applied.port.frontends.is_disjoint(&port.frontends)
-    })?;
-    let Applied { index, cluster, local, .. } = vacated.swap_remove(place).applied;
-    Some((index, cluster, local))
 }
 
 fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {
     let protocol = key.protocol;
     port.frontends.iter().map(move |frontend| FrontendId { address: frontend.address, protocol })
+}
+
+fn sources(key: &ServicePortKey, port: &ServicePort, index: u32) -> BTreeSet<Source> {
+    let source = |range: &IpNet| Source { ipv6: key.ipv6, service: index, range: range.trunc() };
+    port.source_ranges.iter().map(source).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Allocator of ranges of `SLOTS` and of Service indices. What is freed is quarantined for a second before it is handed out
+//! Allocator of ranges of `tp_endpoints` and of Service indices. What is freed is quarantined for a second before it is handed out
 //! again: a packet may still be reading it.
 
 use std::{

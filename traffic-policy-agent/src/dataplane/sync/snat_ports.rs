@@ -1,13 +1,16 @@
-//! Source ports of SNAT towards endpoints of other nodes: which are free, and the map `POOL` that lists them.
+//! Source ports of SNAT towards endpoints of other nodes: which are free, and the map `tp_snat_ports` that lists them.
 
 use std::{collections::BTreeSet, fs, ops::RangeInclusive, str::FromStr};
 
 use anyhow::{Context, Result, bail};
 
-use crate::dataplane::maps::{
-    Maps,
-    mmap::{pool_port, state},
-    prefilter::{self, Array, Bits},
+use crate::{
+    dataplane::maps::{
+        Maps,
+        mmap::{pool_port, state},
+        prefilter::{self, Array, Bits},
+    },
+    node::bound_ports,
 };
 
 /// Fewer ports than this and many clients of one endpoint get in each other's way.
@@ -69,7 +72,7 @@ impl Wanted {
     /// Fewer than [`LEAST`] are left.
     pub fn ports(&self) -> Result<Vec<u16>> {
         let ephemeral = ephemeral()?;
-        let ports = self.free(&ephemeral, &bound()?);
+        let ports = self.free(&ephemeral, &bound_ports()?);
         if ports.len() < LEAST {
             bail!(
                 "only {} ports are left as sources towards endpoints of other nodes, {LEAST} are needed: make net.ipv4.ip_local_port_range (now {} to {}) smaller, or --pool-ports larger",
@@ -108,29 +111,6 @@ fn local_range(text: &str) -> Option<RangeInclusive<u16>> {
     Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
 }
 
-/// Local ports of this network namespace's TCP and UDP sockets.
-pub fn bound() -> Result<BTreeSet<u16>> {
-    let mut ports = BTreeSet::new();
-    for table in ["tcp", "tcp6", "udp", "udp6"] {
-        let path = format!("/proc/self/net/{table}");
-        match fs::read_to_string(&path) {
-            Ok(text) => ports.extend(local_ports(&text)),
-            // A kernel without IPv6 has no such table.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("{path} cannot be read")),
-        }
-    }
-    Ok(ports)
-}
-
-/// Second column, after the colon, hexadecimal.
-fn local_ports(table: &str) -> impl Iterator<Item = u16> {
-    table.lines().skip(1).filter_map(|line| {
-        let address = line.split_whitespace().nth(1)?;
-        u16::from_str_radix(address.rsplit_once(':')?.1, 16).ok()
-    })
-}
-
 /// The pool to use from now on: the one in use while it holds no port that has been taken meanwhile and is not much
 /// smaller than it could be, so that a restart without a change writes nothing.
 fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
@@ -167,9 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn proc_tables_are_understood() {
-        let table = "  sl  local_address rem_address   st\n   0: 0100007F:2795 00000000:0000 0A\n   1: 00000000000000000000000001000000:0016 0:0 0A\n";
-        assert_eq!(local_ports(table).collect::<Vec<_>>(), [0x2795, 22]);
+    fn the_kernels_range_is_understood() {
         assert_eq!(local_range("32768\t60999\n"), Some(32_768..=60_999));
     }
 

@@ -25,24 +25,26 @@ use crate::{
 
 /// Maps that decide, and that the programs only read.
 const SHARED: &[&str] = &[
-    "FRONTENDS4",
-    "FRONTENDS6",
-    "SOURCES4",
-    "SOURCES6",
-    "SERVICE_CIDRS4",
-    "SERVICE_CIDRS6",
-    "SLOTS4",
-    "SLOTS6",
-    "STATE",
-    "FILTER",
-    "POOL",
-    "DEVICES",
-    "NODE",
-    "SERVICES",
+    "tp_frontends4",
+    "tp_frontends6",
+    "tp_src_ranges4",
+    "tp_src_ranges6",
+    "tp_svc_cidrs4",
+    "tp_svc_cidrs6",
+    "tp_endpoints4",
+    "tp_endpoints6",
+    "tp_config",
+    "tp_prefilter",
+    "tp_snat_ports",
+    "tp_devices",
+    "tp_local_node",
+    "tp_node_addrs4",
+    "tp_node_addrs6",
+    "tp_svc_names",
 ];
 
 /// Those of them that another policy changes.
-const OF_POLICY: &[&str] = &["FRONTENDS4", "FRONTENDS6", "SLOTS4", "SLOTS6"];
+const OF_POLICY: &[&str] = &["tp_frontends4", "tp_frontends6", "tp_endpoints4", "tp_endpoints6"];
 
 impl Simulator {
     /// The packet path pinned below `root`. With a `policy`, as if every Service had it as its external one.
@@ -60,11 +62,18 @@ impl Simulator {
         }
         let shared = |name: &str| SHARED.contains(&name) && (policy.is_none() || !OF_POLICY.contains(&name));
         let mut copy = TracingCopy::load(Some(&maps), &shared, Routes::Real)?;
+        let different = copy.differing(&pins::programs_below(root));
+        if !different.is_empty() {
+            tracing::warn!(
+                "the programs on this node's devices are not those of this traffic-policy-agent ({} differ), so packets may fare otherwise than this says: ask the traffic-policy-agent that runs here",
+                different.join(", ")
+            );
+        }
         copy.follow(&maps)?;
         let entrances = find_entrances(&copy, root)?;
         if let Some(policy) = policy {
-            copy_services(&maps, ["FRONTENDS4", "SLOTS4"], &mut copy.maps.v4, policy)?;
-            copy_services(&maps, ["FRONTENDS6", "SLOTS6"], &mut copy.maps.v6, policy)?;
+            copy_services(&maps, ["tp_frontends4", "tp_endpoints4"], &mut copy.maps.v4, policy)?;
+            copy_services(&maps, ["tp_frontends6", "tp_endpoints6"], &mut copy.maps.v6, policy)?;
         }
         Ok(Self { copy, entrances })
     }

@@ -97,7 +97,7 @@ impl Simulator {
             let slot = self.copy.maps.v4.slots.get(&index, 0)?;
             (slot.address.to_ip(), slot.port, slot.flags)
         };
-        let address = SocketAddr::new(address, u16::from_be(port));
+        let address = SocketAddr::new(address, port.to_host());
         Ok(Candidate { address, local: flags & SLOT_LOCAL != 0 })
     }
 

@@ -21,7 +21,7 @@ use crate::{
         },
         privileges::check_privileges,
         sync::{
-            PLAN_SIZES, apply,
+            apply,
             op::Held,
             plan::{Context, Planner},
         },
@@ -60,7 +60,7 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
         hop_epoch: 1,
         hop_max_age: u32::MAX,
         pool_len: POOL.len() as u32,
-        unconfirmed_limit: [u32::MAX; 2],
+        unassured_limit: [u32::MAX; 2],
         seed: 0x7472_6166_6669_6321,
         answers_per_jiffy: 1,
         ..State::default()
@@ -80,7 +80,7 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
 
 fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
     let context = Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now() };
-    let mut planner = Planner::new(Held::default(), PLAN_SIZES);
+    let mut planner = Planner::new(Held::default(), maps.room.plan_sizes());
     let plan = planner.plan(desired, &BTreeSet::new(), &context);
     apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut maps.filter);
     for op in &plan.ops {

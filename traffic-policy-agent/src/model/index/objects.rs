@@ -1,4 +1,4 @@
-//! How each kind of object is kept in an [`Index`].
+//! Storage of each kind of object in an [`Index`].
 
 use super::{Index, Indexed};
 use crate::model::{

@@ -15,6 +15,7 @@ fn name(namespace: &str, name: &str) -> ServiceName {
 
 fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy: Policy) -> Service {
     Service {
+        foreign: false,
         name: name("ns", &format!("s{i}")),
         created,
         service_type: ServiceType::LoadBalancer,

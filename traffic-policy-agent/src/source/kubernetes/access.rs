@@ -2,22 +2,19 @@
 
 use std::{
     env,
+    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use kube::{
-    Client, Config,
-    client::ClientBuilder,
+    Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
 };
-
-use super::observe::Observe;
-use crate::source::status::StatusWriter;
 
 /// Where a pod finds the token and the CA of its service account.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -47,6 +44,8 @@ pub enum AccessError {
     Client(#[from] kube::Error),
     #[error("{text:?} is not the address of an API server, write https://HOST:PORT")]
     Address { text: String },
+    #[error("{text:?} would carry the service account's token in clear: write https://HOST:PORT")]
+    Clear { text: String },
     #[error("service account: {}: {source}", path.display())]
     ServiceAccount { path: PathBuf, source: std::io::Error },
     #[error(
@@ -63,40 +62,73 @@ pub enum AccessError {
 }
 
 impl Access {
-    pub(super) async fn client(&self, status: &StatusWriter) -> Result<Client, AccessError> {
+    /// Where the API is and how to be let in, but for the token of a service account.
+    ///
+    /// # Errors
+    /// Files that cannot be read; an API server that does not answer, if only its cluster IP is known.
+    pub(super) async fn config(&self) -> Result<Config, AccessError> {
         match self {
             Self::Kubeconfig(path) => {
                 let wrap = |source| AccessError::Kubeconfig { path: path.clone(), source };
                 let kubeconfig = Kubeconfig::read_from(path).map_err(wrap)?;
                 let options = KubeConfigOptions::default();
                 let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(wrap)?;
-                build(config, None, status)
+                for risk in risks(&config) {
+                    tracing::warn!("kubeconfig {}: {risk}", path.display());
+                }
+                Ok(config)
             }
             Self::InCluster { api_server, service_account } => {
-                let token = service_account.join("token");
-                readable(&token)?;
+                readable(&service_account.join("token"))?;
                 let url = match api_server {
                     Some(url) => url.clone(),
                     None => cluster_ip().await?,
                 };
                 let parsed: Result<hyper::Uri, _> = url.parse();
                 let uri = parsed.ok().filter(|uri| uri.host().is_some() && uri.scheme().is_some());
-                let mut config = Config::new(uri.ok_or(AccessError::Address { text: url })?);
+                let uri = uri.ok_or_else(|| AccessError::Address { text: url.clone() })?;
+                if uri.scheme_str() != Some("https") && !is_loopback(&uri) {
+                    return Err(AccessError::Clear { text: url });
+                }
+                let mut config = Config::new(uri);
                 if config.cluster_url.scheme_str() == Some("https") {
                     let authority = service_account.join("ca.crt");
                     readable(&authority)?;
                     config.root_cert_file = Some(authority);
                     config.tls_server_name = api_server.as_ref().map(|_| SERVER_NAME.to_owned());
                 }
-                build(config, Some(token), status)
+                Ok(config)
             }
+        }
+    }
+
+    /// The file of a service account's token.
+    pub(super) fn token(&self) -> Option<PathBuf> {
+        match self {
+            Self::Kubeconfig(_) => None,
+            Self::InCluster { service_account, .. } => Some(service_account.join("token")),
         }
     }
 }
 
-fn build(config: Config, token: Option<PathBuf>, status: &StatusWriter) -> Result<Client, AccessError> {
-    let observe = Observe::new(config.cluster_url.to_string(), token, status.clone());
-    Ok(ClientBuilder::try_from(config)?.with_layer(&observe).build())
+/// Whether requests to it do not leave this host.
+fn is_loopback(uri: &hyper::Uri) -> bool {
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// What a person should know of a configuration that was written on purpose.
+fn risks(config: &Config) -> Vec<String> {
+    let mut risks = Vec::new();
+    if config.accept_invalid_certs {
+        risks.push(
+            "insecure-skip-tls-verify: whoever is on the way can pretend to be the API server".to_owned(),
+        );
+    }
+    if config.cluster_url.scheme_str() != Some("https") && !is_loopback(&config.cluster_url) {
+        risks.push(format!("{} is asked in clear, credentials included", config.cluster_url));
+    }
+    risks
 }
 
 fn readable(path: &Path) -> Result<(), AccessError> {
@@ -141,6 +173,33 @@ mod tests {
         let error = answers(&address, Duration::from_millis(100)).await.unwrap_err().to_string();
         assert!(error.contains("--api-server"), "{error}");
         assert!(error.contains("refused"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_token_is_not_sent_in_clear() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("token"), "secret").unwrap();
+        let access = |url: &str| Access::InCluster {
+            api_server: Some(url.to_owned()),
+            service_account: folder.path().to_owned(),
+        };
+        for url in ["http://192.0.2.1:6443", "http://api.example:80", "http://[2001:db8::1]:6443"] {
+            let error = access(url).config().await.err().unwrap().to_string();
+            assert!(error.contains("in clear") && error.contains("https"), "{error}");
+        }
+        for url in ["http://127.0.0.1:8001", "http://[::1]:8001", "http://localhost:8001"] {
+            assert!(access(url).config().await.is_ok(), "{url}");
+        }
+    }
+
+    #[test]
+    fn risks_of_a_kubeconfig_are_told() {
+        let mut config = Config::new("https://192.0.2.1:6443".parse().unwrap());
+        assert_eq!(risks(&config), [""; 0]);
+        config.accept_invalid_certs = true;
+        assert!(risks(&config)[0].contains("insecure-skip-tls-verify"));
+        let config = Config::new("http://192.0.2.1:8080".parse().unwrap());
+        assert!(risks(&config)[0].contains("in clear"));
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt::Debug,
+    hash::{BuildHasher, Hasher, RandomState},
     pin::pin,
     sync::{
         Arc,
@@ -11,14 +12,20 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use kube::{
     Api, Resource,
     core::{DeserializeGuard, Status},
-    runtime::{WatchStreamExt, watcher},
+    runtime::{
+        utils::Backoff,
+        watcher::{self, DefaultBackoff, watcher},
+    },
 };
 use serde::de::DeserializeOwned;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info, warn};
 
 use super::observe::{API_SERVER, chain};
@@ -59,6 +66,7 @@ struct Stopped;
 
 impl Sink {
     async fn send(&self, update: Update) -> Result<(), Stopped> {
+        self.status.sending();
         self.sender.send(Batch(vec![update])).await.map_err(|_| Stopped)
     }
 
@@ -71,6 +79,49 @@ impl Sink {
         Ok(())
     }
 }
+
+/// How all objects are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listing {
+    /// As the beginning of a watch, from the API server's cache (Kubernetes 1.32 and later).
+    Streaming,
+    /// As a list from the API server's cache: may be as old as that, like what watches say.
+    Cached,
+    /// As a list from etcd, in pages: after a version that the cache did not hold any more.
+    Latest,
+}
+
+impl Listing {
+    fn config(self, of: &watcher::Config) -> watcher::Config {
+        let config = of.clone().timeout(watch_seconds());
+        match self {
+            Self::Streaming => config.streaming_lists(),
+            // Pages come from etcd.
+            Self::Cached => watcher::Config { page_size: None, ..config.any_semantic() },
+            Self::Latest => config,
+        }
+    }
+}
+
+/// After how many seconds the API server is to end a watch: by chance, lest all nodes ask for new ones together. As
+/// client-go, but below the 295 s that a watch of `kube` is silent at most.
+fn watch_seconds() -> u32 {
+    let seconds = random() % 90;
+    200 + u32::try_from(seconds).unwrap_or(0)
+}
+
+/// Nodes that start together, as after a power cut, do not ask in the same moment.
+fn start_delay() -> Duration {
+    Duration::from_millis(random() % 500)
+}
+
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// A watch that begins with all objects goes on at least this often until it has given them. One of an API server that
+/// does not know such watches never says that it has.
+const STREAMING: Duration = Duration::from_secs(10);
 
 /// Runs until the run loop goes away.
 pub(super) async fn run<K, T>(
@@ -89,31 +140,29 @@ pub(super) async fn run<K, T>(
         list: Vec::new(),
         unreadable: BTreeSet::new(),
         unreadable_before: BTreeSet::new(),
+        listing: Listing::Streaming,
+        under_way: false,
         listed: false,
         refused: false,
     };
+    sleep(start_delay()).await;
+    let mut backoff = DefaultBackoff::default();
     loop {
-        let mut stream = pin!(watcher(api.clone(), config.clone()).default_backoff());
-        while let Some(event) = stream.next().await {
-            let done = match event {
-                Ok(event) => watch.event(event).await,
-                Err(error) if watch.does_without(&error) => {
-                    if watch.refused(&error).await.is_err() {
-                        return;
-                    }
-                    break;
-                }
-                Err(error) => {
-                    watch.error(&error);
-                    Ok(())
-                }
+        let pause =
+            match watch.follow(watcher(api.clone(), watch.listing.config(&config)), &mut backoff).await {
+                Ok(pause) => pause,
+                Err(Stopped) => return,
             };
-            if matches!(done, Err(Stopped)) {
-                return;
-            }
-        }
-        sleep(REFUSED).await;
+        sleep(pause).await;
     }
+}
+
+/// Why a stream of events is not read on.
+enum Ended {
+    /// All objects are to be asked for anew.
+    Relist,
+    /// The API server does not give the kind.
+    Refused,
 }
 
 /// What the API server answers to who asks for a resource that it does not have, or that the role does not name.
@@ -135,15 +184,63 @@ struct Watch<K, T> {
     unreadable: BTreeSet<ServiceName>,
     /// The same, before the list that is under way.
     unreadable_before: BTreeSet<ServiceName>,
+    listing: Listing,
+    /// Between the beginning and the end of a list.
+    under_way: bool,
     listed: bool,
     /// The API server does not give this kind, as has been logged.
     refused: bool,
 }
 
 impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
+    /// Reads a stream as long as it goes on. Returns how long to pause before the next one, which begins with a list.
+    async fn follow(
+        &mut self,
+        stream: impl Stream<Item = watcher::Result<watcher::Event<DeserializeGuard<K>>>>,
+        backoff: &mut DefaultBackoff,
+    ) -> Result<Duration, Stopped> {
+        let mut stream = pin!(stream);
+        self.under_way = false;
+        loop {
+            let next = if self.under_way && self.listing == Listing::Streaming {
+                let Ok(next) = timeout(STREAMING, stream.next()).await else {
+                    self.stalled();
+                    return Ok(Duration::ZERO);
+                };
+                next
+            } else {
+                stream.next().await
+            };
+            match next {
+                Some(Ok(event)) => {
+                    backoff.reset();
+                    self.event(event).await?;
+                }
+                Some(Err(error)) => {
+                    let ended = self.error(&error).await?;
+                    let pause = backoff.next().unwrap_or(REFUSED);
+                    match ended {
+                        Some(Ended::Refused) => return Ok(REFUSED),
+                        Some(Ended::Relist) => return Ok(pause),
+                        None => sleep(pause).await,
+                    }
+                }
+                None => return Ok(backoff.next().unwrap_or(REFUSED)),
+            }
+        }
+    }
+
+    /// A watch did not give all objects.
+    fn stalled(&mut self) {
+        let text = format!("the list of {} stopped in the middle", self.kind.plural);
+        self.sink.status.trouble(API_SERVER, text);
+        self.listing = Listing::Cached;
+    }
+
     async fn event(&mut self, event: watcher::Event<DeserializeGuard<K>>) -> Result<(), Stopped> {
         match event {
             watcher::Event::Init => {
+                self.under_way = true;
                 self.list.clear();
                 self.unreadable_before.append(&mut self.unreadable);
             }
@@ -153,6 +250,9 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 }
             }
             watcher::Event::InitDone => {
+                self.under_way = false;
+                // From now on a list is only asked for when the cache does not do.
+                self.listing = Listing::Latest;
                 if std::mem::take(&mut self.refused) {
                     info!("{} are given now", self.kind.plural);
                 }
@@ -189,8 +289,32 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
-    fn does_without(&self, error: &watcher::Error) -> bool {
-        self.kind.without.is_some() && refusal(error).is_some()
+    /// What comes of an error; without an answer the watcher goes on where it was.
+    async fn error(&mut self, error: &watcher::Error) -> Result<Option<Ended>, Stopped> {
+        if self.kind.without.is_some() && refusal(error).is_some() {
+            self.refused(error).await?;
+            return Ok(Some(Ended::Refused));
+        }
+        let code = match error {
+            watcher::Error::WatchError(status)
+            | watcher::Error::InitialListFailed(kube::Error::Api(status))
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status.code),
+            _ => None,
+        };
+        // The history does not reach back so far any more. The watcher knows it as an event only, and would ask for the
+        // same version for ever.
+        if code == Some(410) {
+            debug!(kind = self.kind.plural, "listing anew: {error}");
+            return Ok(Some(Ended::Relist));
+        }
+        if self.listing == Listing::Streaming && matches!(code, Some(400 | 422)) {
+            debug!(kind = self.kind.plural, "no streaming lists: {error}");
+            self.listing = Listing::Cached;
+            return Ok(Some(Ended::Relist));
+        }
+        self.report(error);
+        // Also from a list: the next one is to be of the kind that is due.
+        Ok(matches!(error, watcher::Error::NoResourceVersion).then_some(Ended::Relist))
     }
 
     /// The others go on without this kind.
@@ -247,13 +371,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         format!("{} {name}", self.kind.plural)
     }
 
-    /// The watcher tries again by itself.
-    fn error(&self, error: &watcher::Error) {
+    fn report(&self, error: &watcher::Error) {
         match error {
-            // The resource version has grown too old: a relist follows, as the API wants it.
-            watcher::Error::WatchError(status) if status.code == 410 => {
-                debug!(kind = self.kind.plural, "relisting: {}", status.message);
-            }
             watcher::Error::InitialListFailed(kube::Error::Api(status))
             | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
                 let text = format!("the API server refuses: {} ({})", status.message, status.code);

@@ -277,6 +277,36 @@ mod tests {
     }
 
     #[test]
+    fn ports_without_names_of_their_own_are_refused() {
+        let with = |ports: &str| WEB.replace("[{port: 80}]", ports);
+        assert_eq!(
+            mistake_in(&with("[{port: 80}, {port: 443}]")),
+            "a.yaml, document 1: spec.ports[1].name: it has no name, as spec.ports[0]: ports of one protocol need names of \
+             their own"
+        );
+        assert!(
+            mistake_in(&with("[{name: a, port: 80}, {name: a, port: 443}]"))
+                .contains("\"a\", as spec.ports[0]")
+        );
+        let both = with("[{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]");
+        assert_eq!(load_text(&both).unwrap().services[0].ports.len(), 2);
+    }
+
+    #[test]
+    fn a_drain_has_an_end() {
+        let with = |time: &str| {
+            WEB.replace(
+                "{name: web}",
+                &format!("{{name: web, annotations: {{traffic-policy.io/drain: {time}}}}}"),
+            )
+        };
+        let service = load_text(&with("18446744073709ms")).unwrap().services.remove(0);
+        assert_eq!(service.drain, Some(std::time::Duration::from_secs(24 * 3600)));
+        assert!(service.problems[0].contains("longer than 24h"), "{:?}", service.problems);
+        assert_eq!(load_text(&with("24h")).unwrap().services[0].problems, [""; 0]);
+    }
+
+    #[test]
     fn empty_lists_may_be_null() {
         let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nendpoints: null\n\
                     ports: null\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n";

@@ -35,6 +35,8 @@ pub trait Packet: Copy {
     /// Bytes of the whole frame, readable or not.
     fn length(self) -> u32;
     fn ingress(self) -> u32;
+    /// At egress: the device by which it came to this node; 0 if it was made here.
+    fn came_by(self) -> u32;
     /// A VLAN tag that the device took out of the frame.
     fn tagged(self) -> bool;
     /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
@@ -53,6 +55,7 @@ pub trait Packet: Copy {
     /// kernel does not know beforehand, and then the kernel jumps by way of the array (20 ns) instead of directly.
     #[inline(always)]
     fn jump<F: Family, const PROGRAM: u32>(self) {
+        // SAFETY: a helper of the kernel, as the compiler would call it: the verifier checks its arguments.
         unsafe {
             asm!("r3 = {index}", "call {tail_call}", index = const F::INDEX as u32 * jump::FAMILY + PROGRAM,
                 tail_call = const TAIL_CALL, inlateout("r1") self.raw() => _, inlateout("r2") Self::jumps().raw() => _,

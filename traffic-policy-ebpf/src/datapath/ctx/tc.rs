@@ -12,7 +12,7 @@ use aya_ebpf::{
 use traffic_policy_ebpf::abi::hook;
 
 use super::Packet;
-use crate::datapath::maps::{TC_JUMPS, Table};
+use crate::datapath::maps::{TC_TAIL_CALLS, Table};
 
 /// `skb->pkt_type` of a frame for this machine.
 const PACKET_HOST: u32 = 0;
@@ -52,54 +52,63 @@ impl Packet for Tc {
     }
     #[inline(always)]
     fn data(self) -> usize {
-        unsafe { (*self.skb).data as usize }
+        get!((self.skb).data) as usize
     }
     #[inline(always)]
     fn end(self) -> usize {
-        unsafe { (*self.skb).data_end as usize }
+        get!((self.skb).data_end) as usize
     }
     #[inline(always)]
     fn pull(self, wanted: u32) {
         let linear = (self.end() - self.data()) as u32;
         if linear < wanted && linear < self.length() {
             let wanted = if self.length() < wanted { self.length() } else { wanted };
+            // SAFETY: a helper of the kernel: the verifier checks its arguments.
             unsafe { bpf_skb_pull_data(self.skb, wanted) };
         }
     }
     #[inline(always)]
     fn length(self) -> u32 {
-        unsafe { (*self.skb).len }
+        get!((self.skb).len)
     }
     #[inline(always)]
     fn ingress(self) -> u32 {
-        unsafe { (*self.skb).ifindex }
+        get!((self.skb).ifindex)
+    }
+    #[inline(always)]
+    fn came_by(self) -> u32 {
+        // SAFETY: the context that the kernel has given.
+        unsafe { (*self.skb).ingress_ifindex }
     }
     #[inline(always)]
     fn tagged(self) -> bool {
-        unsafe { (*self.skb).vlan_present != 0 }
+        get!((self.skb).vlan_present) != 0
     }
     #[inline(always)]
     fn is_for_host(self) -> bool {
-        unsafe { (*self.skb).pkt_type == PACKET_HOST }
+        get!((self.skb).pkt_type) == PACKET_HOST
     }
     #[inline(always)]
     fn segment(self) -> u32 {
-        unsafe { (*self.skb).gso_size }
+        get!((self.skb).gso_size)
     }
     #[inline(always)]
     fn send(self, ifindex: u32) -> i32 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect(ifindex, 0) as i32 }
     }
     #[inline(always)]
     fn resize(self, length: u32) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
     #[inline(always)]
     fn jumps() -> Table {
-        Table::of(&raw const TC_JUMPS)
+        Table::of(&raw const TC_TAIL_CALLS)
     }
     #[inline(always)]
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect_neigh(ifindex, neighbour.cast(), size_of::<[u32; 5]>() as i32, 0) as i32 }
     }
     #[inline(always)]
@@ -107,6 +116,7 @@ impl Packet for Tc {
         let mangled = if udp { MARK_MANGLED_0 } else { 0 };
         // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this checksum cancel out.
         let family = if v6 { CHECKSUM_IPV6.load() } else { 0 };
+        // SAFETY: as above.
         unsafe {
             // Size 0: the last number is a difference. The address part belongs to the pseudo header, which is all that
             // a partial checksum covers.
@@ -118,6 +128,7 @@ impl Packet for Tc {
     }
     #[inline(always)]
     fn update_sum(self, delta: u16) {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_csum_update(self.skb, delta as u32) };
     }
 }

@@ -10,7 +10,7 @@ use traffic_policy_ebpf::abi::{Device, hook};
 use super::Packet;
 use crate::datapath::{
     barrier::opaque,
-    maps::{DEVICES, Table, XDP_JUMPS},
+    maps::{DEVICES, Table, XDP_TAIL_CALLS},
     words::{load16, load32},
 };
 
@@ -29,7 +29,7 @@ pub struct Xdp {
 impl Xdp {
     #[inline(always)]
     pub fn new(md: *mut xdp_md) -> Self {
-        Self { md, ingress: unsafe { (*md).ingress_ifindex } }
+        Self { md, ingress: get!(md.ingress_ifindex) }
     }
 }
 
@@ -45,11 +45,11 @@ impl Packet for Xdp {
     }
     #[inline(always)]
     fn data(self) -> usize {
-        unsafe { (*self.md).data as usize }
+        get!((self.md).data) as usize
     }
     #[inline(always)]
     fn end(self) -> usize {
-        unsafe { (*self.md).data_end as usize }
+        get!((self.md).data_end) as usize
     }
     #[inline(always)]
     fn pull(self, _: u32) {}
@@ -60,6 +60,10 @@ impl Packet for Xdp {
     #[inline(always)]
     fn ingress(self) -> u32 {
         self.ingress
+    }
+    #[inline(always)]
+    fn came_by(self) -> u32 {
+        0
     }
     #[inline(always)]
     fn tagged(self) -> bool {
@@ -73,8 +77,8 @@ impl Packet for Xdp {
         if data + 14 > self.end() {
             return false;
         }
-        let (head, tail) = unsafe { (load32::<0>(data).to_ne_bytes(), load16::<4>(data).to_ne_bytes()) };
-        let mac = unsafe { (*device).mac };
+        let (head, tail) = (load32::<0>(data).to_ne_bytes(), load16::<4>(data).to_ne_bytes());
+        let mac = get!(device.mac);
         mac == [head[0], head[1], head[2], head[3], tail[0], tail[1]]
     }
     #[inline(always)]
@@ -86,6 +90,7 @@ impl Packet for Xdp {
         if ifindex == self.ingress() {
             return XDP_TX;
         }
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect(ifindex, 0) };
         XDP_REDIRECT
     }
@@ -93,11 +98,12 @@ impl Packet for Xdp {
     fn resize(self, length: u32) -> bool {
         // The verifier lets the end be part of one difference only: with the beginning.
         let by = length as i32 - opaque(self.length() as u64) as i32;
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
     }
     #[inline(always)]
     fn jumps() -> Table {
-        Table::of(&raw const XDP_JUMPS)
+        Table::of(&raw const XDP_TAIL_CALLS)
     }
     #[inline(always)]
     fn send_to(self, _: u32, _: *mut [u32; 5]) -> i32 {

@@ -8,19 +8,19 @@ use core::ptr;
 
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
-    abi::{
-        Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, destination_port,
-        kind, mark, source_port,
-    },
-    tcp::{CONFIRMED, GONE, MARKED, RST},
+    abi::{Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, kind, mark},
+    tcp::{ASSURED, GONE, MARKED, RST, class},
 };
 
 use crate::datapath::{
     barrier::{fetch_add, opaque},
     clock, counters,
     family::Family,
-    flow::table::{self, FlowTable},
-    maps::{self, SWEEP, Table, USAGE},
+    flow::{
+        recycle,
+        table::{self, FlowTable},
+    },
+    maps::{self, GC_PASS, TABLE_USAGE, Table},
 };
 
 /// Whether the endpoint of a request entry takes no more new flows of its Service port.
@@ -28,12 +28,12 @@ use crate::datapath::{
 fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     let endpoint = EndpointKey {
         address: request.destination.wide(),
-        port: destination_port(request.ports),
+        port: request.ports.destination(),
         protocol: protocol as u8,
         ipv6: F::V6 as u8,
         service: request.service,
     };
-    Table::of(&raw const maps::GONE).lookup::<_, u32>(&endpoint).is_some()
+    Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
 #[inline(always)]
@@ -43,9 +43,17 @@ fn idle(now: u32, last: u32) -> u32 {
     if idle > u32::MAX / 2 { 0 } else { idle }
 }
 
+/// The count of flows of a protocol that are not assured.
+#[inline(always)]
+unsafe fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
+    unsafe {
+        if protocol == PROTOCOL_TCP { &raw mut (*sweep).unassured } else { &raw mut (*sweep).unassured_udp }
+    }
+}
+
 /// Begins a sweep: what follows are walks over the tables, one after the other.
 pub fn begin(_: *mut c_void) -> u32 {
-    let (Some(sweep), Some(usage)) = (SWEEP.get_ptr_mut(0), USAGE.get_ptr(0)) else { return 0 };
+    let (Some(sweep), Some(usage)) = (GC_PASS.get_ptr_mut(0), TABLE_USAGE.get_ptr(0)) else { return 0 };
     unsafe {
         (*sweep).now = clock::jiffies();
         (*sweep).snat_created = (*usage).snat_created;
@@ -84,7 +92,7 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
     if key.is_null() || value.is_null() {
         return 0;
     }
-    let Some(sweep) = SWEEP.get_ptr_mut(0) else { return 0 };
+    let Some(sweep) = GC_PASS.get_ptr_mut(0) else { return 0 };
     if unsafe { (*sweep).pause } != 0 {
         unsafe { (*sweep).pause = 0 };
         return 1;
@@ -116,7 +124,7 @@ pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socke
         ipv6: ipv6 as u8,
         service: unsafe { (*socket).service },
     };
-    if Table::of(&raw const maps::GONE).lookup::<_, u32>(&endpoint).is_some() {
+    if Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
         unsafe { (*socket).used = 0 };
     }
 }
@@ -147,6 +155,21 @@ pub fn flow_entry<F: Family>(
     }
 }
 
+/// Counts a flow in its class. Not null: it may go before its time if this is not 0, how many of its class may.
+#[inline(always)]
+fn note_class(sweep: *mut Sweep, class: usize, quiet_for: u32) -> *mut u32 {
+    if class >= class::COUNT {
+        return ptr::null_mut();
+    }
+    // Opaque, or the compiler drops masks that only the verifier needs.
+    let class = opaque(class as u64) as usize & (class::COUNT - 1);
+    let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) as usize & 31;
+    unsafe {
+        (*sweep).idle[class][magnitude] += 1;
+        if quiet_for >= (*sweep).pressure[class] { &raw mut (*sweep).surplus[class] } else { ptr::null_mut() }
+    }
+}
+
 #[inline(always)]
 fn request<F: Family>(
     sweep: *mut Sweep,
@@ -154,8 +177,7 @@ fn request<F: Family>(
     flow: &Flow<F::Address>,
     entry: *mut Flow<F::Address>,
 ) {
-    let (now, pressure, timeouts, mark) =
-        unsafe { ((*sweep).now, (*sweep).pressure, (*sweep).timeouts, (*sweep).mark) };
+    let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
     let reply_key = flow.translated(tuple.protocol).reversed();
     let reply = FlowTable::<F>::main().find(&reply_key);
     let mut quiet_for = idle(now, flow.last);
@@ -166,23 +188,23 @@ fn request<F: Family>(
         reply_state = unsafe { (*reply).state };
     }
     unsafe {
-        if flow.kind == kind::FORWARD || source_port(tuple.ports) != source_port(flow.ports) {
+        if flow.kind == kind::FORWARD || tuple.ports.source() != flow.ports.source() {
             (*sweep).snat += 1;
         }
-        if flow.state & CONFIRMED == 0 {
-            (*sweep).unconfirmed += 1;
+        if flow.state & ASSURED == 0 {
+            *counted(sweep, tuple.protocol) += 1;
         }
-        // Opaque, or the compiler drops a mask that only the verifier needs.
-        let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) & 31;
-        (*sweep).idle[magnitude as usize] += 1;
     }
+    let tcp = tuple.protocol == PROTOCOL_TCP;
+    let surplus = note_class(sweep, class(tcp, flow.state, reply_state), quiet_for);
     if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
         unsafe { (*entry).state |= GONE };
     }
-    let limit = timeouts.of(tuple.protocol == PROTOCOL_TCP, flow.state, reply_state);
-    let limit = if pressure < limit { pressure } else { limit };
-    if quiet_for <= limit {
-        return;
+    if quiet_for <= timeouts.of(tcp, flow.state, reply_state) {
+        if surplus.is_null() || unsafe { *surplus } == 0 {
+            return;
+        }
+        unsafe { *surplus -= 1 };
     }
     if flow.state & MARKED == 0 {
         unsafe {
@@ -204,17 +226,19 @@ fn request<F: Family>(
     if !reply.is_null() {
         counters::end(reply.cast_const());
     }
+    let place = opaque(flow.ifindex.into()) as u32;
+    recycle::leave_place::<F>(&place);
     FlowTable::<F>::main().remove(tuple);
     if !reply.is_null() {
         FlowTable::<F>::main().remove(&reply_key);
     }
     unsafe { (*sweep).deleted += 1 };
-    if flow.state & CONFIRMED == 0
-        && let Some(usage) = USAGE.get_ptr_mut(0)
+    if flow.state & ASSURED == 0
+        && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
     {
         unsafe {
-            fetch_add(table::unconfirmed::<F>(usage), u64::MAX);
-            (*sweep).unconfirmed -= 1;
+            fetch_add(table::unassured::<F>(usage, tuple.protocol), u64::MAX);
+            *counted(sweep, tuple.protocol) -= 1;
         }
     }
 }
@@ -229,7 +253,7 @@ fn reply<F: Family>(
 ) {
     let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
     // First what costs nothing: most entries have had a packet not long ago.
-    if idle(now, flow.last) <= timeouts.unconfirmed {
+    if idle(now, flow.last) <= timeouts.unassured {
         return;
     }
     let key = flow.translated(tuple.protocol).reversed();
@@ -249,7 +273,7 @@ fn reply<F: Family>(
     }
 }
 
-/// Entries in `PENDING`: the kernel evicts them, and so may the sweep, at once. The sweep reports when none is left.
+/// Entries in `tp_pending`: the kernel evicts them, and so may the sweep, at once. The sweep reports when none is left.
 #[inline(always)]
 pub fn pending_entry<F: Family>(
     sweep: *mut Sweep,
@@ -260,7 +284,7 @@ pub fn pending_entry<F: Family>(
     let tuple = key.tuple(&flow);
     let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
-    if mark != mark::ONLY && idle(now, flow.last) > timeouts.unconfirmed
+    if mark != mark::ONLY && idle(now, flow.last) > timeouts.unassured
         || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
         counters::end(entry.cast_const());

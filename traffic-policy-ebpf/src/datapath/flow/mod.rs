@@ -1,6 +1,7 @@
 //! Flows: their entries, the states of these, the source port of a new flow, and the removal of old ones.
 
 pub mod gc;
+pub mod recycle;
 pub mod snat_port;
 pub mod state;
 pub mod table;

@@ -2,11 +2,11 @@
 
 use core::{marker::PhantomData, mem::MaybeUninit, ptr};
 
-use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, Tuple, Usage};
+use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Tuple, Usage};
 
 use crate::datapath::{
     family::Family,
-    maps::{STATE, Table, USAGE},
+    maps::{CONFIG, TABLE_USAGE, Table},
 };
 
 /// A table of flows.
@@ -22,7 +22,7 @@ impl<F: Family> FlowTable<F> {
         Self { table: F::flows(), of: PhantomData }
     }
 
-    /// The table of unconfirmed flows, from which the kernel evicts the oldest.
+    /// The table of unassured flows, from which the kernel evicts the oldest.
     #[inline(always)]
     pub fn pending() -> Self {
         Self { table: F::pending(), of: PhantomData }
@@ -60,7 +60,41 @@ impl<F: Family> FlowTable<F> {
     }
 }
 
-/// The entry of a packet, null if it has none, and whether it lies in `PENDING`.
+/// The same with the key in `room`: a callback's stack has none for it.
+impl<F: Family> FlowTable<F> {
+    /// As [`Self::find`].
+    #[inline(always)]
+    pub fn find_in(
+        &self,
+        tuple: &Tuple<F::Address>,
+        room: *mut FlowKey<F::Address>,
+    ) -> *mut Flow<F::Address> {
+        match self.table.lookup::<_, Flow<F::Address>>(key_in(tuple, room)) {
+            Some(entry) if unsafe { (*entry).is_of(tuple) } => entry,
+            _ => ptr::null_mut(),
+        }
+    }
+
+    /// As [`Self::insert`].
+    #[inline(always)]
+    pub fn insert_in(
+        &self,
+        tuple: &Tuple<F::Address>,
+        room: *mut FlowKey<F::Address>,
+        entry: *const Flow<F::Address>,
+        flags: u64,
+    ) -> i64 {
+        self.table.insert(key_in(tuple, room), entry, flags)
+    }
+
+    /// As [`Self::remove`].
+    #[inline(always)]
+    pub fn remove_in(&self, tuple: &Tuple<F::Address>, room: *mut FlowKey<F::Address>) {
+        self.table.remove(key_in(tuple, room));
+    }
+}
+
+/// The entry of a packet, null if it has none, and whether it lies in `tp_pending`.
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
     let main = FlowTable::<F>::main().find(tuple);
@@ -75,31 +109,38 @@ pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, boo
     (FlowTable::<F>::main().find(tuple), false)
 }
 
-/// Whether `PENDING` may hold anything.
+/// Whether `tp_pending` may hold anything.
 #[inline(always)]
 pub fn pending_in_use() -> bool {
-    let (Some(state), Some(usage)) = (STATE.get_ptr(0), USAGE.get_ptr(0)) else { return false };
+    let (Some(state), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
     unsafe { (*usage).pending_created != (*state).pending_swept }
 }
 
-/// The number of flows in the main table that are not confirmed.
+/// The number of flows of a protocol in the main table that are not assured.
 #[inline(always)]
-pub fn unconfirmed<F: Family>(usage: *mut Usage) -> *mut u64 {
+pub fn unassured<F: Family>(usage: *mut Usage, protocol: u32) -> *mut u64 {
     // SAFETY: fields of a map value.
-    unsafe { if F::V6 { &raw mut (*usage).unconfirmed[1] } else { &raw mut (*usage).unconfirmed[0] } }
+    unsafe {
+        match (protocol == PROTOCOL_TCP, F::V6) {
+            (true, false) => &raw mut (*usage).unassured[0],
+            (true, true) => &raw mut (*usage).unassured[1],
+            (false, false) => &raw mut (*usage).unassured_udp[0],
+            (false, true) => &raw mut (*usage).unassured_udp[1],
+        }
+    }
 }
 
 /// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
 /// that of another.
 #[inline(always)]
-pub unsafe fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
+pub fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
     let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*entry).hop).cast::<u32>()) }.to_ne_bytes();
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
 /// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before: `nexthop::resolve`.
 #[inline(always)]
-pub unsafe fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
+pub fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
     let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());
     unsafe { ptr::write_volatile((&raw mut (*entry).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
 }
@@ -112,4 +153,18 @@ fn key<'a, A: Address>(tuple: &'a Tuple<A>, room: &'a mut MaybeUninit<FlowKey<A>
         return unsafe { &*ptr::from_ref(tuple).cast() };
     }
     room.write(FlowKey::of(tuple))
+}
+
+/// As [`key`], in memory of a map.
+#[inline(always)]
+fn key_in<A: Address>(tuple: &Tuple<A>, room: *mut FlowKey<A>) -> &FlowKey<A> {
+    if FlowKey::<A>::IS_TUPLE {
+        // SAFETY: they lie in memory alike.
+        return unsafe { &*ptr::from_ref(tuple).cast() };
+    }
+    // SAFETY: scratch.
+    unsafe {
+        *room = FlowKey::of(tuple);
+        &*room
+    }
 }

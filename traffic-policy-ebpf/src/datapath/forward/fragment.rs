@@ -7,8 +7,6 @@
 //! the node's: datagrams of two clients to one endpoint with the same 16 bits within a second or so spoil each other there,
 //! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
 
-use core::ptr;
-
 use traffic_policy_ebpf::{
     abi::{Flow, Fragment, FragmentKey, REASSEMBLY},
     outcome::Outcome,
@@ -22,6 +20,7 @@ use crate::datapath::{
     forward::{self, Rewrite, Translatable},
     maps::ANY,
     parse::{Parsed, variable::VariableHeaders},
+    value::{load, load_once, store_once},
     verdict::Decision,
 };
 
@@ -36,15 +35,15 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let tuple = &headers.parsed.tuple;
     let protocol = if F::V6 { 0 } else { tuple.protocol };
-    unsafe {
-        ptr::write_volatile(&raw mut (*scratch).fragmented, headers.fragmented);
-        (*scratch).fragment_key = FragmentKey {
+    store_once(place!(mut scratch.fragmented), headers.fragmented);
+    set!(
+        scratch.fragment_key = FragmentKey {
             source: tuple.source,
             destination: tuple.destination,
             identification: headers.identification,
             protocol,
-        };
-    }
+        }
+    );
     true
 }
 
@@ -55,17 +54,19 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
 #[inline(always)]
 pub fn record<F: Family>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };
-    unsafe {
-        if ptr::read_volatile(&raw const (*scratch).fragmented) == 0 {
-            return;
-        }
-        (*scratch).fragment = Fragment {
+    if load_once(place!(const scratch.fragmented)) == 0 {
+        return;
+    }
+    set!(
+        scratch.fragment = Fragment {
             ports: parsed.tuple.ports,
             protocol: parsed.tuple.protocol,
             seen: clock::nanoseconds(),
-        };
-        F::fragments().insert(&(*scratch).fragment_key, &raw const (*scratch).fragment, ANY);
-    }
+        }
+    );
+    // SAFETY: scratch memory: nobody else writes it while this program runs.
+    let key = unsafe { &(*scratch).fragment_key };
+    F::fragments().insert(key, place!(const scratch.fragment), ANY);
 }
 
 /// Completes a later fragment by the record of its first one, and finds its entry.
@@ -75,11 +76,12 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
 #[inline(always)]
 pub fn later<F: Family>(headers: VariableHeaders<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
+    // SAFETY: scratch memory: nobody else writes it while this program runs.
     let key = unsafe { &(*scratch).fragment_key };
     let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
         return Err(Outcome::PassedFragment);
     };
-    let Fragment { ports, protocol, seen } = unsafe { *record };
+    let Fragment { ports, protocol, seen } = load(record);
     if clock::nanoseconds().wrapping_sub(seen) > REASSEMBLY {
         return Err(Outcome::PassedFragment);
     }
@@ -125,12 +127,10 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     }
     #[inline(always)]
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
-        unsafe {
-            F::addresses(&self.parsed, entry, step);
-            if F::V6 {
-                // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
-                packet.update_sum((*entry).address_delta);
-            }
+        F::addresses(&self.parsed, entry, step);
+        if F::V6 {
+            // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
+            packet.update_sum(get!(entry.address_delta));
         }
         true
     }

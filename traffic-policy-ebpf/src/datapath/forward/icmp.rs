@@ -2,7 +2,7 @@
 //! inside become what the receiver knows, as packets of the opposite direction do.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, kind},
+    abi::{Address, Address4, Address6, Flow, kind},
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
@@ -19,16 +19,10 @@ use crate::datapath::{
 /// A family whose ICMP errors can be rewritten.
 pub trait RewriteIcmpError: ParseIcmpError + Rewrite {
     /// Writes the addresses of the IP header at `ip`.
-    ///
-    /// # Safety
-    /// The header has been compared with the end of the packet, here and below.
-    unsafe fn set_addresses(ip: usize, source: Self::Address, destination: Self::Address);
+    fn set_addresses(ip: usize, source: Self::Address, destination: Self::Address);
     /// Completes the IP header at `ip` after a change of its addresses by `delta`, with a step of the TTL or without.
     /// Returns the delta of the whole header but for the addresses.
-    ///
-    /// # Safety
-    /// As above.
-    unsafe fn complete(ip: usize, delta: u16, step: bool) -> u16;
+    fn complete(ip: usize, delta: u16, step: bool) -> u16;
 }
 
 impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
@@ -68,87 +62,78 @@ impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
     /// own. So the sum over the frame stays as a device may have computed it.
     #[inline(always)]
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
-        unsafe {
-            let (source, destination) = ((*entry).source, (*entry).destination);
-            let (was_source, was_destination) = F::addresses_at(self.ip);
-            // As netfilter does: where the entry changes the source of packets, it changes that of errors too, whoever has
-            // sent them; a client sees nothing behind the frontend. An endpoint of this node, which knows its clients,
-            // sees which router it was.
-            // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_proto.c> nf_nat_icmp_reply_translation
-            let outer_source = if source == self.tuple.source { was_source } else { source };
-            F::set_addresses(self.ip, outer_source, destination);
-            let outer = checksum::delta(
-                was_source.sum() + was_destination.sum(),
-                outer_source.sum() + destination.sum(),
-            );
-            F::complete(self.ip, outer, step);
+        let (source, destination) = (get!(entry.source), get!(entry.destination));
+        let (was_source, was_destination) = F::addresses_at(self.ip);
+        // As netfilter does: where the entry changes the source of packets, it changes that of errors too, whoever has
+        // sent them; a client sees nothing behind the frontend. An endpoint of this node, which knows its clients,
+        // sees which router it was.
+        // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_proto.c> nf_nat_icmp_reply_translation
+        let outer_source = if source == self.tuple.source { was_source } else { source };
+        F::set_addresses(self.ip, outer_source, destination);
+        let outer =
+            checksum::delta(was_source.sum() + was_destination.sum(), outer_source.sum() + destination.sum());
+        F::complete(self.ip, outer, step);
 
-            let (addresses, ports) = ((*entry).address_delta, (*entry).port_delta);
-            F::set_addresses(self.quoted, destination, source);
-            let mut delta = checksum::add(addresses, ports);
-            let both = delta;
-            delta = checksum::add(delta, F::complete(self.quoted, addresses, false));
-            store32::<0>(self.l4, (*entry).ports.rotate_left(16));
-            if self.tcp == 0 {
-                let was = load16::<6>(self.l4);
-                let sum = checksum::update_udp(was, both);
-                store16::<6>(self.l4, sum);
-                delta = checksum::add(delta, checksum::delta(was as u64, sum as u64));
-            } else if self.tcp_sum != 0 && self.l4 + 18 <= packet.end() {
-                let was = load16::<16>(self.l4);
-                let sum = checksum::update(was, both);
-                store16::<16>(self.l4, sum);
-                delta = checksum::add(delta, checksum::delta(was as u64, sum as u64));
-            }
-            if F::V6 {
-                delta = checksum::add(delta, outer);
-            }
-            store16::<2>(self.icmp, checksum::update(load16::<2>(self.icmp), delta));
+        let (addresses, ports) = (get!(entry.address_delta), get!(entry.port_delta));
+        F::set_addresses(self.quoted, destination, source);
+        let mut delta = checksum::add(addresses, ports);
+        let both = delta;
+        delta = checksum::add(delta, F::complete(self.quoted, addresses, false));
+        store32::<0>(self.l4, get!(entry.ports).reversed().wire());
+        if self.tcp == 0 {
+            let was = load16::<6>(self.l4);
+            let sum = checksum::update_udp(was, both);
+            store16::<6>(self.l4, sum);
+            delta = checksum::add(delta, checksum::delta(was as u64, sum as u64));
+        } else if self.tcp_sum != 0 && self.l4 + 18 <= packet.end() {
+            let was = load16::<16>(self.l4);
+            let sum = checksum::update(was, both);
+            store16::<16>(self.l4, sum);
+            delta = checksum::add(delta, checksum::delta(was as u64, sum as u64));
         }
+        if F::V6 {
+            delta = checksum::add(delta, outer);
+        }
+        store16::<2>(self.icmp, checksum::update(load16::<2>(self.icmp), delta));
         true
     }
 }
 
 impl RewriteIcmpError for V4 {
     #[inline(always)]
-    unsafe fn set_addresses(ip: usize, source: u32, destination: u32) {
-        unsafe {
-            store32::<12>(ip, source);
-            store32::<16>(ip, destination);
-        }
+    fn set_addresses(ip: usize, source: Address4, destination: Address4) {
+        store32::<12>(ip, source.wire());
+        store32::<16>(ip, destination.wire());
     }
 
     #[inline(always)]
-    unsafe fn complete(ip: usize, delta: u16, step: bool) -> u16 {
-        unsafe {
-            let mut rest = 0;
-            if step {
-                store8::<8>(ip, load8::<8>(ip) - 1);
-                rest = TTL_STEP;
-            }
-            let was = load16::<10>(ip);
-            let sum = checksum::update(was, checksum::add(delta, rest));
-            store16::<10>(ip, sum);
-            checksum::add(rest, checksum::delta(was as u64, sum as u64))
+    fn complete(ip: usize, delta: u16, step: bool) -> u16 {
+        let mut rest = 0;
+        if step {
+            store8::<8>(ip, load8::<8>(ip) - 1);
+            rest = TTL_STEP;
         }
+        let was = load16::<10>(ip);
+        let sum = checksum::update(was, checksum::add(delta, rest));
+        store16::<10>(ip, sum);
+        checksum::add(rest, checksum::delta(was as u64, sum as u64))
     }
 }
 
 impl RewriteIcmpError for V6 {
     #[inline(always)]
-    unsafe fn set_addresses(ip: usize, source: [u64; 2], destination: [u64; 2]) {
-        unsafe {
-            store64::<8>(ip, source[0]);
-            store64::<16>(ip, source[1]);
-            store64::<24>(ip, destination[0]);
-            store64::<32>(ip, destination[1]);
-        }
+    fn set_addresses(ip: usize, source: Address6, destination: Address6) {
+        let (source, destination) = (source.wire(), destination.wire());
+        store64::<8>(ip, source[0]);
+        store64::<16>(ip, source[1]);
+        store64::<24>(ip, destination[0]);
+        store64::<32>(ip, destination[1]);
     }
 
     #[inline(always)]
-    unsafe fn complete(ip: usize, _: u16, step: bool) -> u16 {
+    fn complete(ip: usize, _: u16, step: bool) -> u16 {
         if step {
-            unsafe { store8::<7>(ip, load8::<7>(ip) - 1) };
+            store8::<7>(ip, load8::<7>(ip) - 1);
         }
         0
     }

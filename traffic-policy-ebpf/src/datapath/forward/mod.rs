@@ -7,7 +7,7 @@ pub mod icmp;
 pub mod nexthop;
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Device, Flow, HOP_XDP, Hop, kind},
+    abi::{Address4, Address6, Device, Flow, HOP_XDP, Hop, kind},
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
@@ -18,6 +18,7 @@ use crate::datapath::{
     forward::nexthop::Forwarding,
     maps::{DEVICES, Table},
     parse::{self, Parse, Parsed},
+    value::load,
     verdict::Decision,
     words::{load16, load64, store8, store16, store32, store64},
 };
@@ -88,18 +89,16 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
 /// The DF bit of IPv4.
 #[inline(always)]
 fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
-    unsafe { load64::<0>(parsed.ip) }.to_ne_bytes()[6] & 0x40 != 0
+    load64::<0>(parsed.ip).to_ne_bytes()[6] & 0x40 != 0
 }
 
 /// Counts a packet of `length` bytes in its entry.
 #[inline(always)]
 pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) {
-    unsafe {
-        (*entry).packets += 1;
-        (*entry).bytes += length as u64;
-        if (*entry).last != now {
-            (*entry).last = now;
-        }
+    set!(entry.packets += 1);
+    set!(entry.bytes += length as u64);
+    if get!(entry.last) != now {
+        set!(entry.last = now);
     }
 }
 
@@ -112,7 +111,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     now: u32,
 ) -> Decision {
     let entry = forwarding.entry;
-    let kind = unsafe { (*entry).kind };
+    let kind = get!(entry.kind);
     let outcome = C::outcome(kind);
     if kind == kind::DELIVER {
         translatable.account(entry, now);
@@ -126,7 +125,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     }
     if P::TC && forwarding.unresolved != 0 {
         let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&forwarding.unresolved);
-        let mtu = device.map_or(0, |device| unsafe { (*device).mtu });
+        let mtu = device.map_or(0, |device| get!(device.mtu));
         if mtu != 0 && translatable.wire_length(packet) > mtu {
             return translatable.mtu_exceeded(mtu);
         }
@@ -135,16 +134,13 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         if !translatable.translate(packet, entry, true) {
             return Outcome::DroppedInternalError.into();
         }
-        return Decision::sent(
-            outcome,
-            packet.send_to(forwarding.unresolved, unsafe { &raw mut (*scratch).neighbour }),
-        );
+        return Decision::sent(outcome, packet.send_to(forwarding.unresolved, place!(mut scratch.neighbour)));
     }
     let hop = forwarding.hop;
     if hop.is_null() {
         return Outcome::DroppedNoRoute.into();
     }
-    let (mtu, ifindex, flags) = unsafe { ((*hop).mtu, (*hop).ifindex, (*hop).flags) };
+    let (mtu, ifindex, flags) = (get!(hop.mtu), get!(hop.ifindex), get!(hop.flags));
     if translatable.wire_length(packet) > mtu {
         if !P::TC {
             return Outcome::PassedToTc.into();
@@ -155,7 +151,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return Outcome::PassedToTc.into();
     }
     translatable.account(entry, now);
-    unsafe { macs(translatable.ip() - parse::ETHERNET, hop) };
+    macs(translatable.ip() - parse::ETHERNET, hop);
     if !translatable.translate(packet, entry, true) {
         return Outcome::DroppedInternalError.into();
     }
@@ -165,56 +161,44 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
 /// A family whose headers can be rewritten.
 pub trait Rewrite: Parse {
     /// Writes addresses, and where `hop` steps the TTL, with all that the IP header's own checksum needs.
-    ///
-    /// # Safety
-    /// `parsed` holds for the packet as it is.
-    unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Self::Address>, step: bool);
+    fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Self::Address>, step: bool);
 }
 
 impl Rewrite for V4 {
     #[inline(always)]
-    unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Address4>, step: bool) {
-        unsafe {
-            let delta = (*flow).address_delta;
-            // Both addresses at once: they lie in the entry as they do in the header.
-            store64::<12>(parsed.ip, flow.cast::<u64>().read());
-            let delta = if step {
-                store8::<8>(parsed.ip, parsed.ttl - 1);
-                checksum::add(delta, TTL_STEP)
-            } else {
-                delta
-            };
-            store16::<10>(parsed.ip, checksum::update(load16::<10>(parsed.ip), delta));
-        }
+    fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Address4>, step: bool) {
+        let delta = get!(flow.address_delta);
+        // Both addresses at once: they lie in the entry as they do in the header.
+        store64::<12>(parsed.ip, load(flow.cast::<u64>()));
+        let delta = if step {
+            store8::<8>(parsed.ip, parsed.ttl - 1);
+            checksum::add(delta, TTL_STEP)
+        } else {
+            delta
+        };
+        store16::<10>(parsed.ip, checksum::update(load16::<10>(parsed.ip), delta));
     }
 }
 
 impl Rewrite for V6 {
     #[inline(always)]
-    unsafe fn addresses(parsed: &Parsed<Self>, flow: *const Flow<[u64; 2]>, step: bool) {
-        unsafe {
-            let (source, destination) = ((*flow).source, (*flow).destination);
-            store64::<8>(parsed.ip, source[0]);
-            store64::<16>(parsed.ip, source[1]);
-            store64::<24>(parsed.ip, destination[0]);
-            store64::<32>(parsed.ip, destination[1]);
-            if step {
-                store8::<7>(parsed.ip, parsed.ttl - 1);
-            }
+    fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Address6>, step: bool) {
+        let (source, destination) = (get!(flow.source).wire(), get!(flow.destination).wire());
+        store64::<8>(parsed.ip, source[0]);
+        store64::<16>(parsed.ip, source[1]);
+        store64::<24>(parsed.ip, destination[0]);
+        store64::<32>(parsed.ip, destination[1]);
+        if step {
+            store8::<7>(parsed.ip, parsed.ttl - 1);
         }
     }
 }
 
 /// Writes the frame's MAC addresses.
-///
-/// # Safety
-/// The Ethernet header has been compared with the end of the packet.
 #[inline(always)]
-unsafe fn macs(data: usize, hop: *const Hop) {
-    unsafe {
-        store64::<0>(data, (*hop).macs);
-        store32::<8>(data, (*hop).source_mac_tail);
-    }
+fn macs(data: usize, hop: *const Hop) {
+    store64::<0>(data, get!(hop.macs));
+    store32::<8>(data, get!(hop.source_mac_tail));
 }
 
 /// Translates addresses, ports and checksums as `flow` says. False: the kernel refused, the packet is spoilt.
@@ -226,20 +210,18 @@ fn translate<P: Packet, F: Rewrite>(
     flow: *const Flow<F::Address>,
     step: bool,
 ) -> bool {
-    unsafe {
-        let (address_delta, port_delta) = ((*flow).address_delta, (*flow).port_delta);
-        F::addresses(parsed, flow, step);
-        store32::<0>(parsed.l4, (*flow).ports);
-        if P::TC {
-            let offset = parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };
-            return packet.fix_checksum(offset, address_delta, port_delta, !parsed.is_tcp(), F::V6);
-        }
-        let delta = checksum::add(address_delta, port_delta);
-        if parsed.is_tcp() {
-            store16::<16>(parsed.l4, checksum::update(load16::<16>(parsed.l4), delta));
-        } else {
-            store16::<6>(parsed.l4, checksum::update_udp(load16::<6>(parsed.l4), delta));
-        }
-        true
+    let (address_delta, port_delta) = (get!(flow.address_delta), get!(flow.port_delta));
+    F::addresses(parsed, flow, step);
+    store32::<0>(parsed.l4, get!(flow.ports).wire());
+    if P::TC {
+        let offset = parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };
+        return packet.fix_checksum(offset, address_delta, port_delta, !parsed.is_tcp(), F::V6);
     }
+    let delta = checksum::add(address_delta, port_delta);
+    if parsed.is_tcp() {
+        store16::<16>(parsed.l4, checksum::update(load16::<16>(parsed.l4), delta));
+    } else {
+        store16::<6>(parsed.l4, checksum::update_udp(load16::<6>(parsed.l4), delta));
+    }
+    true
 }

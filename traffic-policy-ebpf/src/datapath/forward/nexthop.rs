@@ -1,4 +1,4 @@
-//! Next hops: found by the kernel's FIB, kept in `HOPS`, shared by all flows that leave the same way; that of an endpoint, and
+//! Next hops: found by the kernel's FIB, kept in `tp_nexthops`, shared by all flows that leave the same way; that of an endpoint, and
 //! that of a flow's packets.
 
 use core::ptr;
@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Device, Flow, HOP_ARENA, HOP_LOCAL, HOP_XDP, Hop, HopKey, SLOT_LOCAL, Slot, SlotRoute,
-        State, kind,
+        Address, Device, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, SLOT_LOCAL, SLOT_REMOTE,
+        Slot, SlotRoute, State, kind,
     },
     outcome::Outcome,
 };
@@ -17,7 +17,8 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     flow::table,
-    maps::{DEVICES, HOP_INDEX, HOPS, NOEXIST, STATE, Table, USAGE},
+    maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
+    value::{after, load, load_once, load_unaligned, store, store_once, store_unaligned},
     verdict::Decision,
 };
 
@@ -54,7 +55,7 @@ pub enum Route<A> {
 
 /// A route out of this node.
 pub struct Via<A> {
-    /// Index into `HOPS`; 0 if all are in use or the neighbour is not resolved.
+    /// Index into `tp_nexthops`; 0 if all are in use or the neighbour is not resolved.
     pub hop: u16,
     /// The route epoch under which the FIB was asked.
     pub epoch: u16,
@@ -75,9 +76,9 @@ pub struct Current {
 impl Current {
     #[inline(always)]
     pub fn load() -> Option<Self> {
-        let state = STATE.get_ptr(0)?;
+        let state = CONFIG.get_ptr(0)?;
         let (route, hop_epoch, max_age) =
-            unsafe { ((*state).route as u16, (*state).hop_epoch, (*state).hop_max_age) };
+            (get!(state.route) as u16, get!(state.hop_epoch), get!(state.hop_max_age));
         Some(Self { route, hop_epoch, max_age })
     }
 
@@ -87,8 +88,8 @@ impl Current {
         if epoch != self.route {
             return None;
         }
-        let hop = HOPS.get_ptr(hop as u32)?;
-        let (epoch, resolved) = unsafe { ((*hop).epoch, (*hop).resolved) };
+        let hop = NEXTHOPS.get_ptr(hop as u32)?;
+        let (epoch, resolved) = (get!(hop.epoch), get!(hop.resolved));
         let fresh = epoch == self.hop_epoch && now.wrapping_sub(resolved) < self.max_age;
         if fresh { Some(hop) } else { None }
     }
@@ -103,7 +104,7 @@ fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
 /// Current route epoch.
 #[inline(always)]
 fn epoch() -> u16 {
-    STATE.get_ptr(0).map_or(0, |state| unsafe { (*state).route as u16 })
+    CONFIG.get_ptr(0).map_or(0, |state| (get!(state.route) as u16))
 }
 
 /// A flow entry that a packet can be forwarded by, and its next hop.
@@ -131,12 +132,10 @@ pub fn to_endpoint<P: Packet, F: Family>(
     let epoch = epoch();
     if let Some(stored) = stored {
         // Each word once: another CPU may be writing.
-        let stored = unsafe {
-            SlotRoute {
-                source: ptr::read_volatile(&raw const (*stored).source),
-                word: ptr::read_volatile(&raw const (*stored).word),
-                check: ptr::read_volatile(&raw const (*stored).check),
-            }
+        let stored = SlotRoute {
+            source: load_once(place!(const stored.source)),
+            word: load_once(place!(const stored.word)),
+            check: load_once(place!(const stored.check)),
         };
         if let Some((under, hop)) = stored.route()
             && under == epoch
@@ -156,11 +155,14 @@ pub fn to_endpoint<P: Packet, F: Family>(
         Route::Failed(outcome) => return Route::Failed(outcome),
         Route::Via(via) => via,
     };
+    if !via.attached && slot.flags & SLOT_REMOTE != 0 {
+        return Route::Failed(Outcome::DroppedUnattachedDevice);
+    }
     if let Some(stored) = stored {
         let (hop, source) =
             if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
         if hop != 0 {
-            unsafe { *stored = SlotRoute::new(source, epoch, hop) };
+            store(stored, SlotRoute::new(source, epoch, hop));
         }
     }
     // Behind a device to which no program is attached is a pod.
@@ -174,19 +176,21 @@ pub fn resolve_egress<P: Packet, F: Family>(
     entry: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Forwarding<F::Address>, Decision> {
-    let kind = unsafe { (*entry).kind };
-    let (index, epoch) = unsafe { table::next_hop(entry) };
+    let kind = get!(entry.kind);
+    let (index, epoch) = table::next_hop(entry);
     if kind == kind::DELIVER {
         return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
     }
     if let Some(hop) = fresh(epoch, index, now) {
         return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
-    let (source, destination) = unsafe { ((*entry).source, (*entry).destination) };
+    let (source, destination) = (get!(entry.source), get!(entry.destination));
     match resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
-            let Some(hop) = HOPS.get_ptr(via.hop as u32) else { return Err(Outcome::DroppedNoRoute.into()) };
-            unsafe { table::set_next_hop(entry, via.hop, via.epoch) };
+            let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
+                return Err(Outcome::DroppedNoRoute.into());
+            };
+            table::set_next_hop(entry, via.hop, via.epoch);
             Ok(Forwarding { entry, hop, unresolved: 0 })
         }
         Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
@@ -194,25 +198,48 @@ pub fn resolve_egress<P: Packet, F: Family>(
         Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
             reply_via_ingress_device::<F>(entry).map(|hop| Forwarding { entry, hop, unresolved: 0 })
         }
-        Route::Failed(outcome) => Err(Decision::refused(outcome, unsafe { (*entry).service })),
-        Route::Local => Err(Decision::refused(Outcome::DroppedNoRoute, unsafe { (*entry).service })),
+        Route::Failed(outcome) => Err(Decision::refused(outcome, get!(entry.service))),
+        Route::Local => Err(Decision::refused(Outcome::DroppedNoRoute, get!(entry.service))),
     }
+}
+
+/// Whether this node's routes lead to an address by the device that a packet came by: strict reverse path filtering
+/// (RFC 3704).
+#[inline(always)]
+pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool {
+    let Some(scratch) = F::scratch() else { return false };
+    // SAFETY: map values and packet words, checked by the verifier.
+    let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
+    let ingress = packet.ingress();
+    // SAFETY: map values and packet words, checked by the verifier.
+    unsafe {
+        (*scratch).fib = [0; 8];
+        (*fib).family = F::AF as u8;
+        (*fib).ifindex = ingress;
+        fib.cast::<u8>().add(DESTINATION).cast::<F::Address>().write_unaligned(address);
+    }
+    // SAFETY: map values and packet words, checked by the verifier.
+    let ret = unsafe { bpf_fib_lookup(packet.raw(), fib, size_of::<FibParameters>() as i32, 0) };
+    // SAFETY: map values and packet words, checked by the verifier.
+    matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && unsafe { (*fib).ifindex } == ingress
 }
 
 /// Without a route to the client: back where the request came from.
 #[inline(always)]
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
-    let (ifindex, mac) = unsafe { ((*entry).ifindex, (*entry).mac) };
+    // SAFETY: map values and packet words, checked by the verifier.
+    let (ifindex, head, tail) = unsafe { ((*entry).ifindex, (*entry).mac_head, (*entry).mac_tail) };
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
+    // SAFETY: map values and packet words, checked by the verifier.
     let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).ingress_device_hop) };
-    spare.macs = u64::from_ne_bytes([mac[0], mac[1], mac[2], mac[3], mac[4], mac[5], own[0], own[1]]);
+    spare.macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
     spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
     spare.ifindex = ifindex;
     spare.mtu = 0xffff;
-    spare.flags = unsafe { (*device).flags } & HOP_XDP;
+    spare.flags = get!(device.flags) & HOP_XDP;
     Ok(ptr::from_ref(spare))
 }
 
@@ -225,31 +252,28 @@ fn resolve<F: Family>(
     destination: F::Address,
     now: u32,
 ) -> Route<F::Address> {
-    let Some(state) = STATE.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
+    let Some(state) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
     // Read once: the hop belongs to the generation and epoch that held when the FIB was asked.
-    let (route, hop_epoch) = unsafe {
-        (ptr::read_volatile(&raw const (*state).route), ptr::read_volatile(&raw const (*state).hop_epoch))
-    };
+    let (route, hop_epoch) = (load_once(place!(const state.route)), load_once(place!(const state.hop_epoch)));
 
     if ASSUME_ROUTES.load() != 0 {
         return assumed::<F>(ingress, route as u16);
     }
     let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedInternalError) };
-    let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
+    let fib = place!(mut scratch.fib).cast::<FibParameters>();
     let base = fib.cast::<u8>();
-    let own = unsafe { (&raw mut (*scratch).fib).cast::<u64>() };
-    unsafe {
-        (*scratch).fib = [0; 8];
-        (*fib).family = F::AF as u8;
-        (*fib).ifindex = ingress;
-        // With a length the answer holds the MTU of the route; 1 never exceeds it.
-        (*fib).__bindgen_anon_1.tot_len = 1;
-        base.add(SOURCE).cast::<F::Address>().write_unaligned(source);
-        base.add(DESTINATION).cast::<F::Address>().write_unaligned(destination);
-        // The FIB's answer must not be older than the epochs it is stored under.
-        full_fence(own);
-    }
+    let own = place!(mut scratch.fib).cast::<u64>();
+    set!(scratch.fib = [0; 8]);
+    set!(fib.family = F::AF as u8);
+    set!(fib.ifindex = ingress);
+    // With a length the answer holds the MTU of the route; 1 never exceeds it.
+    set!(fib.__bindgen_anon_1.tot_len = 1);
+    store_unaligned(after(base, SOURCE), source);
+    store_unaligned(after(base, DESTINATION), destination);
+    // The FIB's answer must not be older than the epochs it is stored under.
+    full_fence(own);
     let flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
+    // SAFETY: a helper of the kernel: the verifier checks its arguments.
     let ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
     match ret {
         RET_SUCCESS | RET_NO_NEIGHBOUR => {}
@@ -257,58 +281,53 @@ fn resolve<F: Family>(
         RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingDisabled),
         _ => return Route::Failed(Outcome::DroppedNoRoute),
     }
-    let ifindex = unsafe { (*fib).ifindex };
+    let ifindex = get!(fib.ifindex);
     let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex);
-    let wide = unsafe { base.add(DESTINATION).cast::<[u64; 2]>().read_unaligned() };
+    let wide = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
     // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
-    let family = unsafe { (*fib).family } as u16;
+    let family = get!(fib.family) as u16;
     let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
-    unsafe {
-        let [a, b] = gateway;
-        (*scratch).neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32];
-    }
+    let [a, b] = gateway;
+    set!(scratch.neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]);
     let mut via = Via {
         hop: 0,
         epoch: route as u16,
         ifindex,
         attached: device.is_some(),
-        source: F::narrow(unsafe { base.add(SOURCE).cast::<[u64; 2]>().read_unaligned() }),
+        source: F::narrow(load_unaligned::<[u64; 2]>(after(base, SOURCE))),
     };
-    let flags = device.map_or(0, |device| unsafe { (*device).flags });
+    let flags = device.map_or(0, |device| get!(device.flags));
     if FIB_SOURCE.load() == 0
         && source == F::Address::default()
         && let Some(device) = device
     {
-        let addresses = unsafe { (*device).addresses };
+        let addresses = get!(device.addresses);
         via.source = F::narrow(if F::V6 { [addresses[1], addresses[2]] } else { [addresses[0], 0] });
     }
     if ret == RET_NO_NEIGHBOUR {
         return Route::Via(via);
     }
-    let mtu = match unsafe { (*fib).__bindgen_anon_1.mtu_result } {
+    let mtu = match get!(fib.__bindgen_anon_1.mtu_result) {
         0 => 0xffff,
         mtu => mtu,
     };
-    let key = HopKey { gateway, ifindex, family: family as u8, arena: (route >> 16) as u8, mtu };
+    let key = HopKey { gateway, ifindex, family: family as u8, generation: (route >> 16) as u8, mtu };
     let index = index(&key);
-    if let Some(hop) = HOPS.get_ptr_mut(index).filter(|_| index != 0) {
-        let macs = unsafe { base.add(SOURCE_MAC) };
-        unsafe {
-            let source = macs.cast::<[u8; 6]>().read();
-            let to = macs.add(6).cast::<[u8; 6]>().read();
-            let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
-            let tail = u32::from_ne_bytes([source[2], source[3], source[4], source[5]]);
-            let found = Hop {
-                macs: word,
-                source_mac_tail: tail,
-                ifindex,
-                mtu: mtu as u32,
-                epoch: hop_epoch,
-                resolved: now,
-                flags: flags & HOP_XDP,
-            };
-            write(hop, &found, state, own);
-        }
+    if let Some(hop) = NEXTHOPS.get_ptr_mut(index).filter(|_| index != 0) {
+        let macs = after::<[u8; 6]>(base, SOURCE_MAC);
+        let (source, to) = (load(macs), load(macs.wrapping_add(1)));
+        let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
+        let tail = u32::from_ne_bytes([source[2], source[3], source[4], source[5]]);
+        let found = Hop {
+            macs: word,
+            source_mac_tail: tail,
+            ifindex,
+            mtu: mtu as u32,
+            epoch: hop_epoch,
+            resolved: now,
+            flags: flags & HOP_XDP,
+        };
+        write(hop, &found, state, own);
         via.hop = index as u16;
     }
     Route::Via(via)
@@ -321,22 +340,20 @@ fn resolve<F: Family>(
 /// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
 /// raised; then nobody believes the hop, and it is resolved again.
 #[inline(always)]
-unsafe fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
-    unsafe {
-        ptr::write_volatile(&raw mut (*hop).macs, found.macs);
-        ptr::write_volatile(&raw mut (*hop).source_mac_tail, found.source_mac_tail);
-        ptr::write_volatile(&raw mut (*hop).ifindex, found.ifindex);
-        ptr::write_volatile(&raw mut (*hop).mtu, found.mtu);
-        ptr::write_volatile(&raw mut (*hop).flags, found.flags);
-        ptr::write_volatile(&raw mut (*hop).resolved, found.resolved);
-        ptr::write_volatile(&raw mut (*hop).epoch, found.epoch);
-        full_fence(own);
-        let macs = ptr::read_volatile(&raw const (*hop).macs) ^ found.macs;
-        let epoch = ptr::read_volatile(&raw const (*state).hop_epoch) ^ found.epoch;
-        if macs | epoch as u64 != 0 {
-            // Neither the current one, nor one to come for a long time.
-            ptr::write_volatile(&raw mut (*hop).epoch, found.epoch.wrapping_sub(1));
-        }
+fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
+    store_once(place!(mut hop.macs), found.macs);
+    store_once(place!(mut hop.source_mac_tail), found.source_mac_tail);
+    store_once(place!(mut hop.ifindex), found.ifindex);
+    store_once(place!(mut hop.mtu), found.mtu);
+    store_once(place!(mut hop.flags), found.flags);
+    store_once(place!(mut hop.resolved), found.resolved);
+    store_once(place!(mut hop.epoch), found.epoch);
+    full_fence(own);
+    let macs = load_once(place!(const hop.macs)) ^ found.macs;
+    let epoch = load_once(place!(const state.hop_epoch)) ^ found.epoch;
+    if macs | epoch as u64 != 0 {
+        // Neither the current one, nor one to come for a long time.
+        store_once(place!(mut hop.epoch), found.epoch.wrapping_sub(1));
     }
 }
 
@@ -346,7 +363,7 @@ fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ingress) else {
         return Route::Failed(Outcome::DroppedNoRoute);
     };
-    let [v4, v6_head, v6_tail] = unsafe { (*device).addresses };
+    let [v4, v6_head, v6_tail] = get!(device.addresses);
     let source = F::narrow(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] });
     Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
 }
@@ -354,26 +371,25 @@ fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
 /// The index of a hop: its own if it has one, else the next free one of the generation; 0 if there is none.
 #[inline(always)]
 fn index(key: &HopKey) -> u32 {
-    let table = Table::of(&raw const HOP_INDEX);
+    let table = Table::of(&raw const NEXTHOP_IDS);
     if let Some(index) = table.lookup::<HopKey, u32>(key) {
-        return unsafe { *index };
+        return load(index);
     }
-    let Some(usage) = USAGE.get_ptr_mut(0) else { return 0 };
-    let generation = (key.arena & 1) as u32;
-    let counter =
-        unsafe { if generation == 0 { &raw mut (*usage).hops[0] } else { &raw mut (*usage).hops[1] } };
+    let Some(usage) = TABLE_USAGE.get_ptr_mut(0) else { return 0 };
+    let generation = (key.generation & 1) as u32;
+    let counter = if generation == 0 { place!(mut usage.hops[0]) } else { place!(mut usage.hops[1]) };
     // Index 0 of the first generation stands for "none".
-    if unsafe { *counter } >= HOP_ARENA as u64 - 1 {
+    if load(counter) >= HOPS_PER_GENERATION as u64 - 1 {
         return 0;
     }
-    let next = unsafe { fetch_add(counter, 1) };
-    if next >= HOP_ARENA as u64 - 1 {
+    let next = fetch_add(counter, 1);
+    if next >= HOPS_PER_GENERATION as u64 - 1 {
         return 0;
     }
-    let index = generation * HOP_ARENA + next as u32 + 1;
+    let index = generation * HOPS_PER_GENERATION + next as u32 + 1;
     if table.insert(key, &index, NOEXIST) == 0 {
         return index;
     }
     // Another CPU was first.
-    table.lookup::<HopKey, u32>(key).map_or(0, |index| unsafe { *index })
+    table.lookup::<HopKey, u32>(key).map_or(0, |index| load(index))
 }

@@ -1,7 +1,7 @@
 //! Session affinity: the endpoint that a client had, and the search for it in a list.
 
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Affinity, AffinityKey, AffinityLookup, Slot, client, step,
+    Address, Address4, Address6, Affinity, AffinityKey, AffinityLookup, Port, Slot, client, step,
 };
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
@@ -12,6 +12,7 @@ use crate::datapath::{
     lb::{Client, List},
     maps::{AFFINITY, ANY, Table},
     trace,
+    value::load,
 };
 
 /// Endpoints of one list that are looked through for the one that a client had.
@@ -31,27 +32,27 @@ pub fn endpoint_of_client<F: Family>(
 ) -> u32 {
     let now = clock::nanoseconds();
     let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
-    unsafe {
-        (*lookup).key = AffinityKey {
+    set!(
+        lookup.key = AffinityKey {
             client: if client.netns == 0 { client.source.wide() } else { [client.netns, 0] },
             service: list.service,
             list: list.local as u16,
             kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },
-        };
-    }
+        }
+    );
     let mut offset = remembered::<F>(list, lookup, valid_from);
     // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
     // unconnected socket.
-    if offset != NONE && now.wrapping_sub(unsafe { (*lookup).value.used }) < NANOSECONDS_PER_SECOND {
+    if offset != NONE && now.wrapping_sub(get!(lookup.value.used)) < NANOSECONDS_PER_SECOND {
         trace::note(step::AFFINITY, 1, [0; 2]);
         return offset;
     }
     if offset == NONE {
         // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
         // policy, say.
-        unsafe { (*lookup).key.list = !list.local as u16 };
+        set!(lookup.key.list = !list.local as u16);
         offset = remembered::<F>(list, lookup, valid_from);
-        unsafe { (*lookup).key.list = list.local as u16 };
+        set!(lookup.key.list = list.local as u16);
     }
     trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
     if offset == NONE {
@@ -59,11 +60,18 @@ pub fn endpoint_of_client<F: Family>(
     }
     let index = list.range.base + offset;
     if let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) {
-        unsafe {
-            (*lookup).value =
-                Affinity { endpoint: (*slot).address.wide(), used: now, offset, port: (*slot).port, zero: 0 };
-            Table::of(&raw const AFFINITY).insert(&(*lookup).key, &raw const (*lookup).value, ANY);
-        }
+        set!(
+            lookup.value = Affinity {
+                endpoint: get!(slot.address).wide(),
+                used: now,
+                offset,
+                port: get!(slot.port),
+                zero: 0
+            }
+        );
+        // SAFETY: scratch memory, or the caller's own.
+        let key = unsafe { &(*lookup).key };
+        Table::of(&raw const AFFINITY).insert(key, place!(const lookup.value), ANY);
     }
     offset
 }
@@ -72,15 +80,16 @@ pub fn endpoint_of_client<F: Family>(
 /// Leaves in `lookup` when it was used.
 #[inline(always)]
 fn remembered<F: Family>(list: &List, lookup: *mut AffinityLookup<F::Address>, valid_from: u64) -> u32 {
+    // SAFETY: scratch memory, or the caller's own.
     let key = unsafe { &(*lookup).key };
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
-    let used = unsafe { (*had).used };
+    let used = get!(had.used);
     // By wrapping difference, for a time-out may reach back beyond the start of the clock.
     if used.wrapping_sub(valid_from) as i64 <= 0 {
         return NONE;
     }
-    unsafe { (*lookup).value.used = used };
-    unsafe { find::<F>(list, F::narrow((*had).endpoint), (*had).port, (*had).offset, lookup) }
+    set!(lookup.value.used = used);
+    find::<F>(list, F::narrow(get!(had.endpoint)), get!(had.port), get!(had.offset), lookup)
 }
 
 /// Place of an endpoint within a list, [`NONE`] if it is not there; `guess` is looked at first.
@@ -88,7 +97,7 @@ fn remembered<F: Family>(list: &List, lookup: *mut AffinityLookup<F::Address>, v
 pub fn find<F: Family>(
     list: &List,
     address: F::Address,
-    port: u16,
+    port: Port,
     guess: u32,
     lookup: *mut AffinityLookup<F::Address>,
 ) -> u32 {
@@ -98,37 +107,34 @@ pub fn find<F: Family>(
     }
     // The kernel wants the context of a loop on the stack.
     let mut context = lookup;
-    unsafe {
-        (*lookup).address = address;
-        (*lookup).port = port;
-        (*lookup).found = 0;
-        (*lookup).base = range.base;
-        (*lookup).len = range.len;
-        (*lookup).offset = 0;
-        bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0);
-        if (*lookup).found != 0 { (*lookup).offset } else { NONE }
-    }
+    set!(lookup.address = address);
+    set!(lookup.port = port);
+    set!(lookup.found = 0);
+    set!(lookup.base = range.base);
+    set!(lookup.len = range.len);
+    set!(lookup.offset = 0);
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    unsafe { bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0) };
+    if get!(lookup.found) != 0 { get!(lookup.offset) } else { NONE }
 }
 
 #[inline(always)]
-fn is_at<F: Family>(index: u32, address: F::Address, port: u16) -> bool {
+fn is_at<F: Family>(index: u32, address: F::Address, port: Port) -> bool {
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else { return false };
-    unsafe { (*slot).address == address && (*slot).port == port }
+    get!(slot.address) == address && get!(slot.port) == port
 }
 
 /// One turn of the search: 0 to go on, 1 to stop.
 #[inline(always)]
 fn next_slot<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i64 {
-    unsafe {
-        if (*lookup).offset >= (*lookup).len {
-            return 1;
-        }
-        if is_at::<F>((*lookup).base + (*lookup).offset, (*lookup).address, (*lookup).port) {
-            (*lookup).found = 1;
-            return 1;
-        }
-        (*lookup).offset += 1;
+    if get!(lookup.offset) >= get!(lookup.len) {
+        return 1;
     }
+    if is_at::<F>(get!(lookup.base) + get!(lookup.offset), get!(lookup.address), get!(lookup.port)) {
+        set!(lookup.found = 1);
+        return 1;
+    }
+    set!(lookup.offset += 1);
     0
 }
 
@@ -139,9 +145,9 @@ fn turn<F: Family>() -> *mut c_void {
 }
 
 extern "C" fn next_slot4(_: u64, lookup: *mut *mut AffinityLookup<Address4>) -> i64 {
-    next_slot::<V4>(unsafe { *lookup })
+    next_slot::<V4>(load(lookup))
 }
 
 extern "C" fn next_slot6(_: u64, lookup: *mut *mut AffinityLookup<Address6>) -> i64 {
-    next_slot::<V6>(unsafe { *lookup })
+    next_slot::<V6>(load(lookup))
 }

@@ -4,7 +4,7 @@ pub mod affinity;
 pub mod select;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Frontend, Range, Tuple, destination_port, scope},
+    abi::{Address, Frontend, Port, Range, Tuple, scope},
     outcome::Outcome,
 };
 
@@ -12,8 +12,7 @@ use traffic_policy_ebpf::{
 #[derive(Clone, Copy)]
 pub struct Target<A> {
     pub address: A,
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     pub protocol: u16,
     /// See [`scope`].
     pub scope: u32,
@@ -54,7 +53,7 @@ impl<A: Address> Target<A> {
     pub fn of(tuple: &Tuple<A>) -> Self {
         Self {
             address: tuple.destination,
-            port: destination_port(tuple.ports),
+            port: tuple.ports.destination(),
             protocol: tuple.protocol as u16,
             scope: scope::ADDRESS,
         }

@@ -2,8 +2,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        AffinityLookup, CidrQuery, Frontend, FrontendKey, NO_SERVICE, SourceQuery, frontend, frontend_kind,
-        list, scope, step,
+        AffinityLookup, CidrQuery, Frontend, FrontendKey, NO_SERVICE, Port, SourceQuery, frontend,
+        frontend_kind, list, scope, step,
     },
     hash,
     outcome::Outcome,
@@ -31,7 +31,8 @@ pub fn frontend<F: Family>(target: &Target<F::Address>) -> *mut Frontend {
 /// What becomes of a target that is no frontend.
 #[inline(always)]
 fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
-    let key = FrontendKey { address: target.address, port: 0, protocol: 0, scope: scope::CLUSTER_IP };
+    let key =
+        FrontendKey { address: target.address, port: Port::NONE, protocol: 0, scope: scope::CLUSTER_IP };
     if F::frontends().lookup::<_, Frontend>(&key).is_some() {
         return Outcome::RejectedUnknownPort;
     }
@@ -52,7 +53,7 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
         trace::note(step::NO_FRONTEND, outcome as u32, [0; 2]);
         return Err(Refusal { outcome, service: NO_SERVICE });
     }
-    let (flags, service) = unsafe { ((*found).flags, (*found).service) };
+    let (flags, service) = (get!(found.flags), get!(found.service));
     trace::note(step::FRONTEND, service, [flags as u64, 0]);
     let refuse = |outcome| Err(Refusal { outcome, service });
     if flags & frontend::SOURCE_RANGES != 0 {
@@ -64,7 +65,7 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
             return refuse(Outcome::DroppedSourceRange);
         }
     }
-    let mut range = unsafe { (*found).cluster };
+    let mut range = get!(found.cluster);
     let mut why = list::CLUSTER;
     if flags & frontend::LOCAL != 0 {
         // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is for packets from
@@ -74,8 +75,8 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
         } else if flags & frontend::HAS_ENDPOINTS == 0 {
             why = list::NONE_ANYWHERE;
         } else {
-            let here = unsafe { (*found).local };
-            let until = unsafe { (*found).drain_until };
+            let here = get!(found.local);
+            let until = get!(found.drain_until);
             if here.len != 0 {
                 range = here;
                 why = list::LOCAL;
@@ -99,10 +100,8 @@ pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
     if found.is_null() {
         return false;
     }
-    unsafe {
-        let range = if list.local { (*found).local } else { (*found).cluster };
-        (*found).service == list.service && range == list.range
-    }
+    let range = if list.local { get!(found.local) } else { get!(found.cluster) };
+    get!(found.service) == list.service && range == list.range
 }
 
 /// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
@@ -113,7 +112,7 @@ pub fn slot<F: Family>(
     lookup: *mut AffinityLookup<F::Address>,
 ) -> u32 {
     let offset = hash::pick(client.hash, list.range.len);
-    let lasts = unsafe { (*list.frontend).affinity };
+    let lasts = get!((list.frontend).affinity);
     let offset = if lasts == 0 {
         offset
     } else {

@@ -2,7 +2,7 @@
 //! in the program.
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},
+    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
 };
 
@@ -26,41 +26,35 @@ impl Parse for V4 {
         if ip + 28 > end {
             return Err(short4(ip, end));
         }
-        unsafe {
-            if load16::<6>(ip) & FRAGMENT != 0 {
-                return Err(Outcome::PassedFragment);
-            }
-            let protocol = load8::<9>(ip) as u32;
-            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
-                return Err(Outcome::PassedUnsupportedProtocol);
-            }
-            let first = load8::<0>(ip);
-            if first != 0x45 {
-                // With options.
-                let valid = matches!(first, 0x46..=0x4f);
-                return Err(if valid { Outcome::PassedUnsupportedHeader } else { Outcome::PassedMalformed });
-            }
-            let l4 = ip + 20;
-            if protocol == PROTOCOL_TCP && l4 + 20 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let tuple = Tuple {
-                source: load32::<12>(ip),
-                destination: load32::<16>(ip),
-                ports: load32::<0>(l4),
-                protocol,
-            };
-            let length = u16::from_be(load16::<2>(ip)) as u32;
-            Ok(Parsed {
-                tuple,
-                ip,
-                l4,
-                l4_offset: (ETHERNET + 20) as u32,
-                length,
-                ttl: load8::<8>(ip),
-                tcp: parse::is_tcp(protocol),
-            })
+        if load16::<6>(ip) & FRAGMENT != 0 {
+            return Err(Outcome::PassedFragment);
         }
+        let protocol = load8::<9>(ip) as u32;
+        if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+            return Err(Outcome::PassedUnsupportedProtocol);
+        }
+        let first = load8::<0>(ip);
+        if first != 0x45 {
+            // With options.
+            let valid = matches!(first, 0x46..=0x4f);
+            return Err(if valid { Outcome::PassedUnsupportedHeader } else { Outcome::PassedMalformed });
+        }
+        let l4 = ip + 20;
+        if protocol == PROTOCOL_TCP && l4 + 20 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let (source, destination) = Self::addresses_at(ip);
+        let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
+        let length = u16::from_be(load16::<2>(ip)) as u32;
+        Ok(Parsed {
+            tuple,
+            ip,
+            l4,
+            l4_offset: (ETHERNET + 20) as u32,
+            length,
+            ttl: load8::<8>(ip),
+            tcp: parse::is_tcp(protocol),
+        })
     }
 
     #[inline(always)]
@@ -69,15 +63,18 @@ impl Parse for V4 {
         if ip + 20 > end {
             return false;
         }
-        unsafe {
-            let icmp = ip + ((load8::<0>(ip) as usize & 15) << 2);
-            if load8::<9>(ip) != PROTOCOL_ICMP || icmp + 8 > end {
-                return false;
-            }
-            // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench, which nobody may
-            // act on (RFC 6633), nor redirect, which is about the next hop alone.
-            matches!(load8::<0>(icmp), 3 | 11 | 12)
+        let icmp = ip + ((load8::<0>(ip) as usize & 15) << 2);
+        if load8::<9>(ip) != PROTOCOL_ICMP || icmp + 8 > end {
+            return false;
         }
+        // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench, which nobody may
+        // act on (RFC 6633), nor redirect, which is about the next hop alone.
+        matches!(load8::<0>(icmp), 3 | 11 | 12)
+    }
+
+    #[inline(always)]
+    fn addresses_at(ip: usize) -> (Address4, Address4) {
+        (Address4::from_wire(load32::<12>(ip)), Address4::from_wire(load32::<16>(ip)))
     }
 }
 
@@ -89,39 +86,33 @@ impl Parse for V6 {
         if l4 + 8 > end {
             return Err(Outcome::PassedMalformed);
         }
-        unsafe {
-            if load8::<0>(ip) >> 4 != 6 {
-                return Err(Outcome::PassedMalformed);
-            }
-            let protocol = load8::<6>(ip) as u32;
-            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
-                return Err(match protocol {
-                    // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
-                    0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
-                    44 => Outcome::PassedFragment,
-                    _ => Outcome::PassedUnsupportedProtocol,
-                });
-            }
-            if protocol == PROTOCOL_TCP && l4 + 20 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let tuple = Tuple {
-                source: [load64::<8>(ip), load64::<16>(ip)],
-                destination: [load64::<24>(ip), load64::<32>(ip)],
-                ports: load32::<0>(l4),
-                protocol,
-            };
-            let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-            Ok(Parsed {
-                tuple,
-                ip,
-                l4,
-                l4_offset: (ETHERNET + 40) as u32,
-                length,
-                ttl: load8::<7>(ip),
-                tcp: parse::is_tcp(protocol),
-            })
+        if load8::<0>(ip) >> 4 != 6 {
+            return Err(Outcome::PassedMalformed);
         }
+        let protocol = load8::<6>(ip) as u32;
+        if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+            return Err(match protocol {
+                // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
+                0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
+                44 => Outcome::PassedFragment,
+                _ => Outcome::PassedUnsupportedProtocol,
+            });
+        }
+        if protocol == PROTOCOL_TCP && l4 + 20 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let (source, destination) = Self::addresses_at(ip);
+        let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
+        let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
+        Ok(Parsed {
+            tuple,
+            ip,
+            l4,
+            l4_offset: (ETHERNET + 40) as u32,
+            length,
+            ttl: load8::<7>(ip),
+            tcp: parse::is_tcp(protocol),
+        })
     }
 
     #[inline(always)]
@@ -131,7 +122,15 @@ impl Parse for V6 {
             return false;
         }
         // Types below 128 are errors; these four are defined: RFC 4443 section 3.
-        unsafe { load8::<6>(ip) == PROTOCOL_ICMP6 && matches!(load8::<40>(ip), 1..=4) }
+        load8::<6>(ip) == PROTOCOL_ICMP6 && matches!(load8::<40>(ip), 1..=4)
+    }
+
+    #[inline(always)]
+    fn addresses_at(ip: usize) -> (Address6, Address6) {
+        (
+            Address6::from_wire([load64::<8>(ip), load64::<16>(ip)]),
+            Address6::from_wire([load64::<24>(ip), load64::<32>(ip)]),
+        )
     }
 }
 
@@ -141,7 +140,7 @@ fn short4(ip: usize, end: usize) -> Outcome {
     if ip + 20 > end {
         return Outcome::PassedMalformed;
     }
-    match unsafe { (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) } {
+    match (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) {
         (_, 1..) => Outcome::PassedFragment,
         (PROTOCOL_TCP | PROTOCOL_UDP, 0) => Outcome::PassedMalformed,
         _ => Outcome::PassedUnsupportedProtocol,

@@ -1,7 +1,7 @@
 //! ICMP errors: the outer packet and the packet embedded in it.
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},
+    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
 };
 
@@ -40,11 +40,6 @@ pub trait ParseIcmpError: Parse {
     /// # Errors
     /// How the packet passes, if it is no error about a TCP segment or datagram, or is cut too short to tell.
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome>;
-    /// Addresses of the IP header at `ip`.
-    ///
-    /// # Safety
-    /// The header has been compared with the end of the packet.
-    unsafe fn addresses_at(ip: usize) -> (Self::Address, Self::Address);
 }
 
 impl ParseIcmpError for V4 {
@@ -56,50 +51,43 @@ impl ParseIcmpError for V4 {
         if ip + 20 > end {
             return Err(Outcome::PassedMalformed);
         }
-        unsafe {
-            let first = load8::<0>(ip);
-            let header = opaque((first as u64 & 15) << 2) as usize;
-            let length = u16::from_be(load16::<2>(ip)) as u32;
-            if !matches!(first, 0x45..=0x4f) || length > packet.length() - ETHERNET as u32 {
-                return Err(Outcome::PassedMalformed);
-            }
-            let icmp = ip + header;
-            let quoted = icmp + ICMP;
-            if quoted + 20 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let first = load8::<0>(quoted);
-            let inner = opaque((first as u64 & 15) << 2) as usize;
-            let protocol = load8::<9>(quoted) as u32;
-            // The ports are in the first fragment only.
-            if first >> 4 != 4
-                || inner < 20
-                || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP
-                || load16::<6>(quoted) & 0x1fffu16.to_be() != 0
-            {
-                return Err(Outcome::PassedIcmpNoFlow);
-            }
-            let l4 = quoted + inner;
-            let at = (header + ICMP + inner) as u32;
-            // RFC 792: at least eight bytes.
-            if l4 + 8 > end || at + 8 > length {
-                return Err(Outcome::PassedMalformed);
-            }
-            let tuple = Tuple {
-                source: load32::<16>(quoted),
-                destination: load32::<12>(quoted),
-                ports: load32::<0>(l4).rotate_left(16),
-                protocol,
-            };
-            let tcp_sum = (at + 18 <= length) as u64;
-            let ttl = load8::<8>(ip);
-            Ok(IcmpError { tuple, ip, icmp, quoted, l4, tcp: parse::is_tcp(protocol), tcp_sum, length, ttl })
+        let first = load8::<0>(ip);
+        let header = opaque((first as u64 & 15) << 2) as usize;
+        let length = u16::from_be(load16::<2>(ip)) as u32;
+        if !matches!(first, 0x45..=0x4f) || length > packet.length() - ETHERNET as u32 {
+            return Err(Outcome::PassedMalformed);
         }
-    }
-
-    #[inline(always)]
-    unsafe fn addresses_at(ip: usize) -> (u32, u32) {
-        unsafe { (load32::<12>(ip), load32::<16>(ip)) }
+        let icmp = ip + header;
+        let quoted = icmp + ICMP;
+        if quoted + 20 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let first = load8::<0>(quoted);
+        let inner = opaque((first as u64 & 15) << 2) as usize;
+        let protocol = load8::<9>(quoted) as u32;
+        // The ports are in the first fragment only.
+        if first >> 4 != 4
+            || inner < 20
+            || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP
+            || load16::<6>(quoted) & 0x1fffu16.to_be() != 0
+        {
+            return Err(Outcome::PassedIcmpNoFlow);
+        }
+        let l4 = quoted + inner;
+        let at = (header + ICMP + inner) as u32;
+        // RFC 792: at least eight bytes.
+        if l4 + 8 > end || at + 8 > length {
+            return Err(Outcome::PassedMalformed);
+        }
+        let tuple = Tuple {
+            source: Address4::from_wire(load32::<16>(quoted)),
+            destination: Address4::from_wire(load32::<12>(quoted)),
+            ports: Ports::from_wire(load32::<0>(l4)).reversed(),
+            protocol,
+        };
+        let tcp_sum = (at + 18 <= length) as u64;
+        let ttl = load8::<8>(ip);
+        Ok(IcmpError { tuple, ip, icmp, quoted, l4, tcp: parse::is_tcp(protocol), tcp_sum, length, ttl })
     }
 }
 
@@ -114,39 +102,32 @@ impl ParseIcmpError for V6 {
         if quoted + 40 > end {
             return Err(Outcome::PassedMalformed);
         }
-        unsafe {
-            let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-            if length > packet.length() - ETHERNET as u32 {
-                return Err(Outcome::PassedMalformed);
-            }
-            if load8::<0>(quoted) >> 4 != 6 {
-                return Err(Outcome::PassedIcmpNoFlow);
-            }
-            let walked = match ipv6_ext::walk(quoted, end) {
-                Ok(walked) if walked.fragment & ipv6_ext::OFFSET == 0 => walked,
-                Err(Outcome::PassedMalformed) => return Err(Outcome::PassedMalformed),
-                _ => return Err(Outcome::PassedIcmpNoFlow),
-            };
-            let l4 = opaque((quoted + walked.offset as usize) as u64) as usize;
-            let at = (40 + ICMP) as u32 + walked.offset;
-            if l4 + 8 > end || at + 8 > length {
-                return Err(Outcome::PassedMalformed);
-            }
-            let tuple = Tuple {
-                source: [load64::<24>(quoted), load64::<32>(quoted)],
-                destination: [load64::<8>(quoted), load64::<16>(quoted)],
-                ports: load32::<0>(l4).rotate_left(16),
-                protocol: walked.protocol,
-            };
-            let tcp_sum = (at + 18 <= length) as u64;
-            let ttl = load8::<7>(ip);
-            let tcp = parse::is_tcp(walked.protocol);
-            Ok(IcmpError { tuple, ip, icmp, quoted, l4, tcp, tcp_sum, length, ttl })
+        let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
+        if length > packet.length() - ETHERNET as u32 {
+            return Err(Outcome::PassedMalformed);
         }
-    }
-
-    #[inline(always)]
-    unsafe fn addresses_at(ip: usize) -> ([u64; 2], [u64; 2]) {
-        unsafe { ([load64::<8>(ip), load64::<16>(ip)], [load64::<24>(ip), load64::<32>(ip)]) }
+        if load8::<0>(quoted) >> 4 != 6 {
+            return Err(Outcome::PassedIcmpNoFlow);
+        }
+        let walked = match ipv6_ext::walk(quoted, end) {
+            Ok(walked) if walked.fragment & ipv6_ext::OFFSET == 0 => walked,
+            Err(Outcome::PassedMalformed) => return Err(Outcome::PassedMalformed),
+            _ => return Err(Outcome::PassedIcmpNoFlow),
+        };
+        let l4 = opaque((quoted + walked.offset as usize) as u64) as usize;
+        let at = (40 + ICMP) as u32 + walked.offset;
+        if l4 + 8 > end || at + 8 > length {
+            return Err(Outcome::PassedMalformed);
+        }
+        let tuple = Tuple {
+            source: Address6::from_wire([load64::<24>(quoted), load64::<32>(quoted)]),
+            destination: Address6::from_wire([load64::<8>(quoted), load64::<16>(quoted)]),
+            ports: Ports::from_wire(load32::<0>(l4)).reversed(),
+            protocol: walked.protocol,
+        };
+        let tcp_sum = (at + 18 <= length) as u64;
+        let ttl = load8::<7>(ip);
+        let tcp = parse::is_tcp(walked.protocol);
+        Ok(IcmpError { tuple, ip, icmp, quoted, l4, tcp, tcp_sum, length, ttl })
     }
 }

@@ -1,7 +1,5 @@
 //! IPv6 extension headers: from the fixed header to the transport header.
 
-use core::ptr;
-
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, Walked},
     outcome::Outcome,
@@ -9,6 +7,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     family::{Family, V6},
+    value::{load_once, store_once},
     words::{load8, load16, load32},
 };
 
@@ -36,17 +35,14 @@ pub const MORE: u32 = 1;
 /// The result is left in `Scratch` and read back: to the verifier all walks then end alike, and it follows what comes after
 /// them once instead of once for each.
 ///
-/// # Safety
-/// The fixed header has been compared with the end.
-///
 /// # Errors
 /// Other protocols, headers that cannot be skipped, and more of them than anybody sends.
 #[inline(always)]
-pub unsafe fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
+pub fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
     let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
-    let walked = unsafe { &raw mut (*scratch).walked };
-    unsafe { walk_to(walked, ip, end)? };
-    let Walked { protocol, offset, fragment, identification } = unsafe { ptr::read_volatile(walked) };
+    let walked = place!(mut scratch.walked);
+    walk_to(walked, ip, end)?;
+    let Walked { protocol, offset, fragment, identification } = load_once(walked);
     // What the verifier has forgotten. Masked before it is compared: Linux 6.1 keeps no bound on a spilled number of which
     // only a copy was compared.
     let offset = offset & REACH_MASK;
@@ -57,8 +53,8 @@ pub unsafe fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
 }
 
 #[inline(always)]
-unsafe fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outcome> {
-    let mut protocol = unsafe { load8::<6>(ip) } as u32;
+fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outcome> {
+    let mut protocol = load8::<6>(ip) as u32;
     let mut offset = FIXED;
     let (mut fragment, mut identification) = (0, 0);
     let mut fragmented = false;
@@ -68,34 +64,34 @@ unsafe fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outc
         }
         if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP {
             let end = Walked { protocol, offset: offset as u32, fragment, identification };
-            unsafe { ptr::write_volatile(walked, end) };
+            store_once(walked, end);
             return Ok(());
         }
         let at = ip + offset;
         if at + 8 > end {
             return Err(Outcome::PassedMalformed);
         }
-        let mut length = (unsafe { load8::<1>(at) } as usize + 1) * 8;
+        let mut length = (load8::<1>(at) as usize + 1) * 8;
         match protocol {
             HOP_BY_HOP | DESTINATION => {}
             // With segments left the destination is a stop on the way, and not what the checksum covers: RFC 8200
             // section 8.1.
-            ROUTING if unsafe { load8::<3>(at) } == 0 => {}
+            ROUTING if load8::<3>(at) == 0 => {}
             FRAGMENT if !fragmented => {
                 fragmented = true;
-                fragment = u16::from_be(unsafe { load16::<2>(at) }) as u32 & (OFFSET | MORE);
-                identification = unsafe { load32::<4>(at) };
+                fragment = u16::from_be(load16::<2>(at)) as u32 & (OFFSET | MORE);
+                identification = load32::<4>(at);
                 length = 8;
                 if fragment & OFFSET != 0 {
                     let end = Walked { protocol: 0, offset: offset as u32 + 8, fragment, identification };
-                    unsafe { ptr::write_volatile(walked, end) };
+                    store_once(walked, end);
                     return Ok(());
                 }
             }
             ROUTING | FRAGMENT | AUTHENTICATION => return Err(Outcome::PassedUnsupportedHeader),
             _ => return Err(Outcome::PassedUnsupportedProtocol),
         }
-        protocol = unsafe { load8::<0>(at) } as u32;
+        protocol = load8::<0>(at) as u32;
         offset += length;
     }
     Err(Outcome::PassedUnsupportedHeader)

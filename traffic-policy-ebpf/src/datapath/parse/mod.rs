@@ -8,7 +8,7 @@ pub mod variable;
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, Tuple, jump},
     outcome::Outcome,
-    tcp,
+    tcp::{self, numbers::Segment},
 };
 
 use network_types::eth::{EthHdr, EtherType};
@@ -18,7 +18,7 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     verdict::Decision,
-    words::{load8, load16},
+    words::{load8, load16, load64},
 };
 
 pub const ETHERNET: usize = EthHdr::LEN;
@@ -52,7 +52,7 @@ impl<F: Family> Parsed<F> {
     /// Flags byte of the TCP header; 0 for UDP.
     #[inline(always)]
     pub fn tcp_flags(&self) -> u8 {
-        if self.is_tcp() { unsafe { load8::<13>(self.l4) } } else { 0 }
+        if self.is_tcp() { load8::<13>(self.l4) } else { 0 }
     }
 
     /// Whether a TCP segment opens a connection.
@@ -61,11 +61,15 @@ impl<F: Family> Parsed<F> {
         tcp::opens(self.tcp_flags())
     }
 
-    /// Whether a TCP segment carries data.
+    /// What a TCP segment says. (Of an aggregate of more than 65,535 bytes, which says 0, the length is not known.)
     #[inline(always)]
-    pub fn payload(&self) -> bool {
-        let header = (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4;
-        self.length > self.l4_offset - ETHERNET as u32 + header
+    pub fn segment(&self) -> Segment {
+        let header = (load8::<12>(self.l4) >> 4) as u32 * 4;
+        Segment {
+            flags: self.tcp_flags(),
+            numbers: u64::from_be(load64::<4>(self.l4)),
+            length: self.length.saturating_sub(self.l4_offset - ETHERNET as u32 + header),
+        }
     }
 
     /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of more than 65,535 bytes (RFC
@@ -74,7 +78,7 @@ impl<F: Family> Parsed<F> {
     #[inline(always)]
     fn jumbo(&self) -> u32 {
         // The first next header and the payload length.
-        let jumbo = F::V6 && unsafe { load8::<6>(self.ip) == 0 && load16::<4>(self.ip) == 0 };
+        let jumbo = F::V6 && (load8::<6>(self.ip) == 0 && load16::<4>(self.ip) == 0);
         if jumbo { 8 } else { 0 }
     }
 
@@ -85,7 +89,7 @@ impl<F: Family> Parsed<F> {
         if segment == 0 {
             return self.length;
         }
-        let header = if self.is_tcp() { (unsafe { load8::<12>(self.l4) } >> 4) as u32 * 4 } else { 8 };
+        let header = if self.is_tcp() { (load8::<12>(self.l4) >> 4) as u32 * 4 } else { 8 };
         self.l4_offset - ETHERNET as u32 - self.jumbo() + header + segment
     }
 }
@@ -99,6 +103,8 @@ pub trait Parse: Family + Sized {
     /// How it passes. What can be read nevertheless, elsewhere, is [`Outcome::PassedFragment`] or
     /// [`Outcome::PassedUnsupportedHeader`].
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
+    /// Source and destination of the IP header at `ip`.
+    fn addresses_at(ip: usize) -> (Self::Address, Self::Address);
     /// Whether a packet of another protocol is an ICMP error, by its type.
     fn is_icmp_error<P: Packet>(packet: P) -> bool;
 }
@@ -111,7 +117,7 @@ pub fn is_tcp(protocol: u32) -> u64 {
 /// Checks that the lengths in the headers agree with each other and with the frame. The whole fixed TCP header can be read.
 #[inline(always)]
 pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
-    if parsed.is_tcp() && unsafe { load8::<12>(parsed.l4) } < 5 << 4 {
+    if parsed.is_tcp() && load8::<12>(parsed.l4) < 5 << 4 {
         return Err(Outcome::PassedMalformed);
     }
     let least = parsed.l4_offset - ETHERNET as u32 + if parsed.is_tcp() { 20 } else { 8 };

@@ -1,7 +1,7 @@
 //! Headers of variable length: IPv4 with options, IPv6 with extension headers, and fragments.
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Tuple},
+    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
 };
 
@@ -13,7 +13,7 @@ use crate::datapath::{
         self, ETHERNET, Parse, Parsed,
         ipv6_ext::{self, MORE, OFFSET},
     },
-    words::{load8, load16, load32, load64},
+    words::{load8, load16, load32},
 };
 
 /// A packet as it lies there. Of a later fragment, ports are not known and the transport header is not to be touched.
@@ -41,46 +41,45 @@ impl ParseVariable for V4 {
         if ip + 20 > end {
             return Err(Outcome::PassedMalformed);
         }
-        unsafe {
-            let first = load8::<0>(ip);
-            if !matches!(first, 0x45..=0x4f) {
-                return Err(Outcome::PassedMalformed);
-            }
-            let header = opaque((first as u64 & 15) << 2) as usize;
-            let protocol = load8::<9>(ip) as u32;
-            let length = u16::from_be(load16::<2>(ip)) as u32;
-            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
-                return Err(Outcome::PassedFragment);
-            }
-            if length <= header as u32 || length > packet.length() - ETHERNET as u32 {
-                return Err(Outcome::PassedMalformed);
-            }
-            // The fields of RFC 791 section 3.1 in the places of those of IPv6.
-            let word = u16::from_be(load16::<6>(ip)) as u32;
-            let fragment = (word & 0x1fff) << 3 | (word >> 13) & MORE;
-            let l4 = ip + header;
-            let later = opaque((fragment & OFFSET != 0) as u64);
-            if later == 0 && l4 + 8 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let tuple = Tuple {
-                source: load32::<12>(ip),
-                destination: load32::<16>(ip),
-                ports: if later != 0 { 0 } else { load32::<0>(l4) },
-                protocol,
-            };
-            let parsed = Parsed {
-                tuple,
-                ip,
-                l4,
-                l4_offset: (ETHERNET + header) as u32,
-                length,
-                ttl: load8::<8>(ip),
-                tcp: parse::is_tcp(protocol),
-            };
-            let fragmented = opaque((fragment != 0) as u64);
-            Ok(VariableHeaders { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
+        let first = load8::<0>(ip);
+        if !matches!(first, 0x45..=0x4f) {
+            return Err(Outcome::PassedMalformed);
         }
+        let header = opaque((first as u64 & 15) << 2) as usize;
+        let protocol = load8::<9>(ip) as u32;
+        let length = u16::from_be(load16::<2>(ip)) as u32;
+        if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+            return Err(Outcome::PassedFragment);
+        }
+        if length <= header as u32 || length > packet.length() - ETHERNET as u32 {
+            return Err(Outcome::PassedMalformed);
+        }
+        // The fields of RFC 791 section 3.1 in the places of those of IPv6.
+        let word = u16::from_be(load16::<6>(ip)) as u32;
+        let fragment = (word & 0x1fff) << 3 | (word >> 13) & MORE;
+        let l4 = ip + header;
+        let later = opaque((fragment & OFFSET != 0) as u64);
+        if later == 0 && l4 + 8 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let (source, destination) = Self::addresses_at(ip);
+        let tuple = Tuple {
+            source,
+            destination,
+            ports: if later != 0 { Ports::NONE } else { Ports::from_wire(load32::<0>(l4)) },
+            protocol,
+        };
+        let parsed = Parsed {
+            tuple,
+            ip,
+            l4,
+            l4_offset: (ETHERNET + header) as u32,
+            length,
+            ttl: load8::<8>(ip),
+            tcp: parse::is_tcp(protocol),
+        };
+        let fragmented = opaque((fragment != 0) as u64);
+        Ok(VariableHeaders { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
     }
 }
 
@@ -92,38 +91,37 @@ impl ParseVariable for V6 {
         if ip + 40 > end {
             return Err(Outcome::PassedMalformed);
         }
-        unsafe {
-            let walked = ipv6_ext::walk(ip, end)?;
-            let (ip, end) = (packet.data() + ETHERNET, packet.end());
-            if ip + 40 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-            if length > packet.length() - ETHERNET as u32 {
-                return Err(Outcome::PassedMalformed);
-            }
-            let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
-            let later = opaque((walked.fragment & OFFSET != 0) as u64);
-            if later == 0 && l4 + 8 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let tuple = Tuple {
-                source: [load64::<8>(ip), load64::<16>(ip)],
-                destination: [load64::<24>(ip), load64::<32>(ip)],
-                ports: if later != 0 { 0 } else { load32::<0>(l4) },
-                protocol: walked.protocol,
-            };
-            let parsed = Parsed {
-                tuple,
-                ip,
-                l4,
-                l4_offset: ETHERNET as u32 + walked.offset,
-                length,
-                ttl: load8::<7>(ip),
-                tcp: parse::is_tcp(walked.protocol),
-            };
-            let fragmented = opaque((walked.fragment != 0) as u64);
-            Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
+        let walked = ipv6_ext::walk(ip, end)?;
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 40 > end {
+            return Err(Outcome::PassedMalformed);
         }
+        let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
+        if length > packet.length() - ETHERNET as u32 {
+            return Err(Outcome::PassedMalformed);
+        }
+        let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
+        let later = opaque((walked.fragment & OFFSET != 0) as u64);
+        if later == 0 && l4 + 8 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let (source, destination) = Self::addresses_at(ip);
+        let tuple = Tuple {
+            source,
+            destination,
+            ports: if later != 0 { Ports::NONE } else { Ports::from_wire(load32::<0>(l4)) },
+            protocol: walked.protocol,
+        };
+        let parsed = Parsed {
+            tuple,
+            ip,
+            l4,
+            l4_offset: ETHERNET as u32 + walked.offset,
+            length,
+            ttl: load8::<7>(ip),
+            tcp: parse::is_tcp(walked.protocol),
+        };
+        let fragmented = opaque((walked.fragment != 0) as u64);
+        Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
     }
 }

@@ -5,8 +5,8 @@ pub mod v4;
 pub mod v6;
 
 use traffic_policy_ebpf::{
-    abi::{Bucket, NO_SERVICE, Scratch, jump},
-    checksum,
+    abi::{Bucket, NO_SERVICE, Port, Ports, Scratch, jump},
+    checksum::{fold, port_sum, word_sum},
     outcome::{OUTCOMES, Outcome, Verdict},
 };
 
@@ -17,8 +17,9 @@ use crate::datapath::{
     family::Family,
     flow::table::FlowTable,
     forward::Rewrite,
-    maps::{BUCKETS, STATE},
+    maps::{CONFIG, REJECT_LIMITS},
     parse::Parsed,
+    value::{load, store},
     verdict::{self, Decision},
     words::{load16, load32, store16, store32, store64},
 };
@@ -61,13 +62,11 @@ pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision:
 #[inline(always)]
 pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     if let Some(scratch) = F::scratch() {
-        unsafe {
-            (*scratch).outcome = decision.outcome as u32;
-            (*scratch).mtu = decision.mtu;
-            (*scratch).service = decision.service;
-            (*scratch).length = parsed.length;
-            (*scratch).key = parsed.tuple;
-        }
+        set!(scratch.outcome = decision.outcome as u32);
+        set!(scratch.mtu = decision.mtu);
+        set!(scratch.service = decision.service);
+        set!(scratch.length = parsed.length);
+        set!(scratch.key = parsed.tuple);
         packet.jump::<F, { jump::REJECT }>();
     }
     Outcome::PassedMissedTailCall.into()
@@ -80,22 +79,22 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
         return verdict::finish(packet, P::HOOK, Outcome::DroppedInternalError.into());
     };
     // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
-    let number = unsafe { (*scratch).outcome } & (OUTCOMES - 1);
+    let number = get!(scratch.outcome) & (OUTCOMES - 1);
     let decision = match Outcome::numbered(number) {
         Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
         _ => answer::<P, F>(packet),
     };
-    let service = unsafe { service::<F>(scratch) };
+    let service = service::<F>(scratch);
     if !matches!(decision.outcome.verdict(), Verdict::Pass) {
-        counters::add(service, decision.outcome, 1, unsafe { (*scratch).length } as u64, 0);
+        counters::add(service, decision.outcome, 1, get!(scratch.length) as u64, 0);
         events::emit::<F>(|| NewEvent {
             hook: P::HOOK,
             outcome: decision.outcome,
             service,
             ifindex: packet.ingress(),
             netns: 0,
-            tuple: unsafe { (*scratch).key },
-            endpoint: (F::Address::default(), 0),
+            tuple: get!(scratch.key),
+            endpoint: (F::Address::default(), Port::NONE),
         });
     }
     verdict::finish(packet, P::HOOK, decision)
@@ -103,19 +102,21 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
 
 /// The Service that refused the packet. The established path does not say: the flow knows.
 #[inline(always)]
-unsafe fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
-    let service = unsafe { (*scratch).service };
+fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
+    let service = get!(scratch.service);
     if service != NO_SERVICE {
         return service;
     }
-    let entry = FlowTable::<F>::main().find(unsafe { &(*scratch).key });
-    if entry.is_null() { NO_SERVICE } else { unsafe { (*entry).service } }
+    // SAFETY: scratch memory: nobody else writes it while this program runs.
+    let key = unsafe { &(*scratch).key };
+    let entry = FlowTable::<F>::main().find(key);
+    if entry.is_null() { NO_SERVICE } else { get!(entry.service) }
 }
 
 #[inline(always)]
 fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-    let (number, mtu) = unsafe { ((*scratch).outcome, (*scratch).mtu) };
+    let (number, mtu) = (get!(scratch.outcome), get!(scratch.mtu));
     if !take() {
         return Outcome::DroppedRateLimited.into();
     }
@@ -141,59 +142,45 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
 /// Takes a token of this CPU.
 #[inline(always)]
 fn take() -> bool {
-    let (Some(bucket), Some(state)) = (BUCKETS.get_ptr_mut(0), STATE.get_ptr(0)) else { return false };
+    let (Some(bucket), Some(state)) = (REJECT_LIMITS.get_ptr_mut(0), CONFIG.get_ptr(0)) else { return false };
     let now = clock::jiffies();
-    unsafe {
-        let Bucket { tokens, filled } = *bucket;
-        let rate = (*state).answers_per_jiffy;
-        let elapsed = now.wrapping_sub(filled);
-        let elapsed = if elapsed > BURST { BURST } else { elapsed };
-        let full = rate.wrapping_mul(BURST);
-        let tokens = tokens.wrapping_add(elapsed.wrapping_mul(rate));
-        let tokens = if tokens > full { full } else { tokens };
-        if tokens == 0 {
-            return false;
-        }
-        *bucket = Bucket { tokens: tokens - 1, filled: now };
+    let Bucket { tokens, filled } = load(bucket);
+    let rate = get!(state.answers_per_jiffy);
+    let elapsed = now.wrapping_sub(filled);
+    let elapsed = if elapsed > BURST { BURST } else { elapsed };
+    let full = rate.wrapping_mul(BURST);
+    let tokens = tokens.wrapping_add(elapsed.wrapping_mul(rate));
+    let tokens = if tokens > full { full } else { tokens };
+    if tokens == 0 {
+        return false;
     }
+    store(bucket, Bucket { tokens: tokens - 1, filled: now });
     true
 }
 
 /// MAC addresses in the opposite order, taken before the frame is resized.
 #[inline(always)]
-unsafe fn swapped(data: usize) -> (u64, u32) {
-    unsafe {
-        let (to, from) =
-            ([load32::<0>(data), load16::<4>(data) as u32], [load32::<6>(data), load16::<10>(data) as u32]);
-        let first = from[0] as u64 | (from[1] as u64) << 32 | (to[0] as u64) << 48;
-        (first, to[0] >> 16 | to[1] << 16)
-    }
+fn swapped(data: usize) -> (u64, u32) {
+    let (to, from) =
+        ([load32::<0>(data), load16::<4>(data) as u32], [load32::<6>(data), load16::<10>(data) as u32]);
+    let first = from[0] as u64 | (from[1] as u64) << 32 | (to[0] as u64) << 48;
+    (first, to[0] >> 16 | to[1] << 16)
 }
 
 #[inline(always)]
-unsafe fn store_macs(data: usize, (first, second): (u64, u32)) {
-    unsafe {
-        store64::<0>(data, first);
-        store32::<8>(data, second);
-    }
-}
-
-/// Sum of the 16-bit words of a 32-bit word.
-#[inline(always)]
-const fn words(word: u32) -> u64 {
-    checksum::port_sum(word)
+fn store_macs(data: usize, (first, second): (u64, u32)) {
+    store64::<0>(data, first);
+    store32::<8>(data, second);
 }
 
 /// An RST without data.
 #[inline(always)]
-unsafe fn segment(l4: usize, ports: u32, sequence: u32, pseudo: u64) {
-    unsafe {
-        store32::<0>(l4, ports);
-        store32::<4>(l4, sequence);
-        store32::<8>(l4, 0);
-        store16::<12>(l4, RST_FLAGS);
-        store16::<14>(l4, 0);
-        store16::<16>(l4, !checksum::fold(pseudo + words(ports) + words(sequence) + RST_FLAGS as u64));
-        store16::<18>(l4, 0);
-    }
+fn segment(l4: usize, ports: Ports, sequence: u32, pseudo: u64) {
+    store32::<0>(l4, ports.wire());
+    store32::<4>(l4, sequence);
+    store32::<8>(l4, 0);
+    store16::<12>(l4, RST_FLAGS);
+    store16::<14>(l4, 0);
+    store16::<16>(l4, !fold(pseudo + port_sum(ports) + word_sum(sequence) + RST_FLAGS as u64));
+    store16::<18>(l4, 0);
 }

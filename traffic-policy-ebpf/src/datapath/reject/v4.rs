@@ -1,13 +1,16 @@
 //! ICMP errors and RSTs of IPv4: port unreachable, time exceeded, fragmentation needed.
 
-use traffic_policy_ebpf::{abi::PROTOCOL_TCP, checksum};
+use traffic_policy_ebpf::{
+    abi::{Address as _, Address4, PROTOCOL_TCP, Ports},
+    checksum::{self, word_sum},
+};
 
-use super::{Answer, ICMP, TTL, segment, store_macs, swapped, words};
+use super::{Answer, ICMP, TTL, segment, store_macs, swapped};
 
 use crate::datapath::{
     ctx::Packet,
     family::V4,
-    parse::ETHERNET,
+    parse::{ETHERNET, Parse as _},
     words::{load8, load32, store16, store32},
 };
 
@@ -28,42 +31,40 @@ impl Answer for V4 {
         if ip + IP4 > packet.end() {
             return false;
         }
-        unsafe {
-            let macs = swapped(data);
-            let (client, frontend) = (load32::<12>(ip), load32::<16>(ip));
-            let count = (load8::<0>(ip) as usize & 15) + 2;
-            let mut quoted = [0u32; QUOTED4_WORDS];
-            let mut sum = kind.to_be() as u64 + words(rest.to_be());
-            for (i, word) in quoted.iter_mut().enumerate() {
-                let at = ip + i * 4;
-                if i >= count || at + 4 > packet.end() {
-                    break;
-                }
-                *word = load32::<0>(at);
-                sum += words(*word);
+        let macs = swapped(data);
+        let (client, frontend) = Self::addresses_at(ip);
+        let count = (load8::<0>(ip) as usize & 15) + 2;
+        let mut quoted = [0u32; QUOTED4_WORDS];
+        let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
+        for (i, word) in quoted.iter_mut().enumerate() {
+            let at = ip + i * 4;
+            if i >= count || at + 4 > packet.end() {
+                break;
             }
-            let length = IP4 + ICMP + count * 4;
-            if !packet.resize((ETHERNET + length) as u32) {
-                return false;
+            *word = load32::<0>(at);
+            sum += word_sum(*word);
+        }
+        let length = IP4 + ICMP + count * 4;
+        if !packet.resize((ETHERNET + length) as u32) {
+            return false;
+        }
+        let data = packet.data();
+        let ip = data + ETHERNET;
+        if ip + IP4 + ICMP > packet.end() {
+            return false;
+        }
+        store_macs(data, macs);
+        header4(ip, length as u32, 1, frontend, client);
+        let icmp = ip + IP4;
+        store16::<0>(icmp, kind.to_be());
+        store16::<2>(icmp, !checksum::fold(sum));
+        store32::<4>(icmp, rest.to_be());
+        for (i, word) in quoted.iter().enumerate() {
+            let at = icmp + ICMP + i * 4;
+            if i >= count || at + 4 > packet.end() {
+                break;
             }
-            let data = packet.data();
-            let ip = data + ETHERNET;
-            if ip + IP4 + ICMP > packet.end() {
-                return false;
-            }
-            store_macs(data, macs);
-            header4(ip, length as u32, 1, frontend, client);
-            let icmp = ip + IP4;
-            store16::<0>(icmp, kind.to_be());
-            store16::<2>(icmp, !checksum::fold(sum));
-            store32::<4>(icmp, rest.to_be());
-            for (i, word) in quoted.iter().enumerate() {
-                let at = icmp + ICMP + i * 4;
-                if i >= count || at + 4 > packet.end() {
-                    break;
-                }
-                store32::<0>(at, *word);
-            }
+            store32::<0>(at, *word);
         }
         true
     }
@@ -75,46 +76,41 @@ impl Answer for V4 {
         if ip + IP4 > packet.end() {
             return false;
         }
-        unsafe {
-            let macs = swapped(data);
-            let (client, frontend) = (load32::<12>(ip), load32::<16>(ip));
-            let l4 = ip + ((load8::<0>(ip) as usize & 15) << 2);
-            if l4 + 20 > packet.end() {
-                return false;
-            }
-            let (ports, sequence) = (load32::<0>(l4).rotate_left(16), load32::<8>(l4));
-            if !packet.resize((ETHERNET + IP4 + 20) as u32) {
-                return false;
-            }
-            let data = packet.data();
-            let ip = data + ETHERNET;
-            if ip + IP4 + 20 > packet.end() {
-                return false;
-            }
-            store_macs(data, macs);
-            header4(ip, (IP4 + 20) as u32, PROTOCOL_TCP as u8, frontend, client);
-            let pseudo = words(client) + words(frontend) + 6u16.to_be() as u64 + 20u16.to_be() as u64;
-            segment(ip + IP4, ports, sequence, pseudo);
+        let macs = swapped(data);
+        let (client, frontend) = Self::addresses_at(ip);
+        let l4 = ip + ((load8::<0>(ip) as usize & 15) << 2);
+        if l4 + 20 > packet.end() {
+            return false;
         }
+        let (ports, sequence) = (Ports::from_wire(load32::<0>(l4)).reversed(), load32::<8>(l4));
+        if !packet.resize((ETHERNET + IP4 + 20) as u32) {
+            return false;
+        }
+        let data = packet.data();
+        let ip = data + ETHERNET;
+        if ip + IP4 + 20 > packet.end() {
+            return false;
+        }
+        store_macs(data, macs);
+        header4(ip, (IP4 + 20) as u32, PROTOCOL_TCP as u8, frontend, client);
+        let pseudo = client.sum() + frontend.sum() + 6u16.to_be() as u64 + 20u16.to_be() as u64;
+        segment(ip + IP4, ports, sequence, pseudo);
         true
     }
 }
 
 #[inline(always)]
-unsafe fn header4(ip: usize, length: u32, protocol: u8, source: u32, destination: u32) {
+fn header4(ip: usize, length: u32, protocol: u8, source: Address4, destination: Address4) {
     // Version 4, five words; length; DF; TTL and protocol, each pair as one word in memory order.
     let (first, length) = (0x4500u16.to_be(), (length as u16).to_be());
     let (fragment, ttl) = (0x4000u16.to_be(), u16::from_be_bytes([TTL, protocol]).to_be());
-    let sum =
-        first as u64 + length as u64 + fragment as u64 + ttl as u64 + words(source) + words(destination);
-    unsafe {
-        store16::<0>(ip, first);
-        store16::<2>(ip, length);
-        store16::<4>(ip, 0);
-        store16::<6>(ip, fragment);
-        store16::<8>(ip, ttl);
-        store16::<10>(ip, !checksum::fold(sum));
-        store32::<12>(ip, source);
-        store32::<16>(ip, destination);
-    }
+    let sum = first as u64 + length as u64 + fragment as u64 + ttl as u64 + source.sum() + destination.sum();
+    store16::<0>(ip, first);
+    store16::<2>(ip, length);
+    store16::<4>(ip, 0);
+    store16::<6>(ip, fragment);
+    store16::<8>(ip, ttl);
+    store16::<10>(ip, !checksum::fold(sum));
+    store32::<12>(ip, source.wire());
+    store32::<16>(ip, destination.wire());
 }

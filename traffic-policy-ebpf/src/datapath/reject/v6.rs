@@ -1,14 +1,17 @@
 //! ICMPv6 errors and RSTs of IPv6: port unreachable, time exceeded, packet too big.
 
-use traffic_policy_ebpf::{abi::PROTOCOL_TCP, checksum};
+use traffic_policy_ebpf::{
+    abi::{Address as _, Address6, PROTOCOL_TCP, Ports},
+    checksum::{self, word_sum},
+};
 
-use super::{Answer, ICMP, TTL, segment, store_macs, swapped, words};
+use super::{Answer, ICMP, TTL, segment, store_macs, swapped};
 
 use crate::datapath::{
     barrier::opaque,
     ctx::Packet,
     family::V6,
-    parse::{ETHERNET, ipv6_ext},
+    parse::{ETHERNET, Parse as _, ipv6_ext},
     words::{load32, load64, store8, store16, store32, store64},
 };
 
@@ -32,45 +35,42 @@ impl Answer for V6 {
         if ip + IP6 > end {
             return false;
         }
-        unsafe {
-            let macs = swapped(data);
-            let client = [load64::<8>(ip), load64::<16>(ip)];
-            let frontend = [load64::<24>(ip), load64::<32>(ip)];
-            // Up to the ports: without them the sender's stack cannot tell whose packet it was.
-            let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
-            let count = walked.offset as usize / 8 + 1;
-            let length = ICMP + count * 8;
-            if !packet.resize((ETHERNET + IP6 + length) as u32) {
-                return false;
-            }
-            let (data, end) = (packet.data(), packet.end());
-            let ip = data + ETHERNET;
-            if ip + IP6 + ICMP > end {
-                return false;
-            }
-            let mut sum = kind.to_be() as u64 + words(rest.to_be());
-            sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
-            sum += wide_sum(client[0]) + wide_sum(client[1]) + wide_sum(frontend[0]) + wide_sum(frontend[1]);
-            // The packet moves back in place, its last word first.
-            for i in (0..QUOTED6_WORDS).rev() {
-                let from = ip + i * 8;
-                if i >= count {
-                    continue;
-                }
-                if from + IP6 + ICMP + 8 > end {
-                    return false;
-                }
-                let word = load64::<0>(from);
-                sum += wide_sum(word);
-                store64::<48>(from, word);
-            }
-            store_macs(data, macs);
-            header6(ip, length as u16, PROTOCOL_ICMP6, frontend, client);
-            let icmp = ip + IP6;
-            store16::<0>(icmp, kind.to_be());
-            store16::<2>(icmp, !checksum::fold(sum));
-            store32::<4>(icmp, rest.to_be());
+        let macs = swapped(data);
+        let (client, frontend) = Self::addresses_at(ip);
+        // Up to the ports: without them the sender's stack cannot tell whose packet it was.
+        let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
+        let count = walked.offset as usize / 8 + 1;
+        let length = ICMP + count * 8;
+        if !packet.resize((ETHERNET + IP6 + length) as u32) {
+            return false;
         }
+        let (data, end) = (packet.data(), packet.end());
+        let ip = data + ETHERNET;
+        if ip + IP6 + ICMP > end {
+            return false;
+        }
+        let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
+        sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
+        sum += client.sum() + frontend.sum();
+        // The packet moves back in place, its last word first.
+        for i in (0..QUOTED6_WORDS).rev() {
+            let from = ip + i * 8;
+            if i >= count {
+                continue;
+            }
+            if from + IP6 + ICMP + 8 > end {
+                return false;
+            }
+            let word = load64::<0>(from);
+            sum += wide_sum(word);
+            store64::<48>(from, word);
+        }
+        store_macs(data, macs);
+        header6(ip, length as u16, PROTOCOL_ICMP6, frontend, client);
+        let icmp = ip + IP6;
+        store16::<0>(icmp, kind.to_be());
+        store16::<2>(icmp, !checksum::fold(sum));
+        store32::<4>(icmp, rest.to_be());
         true
     }
 
@@ -82,34 +82,26 @@ impl Answer for V6 {
         if ip + IP6 > end {
             return false;
         }
-        unsafe {
-            let macs = swapped(data);
-            let client = [load64::<8>(ip), load64::<16>(ip)];
-            let frontend = [load64::<24>(ip), load64::<32>(ip)];
-            let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
-            let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
-            if l4 + 20 > end {
-                return false;
-            }
-            let (ports, sequence) = (load32::<0>(l4).rotate_left(16), load32::<8>(l4));
-            if !packet.resize((ETHERNET + IP6 + 20) as u32) {
-                return false;
-            }
-            let data = packet.data();
-            let ip = data + ETHERNET;
-            if ip + IP6 + 20 > packet.end() {
-                return false;
-            }
-            store_macs(data, macs);
-            header6(ip, 20, PROTOCOL_TCP as u8, frontend, client);
-            let pseudo = wide_sum(client[0])
-                + wide_sum(client[1])
-                + wide_sum(frontend[0])
-                + wide_sum(frontend[1])
-                + 6u16.to_be() as u64
-                + 20u16.to_be() as u64;
-            segment(ip + IP6, ports, sequence, pseudo);
+        let macs = swapped(data);
+        let (client, frontend) = Self::addresses_at(ip);
+        let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
+        let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
+        if l4 + 20 > end {
+            return false;
         }
+        let (ports, sequence) = (Ports::from_wire(load32::<0>(l4)).reversed(), load32::<8>(l4));
+        if !packet.resize((ETHERNET + IP6 + 20) as u32) {
+            return false;
+        }
+        let data = packet.data();
+        let ip = data + ETHERNET;
+        if ip + IP6 + 20 > packet.end() {
+            return false;
+        }
+        store_macs(data, macs);
+        header6(ip, 20, PROTOCOL_TCP as u8, frontend, client);
+        let pseudo = client.sum() + frontend.sum() + 6u16.to_be() as u64 + 20u16.to_be() as u64;
+        segment(ip + IP6, ports, sequence, pseudo);
         true
     }
 }
@@ -120,15 +112,14 @@ const fn wide_sum(word: u64) -> u64 {
 }
 
 #[inline(always)]
-unsafe fn header6(ip: usize, length: u16, protocol: u8, source: [u64; 2], destination: [u64; 2]) {
-    unsafe {
-        store32::<0>(ip, 0x6000_0000u32.to_be());
-        store16::<4>(ip, length.to_be());
-        store8::<6>(ip, protocol);
-        store8::<7>(ip, TTL);
-        store64::<8>(ip, source[0]);
-        store64::<16>(ip, source[1]);
-        store64::<24>(ip, destination[0]);
-        store64::<32>(ip, destination[1]);
-    }
+fn header6(ip: usize, length: u16, protocol: u8, source: Address6, destination: Address6) {
+    let (source, destination) = (source.wire(), destination.wire());
+    store32::<0>(ip, 0x6000_0000u32.to_be());
+    store16::<4>(ip, length.to_be());
+    store8::<6>(ip, protocol);
+    store8::<7>(ip, TTL);
+    store64::<8>(ip, source[0]);
+    store64::<16>(ip, source[1]);
+    store64::<24>(ip, destination[0]);
+    store64::<32>(ip, destination[1]);
 }

@@ -6,7 +6,7 @@ use aya_ebpf::{
     helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
 };
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP},
+    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Port},
     outcome::Outcome,
 };
 
@@ -60,7 +60,7 @@ impl Named {
     pub fn v4(self) -> Address4 {
         match self {
             Self::V4(address) => address,
-            Self::V6(_) => 0,
+            Self::V6(_) => Address4::UNSPECIFIED,
         }
     }
 
@@ -68,7 +68,7 @@ impl Named {
     #[inline(always)]
     pub fn v6(self) -> Address6 {
         match self {
-            Self::V4(_) => [0, 0],
+            Self::V4(_) => Address6::UNSPECIFIED,
             Self::V6(address) => address,
         }
     }
@@ -78,9 +78,9 @@ impl Named {
 #[inline(always)]
 fn named([a, b, c, d]: [u32; 4]) -> Named {
     if a | b == 0 && c == MAPPED {
-        return Named::V4(d);
+        return Named::V4(Address4::from_wire(d));
     }
-    Named::V6([joined(a, b), joined(c, d)])
+    Named::V6(Address6::from_wire([joined(a, b), joined(c, d)]))
 }
 
 /// Two words as one, in memory order.
@@ -118,13 +118,11 @@ macro_rules! load128 {
 
 /// The other end of the `struct bpf_sock` at `base`.
 #[inline(always)]
-unsafe fn peer(base: usize) -> Named {
-    unsafe {
-        if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
-            return Named::V4(load32::<{ at::PEER4 }>(base));
-        }
-        named(load128!(at::PEER6, base))
+fn peer(base: usize) -> Named {
+    if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
+        return Named::V4(Address4::from_wire(load32::<{ at::PEER4 }>(base)));
     }
+    named(load128!(at::PEER6, base))
 }
 
 /// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
@@ -157,127 +155,116 @@ impl Call {
     /// The other end, in a hook of IPv4.
     #[inline(always)]
     pub fn ip4(self) -> Address4 {
-        unsafe { load32::<{ at::IP4 }>(self.base()) }
+        Address4::from_wire(load32::<{ at::IP4 }>(self.base()))
     }
 
     /// The other end, in a hook of IPv6.
     #[inline(always)]
     pub fn ip6(self) -> Named {
         let base = self.base();
-        unsafe { named(load128!(at::IP6, base)) }
+        named(load128!(at::IP6, base))
     }
 
-    /// The other end's port, memory order.
+    /// The other end's port.
     #[inline(always)]
-    pub fn port(self) -> u16 {
-        unsafe { load32::<{ at::PORT }>(self.base()) as u16 }
+    pub fn port(self) -> Port {
+        Port::from_wire(load32::<{ at::PORT }>(self.base()) as u16)
     }
 
     /// TCP or UDP; 0 for others.
     #[inline(always)]
     pub fn protocol(self) -> u32 {
-        transport(unsafe { load32::<{ at::PROTOCOL }>(self.base()) })
+        transport(load32::<{ at::PROTOCOL }>(self.base()))
     }
 
     /// The address that the socket is bound to, in a hook of connect; zero if it is not.
     #[inline(always)]
     pub fn bound4(self) -> Address4 {
-        unsafe {
-            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
-            if socket == 0 { 0 } else { load32::<{ at::BOUND4 }>(socket) }
-        }
+        let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+        Address4::from_wire(if socket == 0 { 0 } else { load32::<{ at::BOUND4 }>(socket) })
     }
 
     /// As [`Self::bound4`].
     #[inline(always)]
     pub fn bound6(self) -> Named {
-        unsafe {
-            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
-            if socket == 0 {
-                return Named::V6([0, 0]);
-            }
-            named(load128!(at::BOUND6, socket))
+        let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+        if socket == 0 {
+            return Named::V6(Address6::UNSPECIFIED);
         }
+        named(load128!(at::BOUND6, socket))
     }
 
     /// Whether the socket is connected to somebody.
     #[inline(always)]
     pub fn is_connected(self) -> bool {
-        self.peer_port() != 0
+        self.peer_port() != Port::NONE
     }
 
-    /// The port of whom the socket is connected to, memory order; 0 if it is not.
+    /// The port of whom the socket is connected to; none if it is not.
     #[inline(always)]
-    pub fn peer_port(self) -> u16 {
-        unsafe {
-            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
-            if socket == 0 { 0 } else { load16::<{ at::PEER_PORT }>(socket) }
-        }
+    pub fn peer_port(self) -> Port {
+        let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+        Port::from_wire(if socket == 0 { 0 } else { load16::<{ at::PEER_PORT }>(socket) })
     }
 
     /// The address of whom the socket is connected to.
     #[inline(always)]
     pub fn peer(self) -> Named {
-        unsafe {
-            let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
-            if socket == 0 { Named::V6([0, 0]) } else { peer(socket) }
-        }
+        let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
+        if socket == 0 { Named::V6(Address6::UNSPECIFIED) } else { peer(socket) }
     }
 
     /// The source that a datagram is to have, in a hook of sendmsg; zero if the routes are to say.
     #[inline(always)]
     pub fn source4(self) -> Address4 {
-        unsafe { load32::<{ at::SOURCE4 }>(self.base()) }
+        Address4::from_wire(load32::<{ at::SOURCE4 }>(self.base()))
     }
 
     /// As [`Self::source4`].
     #[inline(always)]
     pub fn source6(self) -> Named {
         let base = self.base();
-        unsafe { named(load128!(at::SOURCE6, base)) }
+        named(load128!(at::SOURCE6, base))
     }
 
     /// Writes the other end, in a hook of IPv4.
     #[inline(always)]
-    pub fn set4(self, address: Address4, port: u16) {
-        unsafe {
-            store32::<{ at::IP4 }>(self.base(), address);
-            store32::<{ at::PORT }>(self.base(), port as u32);
-        }
+    pub fn set4(self, address: Address4, port: Port) {
+        store32::<{ at::IP4 }>(self.base(), address.wire());
+        store32::<{ at::PORT }>(self.base(), port.wire() as u32);
     }
 
     /// Writes the other end, in a hook of IPv6.
     #[inline(always)]
-    pub fn set6(self, [head, tail]: Address6, port: u16) {
+    pub fn set6(self, address: Address6, port: Port) {
+        let [head, tail] = address.wire();
         let ((a, b), (c, d)) = (split(head), split(tail));
         let base = self.base();
-        unsafe {
-            store32::<{ at::IP6 }>(base, a);
-            store32::<{ at::IP6 + 4 }>(base, b);
-            store32::<{ at::IP6 + 8 }>(base, c);
-            store32::<{ at::IP6 + 12 }>(base, d);
-            store32::<{ at::PORT }>(base, port as u32);
-        }
+        store32::<{ at::IP6 }>(base, a);
+        store32::<{ at::IP6 + 4 }>(base, b);
+        store32::<{ at::IP6 + 8 }>(base, c);
+        store32::<{ at::IP6 + 12 }>(base, d);
+        store32::<{ at::PORT }>(base, port.wire() as u32);
     }
 
     /// Writes an IPv4 address where an IPv4-mapped one was: the rest of it stays.
     #[inline(always)]
-    pub fn set_mapped(self, address: Address4, port: u16) {
-        unsafe {
-            store32::<{ at::IP6 + 12 }>(self.base(), address);
-            store32::<{ at::PORT }>(self.base(), port as u32);
-        }
+    pub fn set_mapped(self, address: Address4, port: Port) {
+        store32::<{ at::IP6 + 12 }>(self.base(), address.wire());
+        store32::<{ at::PORT }>(self.base(), port.wire() as u32);
     }
 
     /// The kernel's number of this socket.
     #[inline(always)]
     pub fn cookie(self) -> u64 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_get_socket_cookie(self.context.cast::<c_void>()) }
     }
 
     /// The kernel's number of its network namespace.
     #[inline(always)]
     pub fn netns(self) -> u64 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_get_netns_cookie(self.context.cast::<c_void>()) }
     }
 
@@ -294,6 +281,7 @@ impl Call {
             _ if protocol == PROTOCOL_TCP => ETIMEDOUT,
             _ => EPERM,
         };
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_set_retval(-error) };
     }
 }
@@ -318,22 +306,23 @@ impl Closing {
     /// As [`Call::protocol`].
     #[inline(always)]
     pub fn protocol(self) -> u32 {
-        transport(unsafe { load32::<{ at::SOCKET_PROTOCOL }>(self.base()) })
+        transport(load32::<{ at::SOCKET_PROTOCOL }>(self.base()))
     }
 
-    /// The peer's port, memory order; 0 if it has none.
+    /// The peer's port; none if it has none.
     #[inline(always)]
-    pub fn port(self) -> u16 {
-        unsafe { load16::<{ at::PEER_PORT }>(self.base()) }
+    pub fn port(self) -> Port {
+        Port::from_wire(load16::<{ at::PEER_PORT }>(self.base()))
     }
 
     #[inline(always)]
     pub fn peer(self) -> Named {
-        unsafe { peer(self.base()) }
+        peer(self.base())
     }
 
     #[inline(always)]
     pub fn cookie(self) -> u64 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_get_socket_cookie(self.context.cast::<c_void>()) }
     }
 }

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     ctx::xdp::Xdp,
     family::{Family, V4, V6},
-    maps::QUESTION,
+    maps::EXPLAIN_CALL,
     sock::lookup::{self, Query},
     trace,
 };
@@ -21,7 +21,8 @@ pub fn run(_: Xdp) -> u32 {
 
 #[inline(always)]
 fn judge() {
-    let Some(asked) = QUESTION.get_ptr(0) else { return };
+    let Some(asked) = EXPLAIN_CALL.get_ptr(0) else { return };
+    // SAFETY: a map value that nobody writes while the agent runs this program.
     let asked = unsafe { &*asked };
     let protocol = asked.protocol as u32;
     let outcome = if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
@@ -47,5 +48,5 @@ fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
         hash: asked.hash,
         had: core::ptr::null(),
     };
-    lookup::decide::<F>(&query, unsafe { &raw mut (*scratch).affinity_lookup }).outcome
+    lookup::decide::<F>(&query, place!(mut scratch.affinity_lookup)).outcome
 }

@@ -2,7 +2,7 @@
 //! the same function from an XDP program.
 
 use traffic_policy_ebpf::{
-    abi::{Address, AffinityLookup, EndpointKey, NO_SERVICE, Node, Slot, Socket, scope, step},
+    abi::{Address, AffinityLookup, EndpointKey, NO_SERVICE, Node, Port, Slot, Socket, scope, step},
     hash,
     outcome::Outcome,
 };
@@ -11,7 +11,7 @@ use crate::datapath::{
     clock,
     family::Family,
     lb::{Client, List, Refusal, Target, affinity, select},
-    maps::{GONE, NODE, Table},
+    maps::{LOCAL_NODE, REMOVED_ENDPOINTS, Table},
     prefilter, trace,
 };
 
@@ -20,8 +20,7 @@ use crate::datapath::{
 pub struct Query<A> {
     /// The address that the application names; an IPv4-mapped IPv6 address counts as IPv4.
     pub destination: A,
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     /// TCP or UDP, as IP protocol number.
     pub protocol: u16,
     /// The address that the socket is bound to; zero if it is not.
@@ -45,8 +44,7 @@ pub struct Translation<A> {
     pub service: u32,
     /// The endpoint.
     pub address: A,
-    /// Memory order.
-    pub port: u16,
+    pub port: Port,
     /// Its place within the list.
     pub offset: u32,
 }
@@ -54,7 +52,13 @@ pub struct Translation<A> {
 impl<A: Address> Translation<A> {
     #[inline(always)]
     fn none() -> Self {
-        Self { outcome: Outcome::Passed, service: NO_SERVICE, address: A::default(), port: 0, offset: 0 }
+        Self {
+            outcome: Outcome::Passed,
+            service: NO_SERVICE,
+            address: A::default(),
+            port: Port::NONE,
+            offset: 0,
+        }
     }
 
     #[inline(always)]
@@ -75,7 +79,7 @@ impl<A: Address> Translation<A> {
         let Some(endpoint) = F::slots().lookup::<u32, Slot<A>>(&slot) else {
             return Self { outcome: Outcome::DroppedInternalError, ..translation };
         };
-        let (address, port) = unsafe { ((*endpoint).address, (*endpoint).port) };
+        let (address, port) = (get!(endpoint.address), get!(endpoint.port));
         let offset = slot - list.range.base;
         Self { outcome: Outcome::Connected, address, port, offset, ..translation }
     }
@@ -96,9 +100,9 @@ fn is_loopback<F: Family>(address: F::Address) -> bool {
 /// The source that a socket without one will probably get: the node's address, or one of its pods' range.
 #[inline(always)]
 fn usual_source<F: Family>(node: bool) -> F::Address {
-    let Some(this) = NODE.get_ptr(0) else { return F::Address::default() };
+    let Some(this) = LOCAL_NODE.get_ptr(0) else { return F::Address::default() };
     let this: *const Node = this;
-    F::narrow(unsafe { if node { (*this).primary[F::INDEX] } else { (*this).pods[F::INDEX] } })
+    F::narrow(if node { get!(this.primary[F::INDEX]) } else { get!(this.pods[F::INDEX]) })
 }
 
 /// Decides. `search` is the caller's own: a socket's call is interrupted by packets, which use the per-CPU one.
@@ -131,11 +135,9 @@ pub fn decide<F: Family>(
     let had = query.had;
     if is_continued::<F>(query, &target) {
         translation.outcome = Outcome::Connected;
-        unsafe {
-            translation.service = (*had).service;
-            (translation.address, translation.port) = (F::narrow((*had).address), (*had).port);
-            translation.offset = (*had).offset;
-        }
+        translation.service = get!(had.service);
+        (translation.address, translation.port) = (F::narrow(get!(had.address)), get!(had.port));
+        translation.offset = get!(had.offset);
         return translation;
     }
     let mut client = Client { source: query.source, netns: query.netns, hash: query.hash };
@@ -186,23 +188,23 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
     if had.is_null() {
         return false;
     }
-    let (service, used) = unsafe { ((*had).service, (*had).used) };
+    let (service, used) = (get!(had.service), get!(had.used));
     if used == 0 || clock::seconds().wrapping_sub(used) > CONVERSATION {
         return false;
     }
     let found = select::frontend::<F>(target);
     // Services with affinity know where their clients are.
-    if found.is_null() || unsafe { (*found).service != service || (*found).affinity != 0 } {
+    if found.is_null() || (get!(found.service) != service || get!(found.affinity) != 0) {
         return false;
     }
     let endpoint = EndpointKey {
-        address: unsafe { (*had).address },
-        port: unsafe { (*had).port },
+        address: get!(had.address),
+        port: get!(had.port),
         protocol: query.protocol as u8,
         ipv6: F::V6 as u8,
         service,
     };
-    Table::of(&raw const GONE).lookup::<_, u32>(&endpoint).is_none()
+    Table::of(&raw const REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_none()
 }
 
 /// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
@@ -214,8 +216,8 @@ fn conversation<F: Family>(
     search: *mut AffinityLookup<F::Address>,
 ) -> u32 {
     let had = query.had;
-    if had.is_null() || unsafe { (*list.frontend).affinity } != 0 {
+    if had.is_null() || get!((list.frontend).affinity) != 0 {
         return affinity::NONE;
     }
-    unsafe { affinity::find::<F>(list, F::narrow((*had).address), (*had).port, (*had).offset, search) }
+    affinity::find::<F>(list, F::narrow(get!(had.address)), get!(had.port), get!(had.offset), search)
 }

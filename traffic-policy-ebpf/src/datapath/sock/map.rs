@@ -1,6 +1,6 @@
 //! Keys of the socket maps, and which map holds a socket.
 
-use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, SocketKey};
+use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, Port, SocketKey};
 
 use crate::datapath::{
     family::{Family, V4, V6},
@@ -28,7 +28,7 @@ pub fn reverse<A: Address>(key: &mut SocketKey, translation: &Translation<A>) {
 
 /// The key of the entry about a socket whose other end is an endpoint.
 #[inline(always)]
-pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: u16) -> SocketKey {
+pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: Port) -> SocketKey {
     SocketKey {
         cookie,
         address: address.wide(),
@@ -41,7 +41,7 @@ pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port
 
 /// As [`peer_key`].
 #[inline(always)]
-pub fn named_key(cookie: u64, protocol: u32, address: Named, port: u16) -> SocketKey {
+pub fn named_key(cookie: u64, protocol: u32, address: Named, port: Port) -> SocketKey {
     match address {
         Named::V4(address) => peer_key::<V4>(cookie, protocol, address, port),
         Named::V6(address) => peer_key::<V6>(cookie, protocol, address, port),

@@ -10,7 +10,7 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
-    abi::{Address, AffinityLookup, PROTOCOL_UDP, Socket, SocketKey, Tuple, hook, ports},
+    abi::{Address, Address4, AffinityLookup, PROTOCOL_UDP, Port, Ports, Socket, SocketKey, Tuple, hook},
     outcome::Outcome,
 };
 
@@ -18,7 +18,7 @@ use crate::datapath::{
     clock, counters,
     events::{self, NewEvent},
     family::{Family, V4, V6},
-    maps::{ANY, NODE, Table},
+    maps::{ANY, LOCAL_NODE, Table},
     prefilter,
     sock::{
         addr::{Call, Closing, Named},
@@ -46,13 +46,13 @@ struct CallVerdict<A> {
     /// The endpoint holds.
     translated: bool,
     address: A,
-    port: u16,
+    port: Port,
 }
 
 impl<A: Address> CallVerdict<A> {
     #[inline(always)]
     fn none(verdict: i32) -> Self {
-        Self { verdict, translated: false, address: A::default(), port: 0 }
+        Self { verdict, translated: false, address: A::default(), port: Port::NONE }
     }
 }
 
@@ -65,7 +65,7 @@ impl<A: Address> DestinationCall<A> {
             return CallVerdict::none(ALLOW);
         }
         let netns = call.netns();
-        let node = NODE.get_ptr(0).is_some_and(|node| unsafe { (*node).netns } == netns);
+        let node = LOCAL_NODE.get_ptr(0).is_some_and(|node| get!(node.netns) == netns);
         let mut key = SocketKey {
             cookie: call.cookie(),
             address: self.destination.wide(),
@@ -81,9 +81,8 @@ impl<A: Address> DestinationCall<A> {
             // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
             // connect() did must go to the same endpoint.
             if peer.ipv6 == key.ipv6
-                && shown.is_some_and(|shown| unsafe {
-                    (*shown).address == key.address && (*shown).port == key.port
-                })
+                && shown
+                    .is_some_and(|shown| (get!(shown.address) == key.address && get!(shown.port) == key.port))
             {
                 let address = F::narrow(peer.address);
                 return CallVerdict { verdict: ALLOW, translated: true, address, port: peer.port };
@@ -94,6 +93,8 @@ impl<A: Address> DestinationCall<A> {
         } else {
             map::table_of(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
         };
+        // SAFETY: a helper of the kernel without arguments.
+        let hash = unsafe { bpf_get_prandom_u32() } as u64;
         let query = Query {
             destination: self.destination,
             port,
@@ -101,7 +102,7 @@ impl<A: Address> DestinationCall<A> {
             source: self.source,
             netns,
             node,
-            hash: unsafe { bpf_get_prandom_u32() } as u64,
+            hash,
             had,
         };
         let mut search = MaybeUninit::<AffinityLookup<A>>::uninit();
@@ -143,13 +144,13 @@ impl<A: Address> DestinationCall<A> {
             tuple: Tuple {
                 source: self.source,
                 destination: self.destination,
-                ports: ports(0, self.call.port()),
+                ports: Ports::new(Port::NONE, self.call.port()),
                 protocol: self.call.protocol(),
             },
             endpoint: if outcome as u32 == Outcome::Connected as u32 {
                 (translation.address, translation.port)
             } else {
-                (A::default(), 0)
+                (A::default(), Port::NONE)
             },
         });
     }
@@ -184,17 +185,15 @@ impl<A: Address> DestinationCall<A> {
         let sockets = map::table_of(PROTOCOL_UDP, false);
         let (address, port) = (translation.address.wide(), translation.port);
         let used = clock::seconds();
-        if !had.is_null() && unsafe { (*had).address == address && (*had).port == port } {
-            unsafe {
-                if (*had).offset != translation.offset {
-                    (*had).offset = translation.offset;
-                }
-                if (*had).service != translation.service {
-                    (*had).service = translation.service;
-                }
-                if (*had).used != used {
-                    (*had).used = used;
-                }
+        if !had.is_null() && (get!(had.address) == address && get!(had.port) == port) {
+            if get!(had.offset) != translation.offset {
+                set!(had.offset = translation.offset);
+            }
+            if get!(had.service) != translation.service {
+                set!(had.service = translation.service);
+            }
+            if get!(had.used) != used {
+                set!(had.used = used);
             }
         } else {
             self.note::<F>(Outcome::Connected, netns, translation);
@@ -214,14 +213,14 @@ impl<A: Address> DestinationCall<A> {
         let shown = sockets.lookup::<_, Socket>(&back);
         // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
         // asked last.
-        if shown.is_none_or(|shown| unsafe { (*shown).address != key.address || (*shown).port != key.port }) {
+        if shown.is_none_or(|shown| (get!(shown.address) != key.address || get!(shown.port) != key.port)) {
             self.note_peer(key, netns, translation);
         }
     }
 }
 
 #[inline(always)]
-fn to4(call: Call, source: u32, connects: bool) -> i32 {
+fn to4(call: Call, source: Address4, connects: bool) -> i32 {
     let translate = DestinationCall { call, destination: call.ip4(), source, connects }.translate::<V4>();
     if translate.translated {
         call.set4(translate.address, translate.port);
@@ -286,7 +285,7 @@ fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Addres
 fn show4(call: Call, sockets: Table, protocol: u32) {
     let socket = peer::<V4>(call, sockets, protocol, call.ip4());
     if !socket.is_null() {
-        unsafe { call.set4(V4::narrow((*socket).address), (*socket).port) };
+        call.set4(V4::narrow(get!(socket.address)), get!(socket.port));
     }
 }
 
@@ -296,13 +295,13 @@ fn show6(call: Call, sockets: Table, protocol: u32) {
         Named::V4(address) => {
             let socket = peer::<V4>(call, sockets, protocol, address);
             if !socket.is_null() {
-                unsafe { call.set_mapped(V4::narrow((*socket).address), (*socket).port) };
+                call.set_mapped(V4::narrow(get!(socket.address)), get!(socket.port));
             }
         }
         Named::V6(address) => {
             let socket = peer::<V6>(call, sockets, protocol, address);
             if !socket.is_null() {
-                unsafe { call.set6(V6::narrow((*socket).address), (*socket).port) };
+                call.set6(V6::narrow(get!(socket.address)), get!(socket.port));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 use anyhow::Result;
 use traffic_policy_agent::dataplane::Sizes;
 use traffic_policy_bench::{
-    Case, Feeder, Fixture, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
+    BenchNode, Case, Feeder, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
     flows::{flows, frames, mirror, open, supposed},
     turns,
 };
@@ -151,7 +151,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
 
 pub(super) fn measure(
     wanted: &[Wanted],
-    fixture: &Fixture,
+    fixture: &BenchNode,
     effort: Effort,
     report: &mut Report,
 ) -> Result<()> {
@@ -212,7 +212,7 @@ struct Table {
 }
 
 impl Table {
-    fn open(fixture: &Fixture, size: Size, ipv6: bool, protocol: Protocol, seed: u64) -> Result<Self> {
+    fn open(fixture: &BenchNode, size: Size, ipv6: bool, protocol: Protocol, seed: u64) -> Result<Self> {
         let mut loaded = Loaded::new(fixture, setup(size, ipv6))?;
         let mut ours = flows(ipv6, protocol, size.flows());
         open(&mut loaded, Hook::Xdp, &mut ours)?;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    Case, Expected, Fixture, Kind, Loaded, Subject,
+    BenchNode, Case, Expected, Kind, Loaded, Subject,
     flows::{frames, mirror, supposed},
     frame::unpacked,
     turns,
@@ -48,7 +48,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
 
 pub(super) fn measure(
     wanted: &[Wanted],
-    fixture: &Fixture,
+    fixture: &BenchNode,
     effort: Effort,
     report: &mut Report,
 ) -> Result<()> {
@@ -71,7 +71,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-fn load(fixture: &Fixture, row: Wanted, size: Size, subject: Subject, seed: u64) -> Result<(Loaded, Case)> {
+fn load(fixture: &BenchNode, row: Wanted, size: Size, subject: Subject, seed: u64) -> Result<(Loaded, Case)> {
     let mut loaded = Loaded::new(fixture, setup(size, false))?;
     let mut flows = supposed(size.flows(), loaded.setup.endpoints);
     mirror(&mut loaded.feeder, &flows)?;

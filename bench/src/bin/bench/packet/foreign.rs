@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    Content, Expected, Fixture, Frame, Hook, Loaded, Protocol, Setup,
+    BenchNode, Content, Expected, Frame, Hook, Loaded, Protocol, Setup,
     fixture::V4,
     flows::{flows, later, open},
     frame::frame,
@@ -93,7 +93,7 @@ pub(super) fn wanted(report: &mut Report) -> Vec<Wanted> {
 
 pub(super) fn measure(
     wanted: &[Wanted],
-    fixture: &Fixture,
+    fixture: &BenchNode,
     effort: Effort,
     report: &mut Report,
 ) -> Result<()> {
@@ -119,7 +119,7 @@ pub(super) fn measure(
     })
 }
 
-fn load(fixture: &Fixture) -> Result<Loaded> {
+fn load(fixture: &BenchNode) -> Result<Loaded> {
     let mut loaded = Loaded::new(fixture, Setup::default())?;
     // Without a flow, pool ports are not asked about at all.
     open(&mut loaded, Hook::Xdp, &mut flows(false, Protocol::Tcp, SENDERS))?;

@@ -1,16 +1,16 @@
-//! New flows: what all packets until a flow is confirmed cost more than as many of an open flow, and each packet of a flood.
+//! New flows: what all packets until a flow is assured cost more than as many of an open flow, and each packet of a flood.
 
 use anyhow::{Result, ensure};
 use aya::Pod;
 use traffic_policy_agent::dataplane::Sizes;
 use traffic_policy_bench::{
-    Fixture, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Took, Window,
+    BenchNode, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Took, Window,
     flows::{check_new, expected, flows, frames, learn, remove, remove_floor},
     turns::low,
 };
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
-    abi::{self, Address, FlowKey, Tuple},
+    abi::{self, Address, Address4, Address6, FlowKey, Ports, Tuple},
     outcome::Outcome,
 };
 use traffic_policy_testing::packet::difference;
@@ -29,7 +29,7 @@ const FILLED: f64 = 0.97;
 enum State {
     Empty,
     Filled,
-    /// So many flows are not confirmed that new ones are kept apart.
+    /// So many flows are not assured that new ones are kept apart.
     Flood,
 }
 
@@ -111,7 +111,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<(Wanted, Vec<St
 
 pub(super) fn measure(
     wanted: &[(Wanted, Vec<String>)],
-    fixture: &Fixture,
+    fixture: &BenchNode,
     effort: Effort,
     report: &mut Report,
 ) -> Result<()> {
@@ -143,7 +143,7 @@ pub(super) fn measure(
 /// Fills the tables with flows of nobody.
 fn fill(loaded: &mut Loaded, ipv6: bool) -> Result<()> {
     fn some<A: Address>(number: u32, address: A) -> Tuple<A> {
-        Tuple { source: address, destination: A::default(), ports: number, protocol: 6 }
+        Tuple { source: address, destination: A::default(), ports: Ports::from_wire(number), protocol: 6 }
     }
     fn insert<A: Address>(
         table: &mut aya::maps::HashMap<aya::maps::MapData, FlowKey<A>, abi::Flow<A>>,
@@ -158,11 +158,11 @@ fn fill(loaded: &mut Loaded, ipv6: bool) -> Result<()> {
     let size = if ipv6 { loaded.tables.v6.size } else { loaded.tables.v4.size };
     for number in 0..(f64::from(size) * FILLED) as u32 {
         if ipv6 {
-            insert(&mut loaded.tables.v6.flows, some(number, [1, 1]))?;
+            insert(&mut loaded.tables.v6.flows, some(number, Address6::from_wire([1, 1])))?;
         } else {
-            insert(&mut loaded.tables.v4.flows, some(number, 1))?;
+            insert(&mut loaded.tables.v4.flows, some(number, Address4::from_wire(1)))?;
         }
-        loaded.feeder.floor.insert(some(number, 1u32), FloorFlow::default(), 0)?;
+        loaded.feeder.floor.insert(some(number, Address4::from_wire(1)), FloorFlow::default(), 0)?;
     }
     Ok(())
 }
@@ -180,7 +180,7 @@ struct Runs {
 
 fn opened(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
     // None is kept apart, however many there are.
-    loaded.set_unconfirmed_limit(u32::MAX);
+    loaded.set_unassured_limit(u32::MAX);
     loaded.feeder.clear();
     let number = kind.state.flows();
     let floors = Opening::new(loaded, flows(false, Protocol::Tcp, number))?;
@@ -283,9 +283,9 @@ fn less_feed(loaded: &mut Loaded, hook: Hook, window: Window, took: &Took) -> Re
     Ok(took.on_average - low(empty))
 }
 
-/// First packets that come faster than flows are confirmed: they are kept apart, and push each other out.
+/// First packets that come faster than flows are assured: they are kept apart, and push each other out.
 fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
-    loaded.set_unconfirmed_limit(0);
+    loaded.set_unassured_limit(0);
     loaded.feeder.clear();
     let all = flows(kind.ipv6, kind.protocol, kind.state.flows());
     let window = loaded.feeder.place(&frames(&all, Kind::Opening)?)?;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    Content, Expected, Fixture, Frame, Hook, Loaded, Setup,
+    BenchNode, Content, Expected, Frame, Hook, Loaded, Setup,
     fixture::{MAC, ROUTER_MAC, V4, V6},
     flows::later,
     frame::{frame, unpacked},
@@ -140,7 +140,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
 
 pub(super) fn measure(
     wanted: &[Wanted],
-    fixture: &Fixture,
+    fixture: &BenchNode,
     effort: Effort,
     report: &mut Report,
 ) -> Result<()> {
@@ -164,7 +164,7 @@ pub(super) fn measure(
     })
 }
 
-fn load(fixture: &Fixture) -> Result<Loaded> {
+fn load(fixture: &BenchNode) -> Result<Loaded> {
     let mut loaded = Loaded::new(fixture, Setup::default())?;
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
     loaded.feeder.restore_lengths(true);

@@ -1,4 +1,4 @@
-//! What changed between two reports.
+//! Comparison of two reports.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 

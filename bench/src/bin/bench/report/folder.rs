@@ -1,4 +1,4 @@
-//! Where a report is kept: a folder with `results.json` and `report.html`.
+//! Folder of a report, with `results.json` and `report.html`.
 
 use std::{
     env, fs,

@@ -1,4 +1,4 @@
-//! What figures depend on: kernel, processor, mitigations, settings of the BPF compiler.
+//! Machine of a report: kernel, processor, mitigations, settings of the BPF compiler.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

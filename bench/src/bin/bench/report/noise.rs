@@ -1,4 +1,4 @@
-//! When to believe a figure: bounds of the spread, and what else runs on the machine.
+//! Trust in a figure: bounds of the spread, and what else runs on the machine.
 
 use std::{collections::HashMap, fs, thread, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What the agent and its maps use.
+//! Memory and CPU of the agent and its maps.
 
 use std::{fs, thread::sleep, time::Duration};
 
@@ -95,11 +95,12 @@ fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
     // Arrays have room for so many, whoever uses it; hashes grow.
     let each = |name| find(name).map(|(bytes, _)| bytes / f64::from(stage.services));
     let slot = |name| find(name).map(|(bytes, room)| bytes / room * f64::from(ENDPOINTS));
-    let service = each("FRONTENDS4")? + each("SERVICES")? + slot("SLOTS4")? + slot("SLOT_ROUTES4")?;
+    let service =
+        each("tp_frontends4")? + each("tp_svc_names")? + slot("tp_endpoints4")? + slot("tp_ep_routes4")?;
     let figures = [
         (Unit::Megabytes, all / 1e6),
-        (Unit::Bytes, flow("FLOWS4")?),
-        (Unit::Bytes, flow("FLOWS6")?),
+        (Unit::Bytes, flow("tp_flows4")?),
+        (Unit::Bytes, flow("tp_flows6")?),
         (Unit::Bytes, service),
     ];
     for (name, (unit, figure)) in MAP_ROWS.into_iter().zip(figures) {

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::{Sizes, ToWire};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, FlowKey, PROTOCOL_TCP, Tuple, kind, ports},
-    tcp::{ANSWERED, CONFIRMED},
+    abi::{Address4, Flow, FlowKey, PROTOCOL_TCP, Ports, Tuple, kind},
+    tcp::{ANSWERED, ASSURED},
 };
 
 use super::{Rows, add, changes, footprint::cpu_time, named, stage::Stage};
@@ -39,7 +39,7 @@ pub(super) fn rows(services: u32) -> Rows {
 
 /// While the agent sweeps such a table: changes, and what it costs the agent.
 pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Result<()> {
-    let mut table: Flows = Map::HashMap(stage.map("FLOWS4")?).try_into()?;
+    let mut table: Flows = Map::HashMap(stage.map("tp_flows4")?).try_into()?;
     let of_the_stream = table.iter().next().context("the stream has no flow")??.1;
     fill(&mut table, flows(), of_the_stream.last)?;
     let (start, before) = (Instant::now(), cpu_time(stage.pid()?)?);
@@ -57,17 +57,17 @@ pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
         let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(198, 18, 0, 1)) + i / 16_384).to_wire();
         let endpoint = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 128, 0, 1)) + i / 16_384).to_wire();
         let port = 32_768 + (i % 16_384) as u16;
-        let (asked, answering) = (30_000_u16.to_be(), 8_080_u16.to_be());
+        let (asked, answering) = (30_000, 8_080);
         let request = Tuple {
             source: client,
             destination: node,
-            ports: ports(port.to_be(), asked),
+            ports: Ports::from_host(port, asked),
             protocol: PROTOCOL_TCP,
         };
         let reply = Tuple {
             source: endpoint,
             destination: node,
-            ports: ports(answering, port.to_be()),
+            ports: Ports::from_host(answering, port),
             protocol: PROTOCOL_TCP,
         };
         let half = |kind, state, becomes: Tuple<Address4>| Flow {
@@ -81,7 +81,7 @@ pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
             ..Flow::default()
         };
         flows.insert(FlowKey::of(&reply), half(kind::REPLY, ANSWERED, request.reversed()), 0)?;
-        flows.insert(FlowKey::of(&request), half(kind::FORWARD, CONFIRMED, reply.reversed()), 0)?;
+        flows.insert(FlowKey::of(&request), half(kind::FORWARD, ASSURED, reply.reversed()), 0)?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{Array, HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
-use traffic_policy_ebpf::abi::{Address4, Frontend, FrontendKey, PROTOCOL_TCP, Slot, scope};
+use traffic_policy_ebpf::abi::{Address4, Frontend, FrontendKey, PROTOCOL_TCP, Port as AbiPort, Slot, scope};
 use traffic_policy_testing::{
     agent::Agent,
     control_plane::ControlPlane,
@@ -63,8 +63,8 @@ impl Stage {
 
     pub(super) fn maps(&self) -> Result<Maps> {
         Ok(Maps {
-            frontends: Map::HashMap(self.map("FRONTENDS4")?).try_into()?,
-            slots: Map::Array(self.map("SLOTS4")?).try_into()?,
+            frontends: Map::HashMap(self.map("tp_frontends4")?).try_into()?,
+            slots: Map::Array(self.map("tp_endpoints4")?).try_into()?,
         })
     }
 }
@@ -80,7 +80,7 @@ impl Maps {
     pub(super) fn frontend(&self, service: u32) -> Option<Frontend> {
         let key = FrontendKey {
             address: cluster::cluster_ip(service).to_wire(),
-            port: cluster::PORT.to_be(),
+            port: AbiPort::from_host(cluster::PORT),
             protocol: PROTOCOL_TCP as u16,
             scope: scope::ADDRESS,
         };
@@ -108,7 +108,7 @@ impl Maps {
         ensure!(list.len == endpoints, "Service {service} has {} endpoints, not {endpoints}", list.len);
         for index in list.base..list.base + list.len {
             let slot = self.slots.get(&index, 0)?;
-            ensure!(slot.port == cluster::TARGET_PORT.to_be(), "slot {index} holds no endpoint");
+            ensure!(slot.port == AbiPort::from_host(cluster::TARGET_PORT), "slot {index} holds no endpoint");
         }
         Ok(())
     }

@@ -166,9 +166,10 @@ impl Table {
 fn sweeper(idle: u32) -> Sweeper {
     let timeouts = Timeouts {
         established: idle,
+        half_closed: idle,
         finished: idle,
         reset: idle,
-        unconfirmed: idle,
+        unassured: idle,
         udp: idle,
         udp_answered: idle,
     };

@@ -47,14 +47,14 @@ pub(crate) const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 0);
 const INNER_MAC: Mac = [2, 0, 0, 0, 1, 1];
 const SERVER_MAC: Mac = [2, 0, 0, 0, 1, 2];
 
-pub(crate) struct Fixture {
+pub(crate) struct WireTestbed {
     pub(crate) client: Owned,
     pub(crate) node: Owned,
     pub(crate) endpoint: Owned,
     pub(crate) folder: Folder,
 }
 
-impl Fixture {
+impl WireTestbed {
     /// `name`: of the subject, short and unique.
     pub(crate) fn build(name: &str) -> Result<Self> {
         let id = format!("tp-{}-wire-{name}", std::process::id());

@@ -15,18 +15,18 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::{Program, Xdp},
 };
-use traffic_policy_agent::dataplane::{ToWire, load_programs};
+use traffic_policy_agent::dataplane::{ToWire, load_programs, xdp_md};
 use traffic_policy_bench::frame::{Content, frame};
 use traffic_policy_bench_ebpf::{
     FRAME_LENGTH, FloorFlow,
     traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
 };
-use traffic_policy_ebpf::abi::{Address, Address4, Tuple};
+use traffic_policy_ebpf::abi::{Address, Address4, Port, Tuple};
 use traffic_policy_testing::{netlink::index, netns::Namespace};
 
 use super::{
     cpu::stay,
-    fixture::{END, ENDPOINTS, Fixture, NODE, SENDERS},
+    fixture::{END, ENDPOINTS, NODE, SENDERS, WireTestbed},
 };
 
 pub(crate) const NODE_PORT: u16 = 30_080;
@@ -129,14 +129,14 @@ impl Traffic {
         self.generator.set(0, generator(destination, content, count)?, 0)?;
         let sink = Sink {
             flags,
-            clients: SENDERS.to_wire(),
-            client_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire(),
-            endpoints: ENDPOINTS.to_wire(),
-            endpoint_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire(),
-            source: if to == Path4::NodePort { NODE.to_wire() } else { 0 },
-            frontend: destination.0.to_wire(),
-            frontend_port: destination.1.to_be(),
-            target_port: TARGET_PORT.to_be(),
+            clients: SENDERS.to_wire().wire(),
+            client_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire().wire(),
+            endpoints: ENDPOINTS.to_wire().wire(),
+            endpoint_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire().wire(),
+            source: if to == Path4::NodePort { NODE.to_wire().wire() } else { 0 },
+            frontend: destination.0.to_wire().wire(),
+            frontend_port: Port::from_host(destination.1),
+            target_port: Port::from_host(TARGET_PORT),
         };
         Ok(self.sink.set(0, sink, 0)?)
     }
@@ -154,7 +154,7 @@ impl Traffic {
     }
 
     /// Has so many turns: sends as many packets as fast as they go, or fewer if it is paced. Then counts what has arrived when nothing arrives any more.
-    pub(crate) fn flood(&mut self, fixture: &Fixture, turns: u32) -> Result<Run> {
+    pub(crate) fn flood(&mut self, fixture: &WireTestbed, turns: u32) -> Result<Run> {
         let before = self.begin(turns)?;
         fixture.client.run(|| self.send(turns))?;
         let ended = self.generator.get(&0, 0)?.ended;
@@ -201,7 +201,7 @@ impl Traffic {
     }
 
     /// Opens flows by their handshake, then sends one packet of each and demands that all arrive with right checksums.
-    pub(crate) fn open(&mut self, fixture: &Fixture, to: Path4, flows: u32) -> Result<()> {
+    pub(crate) fn open(&mut self, fixture: &WireTestbed, to: Path4, flows: u32) -> Result<()> {
         self.aim(to, Send::Openings, flows, sink::ANSWER | sink::CONFIRM | sink::VERIFY)?;
         let run = self.flood(fixture, flows)?;
         for arrived in [Arrived::Opening, Arrived::Answer, Arrived::Request] {
@@ -214,7 +214,7 @@ impl Traffic {
     }
 
     /// One packet of each flow, all of which must arrive.
-    pub(crate) fn verify(&mut self, fixture: &Fixture, flows: u32, wanted: Arrived) -> Result<()> {
+    pub(crate) fn verify(&mut self, fixture: &WireTestbed, flows: u32, wanted: Arrived) -> Result<()> {
         let run = self.flood(fixture, flows)?;
         ensure!(
             run.counts.of(wanted) == u64::from(flows),
@@ -228,9 +228,7 @@ impl Traffic {
     pub(crate) fn send(&self, turns: u32) -> Result<()> {
         stay(0, self.cpu)?;
         let device = index(END)?;
-        let mut context = [0; 24];
-        context[4..8].copy_from_slice(&(FRAME_LENGTH as u32).to_ne_bytes());
-        context[12..16].copy_from_slice(&device.to_ne_bytes());
+        let context = xdp_md(FRAME_LENGTH as u32, device);
         let options = TestRunOptions {
             data_in: Some(&[0; FRAME_LENGTH]),
             ctx_in: Some(&context),

@@ -16,7 +16,7 @@ use super::{
     background::flooded,
     cpu::keep_off,
     established::capacity,
-    fixture::{DOWNLINK, Fixture, NODE, SERVER, UPLINK},
+    fixture::{DOWNLINK, NODE, SERVER, UPLINK, WireTestbed},
     generator::{TARGET_PORT, Traffic},
     plan::{Background, CONNECTIONS, NFTABLES, PERCENTILES, REQUESTS, WAYS, latency},
     services::HTTP_NODE_PORT,
@@ -79,7 +79,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
 
 /// Both ways of asking, one after the other.
 fn ask(
-    fixture: &Fixture,
+    fixture: &WireTestbed,
     kind: Kind,
     busy: usize,
     percentiles: &mut Percentiles,

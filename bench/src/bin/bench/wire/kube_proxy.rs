@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use traffic_policy_testing::{api_server::ApiServer, netns::Process};
 
-use super::{fixture::Fixture, services::NODE_NAME};
+use super::{fixture::WireTestbed, services::NODE_NAME};
 
 /// Names the program.
 pub(crate) const VARIABLE: &str = "KUBE_PROXY";
@@ -38,7 +38,7 @@ impl KubeProxy {
     /// Starts it on the node, `mode` as in `--proxy-mode`, and waits until the program of `listing` names the rules of the
     /// Service that is flooded. Those of all Services come in one transaction.
     pub(crate) fn start(
-        fixture: &Fixture,
+        fixture: &WireTestbed,
         mode: &str,
         objects: Vec<Value>,
         listing: &[&str],

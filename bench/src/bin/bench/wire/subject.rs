@@ -7,13 +7,13 @@ use aya::maps::{Array, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_bench::flows::floor;
 use traffic_policy_bench_ebpf::traffic::Arrived;
-use traffic_policy_ebpf::abi::{ABI_VERSION, PROTOCOL_TCP, Tuple, Usage, ports};
+use traffic_policy_ebpf::abi::{ABI_VERSION, PROTOCOL_TCP, Ports, Tuple, Usage};
 use traffic_policy_testing::{agent::Agent, netns::Owned, object::Manifests, pinned};
 
 use super::{
     conntrack,
     cpu::keep_process_off,
-    fixture::{DOWNLINK, END, ENDPOINTS, Fixture, NODE, UPLINK},
+    fixture::{DOWNLINK, END, ENDPOINTS, NODE, UPLINK, WireTestbed},
     generator::{NODE_PORT, Path4, TARGET_PORT, Traffic, client, later},
     kube_proxy::{self, KubeProxy},
     rules,
@@ -79,13 +79,13 @@ pub(crate) struct Subject {
     // Before the fixture, whose folder it uses.
     agent: Option<Agent>,
     kube_proxy: Option<KubeProxy>,
-    pub(crate) fixture: Fixture,
+    pub(crate) fixture: WireTestbed,
 }
 
 impl Subject {
     /// `traffic` counts at both ends.
     pub(crate) fn start(kind: Kind, traffic: &mut Traffic) -> Result<Self> {
-        let fixture = Fixture::build(&kind.short())?;
+        let fixture = WireTestbed::build(&kind.short())?;
         traffic.attach("sink_xdp", &fixture.client, END)?;
         traffic.attach("sink_xdp", &fixture.endpoint, END)?;
         let mut subject = Self { kind, agent: None, kube_proxy: None, fixture };
@@ -129,7 +129,7 @@ impl Subject {
     }
 
     fn agent(&mut self, attach: &str, number: u32, busy: usize) -> Result<()> {
-        let Fixture { folder, node, .. } = &self.fixture;
+        let WireTestbed { folder, node, .. } = &self.fixture;
         Manifests::at(&folder.manifests())?.write("all", &objects(&services(number)))?;
         let agent = Agent::in_folder(folder, NODE_NAME, node);
         let agent = agent.attach(attach).flags(&["--device", DOWNLINK]).start()?;
@@ -160,12 +160,12 @@ impl Subject {
             Kind::Xdp(_) | Kind::Tc(_) => {
                 let agent = self.agent.as_ref().context("no agent is running")?;
                 let maps = agent.pin_dir().join(format!("v{ABI_VERSION}")).join("maps");
-                pinned::empty(&maps.join("FLOWS4"))?;
-                pinned::empty(&maps.join("PENDING4"))?;
-                let usage = Map::Array(MapData::from_pin(maps.join("USAGE"))?);
+                pinned::empty(&maps.join("tp_flows4"))?;
+                pinned::empty(&maps.join("tp_pending4"))?;
+                let usage = Map::Array(MapData::from_pin(maps.join("tp_table_usage"))?);
                 let mut usage: Array<_, Usage> = usage.try_into()?;
                 let now = usage.get(&0, 0)?;
-                Ok(usage.set(0, Usage { unconfirmed: [0; 2], ..now }, 0)?)
+                Ok(usage.set(0, Usage { unassured: [0; 2], ..now }, 0)?)
             }
         }
         .with_context(|| format!("emptying the tables of {}", self.kind))
@@ -184,13 +184,13 @@ fn floor_flows(traffic: &mut Traffic, number: u32) -> Result<()> {
         let from = Tuple {
             source: address.to_wire(),
             destination: NODE.to_wire(),
-            ports: ports(port.to_be(), NODE_PORT.to_be()),
+            ports: Ports::from_host(port, NODE_PORT),
             protocol: PROTOCOL_TCP,
         };
         let to = Tuple {
             source: NODE.to_wire(),
             destination: later(ENDPOINTS, 1 + flow % FLOODED).to_wire(),
-            ports: ports((32_768 + flow as u16).to_be(), TARGET_PORT.to_be()),
+            ports: Ports::from_host(32_768 + flow as u16, TARGET_PORT),
             protocol: PROTOCOL_TCP,
         };
         traffic.floor.insert(from, floor(from, to), 0)?;

@@ -36,17 +36,17 @@ pub enum Cgroup {
     None,
 }
 
-/// Where the programs are attached to; a program is named `socket_` and this.
-const CALLS: [&str; 9] = [
-    "connect4",
-    "connect6",
-    "sendmsg4",
-    "sendmsg6",
-    "recvmsg4",
-    "recvmsg6",
-    "getpeername4",
-    "getpeername6",
-    "release",
+/// Where the programs are attached to, as their pins say it, and their names.
+const CALLS: [(&str, &str); 9] = [
+    ("connect4", "tp_connect4"),
+    ("connect6", "tp_connect6"),
+    ("sendmsg4", "tp_sendmsg4"),
+    ("sendmsg6", "tp_sendmsg6"),
+    ("recvmsg4", "tp_recvmsg4"),
+    ("recvmsg6", "tp_recvmsg6"),
+    ("getpeername4", "tp_getpeer4"),
+    ("getpeername6", "tp_getpeer6"),
+    ("release", "tp_sk_release"),
 ];
 
 /// The first part of the names of the links' pins.
@@ -143,10 +143,9 @@ fn unescaped(text: &str) -> PathBuf {
 /// The kernel refuses; a pin cannot be written.
 pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
     let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
-    for call in CALLS {
-        let name = format!("socket_{call}");
+    for (call, name) in CALLS {
         let program =
-            object.program_mut(&name).with_context(|| format!("the packet path has no program {name}"))?;
+            object.program_mut(name).with_context(|| format!("the packet path has no program {name}"))?;
         let path = pin(links, &cgroup, call)?;
         if path.exists() {
             match sys::update_link(&path, descriptor(program)?) {
@@ -160,6 +159,24 @@ pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
     }
     Ok(())
+}
+
+/// Calls whose programs are not on the cgroup any more, or other ones.
+///
+/// # Errors
+/// The cgroup is gone.
+pub fn lost(object: &Ebpf, links: &Path, folder: &Path) -> Result<Vec<&'static str>> {
+    let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
+    let mut lost = Vec::new();
+    for (call, name) in CALLS {
+        let program = object.program(name);
+        let program = program.and_then(|program| Some(program.info().ok()?.id()));
+        let held = sys::link_info(&pin(links, &cgroup, call)?).ok();
+        if !held.is_some_and(|link| link.target != [0; 2] && Some(link.program) == program) {
+            lost.push(call);
+        }
+    }
+    Ok(lost)
 }
 
 fn descriptor(program: &Program) -> Result<BorrowedFd<'_>> {
@@ -207,7 +224,7 @@ pub fn retain(links: &Path, present: Option<&Path>) -> Result<()> {
     let mut wanted = BTreeSet::new();
     if let Some(folder) = present {
         let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
-        for call in CALLS {
+        for (call, _) in CALLS {
             wanted.insert(pin(links, &cgroup, call)?);
         }
     }

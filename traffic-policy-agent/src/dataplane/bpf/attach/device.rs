@@ -21,7 +21,7 @@ use super::{
     Interface, cgroup, clsact, drivers,
     xdp_errors::Refusing,
 };
-use crate::dataplane::kernel::Kernel;
+use crate::dataplane::{kernel::Kernel, sys};
 
 /// `--attach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -82,6 +82,23 @@ impl Hook {
             Self::Egress => "egress",
         }
     }
+
+    const fn program(self) -> &'static str {
+        match self {
+            Self::Xdp | Self::XdpGeneric => "tp_xdp_ingress",
+            Self::Ingress => "tp_tc_ingress",
+            Self::Egress => "tp_tc_egress",
+        }
+    }
+
+    /// As users know it.
+    const fn place(self) -> &'static str {
+        match self {
+            Self::Xdp | Self::XdpGeneric => "XDP",
+            Self::Ingress => "TC ingress",
+            Self::Egress => "TC egress",
+        }
+    }
 }
 
 impl Links {
@@ -90,9 +107,35 @@ impl Links {
         Self { folder: folder.to_owned(), device: name.clone(), ifindex: *ifindex, mtu: *mtu }
     }
 
-    /// The device's number is part of the name: a device that came back under its old name is another one.
+    /// A pin is found by the device's number alone: a device that was renamed is the same one, and keeps the name that it
+    /// had when it was attached to; one that came back under its old name is another one.
     fn path(&self, hook: Hook) -> PathBuf {
-        self.folder.join(format!("{}-{}-{}", hook.name(), self.ifindex, self.device.replace('.', "_")))
+        let mine = format!("{}-{}-", hook.name(), self.ifindex);
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let held = entries.map(|entry| entry.path()).find(|path| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(&mine))
+        });
+        held.unwrap_or_else(|| self.folder.join(format!("{mine}{}", self.device.replace('.', "_"))))
+    }
+
+    /// Where programs are that were attached so, and are not any more, or not these.
+    pub fn lost(&self, object: &Ebpf, attached: Attached) -> Vec<&'static str> {
+        let xdp = match attached {
+            Attached::XdpDriver => Some(Hook::Xdp),
+            Attached::XdpGeneric => Some(Hook::XdpGeneric),
+            Attached::Tc => None,
+        };
+        let mut lost = Vec::new();
+        for hook in xdp.into_iter().chain([Hook::Ingress, Hook::Egress]) {
+            let held = sys::link_info(&self.path(hook)).ok();
+            let program = object.program(hook.program()).and_then(|program| Some(program.info().ok()?.id()));
+            let intact =
+                held.is_some_and(|link| link.target[0] == self.ifindex && Some(link.program) == program);
+            if !intact {
+                lost.push(hook.place());
+            }
+        }
+        lost
     }
 
     /// Attaches the programs as `mode` says; what an earlier agent attached is replaced in one step. `wire`: the device
@@ -132,8 +175,8 @@ impl Links {
             _ => (XdpMode::Driver, Hook::XdpGeneric),
         };
         let program: &mut Xdp = object
-            .program_mut("xdp_ingress")
-            .context("the packet path has no program xdp_ingress")?
+            .program_mut(hook.program())
+            .with_context(|| format!("the packet path has no program {}", hook.program()))?
             .try_into()?;
         remove_link(&self.path(other))?;
         let path = self.path(hook);
@@ -172,8 +215,8 @@ impl Links {
 
     fn attach_tc(&self, object: &mut Ebpf, hook: Hook, kernel: Kernel) -> Result<()> {
         let (name, attach_type) = match hook {
-            Hook::Egress => ("tc_egress", TcAttachType::Egress),
-            _ => ("tc_ingress", TcAttachType::Ingress),
+            Hook::Egress => (hook.program(), TcAttachType::Egress),
+            _ => (hook.program(), TcAttachType::Ingress),
         };
         let program: &mut SchedClassifier = object
             .program_mut(name)

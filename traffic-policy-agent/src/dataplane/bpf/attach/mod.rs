@@ -5,6 +5,7 @@ pub mod clsact;
 pub mod device;
 pub mod drivers;
 mod interface;
+pub mod release;
 mod xdp_errors;
 
 pub use self::{

@@ -14,7 +14,7 @@ processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_stat
 
 /// The message of Linux 6.12 in the form of its logs: a bound that LLVM checked on a copy of the register.
 const UNBOUNDED: &str = "; counters.0[outcome as usize] += 1; @ exit.rs:52
-1403: (79) r2 = *(u64 *)(r10 -96)     ; frame1: R2_w=map_value(map=COUNTERS,ks=4,vs=800) R10=fp0 fp-96=map_value(map=COUNTERS,ks=4,vs=800)
+1403: (79) r2 = *(u64 *)(r10 -96)     ; frame1: R2_w=map_value(map=tp_counters,ks=4,vs=800) R10=fp0 fp-96=map_value(map=tp_counters,ks=4,vs=800)
 1404: (67) r8 <<= 3                   ; frame1: R8_w=scalar(smax=0x7ffffffffffffff8,umax=0xfffffffffffffff8,smax32=0x7ffffff8,umax32=0xfffffff8,var_off=(0x0; 0xfffffffffffffff8))
 1405: (0f) r2 += r8
 R8 unbounded memory access, make sure to bounds check any such access
@@ -123,8 +123,8 @@ fn what_is_said_of_several() {
     }
     assert!(!text.contains("processed"), "{text}");
 
-    let text = |errno| explain(&[("xdp_ingress".to_owned(), refused(errno, ""))], 40).to_string();
-    assert!(text(libc::EPERM).contains("does not load the program xdp_ingress: Operation not permitted"));
+    let text = |errno| explain(&[("tp_xdp_ingress".to_owned(), refused(errno, ""))], 40).to_string();
+    assert!(text(libc::EPERM).contains("does not load the program tp_xdp_ingress: Operation not permitted"));
     assert!(text(libc::EPERM).contains("seccomp"));
     assert!(text(libc::ENOMEM).contains("memory") && !text(libc::ENOMEM).contains("verifier"));
 }
@@ -134,14 +134,14 @@ fn a_kept_log_is_private_and_replaces_what_lies_there() {
     let folder = tempfile::tempdir().unwrap();
     let victim = folder.path().join("victim");
     fs::write(&victim, "untouched").unwrap();
-    symlink(&victim, folder.path().join("traffic-policy-verifier-xdp_ingress.log")).unwrap();
+    symlink(&victim, folder.path().join("traffic-policy-verifier-tp_xdp_ingress.log")).unwrap();
     for log in ["first", "second"] {
-        let path = keep(folder.path(), "xdp_ingress", log).unwrap();
+        let path = keep(folder.path(), "tp_xdp_ingress", log).unwrap();
         let kept = fs::symlink_metadata(&path).unwrap();
         assert!(kept.is_file() && kept.permissions().mode() & 0o777 == 0o600, "{kept:?}");
         assert_eq!(fs::read_to_string(&path).unwrap(), log);
     }
     assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
-    let error = keep(&folder.path().join("nowhere"), "xdp_ingress", "log").unwrap_err();
+    let error = keep(&folder.path().join("nowhere"), "tp_xdp_ingress", "log").unwrap_err();
     assert!(error.to_string().contains("nowhere"), "{error}");
 }

@@ -1,11 +1,13 @@
-//! What is written, in which order, and what is not.
+//! Tests of a plan: the writes, their order, and what is not written.
+
+mod room;
 
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
 use super::*;
 use crate::model::{FrontendKind, Policy, Protocol, ServiceName};
 
-const SIZES: Sizes = Sizes { slots: 100, services: 10 };
+const SIZES: Sizes = Sizes { frontends: [100, 100], source_ranges: [100, 100], slots: 100, services: 200 };
 
 fn key(name: &str) -> ServicePortKey {
     let service = ServiceName { namespace: "default".into(), name: name.into() };
@@ -13,7 +15,7 @@ fn key(name: &str) -> ServicePortKey {
 }
 
 fn endpoint(text: &str, local: bool) -> Endpoint {
-    Endpoint { address: text.parse().unwrap(), local }
+    Endpoint { address: text.parse().unwrap(), local, remote: false }
 }
 
 fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
@@ -90,6 +92,10 @@ impl Node {
         self.planner.held.frontends
             [&FrontendId { address: address.parse().unwrap(), protocol: Protocol::Tcp }]
     }
+}
+
+fn keys(plan: &Plan) -> Vec<ServicePortKey> {
+    plan.left_out.iter().map(|left_out| left_out.key.clone()).collect()
 }
 
 const A: &str = "192.0.2.1:30080";
@@ -230,33 +236,6 @@ fn who_takes_over_a_frontend_takes_over_the_index() {
     assert_eq!(node.planner.usage(), Usage::default());
 }
 
-#[test]
-fn without_room_the_old_endpoints_stay() {
-    let mut node = Node::new();
-    let many: Vec<_> = (0..60).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
-    let _ = node.set("a", Some(port(A, Policy::Cluster, &many)));
-    let before = node.frontend(A);
-    let more: Vec<_> = (0..70).map(|i| endpoint(&format!("10.0.1.{i}:80"), false)).collect();
-    let plan = node.set("a", Some(port(A, Policy::Cluster, &more)));
-    assert_eq!(plan.no_room, [key("a")]);
-    assert_eq!(node.frontend(A), before);
-    // A smaller one fits, and so does another Service.
-    assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).no_room.is_empty());
-}
-
-/// A Service that never found room must not use up the indices of others.
-#[test]
-fn without_room_no_index_is_kept() {
-    let mut node = Node::new();
-    let many: Vec<_> = (0..101).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
-    for _ in 0..2 * SIZES.services {
-        let plan = node.set("a", Some(port(A, Policy::Cluster, &many)));
-        assert_eq!(plan.no_room, [key("a")]);
-        node.now += Duration::from_secs(2);
-    }
-    assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..1]))).no_room.is_empty());
-}
-
 const VIP: &str = "203.0.113.1:80";
 
 /// A load balancer with source ranges.
@@ -267,27 +246,6 @@ fn guarded(endpoints: &[Endpoint], ranges: &[&str]) -> ServicePort {
         source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
         ..port(VIP, Policy::Cluster, endpoints)
     }
-}
-
-/// What an earlier agent wrote serves on as it is: with its source ranges, without which every client would be dropped.
-#[test]
-fn without_room_at_a_takeover_everything_stays() {
-    let mut node = Node::new();
-    let many = |net: u8, count: u8| -> Vec<_> {
-        (0..count).map(|i| endpoint(&format!("10.0.{net}.{i}:80"), false)).collect()
-    };
-    let _ = node.set("a", Some(guarded(&many(0, 60), &["198.51.100.0/24"])));
-    let (before, used) = (node.frontend(VIP), node.planner.usage());
-    node.restart();
-    node.desired.ports.insert(key("a"), guarded(&many(1, 70), &["198.51.100.0/24", "192.0.2.0/24"]).into());
-    let plan = node.plan(&[]);
-    assert_eq!((plan.no_room, plan.ops), (vec![key("a")], vec![]));
-    assert_eq!(plan.gone, BTreeSet::new(), "they still get connections");
-    assert_eq!((node.frontend(VIP), node.planner.usage()), (before, used));
-    // As soon as it fits, it goes on with the same index.
-    let _ = node.set("a", Some(guarded(&many(1, 30), &["192.0.2.0/24"])));
-    assert_eq!(node.frontend(VIP).service, before.service);
-    assert_eq!(node.planner.usage(), Usage { slots: [30, 0], ..used });
 }
 
 #[test]

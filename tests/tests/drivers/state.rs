@@ -1,0 +1,102 @@
+//! What the kernel has counted in every namespace: what changed since a test began says where its packets stayed.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::netns::Namespace;
+
+use crate::wires::run;
+
+/// Counters by namespace, source and name.
+#[derive(Default)]
+pub struct State(BTreeMap<String, i128>);
+
+impl State {
+    /// Of these namespaces, by the names given here, and of the agent. What cannot be asked is left out: this is for the message
+    /// of a test that has failed already.
+    pub fn read(namespaces: &[(&str, &Namespace)], agent: &Agent) -> Self {
+        let mut state = Self::default();
+        for (name, namespace) in namespaces {
+            state.links(name, namespace);
+            // Headings and numbers in turns; that of IPv6 has a name and a number in each line.
+            for file in ["snmp", "netstat"] {
+                let path = format!("/proc/net/{file}");
+                let text = text(namespace, "cat", &[&path]);
+                let mut lines = text.lines();
+                while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
+                    let (mut names, values) = (names.split_whitespace(), values.split_whitespace());
+                    let group = names.next().unwrap_or_default();
+                    names.zip(values.skip(1)).for_each(|(counter, value)| {
+                        state.note(format!("{name} {group}{counter}"), value);
+                    });
+                }
+            }
+            for line in text(namespace, "cat", &["/proc/net/snmp6"]).lines() {
+                if let Some((counter, value)) = line.split_once(char::is_whitespace) {
+                    state.note(format!("{name} {counter}"), value);
+                }
+            }
+        }
+        if let Ok(status) = agent.json(&["status"]) {
+            for row in status["counters"].as_array().into_iter().flatten() {
+                let of = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+                let counter = format!("agent {} {}", of("hook"), of("outcome"));
+                state.note(counter, &row["packets"].to_string());
+            }
+        }
+        state
+    }
+
+    /// Of every device: what the stack counts, its MTU, and what the driver counts of its own.
+    fn links(&mut self, name: &str, namespace: &Namespace) {
+        let links = run(Some(namespace), "ip", &["-s", "-s", "-j", "link", "show"]).unwrap_or_default();
+        let links: Vec<Value> = serde_json::from_slice(&links).unwrap_or_default();
+        for link in links {
+            let Some(device) = link["ifname"].as_str() else { continue };
+            self.note(format!("{name} {device} mtu"), &link["mtu"].to_string());
+            for way in ["rx", "tx"] {
+                for (counter, value) in link["stats64"][way].as_object().into_iter().flatten() {
+                    self.note(format!("{name} {device} {way}.{counter}"), &value.to_string());
+                }
+            }
+            for line in text(namespace, "ethtool", &["-S", device]).lines() {
+                if let Some((counter, value)) = line.rsplit_once(':') {
+                    self.note(format!("{name} {device} driver.{}", counter.trim()), value);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, counter: String, value: &str) {
+        if let Ok(value) = value.trim().parse() {
+            self.0.insert(counter, value);
+        }
+    }
+
+    /// A line for each counter that is another now.
+    pub fn until(&self, now: &Self) -> String {
+        let changed = now.0.iter().filter_map(|(counter, value)| {
+            let change = value - self.0.get(counter).copied().unwrap_or(0);
+            (change != 0).then(|| format!("{counter} {change:+}\n"))
+        });
+        changed.collect()
+    }
+}
+
+fn text(namespace: &Namespace, program: &str, arguments: &[&str]) -> String {
+    let output = run(Some(namespace), program, arguments).unwrap_or_default();
+    String::from_utf8_lossy(&output).into_owned()
+}
+
+#[test]
+fn only_changes_are_told() {
+    let state = |values: &[(&str, &str)]| {
+        let mut state = State::default();
+        values.iter().for_each(|(counter, value)| state.note((*counter).to_owned(), value));
+        state
+    };
+    let (before, now) =
+        (state(&[("a", "7"), ("b", "1")]), state(&[("a", "5"), ("b", " 1"), ("c", "2"), ("d", "many")]));
+    assert_eq!(before.until(&now), "a -2\nc +2\n");
+}

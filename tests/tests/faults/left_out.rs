@@ -1,0 +1,117 @@
+//! A Service that does not fit into the maps is left out, by name and alone: other Services, and the node, are as healthy as
+//! before.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::http::{self, Response};
+
+const SOON: Duration = Duration::from_secs(20);
+/// The least that the flags allow.
+const TINY: [&str; 4] = ["--frontend-entries", "64", "--source-range-entries", "64"];
+const HEALTH: u16 = 32000;
+
+/// A Service of a tenant who wants everything: more frontends, or source ranges, than there is room for.
+fn greedy() -> [Service; 2] {
+    let balanced = |name: &str, number: u16| {
+        let vip = format!("203.0.113.{number}").parse().unwrap();
+        Cluster::node_port(name, Policy::Local, 30100 + number).vip(vip).health_port(HEALTH + number)
+    };
+    let mut addresses = balanced("addresses", 1).port(Port::tcp(81, TARGET));
+    for number in 0..70 {
+        addresses = addresses.external_ip(IpAddr::V4(Ipv4Addr::new(198, 51, 100, number)));
+    }
+    let ranges: Vec<_> = (0..70).map(|number| format!("100.64.{number}.0/24")).collect();
+    [addresses, balanced("ranges", 2).spec("loadBalancerSourceRanges", json!(ranges))]
+}
+
+fn health(cluster: &Cluster, number: u16) -> Option<Response> {
+    let to = cluster.at(1, Family::V4, HEALTH + number);
+    http::get_from(cluster.lab.client().netns(), to, "/").ok()
+}
+
+fn left_out(attach: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let backends = cluster.backends();
+    for service in &greedy() {
+        cluster.manifests.apply(service, &backends).unwrap();
+    }
+    let other = |port: u16| {
+        Cluster::node_port(&format!("other-{port}"), Policy::Local, port).health_port(port + 1000)
+    };
+    cluster.manifests.apply(&other(30080), &backends).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&TINY)).unwrap();
+    let agent = &agents[0];
+
+    // Somebody else's Service, also one that comes later.
+    cluster.manifests.apply(&other(30081), &backends).unwrap();
+    for family in Family::BOTH {
+        for port in [30080, 30081] {
+            let answered =
+                |outcome: &_| matches!(outcome, traffic_policy_testing::traffic::Outcome::Answered(_));
+            cluster.wait_for(Protocol::Tcp, cluster.at(1, family, port), SOON, answered).unwrap();
+        }
+    }
+    for service in ["default/addresses", "default/ranges"] {
+        agent.wait_said(&["no room", service], SOON).unwrap();
+    }
+    // Where they are not in the maps, nobody is sent; those that are have their endpoint.
+    for (number, status) in [(1, 503), (2, 503)] {
+        let response = health(&cluster, number).unwrap();
+        assert_eq!(response.status, status, "{number}: {}", response.body);
+        assert!(response.head.contains("X-Load-Balancing-Endpoint-Weight: 0"), "{}", response.head);
+    }
+    let to = cluster.at(1, Family::V4, 31080);
+    assert_eq!(http::get_from(cluster.lab.client().netns(), to, "/").unwrap().status, 200);
+
+    // It stays so for longer than it takes to be tried again, and is said once.
+    let start = Instant::now();
+    while start.elapsed() < scaled(Duration::from_secs(12)) {
+        assert_eq!((agent.healthz().unwrap().status, agent.livez().unwrap().status), (200, 200));
+        sleep(Duration::from_millis(500));
+    }
+    let log = agent.log();
+    for service in ["default/addresses", "default/ranges"] {
+        let said = log.lines().filter(|line| line.contains("no room") && line.contains(service)).count();
+        assert_eq!(said, 1, "{service}\n{log}");
+    }
+    let report = &agent.json(&["status"]).unwrap()["agent"]["report"];
+    assert_eq!(report["in_sync"], json!(false), "{report}");
+    let left_out = report["left_out"].to_string();
+    for text in
+        ["default/addresses:tcp-80", "--frontend-entries", "default/ranges:tcp-80", "--source-range-entries"]
+    {
+        assert!(left_out.contains(text), "{text}: {left_out}");
+    }
+    assert!(!left_out.contains("other"), "{left_out}");
+
+    // With less to ask for it fits.
+    cluster.manifests.delete(&greedy()[1]).unwrap();
+    let modest = Cluster::node_port("addresses", Policy::Local, 30101).health_port(HEALTH + 1);
+    cluster.manifests.apply(&modest, &backends).unwrap();
+    let start = Instant::now();
+    while health(&cluster, 1).is_none_or(|response| response.status != 200) {
+        assert!(start.elapsed() < scaled(SOON), "{:?}\n{}", health(&cluster, 1), agent.log());
+        sleep(Duration::from_millis(50));
+    }
+    cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30101)).unwrap();
+    let report = &agent.json(&["status"]).unwrap()["agent"]["report"];
+    assert_eq!((&report["in_sync"], &report["left_out"]), (&json!(true), &json!([])), "{report}");
+}
+
+#[test]
+fn a_service_that_does_not_fit_tc() {
+    left_out("tc");
+}
+
+#[test]
+fn a_service_that_does_not_fit_xdp() {
+    left_out("xdp");
+}

@@ -1,0 +1,113 @@
+//! Listeners under thousands of connections that ask nothing: a probe is answered all the same, from the same host and
+//! from another.
+
+use std::net::SocketAddr;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::http;
+
+const CONNECTIONS: usize = 10_000;
+const HEALTH: u16 = 32000;
+
+/// Opens connections, half of them with a request that never ends, a byte at a time; holds them until told to stop.
+async fn flood(to: SocketAddr, opened: watch::Sender<usize>, stop: watch::Receiver<bool>) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..CONNECTIONS {
+        let (opened, mut stop) = (opened.clone(), stop.clone());
+        tasks.spawn(async move {
+            // Where nobody takes it, it waits in the kernel's queue, or for that.
+            let stream = timeout(Duration::from_secs(2), TcpStream::connect(to)).await;
+            opened.send_modify(|opened| *opened += 1);
+            let Ok(Ok(mut stream)) = stream else { return };
+            let held = async {
+                if number % 2 == 0 {
+                    for byte in b"GET /healthz HTTP/1.1\r\nHost: slow\r\nX: ".iter().cycle() {
+                        if stream.write_all(&[*byte]).await.is_err() {
+                            break;
+                        }
+                        tokio::time::sleep(Duration::from_millis(700)).await;
+                    }
+                }
+                let _ = stream.read(&mut [0; 1]).await;
+            };
+            tokio::select! { () = held => {}, _ = stop.changed() => {} }
+        });
+        if number % 500 == 499 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+/// How long a probe took, `None` if it was not answered with `status`.
+fn probe(from: &Namespace, to: SocketAddr, path: &str, status: u16) -> Option<Duration> {
+    let start = Instant::now();
+    let answer = http::get_from(from, to, path).ok()?;
+    (answer.status == status).then(|| start.elapsed())
+}
+
+#[test]
+fn a_probe_is_answered_among_ten_thousand_connections() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    let web = Cluster::node_port("web", Policy::Local, 30080)
+        .vip("203.0.113.1".parse().unwrap())
+        .health_port(HEALTH);
+    cluster.manifests.apply(&web, &cluster.backends()).unwrap();
+    let flags = ["--metrics-address", "0.0.0.0:10249"];
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.flags(&flags)).unwrap();
+    let at = |port| cluster.at(1, Family::V4, port);
+    let here = SocketAddr::from(([127, 0, 0, 1], 10256));
+    let client = cluster.lab.client().netns();
+    let (other, node) = (cluster.lab.node(2).netns(), cluster.lab.node(1).netns());
+    for (port, path) in [(10256, "/healthz"), (HEALTH, "/"), (10249, "/healthz")] {
+        let (opened, mut seen) = watch::channel(0);
+        let (stop, stopped) = watch::channel(false);
+        scope(|threads| {
+            let flooding = threads.spawn(|| client.block_on(async || flood(at(port), opened, stopped).await));
+            let start = Instant::now();
+            while *seen.borrow_and_update() < CONNECTIONS && start.elapsed() < scaled(Duration::from_secs(20))
+            {
+                sleep(Duration::from_millis(50));
+            }
+            let mut took = Vec::new();
+            for _ in 0..5 {
+                took.push(("same host", probe(client, at(port), path, 200)));
+                took.push(("another", probe(other, at(port), path, 200)));
+                took.push(("the node", probe(node, SocketAddr::new(here.ip(), port), path, 200)));
+                took.push(("/livez", probe(node, here, "/livez", 200)));
+                sleep(Duration::from_millis(200));
+            }
+            stop.send(true).unwrap();
+            flooding.join().unwrap();
+            for (from, took_it) in &took {
+                let soon = took_it.is_some_and(|took| took < scaled(Duration::from_secs(1)));
+                assert!(soon, "port {port}, from {from}: {took:?}\n{}", agents[0].log());
+            }
+        });
+    }
+}
+
+/// `/status` names API servers and what is wrong with them.
+#[test]
+fn the_status_is_for_the_node_itself() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
+    let to = cluster.at(1, Family::V4, 10256);
+    let node = cluster.lab.node(1).netns();
+    let statuses =
+        [cluster.lab.client().netns(), node].map(|from| http::get_from(from, to, "/status").unwrap().status);
+    assert_eq!(statuses, [404, 200], "from elsewhere, and from the node");
+    assert_eq!(agents[0].healthz().unwrap().status, 200);
+    assert_eq!(agents[0].json(&["status"]).unwrap()["agent"]["report"]["in_sync"], true);
+}

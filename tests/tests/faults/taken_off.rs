@@ -1,0 +1,141 @@
+//! Programs that somebody else takes off while the agent runs: they come back, or the node says 503.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::attached::{Attached, detach_links, socket_programs};
+use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::xdp::Always;
+
+const PORT: u16 = 30080;
+const SOON: Duration = Duration::from_secs(20);
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    cluster
+}
+
+fn started(cluster: &Cluster, attach: &str) -> Agent {
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach(attach).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    agent
+}
+
+fn until(what: &str, agent: &Agent, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < scaled(SOON), "{what}: not within {SOON:?}\n{}", agent.log());
+        sleep(Duration::from_millis(50));
+    }
+}
+
+fn restored(agent: &Agent) -> f64 {
+    agent.scrape().unwrap().value("traffic_policy_programs_restored_total", &[]).unwrap_or(0.0)
+}
+
+fn come_back(attach: &str, all: Attached) {
+    let cluster = cluster();
+    let agent = started(&cluster, attach);
+    let (node, to) = (cluster.lab.node(1).netns(), cluster.at(1, Family::V4, PORT));
+    let attached = || node.attached("eth0").unwrap();
+    assert_eq!(attached(), all);
+    assert_eq!(detach_links(agent.pin_dir(), "").unwrap() as u32, u32::from(all.xdp) + 2);
+    assert_eq!(attached(), Attached::default(), "the control: they were taken off");
+    until("attached again", &agent, || attached() == all);
+    agent.wait_said(&["somebody has taken programs off", "eth0", "TC egress"], SOON).unwrap();
+    until("counted", &agent, || restored(&agent) >= 1.0);
+    cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+    assert_eq!(agent.healthz().unwrap().status, 200);
+    // One link alone, and pins that somebody deletes: the programs go with them.
+    detach_links(agent.pin_dir(), "egress").unwrap();
+    until("one attached again", &agent, || attached() == all);
+    for version in fs::read_dir(agent.pin_dir()).unwrap() {
+        for link in fs::read_dir(version.unwrap().path().join("links")).unwrap() {
+            fs::remove_file(link.unwrap().path()).unwrap();
+        }
+    }
+    until("the control: gone with the pins", &agent, || attached() != all);
+    until("attached again after the pins went", &agent, || attached() == all);
+    cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+}
+
+#[test]
+fn programs_come_back_tc() {
+    come_back("tc", Attached { xdp: false, ingress: 1, egress: 1 });
+}
+
+#[test]
+fn programs_come_back_xdp() {
+    come_back("xdp", Attached { xdp: true, ingress: 1, egress: 1 });
+}
+
+#[test]
+fn programs_of_a_cgroup_come_back() {
+    let cluster = cluster();
+    let cgroup = Cgroup::create("taken-off").unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).cgroup(cgroup.path()).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    let each =
+        |number| socket_programs(cgroup.path()).unwrap().iter().all(|programs| programs.len() == number);
+    assert!(each(1));
+    assert_eq!(detach_links(agent.pin_dir(), "cgroup-").unwrap(), 9);
+    assert!(each(0), "the control: they were taken off");
+    until("attached again", &agent, || each(1));
+    agent.wait_said(&["somebody has taken programs off the cgroup", "connect4"], SOON).unwrap();
+    until("counted", &agent, || restored(&agent) >= 1.0);
+}
+
+/// Somebody puts a program of their own in the place.
+#[test]
+fn a_node_that_cannot_put_them_back_is_not_healthy() {
+    let cluster = cluster();
+    let agent = started(&cluster, "xdp");
+    let node = cluster.lab.node(1).netns();
+    assert_eq!(detach_links(agent.pin_dir(), "xdp-").unwrap(), 1);
+    node.attach_xdp("eth0", Always::Pass).unwrap();
+    until("503", &agent, || agent.healthz().unwrap().status == 503);
+    assert_eq!(agent.livez().unwrap().status, 200, "a restart would mend nothing");
+    let status = agent.json(&["status"]).unwrap();
+    let why = status["agent"]["report"]["waiting_for"].to_string();
+    assert!(why.contains("eth0") && why.contains("another XDP program is on eth0"), "{status:#}");
+    node.detach_xdp("eth0").unwrap();
+    until("200", &agent, || agent.healthz().unwrap().status == 200);
+    assert!(node.attached("eth0").unwrap().xdp);
+}
+
+/// A device keeps its number when it is renamed, as udev does at boot: there is one set of programs on it, always.
+#[test]
+fn a_renamed_device_keeps_one_set_of_programs() {
+    let cluster = cluster();
+    let mut agent =
+        Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("xdp").devices(&[]).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    let (node, to) = (cluster.lab.node(1).netns(), cluster.at(1, Family::V4, PORT));
+    let all = Attached { xdp: true, ingress: 1, egress: 1 };
+    assert_eq!(node.attached("eth0").unwrap(), all);
+    node.netlink(async |net| net.rename("eth0", "uplink9").await).unwrap();
+    until("known by its new name", &agent, || {
+        agent.scrape().unwrap().samples("traffic_policy_attached_devices", &[("device", "uplink9")]).len()
+            == 1
+    });
+    assert_eq!(node.attached("uplink9").unwrap(), all);
+    assert!(!agent.log().contains("not attached"), "{}", agent.log());
+    cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+    // The next agent finds the programs under the old name's pins.
+    agent.stop().unwrap();
+    agent.start_again().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    assert_eq!(node.attached("uplink9").unwrap(), all);
+    agent.stop().unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").devices(&[]).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    assert_eq!(node.attached("uplink9").unwrap(), Attached { xdp: false, ingress: 1, egress: 1 });
+    cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+}

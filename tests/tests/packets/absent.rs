@@ -1,0 +1,92 @@
+//! No agent sweeps: flows that are over make room for new ones all the same.
+
+use traffic_policy_agent::dataplane::Sweeper;
+use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
+use traffic_policy_testing::harness::{Frontend, Harness, Place, Setup, Spot};
+use traffic_policy_testing::packet::flag;
+
+use crate::dialogue::{Dialogue, everywhere};
+use crate::table::{ENDPOINT_PORT, PORT, Terms};
+
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const ACK: u8 = flag::ACK;
+const FIN_ACK: u8 = flag::FIN | flag::ACK;
+
+/// Jiffies, far more than a test takes.
+const TIMEOUTS: Timeouts = Timeouts {
+    established: 80_000_000,
+    half_closed: 500_000,
+    finished: 1_000_000,
+    reset: 1_000_000,
+    unassured: 1_000_000,
+    udp: 1_000_000,
+    udp_answered: 1_000_000,
+};
+
+/// As an agent leaves the maps that has been killed.
+fn set_up(harness: &mut Harness, endpoint: Spot) {
+    harness.set_up(
+        &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000),
+    );
+    harness.sweep(&mut Sweeper::new(TIMEOUTS, [256; 2]), false);
+}
+
+fn of_port(terms: Terms, port: u16) -> Dialogue {
+    Dialogue::new(terms, VIP).with_port(port)
+}
+
+/// A connection from SYN to the last FIN, or a question with its answer, that ended long ago.
+fn past(harness: &mut Harness, dialogue: Dialogue) -> Place {
+    dialogue.establish(harness);
+    if dialogue.terms.tcp {
+        dialogue.send(harness, FIN_ACK);
+        dialogue.answer(harness, FIN_ACK);
+    }
+    let last = harness.now().wrapping_sub(TIMEOUTS.finished + 1000);
+    let (request, reply) = dialogue.halves(harness);
+    for half in [request, reply] {
+        harness.change(&half, |half| half.last = last);
+    }
+    request.place
+}
+
+/// Ten times as many short connections as fit; one that stands, idle for hours, is never given up.
+#[test]
+fn short_connections_never_fill_the_table() {
+    everywhere(|harness, terms| {
+        for endpoint in [Spot::Near, Spot::Local] {
+            set_up(harness, endpoint);
+            let standing = of_port(terms, 1);
+            standing.establish(harness);
+            let idle = if terms.tcp { 40_000_000 } else { 500_000 };
+            let last = harness.now().wrapping_sub(idle);
+            let (request, reply) = standing.halves(harness);
+            for half in [request, reply] {
+                harness.change(&half, |half| half.last = last);
+            }
+            let pending =
+                (2..1280).filter(|port| past(harness, of_port(terms, *port)) == Place::Pending).count();
+            assert!(pending < 64, "{pending} connections found no room in the main table, {terms:?}");
+            assert_eq!(standing.halves(harness).0.last, last, "{terms:?}");
+            let outcome = standing.send(harness, ACK).outcome;
+            assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+        }
+    });
+}
+
+/// Before any agent has ordered a sweep no time-out is known, and nothing is removed.
+#[test]
+fn without_time_outs_nothing_is_removed() {
+    everywhere(|harness, terms| {
+        set_up(harness, Spot::Near);
+        harness.tables.sweep.set(0, Sweep::default(), 0).unwrap();
+        (1..=128).for_each(|port| {
+            past(harness, of_port(terms, port));
+        });
+        for port in 200..240 {
+            of_port(terms, port).open(harness).expect("forwarded");
+        }
+        let mains = harness.flows(terms.family).iter().filter(|half| half.place == Place::Main).count();
+        assert_eq!(mains, 256);
+    });
+}

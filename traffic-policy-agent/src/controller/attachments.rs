@@ -1,0 +1,156 @@
+//! Programs that somebody else takes off: noticed, attached again, counted; `/healthz` says 503 while that fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+
+use super::PacketPath;
+use crate::{
+    dataplane::Lost,
+    node::{Filter, Network},
+};
+
+/// What is known of programs that were taken off.
+#[derive(Debug, Default)]
+pub(super) struct Attachments {
+    /// Devices that lack programs, by number.
+    lost: BTreeSet<u32>,
+    /// What they were called, and why they could not be attached to again. The cgroup has the number 0.
+    broken: BTreeMap<u32, String>,
+    /// How often programs were put back.
+    restored: u64,
+}
+
+const CGROUP: u32 = 0;
+
+impl Attachments {
+    /// Looks for programs that are gone. Devices that lack any are not settled then, and are attached to by the next look at
+    /// the devices; whether there are any.
+    pub(super) async fn look(&mut self, path: &mut impl PacketPath, network: &Network) -> bool {
+        let mut lost = path.lost();
+        if let Some(filters) = path.filters() {
+            lost.extend(lost_filters(path, network, filters).await);
+        }
+        for Lost { ifindex, name, places } in lost {
+            if self.lost.insert(ifindex) {
+                tracing::warn!(
+                    device = name,
+                    at = places.join(", "),
+                    "somebody has taken programs off; attaching them again"
+                );
+            }
+            path.unsettle(ifindex);
+        }
+        self.lost.iter().any(|ifindex| *ifindex != CGROUP)
+    }
+
+    /// Serves calls of the cgroup's processes again, if somebody took the programs off.
+    pub(super) fn restore_cgroup(&mut self, path: &mut impl PacketPath) {
+        let restored = path.lost_calls().and_then(|calls| {
+            if calls.is_empty() {
+                return Ok(());
+            }
+            if self.lost.insert(CGROUP) {
+                tracing::warn!(
+                    at = calls.join(", "),
+                    "somebody has taken programs off the cgroup; attaching them again"
+                );
+            }
+            path.attach_cgroup()
+        });
+        match restored {
+            Ok(()) => self.attached(CGROUP),
+            Err(error) => self.failed(CGROUP, "the cgroup", &error),
+        }
+    }
+
+    /// A device has been attached to.
+    pub(super) fn attached(&mut self, ifindex: u32) {
+        self.broken.remove(&ifindex);
+        if self.lost.remove(&ifindex) {
+            self.restored += 1;
+        }
+    }
+
+    /// A device could not be attached to, which matters here if it was before.
+    pub(super) fn failed(&mut self, ifindex: u32, name: &str, error: &anyhow::Error) {
+        if ifindex == CGROUP && self.lost.insert(CGROUP) {
+            tracing::warn!("connections of the node's processes are not served any more: {error:#}");
+        }
+        if self.lost.contains(&ifindex) {
+            self.broken.insert(
+                ifindex,
+                format!("the programs of {name} were taken off and cannot be put back: {error:#}"),
+            );
+        }
+    }
+
+    /// A device is gone, or not wanted any more.
+    pub(super) fn forget(&mut self, ifindex: u32) {
+        self.lost.remove(&ifindex);
+        self.broken.remove(&ifindex);
+    }
+
+    /// How often programs were put back so far.
+    pub(super) fn restored(&self) -> u64 {
+        self.restored
+    }
+
+    /// What cannot be put back, if anything.
+    pub(super) fn broken(&self) -> Option<String> {
+        (!self.broken.is_empty()).then(|| self.broken.values().cloned().collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// Devices that lack a filter, on a kernel where TC programs have no links.
+async fn lost_filters(path: &impl PacketPath, network: &Network, ours: (u16, u32)) -> Vec<Lost> {
+    let mut lost = Vec::new();
+    for (interface, _) in path.attached() {
+        let filters: Result<Vec<Filter>> =
+            network.details(interface.ifindex).await.map(|details| details.filters);
+        // A device that is gone is another matter.
+        let Ok(filters) = filters else { continue };
+        let places = missing_filters(&filters, ours);
+        if !places.is_empty() {
+            lost.push(Lost { ifindex: interface.ifindex, name: interface.name.clone(), places });
+        }
+    }
+    lost
+}
+
+/// Where there is no filter of this priority and handle.
+fn missing_filters(filters: &[Filter], (priority, handle): (u16, u32)) -> Vec<&'static str> {
+    let has = |ingress: bool| {
+        filters.iter().any(|filter| {
+            filter.ingress == ingress
+                && filter.kind == "bpf"
+                && filter.info >> 16 == u32::from(priority)
+                && filter.handle == handle
+        })
+    };
+    let places = [(true, "TC ingress"), (false, "TC egress")];
+    places.into_iter().filter(|(ingress, _)| !has(*ingress)).map(|(_, place)| place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_by_priority_and_handle() {
+        let filter = |ingress, info, handle| Filter {
+            ingress,
+            kind: "bpf".to_owned(),
+            program: Some("tp_tc_ingress".to_owned()),
+            info,
+            handle,
+        };
+        let ours = (0x7470, 1);
+        let both = [filter(true, 0x7470_0300, 1), filter(false, 0x7470_0300, 1)];
+        assert!(missing_filters(&both, ours).is_empty());
+        assert_eq!(missing_filters(&both[..1], ours), ["TC egress"]);
+        let another = [filter(true, 0x0001_0300, 1), filter(false, 0x7470_0300, 2)];
+        assert_eq!(missing_filters(&another, ours), ["TC ingress", "TC egress"]);
+        assert_eq!(missing_filters(&[], ours), ["TC ingress", "TC egress"]);
+    }
+}

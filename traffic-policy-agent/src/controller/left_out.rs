@@ -1,0 +1,136 @@
+//! Service ports that the maps have no room for: said once, by name, and in `status` as long as it is so.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    dataplane::LeftOut,
+    model::{HealthCheck, ServiceName, ServicePortKey},
+    source::{ServiceEvent, ServiceEvents},
+};
+
+/// Ports that `status` names; of the others it says how many there are.
+const NAMED: usize = 100;
+
+/// What was left out by the last write.
+#[derive(Debug, Default)]
+pub(super) struct Shortage {
+    left_out: BTreeMap<ServicePortKey, LeftOut>,
+    /// Services that have been logged.
+    said: BTreeSet<ServiceName>,
+}
+
+impl Shortage {
+    /// Takes what a write left out. Logs, and posts Events, of Services that were not among it before.
+    pub(super) fn update(&mut self, left_out: Vec<LeftOut>, lines: &mut LogLimit, events: &ServiceEvents) {
+        self.left_out = left_out.into_iter().map(|left_out| (left_out.key.clone(), left_out)).collect();
+        let mut services: BTreeMap<&ServiceName, Vec<&LeftOut>> = BTreeMap::new();
+        for left_out in self.left_out.values() {
+            services.entry(&left_out.key.service).or_default().push(left_out);
+        }
+        self.said.retain(|service| services.contains_key(service));
+        for (service, ports) in services {
+            if self.said.contains(service) {
+                continue;
+            }
+            self.said.insert(service.clone());
+            let message = message(service, &ports);
+            if lines.take() {
+                tracing::warn!("{message}");
+            }
+            events.post(ServiceEvent {
+                service: service.clone(),
+                reason: "NoRoom".to_owned(),
+                action: "Program".to_owned(),
+                message,
+            });
+        }
+        lines.close();
+    }
+
+    /// The ports, which a later write may find room for.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &ServicePortKey> {
+        self.left_out.keys()
+    }
+
+    /// One line for each port, for people.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let line = |left_out: &LeftOut| format!("{}: {}", named(left_out), left_out.lack);
+        let mut lines: Vec<_> = self.left_out.values().take(NAMED).map(line).collect();
+        if let more @ 1.. = self.left_out.len().saturating_sub(NAMED) {
+            lines.push(format!("and {more} more"));
+        }
+        lines
+    }
+
+    /// Health checks as the maps allow them: what was left out has no endpoint here.
+    pub(super) fn hold_back(&self, health: &mut BTreeMap<ServiceName, HealthCheck>) {
+        for left_out in self.left_out.values() {
+            if let Some(check) = health.get_mut(&left_out.key.service) {
+                check.local_endpoints = check.local_endpoints.min(left_out.local_endpoints);
+            }
+        }
+    }
+}
+
+fn named(left_out: &LeftOut) -> String {
+    format!("{} ({})", left_out.key, if left_out.key.ipv6 { "IPv6" } else { "IPv4" })
+}
+
+fn message(service: &ServiceName, ports: &[&LeftOut]) -> String {
+    let names: Vec<_> = ports.iter().take(3).map(|port| named(port)).collect();
+    let more = if ports.len() > names.len() {
+        format!(" and {} more of its ports", ports.len() - names.len())
+    } else {
+        String::new()
+    };
+    let why = ports.first().map(|port| port.lack.to_string()).unwrap_or_default();
+    format!(
+        "Service {service}: the maps have no room for {}{more}: {why}. What they hold of it stays; it is tried again.",
+        names.join(", ")
+    )
+}
+
+/// A limit for log lines about what tenants wrote: so many at once, and so many more in a while.
+#[derive(Debug)]
+pub(super) struct LogLimit {
+    left: u32,
+    refilled: Instant,
+    suppressed: usize,
+}
+
+impl LogLimit {
+    const BURST: u32 = 50;
+    const REFILL: Duration = Duration::from_secs(2);
+
+    pub(super) fn new() -> Self {
+        Self { left: Self::BURST, refilled: Instant::now(), suppressed: 0 }
+    }
+
+    /// Whether a line may be written.
+    pub(super) fn take(&mut self) -> bool {
+        let more = self.refilled.elapsed().as_secs() / Self::REFILL.as_secs();
+        if more > 0 {
+            self.left = Self::BURST.min(self.left.saturating_add(u32::try_from(more).unwrap_or(Self::BURST)));
+            self.refilled = Instant::now();
+        }
+        if self.left == 0 {
+            self.suppressed += 1;
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// Says how many lines were not written since the last call.
+    pub(super) fn close(&mut self) {
+        let suppressed = std::mem::take(&mut self.suppressed);
+        if suppressed > 0 {
+            tracing::warn!(
+                "{suppressed} more warnings about Services are not logged: `status` and the metrics count them"
+            );
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Sync of Services: what a source says becomes map content, then health-check ports, metrics, Events.
+
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+
+use ipnet::IpNet;
+use tokio::time::Instant;
+
+use super::{
+    NodePortAddresses, PacketPath, Settings,
+    left_out::{LogLimit, Shortage},
+    sockets,
+};
+use crate::{
+    dataplane::release_memory,
+    health::{ProxyHealth, ServiceHealth},
+    metrics::{Metrics, NoLocal, Observed},
+    model::{Index, NodeInput, ServicePortKey, Warning},
+    node::{self, Address},
+    source::{Batch, ServiceEvent, Source},
+};
+
+/// The desired state, and what is known of how the maps follow it.
+pub(super) struct ServiceSync {
+    node_name: String,
+    node_port_addresses: NodePortAddresses,
+    service_cidrs: BTreeSet<IpNet>,
+    /// A failed write is tried again after this time.
+    retry: Duration,
+    index: Index,
+    health: ProxyHealth,
+    metrics: Metrics,
+    service_health: ServiceHealth,
+    /// Where health-check ports are listened on.
+    health_addresses: BTreeSet<IpAddr>,
+    /// Warnings that have been logged.
+    warned: BTreeSet<Warning>,
+    lines: LogLimit,
+    /// Service ports whose write failed, because that of all did.
+    failed: BTreeSet<ServicePortKey>,
+    /// Service ports without room.
+    shortage: Shortage,
+    synced_once: bool,
+    /// This node's addresses as of the last write.
+    local: BTreeSet<IpAddr>,
+}
+
+impl ServiceSync {
+    pub(super) fn new(settings: &Settings, retry: Duration, health: ProxyHealth, metrics: Metrics) -> Self {
+        Self {
+            node_name: settings.node_name.clone(),
+            node_port_addresses: settings.node_port_addresses.clone(),
+            service_cidrs: settings.service_cidrs.clone(),
+            retry,
+            index: Index::default(),
+            service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
+            health_addresses: BTreeSet::new(),
+            health,
+            metrics,
+            warned: BTreeSet::new(),
+            lines: LogLimit::new(),
+            failed: BTreeSet::new(),
+            shortage: Shortage::default(),
+            synced_once: false,
+            local: BTreeSet::new(),
+        }
+    }
+
+    /// All objects have been listed once.
+    pub(super) fn has_objects(&self) -> bool {
+        self.index.is_synced()
+    }
+
+    /// The maps were made equal to the desired state at least once.
+    pub(super) fn synced_once(&self) -> bool {
+        self.synced_once
+    }
+
+    /// Health-check ports could not be listened on.
+    pub(super) fn has_health_failures(&self) -> bool {
+        self.service_health.has_failures()
+    }
+
+    /// Addresses of this node's Node object.
+    pub(super) fn primary(&self) -> Vec<IpAddr> {
+        self.index.node_addresses(&self.node_name).to_vec()
+    }
+
+    /// Puts a batch into the index. Returns whether anything changed that may have to be written.
+    pub(super) fn apply_batch(&mut self, batch: Batch) -> bool {
+        self.metrics.arriving(&batch, &self.index);
+        batch.apply(&mut self.index)
+    }
+
+    /// Asks the source whether it may miss Services. Returns whether that changed, so that the maps are to be written.
+    pub(super) fn look_at(&mut self, source: &Source) -> bool {
+        self.index.set_blind(source.status().get().is_blind()) && self.index.is_synced()
+    }
+
+    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    pub(super) async fn write(
+        &mut self,
+        path: &mut impl PacketPath,
+        addresses: &[Address],
+        source: &Source,
+    ) -> bool {
+        if !self.index.is_synced() {
+            return false;
+        }
+        let start = Instant::now();
+        self.look_at(source);
+        let primary = self.primary();
+        sockets::describe_node(path, &primary, self.index.pod_cidrs(&self.node_name));
+        let chosen = &self.node_port_addresses;
+        self.health_addresses = chosen.listen(addresses, &primary);
+        let input = NodeInput {
+            node_name: self.node_name.clone(),
+            node_port_addresses: chosen.resolve(addresses, &primary),
+            loopback_ipv4: chosen.loopback(false),
+            loopback_ipv6: chosen.loopback(true),
+            service_cidrs: self.service_cidrs.clone(),
+            ipv4: true,
+            ipv6: true,
+        };
+        let mut changes = self.index.update(&input);
+        changes.ports.append(&mut self.failed);
+        changes.ports.extend(self.shortage.keys().cloned());
+        let desired = self.index.desired();
+        let mut warnings = desired.warnings.clone();
+        let concern =
+            chosen.concern(&self.node_name, addresses.iter().map(|address| address.address), &primary);
+        warnings.extend(concern.map(|text| Warning { service: None, text }));
+        report_warnings(&warnings, &self.warned, &mut self.lines, source);
+        self.warned = warnings;
+        let local = node::local(addresses);
+        changes.ports.extend(desired.ports_at(self.local.symmetric_difference(&local)));
+        let full = path.compares_all();
+        let result = path.sync(desired, &changes.ports, &local);
+        match &result {
+            Ok(_) => self.metrics.synced(start.elapsed(), full),
+            Err(_) => self.metrics.failed(start.elapsed(), full),
+        }
+        match result {
+            Ok(written) => {
+                self.local = local;
+                sockets::end_sockets(path);
+                let again = !written.left_out.is_empty();
+                self.shortage.update(written.left_out, &mut self.lines, &source.events());
+                self.health.left_out(self.shortage.lines());
+                if !self.synced_once {
+                    tracing::info!(services = desired.ports.len(), writes = written.elements, "first sync");
+                } else if written.elements > 0 {
+                    tracing::info!(changed = changes.ports.len(), writes = written.elements, "synced");
+                }
+                if !self.synced_once
+                    && let Err(error) = path.forget_others()
+                {
+                    // They stay as they are; the next start tries again.
+                    tracing::warn!("devices of an earlier run were not forgotten: {error:#}");
+                }
+                let first = !std::mem::replace(&mut self.synced_once, true);
+                self.health.set_node_eligible(desired.node_eligible);
+                self.health.synced();
+                if first {
+                    self.observe(path);
+                }
+                self.update_health(source).await;
+                if first {
+                    release_memory();
+                }
+                again
+            }
+            Err(error) => {
+                tracing::error!(
+                    "writing the maps failed, trying again in {} s: {error:#}",
+                    self.retry.as_secs()
+                );
+                self.failed = changes.ports;
+                self.health.explain(format!("{error:#}"));
+                self.health.failed();
+                true
+            }
+        }
+    }
+
+    /// Hands scrapes their values: after each sweep, as that is often enough for any of them, and known to end soon.
+    pub(super) fn observe(&self, path: &impl PacketPath) {
+        let desired = self.index.desired();
+        let of_family = |ipv6| desired.ports.keys().filter(|key| key.ipv6 == ipv6).count();
+        let attached = path.attached();
+        self.metrics.observed(Observed {
+            attached: attached.map(|(interface, mode)| (interface.name.clone(), mode)).collect(),
+            usage: path.usage(),
+            service_ports: [of_family(false), of_family(true)],
+            no_local: NoLocal::count(desired),
+            node_eligible: desired.node_eligible,
+            warnings: self.index.warnings().map(|(name, count)| (name.clone(), count)).collect(),
+            no_room: self.shortage.keys().count(),
+            failed: self.failed.len(),
+            no_frontend: desired.ports.values().filter(|port| port.frontends.is_empty()).count(),
+        });
+    }
+
+    /// Opens and closes health-check ports.
+    pub(super) async fn update_health(&mut self, source: &Source) {
+        let mut checks = self.index.desired().health.clone();
+        self.shortage.hold_back(&mut checks);
+        let failures = self.service_health.update(&checks, &self.health_addresses).await;
+        for failure in failures {
+            source.events().post(ServiceEvent {
+                service: failure.service.clone(),
+                reason: "FailedToStartServiceHealthcheck".to_owned(),
+                action: "Listen".to_owned(),
+                message: failure.message(&self.node_name),
+            });
+        }
+    }
+}
+
+/// Logs what has not been reported yet, and posts an Event where a Service is concerned.
+fn report_warnings(
+    warnings: &BTreeSet<Warning>,
+    reported: &BTreeSet<Warning>,
+    lines: &mut LogLimit,
+    source: &Source,
+) {
+    for warning in warnings.difference(reported) {
+        if warning.service.is_none() || lines.take() {
+            tracing::warn!("{warning}");
+        }
+        if let Some(service) = &warning.service {
+            source.events().post(ServiceEvent {
+                service: service.clone(),
+                reason: "Misconfigured".to_owned(),
+                action: "Program".to_owned(),
+                message: warning.text.clone(),
+            });
+        }
+    }
+    lines.close();
+}

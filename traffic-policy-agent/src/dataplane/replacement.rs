@@ -1,0 +1,42 @@
+//! Replacement of a packet path of another layout version, without a person and without a gap.
+//!
+//! The other version's programs serve on their own maps until this version's maps are filled; then each of its links gets
+//! this version's program in one step, and its maps go. Its flows cannot be taken over, for their layout is another.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::{
+    bpf::pins::{self, Pins},
+    maps::reader::Reader,
+};
+
+/// What was replaced, and what it cost.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replaced {
+    /// `v2`; several, if a replacement was interrupted.
+    pub versions: Vec<String>,
+    /// Flows that the other version knew, as far as they can be counted.
+    pub flows: u64,
+}
+
+/// Frees what another version left, whose links have other programs by now.
+///
+/// # Errors
+/// A folder that cannot be removed.
+pub fn finish(pins: &mut Pins) -> Result<Replaced> {
+    let name = |folder: &PathBuf| folder.file_name().map(|name| name.to_string_lossy().into_owned());
+    let versions = pins.others().iter().filter_map(name).collect();
+    let flows = pins.others().iter().map(|folder| flows(&pins::maps_of(folder))).sum();
+    pins.drop_others()?;
+    Ok(Replaced { versions, flows })
+}
+
+/// Flows in tables of any layout: two entries each.
+fn flows(maps: &Path) -> u64 {
+    let count = |name| Reader::open(maps, name).and_then(|reader| reader.count()).unwrap_or(0);
+    // The latter before version 3.
+    let entries: u64 = ["tp_flows4", "tp_flows6", "FLOWS4", "FLOWS6"].into_iter().map(count).sum();
+    entries / 2
+}

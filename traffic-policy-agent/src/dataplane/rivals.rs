@@ -1,0 +1,72 @@
+//! Other agents' programs on the same devices, pinned elsewhere on this BPF file system: each packet would be handled twice.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, bail};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
+use super::{bpf::pins, kernel, maps::reader::Reader, sys};
+
+/// How deep below the mount point pin folders are looked for.
+const DEPTH: usize = 4;
+
+/// Refuses a device with programs that are pinned below another folder than `root`.
+///
+/// # Errors
+/// Names the device and the folder.
+pub fn refuse(root: &Path, device: &str, ifindex: u32) -> Result<()> {
+    let Ok(netns) = kernel::netns_cookie() else { return Ok(()) };
+    let mut found = Vec::new();
+    search(&mount_point(root), root, DEPTH, &mut found);
+    for rival in found {
+        if is_on(&rival, ifindex, netns) {
+            let folder = rival.parent().unwrap_or(&rival).display();
+            bail!(
+                "programs of another traffic-policy-agent are on {device}, pinned below {folder}: stop that agent and run `traffic-policy-agent cleanup --pin-dir {folder}`, or start this one with --pin-dir {folder}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The topmost folder of the same BPF file system.
+fn mount_point(root: &Path) -> PathBuf {
+    let is_bpffs = |folder: &&Path| statfs(*folder).is_ok_and(|kind| kind.filesystem_type() == BPF_FS_MAGIC);
+    root.ancestors().take_while(is_bpffs).last().unwrap_or(root).to_owned()
+}
+
+/// Folders of a layout version (`v2`) below `folder`, but for those of `own`.
+fn search(folder: &Path, own: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    if folder == own || depth == 0 {
+        return;
+    }
+    found.extend(pins::versions(folder).unwrap_or_default().into_iter().map(|version| folder.join(version)));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            search(&entry.path(), own, depth - 1, found);
+        }
+    }
+}
+
+/// Whether the version's programs are on the device of this network namespace: devices of others have the same numbers.
+fn is_on(version: &Path, ifindex: u32, netns: u64) -> bool {
+    let is_attached = || {
+        let links = fs::read_dir(version.join("links")).into_iter().flatten().flatten();
+        links.filter_map(|link| sys::link_info(&link.path()).ok()).any(|link| {
+            // enum bpf_link_type: BPF_LINK_TYPE_XDP, BPF_LINK_TYPE_TCX.
+            matches!(link.kind, 6 | 11) && link.target[0] == ifindex
+        })
+    };
+    // The namespace is the first word of the description of the node, in every layout so far.
+    let maps = pins::maps_of(version);
+    // The latter before version 3.
+    let node = Reader::open(&maps, "tp_local_node").or_else(|_| Reader::open(&maps, "NODE"));
+    let of = node
+        .and_then(|node| node.bytes_of(0))
+        .ok()
+        .and_then(|bytes| bytes.first_chunk().map(|word| u64::from_ne_bytes(*word)));
+    of == Some(netns) && is_attached()
+}

@@ -1,0 +1,175 @@
+//! Plans that find no room: who is left out, and what stays.
+
+use std::net::SocketAddr;
+
+use super::*;
+
+fn addresses(count: u8) -> ServicePort {
+    let address = |number| crate::model::Frontend {
+        address: SocketAddr::from(([198, 51, 100, number], 80)),
+        kind: FrontendKind::ExternalIp,
+    };
+    ServicePort {
+        frontends: (0..count).map(address).collect(),
+        ..port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])
+    }
+}
+
+/// One who asks for much leaves the last eighth to those who ask for little; whoever finds no room changes nothing.
+#[test]
+fn without_room_for_frontends_one_port_is_left_out() {
+    let mut node = Node::new();
+    let plan = node.set("greedy", Some(addresses(89)));
+    assert_eq!((keys(&plan), &plan.ops), (vec![key("greedy")], &vec![]));
+    assert_eq!(plan.left_out[0].lack, Lack::Frontends { needed: 89, free: 88 });
+    assert!(node.set("greedy", Some(addresses(88))).left_out.is_empty());
+    for number in 0..12 {
+        let plan = node.set(
+            &format!("small{number}"),
+            Some(port(&format!("192.0.2.1:{}", 30000 + number), Policy::Cluster, &[])),
+        );
+        assert!(plan.left_out.is_empty(), "{number}: {plan:?}");
+    }
+    let plan = node.set("late", Some(port(B, Policy::Cluster, &[])));
+    assert_eq!((keys(&plan), &plan.ops), (vec![key("late")], &vec![]));
+    // The other family has room of its own.
+    let six = ServicePortKey { ipv6: true, ..key("late") };
+    node.desired.ports.insert(six.clone(), port("[2001:db8::1]:80", Policy::Cluster, &[]).into());
+    assert!(node.plan(&[six]).left_out.is_empty());
+    // Who goes makes room for who comes, in one plan.
+    node.desired.ports.remove(&key("small0"));
+    let plan = node.plan(&[key("small0"), key("late")]);
+    assert!(plan.left_out.is_empty(), "{plan:?}");
+    let place = |wanted: fn(&Op) -> bool| plan.ops.iter().position(wanted).unwrap();
+    assert!(
+        place(|op| matches!(op, Op::DeleteFrontend(_))) < place(|op| matches!(op, Op::SetFrontend(..))),
+        "{plan:?}"
+    );
+    assert_eq!(node.planner.usage().frontends, [100, 1]);
+    // An agent that takes over finds the maps as full as they are.
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, []);
+    let plan = node.set("last", Some(port(A, Policy::Cluster, &[])));
+    assert_eq!(plan.left_out[0].lack, Lack::Frontends { needed: 1, free: 0 });
+}
+
+#[test]
+fn without_room_for_source_ranges_one_port_is_left_out() {
+    let ranges: Vec<String> = (0..60).map(|number| format!("198.51.{number}.0/24")).collect();
+    let ranges: Vec<&str> = ranges.iter().map(String::as_str).collect();
+    let mut node = Node::new();
+    assert!(node.set("a", Some(guarded(&[], &ranges[..50]))).left_out.is_empty());
+    let other = |ranges: &[&str]| {
+        let address = "203.0.113.2:80".parse().unwrap();
+        let frontends = [crate::model::Frontend { address, kind: FrontendKind::LoadBalancer }].into();
+        Some(ServicePort { frontends, ..guarded(&[], ranges) })
+    };
+    let plan = node.set("b", other(&ranges[..39]));
+    assert_eq!((keys(&plan), &plan.ops), (vec![key("b")], &vec![]));
+    assert_eq!(plan.left_out[0].lack, Lack::SourceRanges { needed: 39, free: 38 });
+    // The first gives up more than the other needs. Its ranges are forgotten last, so it is served by the next plan.
+    node.desired.ports.insert(key("a"), guarded(&[], &ranges[..10]).into());
+    assert_eq!(keys(&node.plan(&[key("a"), key("b")])), [key("b")]);
+    assert!(node.plan(&[key("b")]).left_out.is_empty());
+    assert_eq!(node.planner.usage().source_ranges, [49, 0]);
+}
+
+/// What a health check may promise: local endpoints that the maps hold for all of the port's frontends.
+#[test]
+fn of_a_port_without_room_only_what_is_written_counts() {
+    let local =
+        |count: u8| -> Vec<_> { (0..count).map(|i| endpoint(&format!("10.0.0.{i}:80"), true)).collect() };
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Local, &local(20))));
+    let plan = node.set("a", Some(port(A, Policy::Local, &local(90)[18..])));
+    assert_eq!(plan.left_out[0].local_endpoints, 2);
+    let mut moved = port(B, Policy::Local, &local(90));
+    moved.frontends.extend(port(A, Policy::Local, &[]).frontends);
+    assert_eq!(node.set("a", Some(moved)).left_out[0].local_endpoints, 0, "one of its frontends is nowhere");
+    assert_eq!(node.set("b", Some(port(B, Policy::Local, &local(90)))).left_out[0].local_endpoints, 0);
+}
+
+/// A frontend that went over to another Service is not deleted when the one that lost it changes again.
+#[test]
+fn what_went_over_to_another_stays_with_it() {
+    let many: Vec<_> = (0..60).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &many)));
+    let more: Vec<_> = (0..90).map(|i| endpoint(&format!("10.0.1.{i}:80"), false)).collect();
+    node.desired.ports.insert(key("a"), port(B, Policy::Cluster, &more).into());
+    node.desired.ports.insert(key("b"), port(A, Policy::Cluster, &many[..1]).into());
+    assert_eq!(keys(&node.plan(&[key("a"), key("b")])), [key("a")]);
+    let of_b = node.frontend(A);
+    let _ = node.set("a", None);
+    assert_eq!(node.frontend(A), of_b);
+}
+
+/// ClusterIPs are entries of the same map. One that finds no room is named as soon as there is some.
+#[test]
+fn cluster_ips_find_room_later() {
+    let mut node = Node::new();
+    for number in 0..4 {
+        let ip: IpAddr = format!("10.96.0.{number}").parse().unwrap();
+        Arc::make_mut(&mut node.desired.cluster_ips).insert(ip, 1);
+    }
+    let _ = node.set("a", Some(addresses(16)));
+    for number in 0..80 {
+        let _ = node.set(
+            &format!("s{number}"),
+            Some(port(&format!("192.0.2.1:{}", 30000 + number), Policy::Cluster, &[])),
+        );
+    }
+    assert_eq!(node.planner.usage().frontends, [100, 0]);
+    let ip: IpAddr = "10.96.0.9".parse().unwrap();
+    Arc::make_mut(&mut node.desired.cluster_ips).insert(ip, 1);
+    assert_eq!(node.plan(&[]).ops, []);
+    assert!(node.set("s0", None).ops.contains(&Op::ClusterIp(ip, true)));
+}
+
+#[test]
+fn without_room_the_old_endpoints_stay() {
+    let mut node = Node::new();
+    let many: Vec<_> = (0..60).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &many)));
+    let before = node.frontend(A);
+    let more: Vec<_> = (0..70).map(|i| endpoint(&format!("10.0.1.{i}:80"), false)).collect();
+    let plan = node.set("a", Some(port(A, Policy::Cluster, &more)));
+    assert_eq!(keys(&plan), [key("a")]);
+    assert_eq!(node.frontend(A), before);
+    // A smaller one fits, and so does another Service.
+    assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).left_out.is_empty());
+}
+
+/// A Service that never found room must not use up the indices of others.
+#[test]
+fn without_room_no_index_is_kept() {
+    let mut node = Node::new();
+    let many: Vec<_> = (0..101).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
+    for _ in 0..2 * SIZES.services {
+        let plan = node.set("a", Some(port(A, Policy::Cluster, &many)));
+        assert_eq!(keys(&plan), [key("a")]);
+        node.now += Duration::from_secs(2);
+    }
+    assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..1]))).left_out.is_empty());
+}
+
+/// What an earlier agent wrote serves on as it is: with its source ranges, without which every client would be dropped.
+#[test]
+fn without_room_at_a_takeover_everything_stays() {
+    let mut node = Node::new();
+    let many = |net: u8, count: u8| -> Vec<_> {
+        (0..count).map(|i| endpoint(&format!("10.0.{net}.{i}:80"), false)).collect()
+    };
+    let _ = node.set("a", Some(guarded(&many(0, 60), &["198.51.100.0/24"])));
+    let (before, used) = (node.frontend(VIP), node.planner.usage());
+    node.restart();
+    node.desired.ports.insert(key("a"), guarded(&many(1, 70), &["198.51.100.0/24", "192.0.2.0/24"]).into());
+    let plan = node.plan(&[]);
+    assert_eq!((keys(&plan), &plan.ops), (vec![key("a")], &vec![]));
+    assert_eq!(plan.gone, BTreeSet::new(), "they still get connections");
+    assert_eq!((node.frontend(VIP), node.planner.usage()), (before, used));
+    // As soon as it fits, it goes on with the same index.
+    let _ = node.set("a", Some(guarded(&many(1, 30), &["192.0.2.0/24"])));
+    assert_eq!(node.frontend(VIP).service, before.service);
+    assert_eq!(node.planner.usage(), Usage { slots: [30, 0], ..used });
+}

@@ -1,0 +1,183 @@
+//! The open connections of a listener, or of several that share them: few for each peer and few in all. One more is always
+//! taken: the oldest that is not being answered goes. So who opens many, and asks nothing, is in nobody's way but its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio_util::sync::CancellationToken;
+
+/// Connections of one peer.
+const PER_PEER: usize = 16;
+/// Connections in all, but for those by loopback, which have room of their own.
+const ALL: usize = 128;
+
+/// Whom connections are counted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Peer {
+    Loopback,
+    V4(u32),
+    /// A host has a /64.
+    V6(u64),
+}
+
+impl Peer {
+    fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            address if address.is_loopback() => Self::Loopback,
+            IpAddr::V4(address) => Self::V4(address.into()),
+            IpAddr::V6(address) => Self::V6((u128::from(address) >> 64) as u64),
+        }
+    }
+}
+
+/// All open connections.
+#[derive(Debug, Default)]
+pub struct Connections(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    /// By age.
+    open: BTreeMap<u64, Open>,
+    of: HashMap<Peer, BTreeSet<u64>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    peer: Peer,
+    answering: Arc<AtomicBool>,
+    evicted: CancellationToken,
+}
+
+/// A connection that has its place until this is dropped, or is evicted.
+#[derive(Debug)]
+pub(super) struct Place {
+    number: u64,
+    all: Arc<Connections>,
+    /// To be set while a request is being answered.
+    pub(super) answering: Arc<AtomicBool>,
+    pub(super) evicted: CancellationToken,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.lock().remove(self.number);
+    }
+}
+
+impl Connections {
+    /// A place for one more connection of a peer.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
+        let peer = Peer::of(address);
+        let mut table = self.lock();
+        if table.of.get(&peer).is_some_and(|own| own.len() >= PER_PEER) {
+            table.evict_of(peer);
+        } else if peer != Peer::Loopback && table.others() >= ALL {
+            table.evict_of_greediest();
+        }
+        let (answering, evicted) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
+        let number = table.next;
+        table.next += 1;
+        table.of.entry(peer).or_default().insert(number);
+        table.open.insert(number, Open { peer, answering: Arc::clone(&answering), evicted: evicted.clone() });
+        Place { number, all: Arc::clone(self), answering, evicted }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Each call leaves both tables whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn others(&self) -> usize {
+        self.open.len() - self.of.get(&Peer::Loopback).map_or(0, BTreeSet::len)
+    }
+
+    fn remove(&mut self, number: u64) {
+        let Some(open) = self.open.remove(&number) else { return };
+        if let Some(own) = self.of.get_mut(&open.peer) {
+            own.remove(&number);
+            if own.is_empty() {
+                self.of.remove(&open.peer);
+            }
+        }
+    }
+
+    /// Ends the oldest connection of a peer that is not being answered, or else the oldest.
+    fn evict_of(&mut self, peer: Peer) {
+        let own = || self.of.get(&peer).into_iter().flatten();
+        let idle =
+            |number: &&u64| self.open.get(number).is_some_and(|open| !open.answering.load(Ordering::Relaxed));
+        let Some(number) = own().find(idle).or_else(|| own().next()).copied() else { return };
+        if let Some(open) = self.open.get(&number) {
+            open.evicted.cancel();
+        }
+        self.remove(number);
+    }
+
+    /// The same of the peer that has most of them; of several, the one that has had its oldest for longest.
+    fn evict_of_greediest(&mut self) {
+        let peers = self.of.iter().filter(|(peer, _)| **peer != Peer::Loopback);
+        let greediest = peers.max_by_key(|(_, own)| (own.len(), std::cmp::Reverse(own.first().copied())));
+        if let Some(peer) = greediest.map(|(peer, _)| *peer) {
+            self.evict_of(peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_oldest_idle_one_of_the_same_peer_goes() {
+        let all = Arc::new(Connections::default());
+        let other = all.enter(address("192.0.2.2"));
+        let own: Vec<_> = (0..PER_PEER).map(|_| all.enter(address("192.0.2.1"))).collect();
+        own[0].answering.store(true, Ordering::Relaxed);
+        // The same host by an IPv4-mapped address.
+        let more = all.enter(address("::ffff:192.0.2.1"));
+        let evicted: Vec<_> = own.iter().map(|place| place.evicted.is_cancelled()).collect();
+        assert_eq!((evicted[0], evicted[1], evicted[2]), (false, true, false));
+        assert!(!other.evicted.is_cancelled() && !more.evicted.is_cancelled());
+        drop(own);
+        drop((other, more));
+        let table = all.lock();
+        assert_eq!((table.open.len(), table.of.len()), (0, 0));
+    }
+
+    #[test]
+    fn hosts_of_one_ipv6_network_are_one_peer() {
+        let all = Arc::new(Connections::default());
+        let places: Vec<_> =
+            (0..=PER_PEER).map(|number| all.enter(address(&format!("2001:db8::{number:x}")))).collect();
+        assert!(places[0].evicted.is_cancelled());
+    }
+
+    #[test]
+    fn who_has_most_makes_room_and_loopback_has_its_own() {
+        let all = Arc::new(Connections::default());
+        let here = all.enter(address("127.0.0.1"));
+        let greedy: Vec<_> = (0..PER_PEER).map(|_| all.enter(address("192.0.2.1"))).collect();
+        let many: Vec<_> = (0..ALL - PER_PEER)
+            .map(|number| all.enter(IpAddr::from([198, 51, 100, u8::try_from(number).unwrap()])))
+            .collect();
+        let probe = all.enter(address("203.0.113.1"));
+        assert!(greedy[0].evicted.is_cancelled());
+        assert!(!many.iter().any(|place| place.evicted.is_cancelled()));
+        let local = all.enter(address("::1"));
+        assert_eq!(greedy.iter().filter(|place| place.evicted.is_cancelled()).count(), 1);
+        assert!([&here, &local, &probe].iter().all(|place| !place.evicted.is_cancelled()));
+    }
+}

@@ -1,0 +1,100 @@
+//! Local ports of this network namespace's TCP and UDP sockets.
+
+use std::{collections::BTreeSet, fs, io};
+
+use anyhow::{Context, Result};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+
+use super::netlink::Connection;
+
+// linux/sock_diag.h, linux/inet_diag.h
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const FAMILIES: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
+const PROTOCOLS: [libc::c_int; 2] = [libc::IPPROTO_TCP, libc::IPPROTO_UDP];
+/// A bit for each state.
+const ALL_STATES: u32 = u32::MAX;
+/// `struct inet_diag_sockid`.
+const ID: usize = 48;
+/// Of a socket's own port in `struct inet_diag_msg`: behind family, state, timer and retransmissions.
+const SOURCE_PORT: usize = 4;
+
+/// Asked of sock_diag; of the text of /proc where the kernel has none. Blocks: a node may have hundreds of thousands.
+///
+/// # Errors
+/// Neither tells.
+pub fn bound_ports() -> Result<BTreeSet<u16>> {
+    by_diag().or_else(|error| {
+        tracing::debug!("sock_diag does not tell the ports of sockets: {error}");
+        by_proc()
+    })
+}
+
+fn by_diag() -> io::Result<BTreeSet<u16>> {
+    let mut diag = Connection::open(NETLINK_SOCK_DIAG)?;
+    let mut ports = BTreeSet::new();
+    for family in FAMILIES {
+        for protocol in PROTOCOLS {
+            // `struct inet_diag_req_v2`.
+            let mut request = vec![family as u8, protocol as u8, 0, 0];
+            request.extend(ALL_STATES.to_ne_bytes());
+            request.extend([0; ID]);
+            let sockets = diag.dump(SOCK_DIAG_BY_FAMILY, &request)?;
+            ports.extend(sockets.iter().filter_map(|socket| port(&socket.payload)));
+        }
+    }
+    Ok(ports)
+}
+
+/// 0 is no port: a socket that was never bound.
+fn port(message: &[u8]) -> Option<u16> {
+    let port = u16::from_be_bytes(*message.get(SOURCE_PORT..)?.first_chunk()?);
+    (port != 0).then_some(port)
+}
+
+fn by_proc() -> Result<BTreeSet<u16>> {
+    let mut ports = BTreeSet::new();
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let path = format!("/proc/self/net/{table}");
+        match fs::read_to_string(&path) {
+            Ok(text) => ports.extend(local_ports(&text)),
+            // A kernel without IPv6 has no such table.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("{path} cannot be read")),
+        }
+    }
+    Ok(ports)
+}
+
+/// Second column, after the colon, hexadecimal.
+fn local_ports(table: &str) -> impl Iterator<Item = u16> {
+    table.lines().skip(1).filter_map(|line| {
+        let address = line.split_whitespace().nth(1)?;
+        u16::from_str_radix(address.rsplit_once(':')?.1, 16).ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn proc_tables_are_understood() {
+        let table = "  sl  local_address rem_address   st\n   0: 0100007F:2795 00000000:0000 0A\n   1: 00000000000000000000000001000000:0016 0:0 0A\n";
+        assert_eq!(local_ports(table).collect::<Vec<_>>(), [0x2795, 22]);
+    }
+
+    #[test]
+    fn listening_connected_and_udp_sockets_are_found_both_ways() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let udp = UdpSocket::bind("[::1]:0").or_else(|_| UdpSocket::bind("127.0.0.1:0")).unwrap();
+        let wanted = [listener.local_addr(), client.local_addr(), udp.local_addr()];
+        for found in [by_diag().unwrap(), by_proc().unwrap()] {
+            for address in &wanted {
+                assert!(found.contains(&address.as_ref().unwrap().port()), "{address:?}");
+            }
+        }
+    }
+}

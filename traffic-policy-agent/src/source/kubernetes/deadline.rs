@@ -1,0 +1,161 @@
+//! Deadlines of requests, and when the API server was last heard of.
+//!
+//! A server that takes a connection and says nothing is as good as none, but no error ever comes of it. So each answer has
+//! a deadline for its headers, each body that is not a watch's one for its pieces and its whole, and watches, which may be
+//! silent for good reasons, end when [`super::probe`] finds nobody there.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::stream;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    Request, Response,
+    body::{Body, Bytes, Frame},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tower::{BoxError, Layer, Service};
+
+/// For the headers of an answer, and between two pieces of a body that is not a watch's. An API server sends headers at
+/// once, also of a watch on which nothing happens.
+pub(super) const ANSWER: Duration = Duration::from_secs(10);
+/// For all of a body that is not a watch's, so that trickling is no way around [`ANSWER`]. 100 MB, as all EndpointSlices of
+/// a large cluster are, take 8 s at 100 Mbit/s.
+const WHOLE: Duration = Duration::from_secs(120);
+
+/// A body whose reader need not wait for ever.
+pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Silence {
+    #[error("no answer within {} s", ANSWER.as_secs())]
+    Headers,
+    #[error("the answer stopped in the middle: nothing for {} s", ANSWER.as_secs())]
+    Piece,
+    #[error("the answer did not end within {} s", WHOLE.as_secs())]
+    Whole,
+}
+
+/// When the API server was last heard of, and whether what is open has been given up. Cheap to clone; all clones are one.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    heard: Arc<Mutex<Instant>>,
+    /// Raised when open watches are to end.
+    given_up: watch::Sender<u64>,
+}
+
+impl Line {
+    pub(super) fn new() -> Self {
+        Self { heard: Arc::new(Mutex::new(Instant::now())), given_up: watch::Sender::new(0) }
+    }
+
+    fn heard(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    pub(super) fn last_heard(&self) -> Instant {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the watches that are open: they go on, from where they were, by other connections.
+    pub(super) fn give_up(&self) {
+        self.given_up.send_modify(|times| *times += 1);
+    }
+}
+
+/// Puts deadlines on what an inner service answers.
+#[derive(Clone, Debug)]
+pub(super) struct Deadlines(pub(super) Line);
+
+impl<S> Layer<S> for Deadlines {
+    type Service = Limited<S>;
+
+    fn layer(&self, inner: S) -> Limited<S> {
+        Limited { inner, line: self.0.clone() }
+    }
+}
+
+pub(super) struct Limited<S> {
+    inner: S,
+    line: Line,
+}
+
+impl<S, B, R> Service<Request<B>> for Limited<S>
+where
+    S: Service<Request<B>, Response = Response<R>, Error = BoxError>,
+    S::Future: Send + 'static,
+    R: Body<Data = Bytes> + Send + Unpin + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<Answer>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let is_watch =
+            request.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"));
+        let answer = self.inner.call(request);
+        let line = self.line.clone();
+        Box::pin(async move {
+            let response = timeout(ANSWER, answer).await.map_err(|_| Silence::Headers)??;
+            line.heard();
+            let (parts, body) = response.into_parts();
+            let body = if is_watch && parts.status.is_success() {
+                until_given_up(body, line)
+            } else {
+                whole(body, &line).await?
+            };
+            Ok(Response::from_parts(parts, body))
+        })
+    }
+}
+
+/// All of a body.
+async fn whole<R>(mut body: R, line: &Line) -> Result<Answer, BoxError>
+where
+    R: Body<Data = Bytes> + Unpin,
+    R::Error: Into<BoxError>,
+{
+    let end = Instant::now() + WHOLE;
+    let mut bytes = Vec::new();
+    while let Some(frame) = timeout(ANSWER, body.frame()).await.map_err(|_| Silence::Piece)? {
+        line.heard();
+        if let Ok(data) = frame.map_err(Into::into)?.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+        if Instant::now() > end {
+            return Err(Silence::Whole.into());
+        }
+    }
+    Ok(Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync())
+}
+
+/// A body that may be silent as long as the server is there. It ends when the server has been given up, and the watch is
+/// asked for anew, from where it was.
+fn until_given_up<R>(body: R, line: Line) -> Answer
+where
+    R: Body<Data = Bytes> + Send + Unpin + 'static,
+    R::Error: Into<BoxError>,
+{
+    let given_up = line.given_up.subscribe();
+    let frames = stream::unfold((body, line, given_up), |(mut body, line, mut given_up)| async {
+        let frame: Result<Frame<Bytes>, BoxError> = tokio::select! {
+            frame = body.frame() => frame?.map_err(Into::into),
+            Ok(()) = given_up.changed() => return None,
+        };
+        line.heard();
+        Some((frame, (body, line, given_up)))
+    });
+    BodyExt::boxed_unsync(StreamBody::new(frames))
+}

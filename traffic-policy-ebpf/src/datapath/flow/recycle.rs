@@ -1,0 +1,266 @@
+//! Flows that are over, removed by the packet path itself: for the source port that one of them still holds, and for room in a
+//! table that is full, so that an agent which is gone or late costs nothing for ever.
+//!
+//! Room is found by way of a directory, an array with twice as many places as a table has room for flows. Each flow of the main
+//! table takes a free place when it is made, and gives it back when it is removed. When an entry has found no room, each new flow
+//! of the next seconds looks at the flows of some places, one after the other for all CPUs.
+
+use core::ptr;
+
+use aya_ebpf::{cty::c_void, helpers::bpf_loop};
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, Tuple, Usage, kind},
+    tcp::{self, ASSURED, MARKED, RST},
+};
+
+use crate::datapath::{
+    barrier::fetch_add,
+    counters,
+    family::{Family, V4, V6},
+    flow::table::{self, FlowTable},
+    maps::{GC_PASS, HEARTBEAT, TABLE_USAGE},
+};
+
+/// Seconds after which the port of a connection that was reset, or closed both ways, is used again. A new connection in
+/// TIME_WAIT is what RFC 6191 and RFC 1337 are about: its SYN is accepted by its number or time stamp, or answered by an ACK that
+/// the client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
+const AFTER_RST: u32 = 1;
+const AFTER_FIN: u32 = 5;
+
+/// Places that a new flow looks at while a table is full, and for how many jiffies it counts as full.
+const LOOKS: u32 = 16;
+const FULL_FOR: u32 = 1024;
+/// Places tried for a new flow. At most half of them are taken.
+const TRIES: u32 = 4;
+
+/// A free place of the directory, 0 if none was found. `spread` says where to look beside the next one.
+#[inline(always)]
+pub fn place<F: Family>(spread: u32) -> u32 {
+    let Some(scratch) = F::scratch() else { return 0 };
+    let last = F::directory_last();
+    unsafe {
+        let at = &raw mut (*scratch).directory_at;
+        *at = (*at + 1) & last;
+        let mut turn = 0;
+        while turn < TRIES {
+            let free = match F::directory().lookup::<u32, Tuple<F::Address>>(&*at) {
+                Some(held) => (*held).protocol == 0,
+                None => false,
+            };
+            if free && *at != 0 {
+                return *at;
+            }
+            turn += 1;
+            *at = (*at + spread.wrapping_mul(2 * turn + 1)) & last;
+        }
+    }
+    0
+}
+
+/// Notes a flow at its place.
+#[inline(always)]
+pub fn enter<F: Family>(place: u32, tuple: &Tuple<F::Address>) {
+    let Some(scratch) = F::scratch() else { return };
+    unsafe {
+        (*scratch).directory_look = place;
+        if place != 0
+            && let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(&(*scratch).directory_look)
+        {
+            *held = *tuple;
+        }
+    }
+}
+
+/// Gives the place of a request entry back.
+#[inline(always)]
+pub fn leave<F: Family>(request: *const Flow<F::Address>) {
+    // The key lies in the entry: the stack of a callback has no room for it.
+    leave_place::<F>(unsafe { &(*request).ifindex });
+}
+
+/// As [`leave`]. `place` lies on the stack or in a map: before Linux 6.2 an iterator's element is no key.
+#[inline(always)]
+pub fn leave_place<F: Family>(place: &u32) {
+    if let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(place) {
+        unsafe { (*held).protocol = 0 };
+    }
+}
+
+/// Notes that an entry has found no room in the main table.
+#[inline(always)]
+pub fn note_full(usage: *mut Usage, now: u32) {
+    unsafe { (*usage).full_at = now };
+}
+
+/// Looks for flows that are over, if the main table was full not long ago.
+#[inline(always)]
+pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut Usage, now: u32) {
+    if now.wrapping_sub(unsafe { (*usage).full_at }) < FULL_FOR {
+        unsafe { (*scratch).port_search.now = now };
+        unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) };
+    }
+}
+
+/// One turn: always 0, to go on.
+#[inline(always)]
+fn look<F: Family>() -> i64 {
+    let (Some(scratch), Some(usage), Some(sweep)) =
+        (F::scratch(), TABLE_USAGE.get_ptr_mut(0), GC_PASS.get_ptr(0))
+    else {
+        return 0;
+    };
+    unsafe {
+        let hand = if F::V6 { &raw mut (*usage).hand[1] } else { &raw mut (*usage).hand[0] };
+        (*scratch).directory_look = fetch_add(hand, 1) as u32 & F::directory_last();
+        let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(&(*scratch).directory_look) else {
+            return 0;
+        };
+        if (*held).protocol == 0 {
+            return 0;
+        }
+        let (request_key, reply_key, room) =
+            (&raw mut (*scratch).other, &raw mut (*scratch).key, &raw mut (*scratch).flow_key);
+        *request_key = *held;
+        let table = FlowTable::<F>::main();
+        let request = table.find_in(&*request_key, room);
+        if request.is_null() {
+            (*held).protocol = 0;
+            return 0;
+        }
+        if !matches!((*request).kind, kind::FORWARD | kind::DELIVER) {
+            return 0;
+        }
+        let protocol = (*request_key).protocol;
+        name_counterpart(request, protocol, reply_key);
+        let reply = table.find_in(&*reply_key, room);
+        // Without its reply entry nothing that the flow sends could come back; another's must stay.
+        if reply.is_null() || !names(reply, request_key) {
+            return 0;
+        }
+        let limit = (*sweep).timeouts.of(protocol == PROTOCOL_TCP, (*request).state, (*reply).state);
+        // Time-outs are there once an agent has ordered a sweep.
+        if limit == 0 || idle::<F>(request, reply, (*scratch).port_search.now) <= limit {
+            return 0;
+        }
+        remove::<F>(request, request_key, reply, &*reply_key, room, false);
+    }
+    0
+}
+
+/// [`look`] of a family, as `bpf_loop` calls it.
+#[inline(always)]
+fn turn<F: Family>() -> *mut c_void {
+    if F::V6 { look6 as *mut c_void } else { look4 as *mut c_void }
+}
+
+extern "C" fn look4(_: u64, _: *mut c_void) -> i64 {
+    look::<V4>()
+}
+
+extern "C" fn look6(_: u64, _: *mut c_void) -> i64 {
+    look::<V6>()
+}
+
+/// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a TCP connection that has ended.
+#[inline(always)]
+pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
+    let (key, request_key, room) =
+        unsafe { (&(*scratch).key, &raw mut (*scratch).other, &raw mut (*scratch).flow_key) };
+    let (pending, now) = unsafe { ((*scratch).port_search.pending != 0, (*scratch).port_search.now) };
+    let table = FlowTable::<F>::of(pending);
+    let reply = table.find_in(key, room);
+    if reply.is_null() {
+        // The other table has it, or it is gone meanwhile.
+        return false;
+    }
+    let Some(agent) = HEARTBEAT.get_ptr(0) else { return false };
+    let second = unsafe { (*agent).hz };
+    if key.protocol != PROTOCOL_TCP || second == 0 {
+        return false;
+    }
+    unsafe { name_counterpart(reply, key.protocol, request_key) };
+    let own = unsafe { names(&raw const (*scratch).reply, request_key) };
+    if own {
+        // Of the very entry that is about to be written over.
+        return false;
+    }
+    let request = table.find_in(unsafe { &*request_key }, room);
+    if request.is_null() {
+        return false;
+    }
+    let (request_state, reply_state) = unsafe { ((*request).state, (*reply).state) };
+    if !tcp::closing(request_state, reply_state) {
+        return false;
+    }
+    let after = if (request_state | reply_state) & RST != 0 { AFTER_RST } else { AFTER_FIN };
+    if idle::<F>(request, reply, now) < after * second {
+        return false;
+    }
+    remove::<F>(request, request_key, reply, key, room, pending);
+    true
+}
+
+/// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.
+#[inline(always)]
+unsafe fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
+    unsafe {
+        (*key).source = (*entry).destination;
+        (*key).destination = (*entry).source;
+        (*key).ports = (*entry).ports.reversed();
+        (*key).protocol = protocol;
+    }
+}
+
+/// Whether an entry's packets come back as packets of a tuple.
+#[inline(always)]
+unsafe fn names<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
+    unsafe {
+        (*key).source == (*entry).destination
+            && (*key).destination == (*entry).source
+            && (*key).ports == (*entry).ports.reversed()
+    }
+}
+
+/// Jiffies since the last packet of a flow.
+#[inline(always)]
+fn idle<F: Family>(request: *const Flow<F::Address>, reply: *const Flow<F::Address>, now: u32) -> u32 {
+    let since = |last: u32| {
+        let idle = now.wrapping_sub(last);
+        // A packet of this very moment is a tick ahead.
+        if idle > u32::MAX / 2 { 0 } else { idle }
+    };
+    let (one, other) = unsafe { (since((*request).last), since((*reply).last)) };
+    if one < other { one } else { other }
+}
+
+/// Removes both entries of a flow. Marked first: a packet that finds one meanwhile goes the slow way. The request entry goes
+/// first: without it no packet uses the pair.
+#[inline(always)]
+fn remove<F: Family>(
+    request: *mut Flow<F::Address>,
+    request_key: *const Tuple<F::Address>,
+    reply: *mut Flow<F::Address>,
+    reply_key: &Tuple<F::Address>,
+    room: *mut FlowKey<F::Address>,
+    pending: bool,
+) {
+    let state = unsafe {
+        (*request).state |= MARKED;
+        (*reply).state |= MARKED;
+        (*request).state
+    };
+    if !pending {
+        leave::<F>(request);
+    }
+    counters::end(request.cast_const());
+    counters::end(reply.cast_const());
+    let table = FlowTable::<F>::of(pending);
+    table.remove_in(unsafe { &*request_key }, room);
+    table.remove_in(reply_key, room);
+    if !pending
+        && state & ASSURED == 0
+        && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
+    {
+        fetch_add(table::unassured::<F>(usage, reply_key.protocol), u64::MAX);
+    }
+}

@@ -1,0 +1,75 @@
+//! Datagrams that this node itself sends from a port that is also a Service's: their answers are the node's.
+//!
+//! A process may have bound that port, and a network plugin's masquerade takes any port (`--random-fully`) for a pod's question to
+//! a DNS server. conntrack knows whose the answer is; the packet path, which comes before it, notes the question where it leaves.
+//! No TCP connection begins with an answer, so this is about UDP alone.
+
+use traffic_policy_ebpf::abi::{Device, Tuple, scope};
+
+use crate::datapath::{
+    clock,
+    ctx::Packet,
+    family::Family,
+    lb::{Target, select},
+    maps::{ANY, DEVICES, HEARTBEAT, TABLE_USAGE, Table},
+    parse::Parsed,
+    prefilter,
+};
+
+/// Seconds after which an answer is a request: `nf_conntrack_udp_timeout`.
+const LASTS: u32 = 30;
+
+/// Notes a datagram that leaves, if it is the node's own and comes from a frontend's address and port.
+#[inline(always)]
+pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
+    let port = parsed.tuple.ports.source();
+    if parsed.is_tcp() || !prefilter::is_frontend_port(port) {
+        return;
+    }
+    // What came by an attached device is a reply that TC sends on: it has the same source.
+    let came_by = packet.came_by();
+    if came_by != 0 && Table::of(&raw const DEVICES).lookup::<u32, Device>(&came_by).is_some() {
+        return;
+    }
+    let frontend = select::frontend::<F>(&Target {
+        address: parsed.tuple.source,
+        port,
+        protocol: parsed.tuple.protocol as u16,
+        scope: scope::ADDRESS,
+    });
+    let (Some(scratch), Some(usage)) = (F::scratch(), TABLE_USAGE.get_ptr_mut(0)) else { return };
+    if frontend.is_null() {
+        return;
+    }
+    let now = clock::jiffies();
+    // SAFETY: map values, checked by the verifier.
+    unsafe {
+        (*usage).own_datagram_at = now;
+        (*scratch).other = parsed.tuple.reversed();
+        let key: &Tuple<F::Address> = &(*scratch).other;
+        match F::own_datagrams().lookup::<_, u32>(key) {
+            Some(last) => *last = now,
+            None => {
+                (*scratch).directory_look = now;
+                F::own_datagrams().insert(key, &raw const (*scratch).directory_look, ANY);
+            }
+        }
+    }
+}
+
+/// Whether a datagram answers one that was noted.
+#[inline(always)]
+pub fn is_answered_by<F: Family>(parsed: &Parsed<F>, now: u32) -> bool {
+    let (Some(usage), Some(agent)) = (TABLE_USAGE.get_ptr(0), HEARTBEAT.get_ptr(0)) else { return false };
+    // SAFETY: map values, checked by the verifier.
+    let lasts = LASTS * unsafe { (*agent).hz };
+    // SAFETY: map values, checked by the verifier.
+    if parsed.is_tcp() || now.wrapping_sub(unsafe { (*usage).own_datagram_at }) > lasts {
+        return false;
+    }
+    match F::own_datagrams().lookup::<_, u32>(&parsed.tuple) {
+        // SAFETY: map values, checked by the verifier.
+        Some(last) => now.wrapping_sub(unsafe { *last }) <= lasts,
+        None => false,
+    }
+}

@@ -1,0 +1,58 @@
+//! Sources that no packet from outside can have: no flow is made for them, and nobody is answered.
+//!
+//! The kernel drops such packets as martian, but where the way out is a redirect its routing is never asked. A reply to a
+//! source that is a frontend would come back by the way it went, and be a request again: one datagram to an endpoint that
+//! echoes would go round until somebody stops it.
+
+use traffic_policy_ebpf::abi::{Address, Node, scope, source_check};
+
+use crate::datapath::{
+    ctx::Packet,
+    family::Family,
+    forward::nexthop,
+    lb::{Target, select},
+    maps::LOCAL_NODE,
+    parse::Parsed,
+    prefilter,
+};
+
+/// Whether the source of a packet that may make a flow is none, as far as `--source-check` asks.
+#[inline(always)]
+pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
+    let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };
+    // SAFETY: map values, checked by the verifier.
+    let check = unsafe { (*node).source_check };
+    if check == source_check::OFF {
+        return false;
+    }
+    let source = parsed.tuple.source;
+    source.is_no_source()
+        || is_pod::<F>(node, source)
+        || F::node_addresses().lookup::<_, u32>(&parsed.tuple.source).is_some()
+        || is_frontend(parsed)
+        || check == source_check::STRICT && !nexthop::is_way_back::<P, F>(packet, source)
+}
+
+/// Whether an address is one of this node's pods: programs are attached to uplinks, by which they do not come.
+#[inline(always)]
+fn is_pod<F: Family>(node: *const Node, address: F::Address) -> bool {
+    let ([a, b], [head, tail], [mask, tail_mask]) =
+        // SAFETY: map values, checked by the verifier.
+        unsafe { (address.wide(), (*node).pods[F::INDEX], (*node).pod_masks[F::INDEX]) };
+    mask != 0 && (a ^ head) & mask | (b ^ tail) & tail_mask == 0
+}
+
+/// Whether a packet comes from an address and port of a Service. The address alone says nothing: load balancers' addresses and
+/// external IPs may be those of other nodes, which send packets of their own.
+#[inline(always)]
+fn is_frontend<F: Family>(parsed: &Parsed<F>) -> bool {
+    let port = parsed.tuple.ports.source();
+    prefilter::may_be_service::<F>(parsed.tuple.source, port)
+        && !select::frontend::<F>(&Target {
+            address: parsed.tuple.source,
+            port,
+            protocol: parsed.tuple.protocol as u16,
+            scope: scope::ADDRESS,
+        })
+        .is_null()
+}

@@ -1,0 +1,338 @@
+//! Sequence and acknowledgement numbers: whether a segment belongs to the conversation whose addresses and ports it has.
+//!
+//! Each entry of a TCP flow keeps the numbers of the last segment of its direction. Who sees no packet of a connection cannot
+//! know them, as RFC 5961 has it: what does not fit them is sent on, for the host to judge, and changes nothing here. The rules
+//! are narrower than a host's own, whose window is not known here: a guess that ends a flow is one in 2^31, as a guess that
+//! a host believes. What they are modelled on: `tcp_in_window` and `td_maxack` of
+//! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_tcp.c>.
+//!
+//! | the flow is | request entry: high half, low half | reply entry |
+//! |---|---|---|
+//! | opened | number of the SYN, bytes of data that it carried (RFC 7413) | of an earlier conversation, or 0 |
+//! | answered | the same | number of the SYN-ACK, bytes that the endpoint has sent after it |
+//! | assured | sequence and acknowledgement number of the last segment | the same |
+
+use super::{ANSWERED, FIN, RST, flag};
+
+/// Two numbers: the first in the high half, as eight bytes of a TCP header read in network byte order.
+pub type Numbers = u64;
+
+/// What a segment says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// See [`flag`].
+    pub flags: u8,
+    /// Sequence and acknowledgement number.
+    pub numbers: Numbers,
+    /// Bytes of data.
+    pub length: u32,
+}
+
+/// An entry after a segment of its direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct After {
+    pub state: u8,
+    pub numbers: Numbers,
+    /// The segment is of this conversation, as far as its numbers tell.
+    pub fits: bool,
+}
+
+/// How far from the last segment another one may be, in either number and direction: the longest segment that there is, or a
+/// few that have changed places.
+const NEAR: i32 = 1 << 16;
+/// The largest window (RFC 7323 section 2.3).
+const WINDOW: i32 = 1 << 30;
+/// What [`continues`] lets an established packet advance by: two of the longest segments.
+const ADVANCE: u64 = 0x0001_ffff_0001_ffff;
+
+#[inline(always)]
+pub const fn numbers(sequence: u32, acknowledgement: u32) -> Numbers {
+    (sequence as u64) << 32 | acknowledgement as u64
+}
+
+#[inline(always)]
+pub const fn sequence(numbers: Numbers) -> u32 {
+    (numbers >> 32) as u32
+}
+
+#[inline(always)]
+pub const fn acknowledgement(numbers: Numbers) -> u32 {
+    numbers as u32
+}
+
+/// How far `number` is beyond `from`; negative if it is before it.
+#[inline(always)]
+const fn beyond(number: u32, from: u32) -> i32 {
+    number.wrapping_sub(from).cast_signed()
+}
+
+#[inline(always)]
+const fn within(difference: i32, limit: i32) -> bool {
+    -limit < difference && difference < limit
+}
+
+/// Whether a segment is the next one of an established flow, or the same once more: all that the fast path asks. One subtraction
+/// for both numbers; where it borrows, once in 4 GiB, the slow path looks again.
+#[inline(always)]
+pub const fn continues(segment: Numbers, last: Numbers) -> bool {
+    segment.wrapping_sub(last) & !ADVANCE == 0
+}
+
+/// Whether `number` acknowledges a SYN or SYN-ACK of these numbers, and at most what was sent after it.
+#[inline(always)]
+pub const fn acknowledges(number: u32, opening: Numbers) -> bool {
+    number.wrapping_sub(sequence(opening)).wrapping_sub(1) <= acknowledgement(opening)
+}
+
+impl Segment {
+    #[inline(always)]
+    const fn has(&self, flags: u8) -> bool {
+        self.flags & flags != 0
+    }
+
+    /// The sequence number after it.
+    #[inline(always)]
+    const fn end(&self) -> u32 {
+        sequence(self.numbers).wrapping_add(self.length).wrapping_add((self.flags & flag::FIN) as u32)
+    }
+
+    /// The numbers of an entry that this SYN or SYN-ACK makes.
+    #[inline(always)]
+    pub const fn opening(&self) -> Numbers {
+        numbers(sequence(self.numbers), self.length)
+    }
+}
+
+/// An entry of an assured flow after a segment of its direction; `other`: the numbers of the other direction.
+///
+/// Whoever really sent an RST sends nothing but RSTs after it, so any other segment that fits shows that it was forged; data
+/// beyond a FIN likewise.
+#[inline(always)]
+pub const fn assured(state: u8, own: Numbers, other: Numbers, segment: &Segment) -> After {
+    let unchanged = After { state, numbers: own, fits: false };
+    let (number, ack) = (sequence(segment.numbers), acknowledgement(segment.numbers));
+    let (ahead, acked) = (beyond(number, sequence(own)), beyond(ack, acknowledgement(own)));
+    if segment.has(flag::RST) {
+        // What answers a challenge (RFC 5961 section 3.2), or a segment to a socket that is gone, has the number that the other
+        // side acknowledged last. Who closes with unread data sends it at the end of what is in flight.
+        let train = segment.has(flag::ACK) && 0 <= ahead && ahead < NEAR && 0 <= acked && acked < NEAR;
+        return if number == acknowledgement(other) || train {
+            After { state: state | RST, numbers: own, fits: true }
+        } else {
+            unchanged
+        };
+    }
+    if segment.has(flag::SYN) || !segment.has(flag::ACK) {
+        return unchanged;
+    }
+    let near = within(ahead, NEAR) && within(acked, NEAR);
+    // Much was lost before it came here, or comes again: one number then is where it was, or where the other side is.
+    let exact = ahead == 0 || acked == 0 || number == acknowledgement(other) || ack == sequence(other);
+    if !(near || exact && within(ahead, WINDOW) && within(acked, WINDOW)) {
+        return unchanged;
+    }
+    let last = if near {
+        let number = if ahead > 0 { number } else { sequence(own) };
+        let ack = if acked > 0 { ack } else { acknowledgement(own) };
+        numbers(number, ack)
+    } else {
+        segment.numbers
+    };
+    let state = state & !RST;
+    let end = beyond(segment.end(), sequence(own));
+    if segment.has(flag::FIN) && end >= 0 {
+        let numbers = numbers(segment.end(), acknowledgement(last));
+        return After { state: state | FIN, numbers, fits: true };
+    }
+    // Of an entry with a FIN, the number is that behind it.
+    let state = if segment.length != 0 && end > 0 { state & !FIN } else { state };
+    After { state, numbers: last, fits: true }
+}
+
+/// Whether a segment of the client is the ACK of the SYN-ACK, which proves that it is where it says (RFC 9293 section 3.10.7.4).
+#[inline(always)]
+pub const fn assures(segment: &Segment, opening: Numbers, answer: Numbers) -> bool {
+    let ahead = beyond(sequence(segment.numbers), sequence(opening));
+    segment.flags & (flag::SYN | flag::RST | flag::ACK) == flag::ACK
+        && acknowledges(acknowledgement(segment.numbers), answer)
+        && 0 < ahead
+        && ahead < 2 * NEAR
+}
+
+/// The numbers of the reply entry when `segment` assures the flow.
+#[inline(always)]
+pub const fn assured_reply(segment: &Segment, answer: Numbers) -> Numbers {
+    let end = sequence(answer).wrapping_add(acknowledgement(answer)).wrapping_add(1);
+    numbers(end, sequence(segment.numbers))
+}
+
+/// Whether an RST of the client ends a flow that is not assured.
+#[inline(always)]
+pub const fn resets_opening(segment: &Segment, opening: Numbers) -> bool {
+    acknowledges(sequence(segment.numbers), opening)
+}
+
+/// The reply entry of a flow that is not assured after a segment of the endpoint; `fits` is false for what is none of this
+/// conversation: until the client has proved where it is, the tuple may be that of a connection without a Service.
+#[inline(always)]
+pub const fn unassured(
+    answered: bool,
+    state: u8,
+    own: Numbers,
+    opening: Numbers,
+    segment: &Segment,
+) -> After {
+    let unchanged = After { state, numbers: own, fits: false };
+    let number = sequence(segment.numbers);
+    let acknowledges_syn = segment.has(flag::ACK) && acknowledges(acknowledgement(segment.numbers), opening);
+    if segment.has(flag::RST) {
+        return if acknowledges_syn || answered && acknowledges(number, own) {
+            After { state: state | RST, numbers: own, fits: true }
+        } else {
+            unchanged
+        };
+    }
+    if segment.has(flag::SYN) {
+        if !acknowledges_syn {
+            return unchanged;
+        }
+        // Sent again it may have another number: a SYN cookie's.
+        let again = answered && number == sequence(own);
+        let numbers = if again { own } else { segment.opening() };
+        return After { state: (state & !RST) | ANSWERED, numbers, fits: true };
+    }
+    let ahead = beyond(number, sequence(own));
+    if !answered {
+        // The last words of an earlier conversation with this tuple: a TIME-WAIT answers a SYN that it takes for an old one.
+        let acked = beyond(acknowledgement(segment.numbers), acknowledgement(own));
+        return After { state, numbers: own, fits: own != 0 && within(ahead, NEAR) && within(acked, NEAR) };
+    }
+    if !acknowledges_syn || ahead < 0 || ahead >= NEAR {
+        return unchanged;
+    }
+    // It need not wait for the client's ACK: RFC 7413 section 4.2.
+    let sent = beyond(segment.end(), sequence(own)) - 1;
+    let longer = sent > 0 && sent as u32 > acknowledgement(own);
+    let numbers = if longer { numbers(sequence(own), sent as u32) } else { own };
+    let fin = if segment.has(flag::FIN) { FIN } else { 0 };
+    After { state: (state & !RST) | fin, numbers, fits: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OWN: Numbers = numbers(0xffff_ff00, 5_000);
+    const OTHER: Numbers = numbers(5_000, 0xffff_ff00);
+
+    const fn segment(flags: u8, ahead: u32, acked: u32, length: u32) -> Segment {
+        let numbers = numbers(sequence(OWN).wrapping_add(ahead), acknowledgement(OWN).wrapping_add(acked));
+        Segment { flags, numbers, length }
+    }
+
+    fn after(state: u8, segment: &Segment) -> After {
+        assured(state, OWN, OTHER, segment)
+    }
+
+    #[test]
+    fn the_next_segment_continues_a_flow_and_no_other() {
+        for (ahead, acked) in [(0, 0), (1448, 0), (0, 1448), (70_000, 70_000), (0x1_ffff, 0)] {
+            assert!(continues(segment(0, ahead, acked, 0).numbers, OWN), "{ahead} {acked}");
+        }
+        for (ahead, acked) in [(0x2_0000, 0), (0, 0x2_0000), (u32::MAX, 0), (0, u32::MAX), (1 << 31, 1 << 31)]
+        {
+            assert!(!continues(segment(0, ahead, acked, 0).numbers, OWN), "{ahead} {acked}");
+        }
+    }
+
+    #[test]
+    fn a_retransmission_changes_nothing_but_what_it_acknowledges() {
+        let again = segment(flag::ACK, 0_u32.wrapping_sub(1448), 700, 1448);
+        assert_eq!(after(1, &again), After { state: 1, numbers: numbers(0xffff_ff00, 5_700), fits: true });
+    }
+
+    #[test]
+    fn a_flow_is_followed_beyond_a_gap_and_back() {
+        // Half a megabyte was lost before it came here; the receiver's acknowledgement jumps likewise.
+        let gap = segment(flag::ACK, 500_000, 0, 1448);
+        assert_eq!(after(1, &gap).numbers, gap.numbers);
+        let jump = segment(flag::ACK, 0, 500_000, 0);
+        assert_eq!(after(1, &jump).numbers, jump.numbers);
+        let back = segment(flag::ACK, 0_u32.wrapping_sub(500_000), 0, 1448);
+        assert_eq!(after(1, &back).numbers, back.numbers);
+    }
+
+    #[test]
+    fn a_fin_stays_until_there_is_data_beyond_it() {
+        let fin = after(1, &segment(flag::FIN | flag::ACK, 100, 0, 50));
+        assert_eq!(fin, After { state: 1 | FIN, numbers: numbers(0xffff_ff97, 5_000), fits: true });
+        let next =
+            |ahead, length| assured(fin.state, fin.numbers, OTHER, &segment(flag::ACK, ahead, 0, length));
+        for (what, ahead, length) in [("lost before", 0, 100), ("all of it", 100, 50), ("an ACK", 151, 0)] {
+            assert_eq!(next(ahead, length).state, 1 | FIN, "{what}");
+        }
+        assert_eq!(next(151, 1).state, 1);
+        // An ACK was faster than it.
+        let own = numbers(sequence(OWN).wrapping_add(151), 5_000);
+        assert_eq!(assured(1, own, OTHER, &segment(flag::FIN | flag::ACK, 100, 0, 50)).state, 1 | FIN);
+    }
+
+    #[test]
+    fn a_reset_counts_at_the_acknowledged_number_or_at_the_end_of_a_train() {
+        let counts = |flags, ahead, acked| after(1, &segment(flags, ahead, acked, 0)).state & RST != 0;
+        assert!(counts(flag::RST, 0, 1 << 30), "it need not acknowledge anything");
+        assert!(counts(flag::RST | flag::ACK, 60_000, 60_000));
+        assert!(!counts(flag::RST, 1, 0));
+        assert!(!counts(flag::RST | flag::ACK, 1 << 16, 0));
+        assert!(!counts(flag::RST | flag::ACK, 1, 1 << 16));
+        assert!(!counts(flag::RST | flag::ACK, u32::MAX, 0));
+        assert_eq!(after(1 | RST, &segment(flag::ACK, 0, 0, 0)).state, 1, "it goes on, so it was forged");
+    }
+
+    proptest! {
+        /// However far the right numbers are, wherever they are on the circle.
+        #[test]
+        fn who_is_off_in_both_numbers_changes_nothing(
+            state: u8, own: u64, other: u64, flags: u8, length in 0_u32..65_536, there in 65_536_u32..0xffff_0000,
+            back in 65_536_u32..0xffff_0000,
+        ) {
+            let numbers =
+                numbers(sequence(own).wrapping_add(there), acknowledgement(own).wrapping_add(back));
+            prop_assume!(sequence(numbers) != acknowledgement(other) && acknowledgement(numbers) != sequence(other));
+            let segment = Segment { flags, numbers, length };
+            prop_assert_eq!(assured(state, own, other, &segment), After { state, numbers: own, fits: false });
+        }
+
+        /// A segment touches FIN and RST only: it never assures, nor revives a flow whose endpoint is gone.
+        #[test]
+        fn segments_touch_fin_and_rst_only(state: u8, own: u64, other: u64, flags: u8, ahead: u16, length: u16) {
+            let numbers = own.wrapping_add(u64::from(ahead) << 32);
+            let after = assured(state, own, other, &Segment { flags, numbers, length: length.into() });
+            prop_assert_eq!(after.state & !(FIN | RST), state & !(FIN | RST));
+        }
+
+        /// What the fast path takes, the slow path would.
+        #[test]
+        fn what_continues_fits_or_is_a_burst(own: u64, other: u64, ahead in 0_u64..65_536, acked in 0_u64..65_536) {
+            let numbers = numbers(
+                sequence(own).wrapping_add(ahead as u32),
+                acknowledgement(own).wrapping_add(acked as u32),
+            );
+            prop_assume!(continues(numbers, own));
+            let after = assured(1, own, other, &Segment { flags: flag::ACK, numbers, length: 0 });
+            prop_assert_eq!(after, After { state: 1, numbers, fits: true });
+        }
+
+        #[test]
+        fn an_answer_acknowledges_the_syn_and_at_most_its_data(syn: u32, length in 0_u32..65_536, ack: u32) {
+            let opening = numbers(syn, length);
+            for inside in [1, length + 1] {
+                prop_assert!(acknowledges(syn.wrapping_add(inside), opening));
+            }
+            prop_assert!(!acknowledges(syn, opening) && !acknowledges(syn.wrapping_add(length + 2), opening));
+            prop_assert_eq!(acknowledges(ack, opening), (1..=length + 1).contains(&ack.wrapping_sub(syn)));
+        }
+    }
+}
