@@ -1,4 +1,4 @@
-//! `cargo xtask lab` and `cargo xtask demo`: programs of the package `lab`, which parse their arguments themselves.
+//! `cargo xtask lab`, `demo` and `fuzz`: programs of the packages `lab` and `fuzz`, which parse their arguments themselves.
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -43,6 +43,9 @@ enum Command {
     /// Three nodes, both policies, a load balancer: what traffic-policy does, shown on real packets
     #[command(disable_help_flag = true)]
     Demo(lab::Options),
+    /// Random packets through the programs, beside a reference model (`cargo xtask fuzz --for 10m --seed 1`)
+    #[command(disable_help_flag = true)]
+    Fuzz(lab::Options),
     /// Machines with other kernels: test on them, open one, or three as nodes
     Vm(vm::Options),
     #[command(hide = true)]
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Lab(options) => lab::run("lab", &options),
         Command::Demo(options) => lab::run("demo", &options),
+        Command::Fuzz(options) => lab::run("fuzz", &options),
         Command::Vm(options) => vm::run(&options),
         Command::RunTest(program) => test::run_test(&program),
     };

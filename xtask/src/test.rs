@@ -14,8 +14,13 @@ use clap::Args;
 use crate::{build, cargo, lint, setup, tally::Tally, vm};
 
 /// The packages whose tests need root.
-const PRIVILEGED: [&str; 4] =
-    ["traffic-policy-bench", "traffic-policy-lab", "traffic-policy-testing", "traffic-policy-tests"];
+const PRIVILEGED: [&str; 5] = [
+    "traffic-policy-bench",
+    "traffic-policy-fuzz",
+    "traffic-policy-lab",
+    "traffic-policy-testing",
+    "traffic-policy-tests",
+];
 
 #[derive(Args)]
 pub(crate) struct Options {

@@ -1,0 +1,76 @@
+//! `cargo xtask fuzz`: random packets through the programs beside the reference model, for as long as wanted.
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use clap::Parser;
+use fastrand::Rng;
+use traffic_policy_fuzz::{Path, Totals, fuzz, row, shrink};
+use traffic_policy_testing::harness;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask fuzz", about = "Random packets through the programs, beside a reference model")]
+struct Options {
+    /// For how long, such as 30s or 10m; each of XDP and TC, IPv4 and IPv6, gets a quarter
+    #[arg(long = "for", default_value = "1m", value_name = "TIME", value_parser = duration)]
+    time: Duration,
+    /// Where the random numbers begin; by default the time, which is printed
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let number: u64 = number.parse().map_err(|_| format!("{text}: not a time such as 30s, 10m or 2h"))?;
+    match unit {
+        "s" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number * 60)),
+        "h" => Ok(Duration::from_secs(number * 3600)),
+        _ => Err(format!("{text}: not a time such as 30s, 10m or 2h")),
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let seed = options.seed.unwrap_or_else(|| Rng::new().u64(..));
+    println!("seed {seed}");
+    let mut sum = Totals::default();
+    let paths: Vec<_> = Path::all().collect();
+    for path in &paths {
+        let mut rng = Rng::with_seed(seed);
+        let mut totals = Totals::default();
+        let each = options.time / paths.len() as u32;
+        let differs = harness::with(|harness| {
+            // Programs are loaded by now.
+            let (started, mut said) = (Instant::now(), Instant::now());
+            let ran = fuzz(harness, *path, &mut rng, &mut totals, |totals| {
+                if said.elapsed() > Duration::from_secs(10) {
+                    println!("{path:?}: {} packets", totals.packets);
+                    said = Instant::now();
+                }
+                started.elapsed() >= each
+            });
+            ran.err().map(|found| {
+                let (actions, difference) = *found;
+                println!("{path:?}: they differ; shrinking {} actions", difference.at + 1);
+                let (actions, difference) = shrink(harness, *path, &actions, &difference);
+                row::describe(*path, &actions, &difference)
+            })
+        });
+        if let Some(text) = differs {
+            println!("{text}");
+            eprintln!("Error: program and model differ: --seed {seed} repeats it");
+            return Ok(ExitCode::FAILURE);
+        }
+        println!(
+            "{path:?}: {} packets, {} translated, {} new flows, {} left as they were; no difference",
+            totals.packets, totals.translated, totals.flows, totals.unchanged
+        );
+        sum.packets += totals.packets;
+    }
+    println!("{} packets, no difference, seed {seed}", sum.packets);
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,48 @@
+//! A difference for people: the sequence, and the last packet as a row of a packet table.
+
+use std::fmt::Write as _;
+
+use traffic_policy_testing::packet::render;
+
+use crate::{
+    action::Action,
+    run::{Difference, Path},
+};
+
+/// The actions, what differs, the packet, and a test that repeats them.
+pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> String {
+    let mut text = format!("{path:?}: after {} actions: {}\n", actions.len(), difference.what);
+    if let Some((input, outcome, frame)) = &difference.packet {
+        let _ = write!(
+            text,
+            "\nThe packet, at {:?} of {:?}:\n{}\nbecame ({outcome}):\n{}\n",
+            input.hook,
+            input.device,
+            render(&input.frame),
+            render(frame)
+        );
+    }
+    let reason = difference.what.lines().next().unwrap_or_default();
+    let _ = write!(text, "\nAs a row of tests/tests/reference.rs:\n\n    // {reason}\n    repeat(&[\n");
+    for action in actions {
+        let _ = writeln!(text, "        {},", source(*action));
+    }
+    text.push_str("    ]);\n");
+    text
+}
+
+/// An action as Rust source, with the names of its enums in scope.
+fn source(action: Action) -> String {
+    let debug = format!("{action:?}");
+    let names = [
+        ("Request {", "Action::Request {"),
+        ("Reply {", "Action::Reply {"),
+        ("Foreign {", "Action::Foreign {"),
+        ("Endpoints {", "Action::Endpoints {"),
+        ("flags: ", "flags: Flags::"),
+        ("what: ", "what: Foreign::"),
+        ("sequence: ", "sequence: Number::"),
+        ("acknowledgement: ", "acknowledgement: Number::"),
+    ];
+    names.iter().fold(debug, |text, (from, to)| text.replace(from, to))
+}

@@ -1,0 +1,74 @@
+//! A shorter sequence in which program and model still differ.
+
+use traffic_policy_testing::harness::Harness;
+
+use crate::{
+    action::{Action, Number, Segment},
+    run::{Difference, Path, Totals, check},
+};
+
+/// Leaves out whatever is not needed for a difference: first what comes after it, then ever smaller pieces, then payloads and
+/// wrong numbers. The difference may turn into another on the way.
+pub fn shrink(
+    harness: &mut Harness,
+    path: Path,
+    actions: &[Action],
+    found: &Difference,
+) -> (Vec<Action>, Difference) {
+    let mut differs = |actions: &[Action]| check(harness, path, actions, 1, &mut Totals::default()).err();
+    let mut best = actions[..=found.at].to_vec();
+    // If it depends on something that is not repeated: better the whole than nothing.
+    let Some(mut difference) = differs(&best) else { return (best, found.clone()) };
+    best.truncate(difference.at + 1);
+    let mut piece = best.len() / 2;
+    while piece > 0 {
+        let mut at = 0;
+        while at < best.len() {
+            let mut fewer = best.clone();
+            fewer.drain(at..(at + piece).min(best.len()));
+            match differs(&fewer) {
+                Some(still) => {
+                    fewer.truncate(still.at + 1);
+                    (best, difference) = (fewer, still);
+                }
+                None => at += piece,
+            }
+        }
+        piece /= 2;
+    }
+    for at in 0..best.len() {
+        for simpler in simpler(best[at]) {
+            let mut changed = best.clone();
+            changed[at] = simpler;
+            if let Some(still) = differs(&changed)
+                && still.at + 1 == changed.len()
+            {
+                (best, difference) = (changed, still);
+            }
+        }
+    }
+    (best, difference)
+}
+
+fn simpler(action: Action) -> Vec<Action> {
+    let segment = |segment: Segment| {
+        [
+            Segment { payload: 0, ..segment },
+            Segment { sequence: Number::Right, ..segment },
+            Segment { acknowledgement: Number::Right, ..segment },
+        ]
+    };
+    match action {
+        Action::Request { client, port, service, segment: old } => segment(old)
+            .into_iter()
+            .map(|segment| Action::Request { client, port, service, segment })
+            .chain([Action::Request { client: 0, port: 0, service, segment: old }])
+            .collect(),
+        Action::Reply { flow, segment: old } => segment(old)
+            .into_iter()
+            .map(|segment| Action::Reply { flow, segment })
+            .chain([Action::Reply { flow: 0, segment: old }])
+            .collect(),
+        Action::Foreign { .. } | Action::Endpoints { .. } => Vec::new(),
+    }
+}

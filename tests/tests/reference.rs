@@ -1,0 +1,118 @@
+//! The programs beside the reference model, on random packets of fixed seeds: `cargo xtask fuzz` goes on where this ends. And what
+//! it has found, as sequences that must not differ again.
+
+use fastrand::Rng;
+use traffic_policy_fuzz::action::{Flags, Number, Segment};
+use traffic_policy_fuzz::{Action, Path, Totals, check, fuzz, row, shrink};
+use traffic_policy_testing::harness::{self, Hook};
+use traffic_policy_testing::lab::Family;
+
+/// Packets of each of XDP and TC, IPv4 and IPv6.
+const PACKETS: u64 = 60_000;
+
+fn no_difference(path: Path) {
+    let mut totals = Totals::default();
+    let found = harness::with(|harness| {
+        let mut rng = Rng::with_seed(1);
+        let ran = fuzz(harness, path, &mut rng, &mut totals, |totals| totals.packets >= PACKETS);
+        ran.err().map(|found| {
+            let (actions, difference) = *found;
+            let (actions, difference) = shrink(harness, path, &actions, &difference);
+            row::describe(path, &actions, &difference)
+        })
+    });
+    if let Some(text) = found {
+        panic!("{text}");
+    }
+    // A generator that makes nothing of interest finds nothing.
+    let Totals { packets, translated, flows, unchanged } = totals;
+    assert!(translated > packets / 3 && flows > packets / 50 && unchanged > packets / 50, "{totals:?}");
+}
+
+#[test]
+fn xdp_ipv4() {
+    no_difference(Path { hook: Hook::Xdp, family: Family::V4 });
+}
+
+#[test]
+fn xdp_ipv6() {
+    no_difference(Path { hook: Hook::Xdp, family: Family::V6 });
+}
+
+#[test]
+fn tc_ipv4() {
+    no_difference(Path { hook: Hook::Ingress, family: Family::V4 });
+}
+
+#[test]
+fn tc_ipv6() {
+    no_difference(Path { hook: Hook::Ingress, family: Family::V6 });
+}
+
+/// Without the slow path no flow is made: the model must notice, and say it in one packet.
+#[test]
+fn a_broken_program_is_found_and_shrunk() {
+    let path = Path { hook: Hook::Xdp, family: Family::V4 };
+    harness::with(|harness| {
+        harness.without_jumps(|harness| {
+            let found = fuzz(harness, path, &mut Rng::with_seed(1), &mut Totals::default(), |_| false);
+            let Err(found) = found else { panic!("nothing was found") };
+            let (actions, difference) = shrink(harness, path, &found.0, &found.1);
+            assert_eq!(actions.len(), 1, "{actions:?}");
+            let text = row::describe(path, &actions, &difference);
+            assert!(text.contains("repeat(") && text.contains("Action::Request {"), "{text}");
+        });
+    });
+}
+
+const SYN: Segment = Segment {
+    tcp: true,
+    flags: Flags::Syn,
+    sequence: Number::Right,
+    acknowledgement: Number::Right,
+    payload: 0,
+};
+
+/// Repeats a sequence in all columns.
+fn repeat(actions: &[Action]) {
+    harness::with(|harness| {
+        for path in Path::all() {
+            if let Err(difference) = check(harness, path, actions, 1, &mut Totals::default()) {
+                panic!("{}", row::describe(path, actions, &difference));
+            }
+        }
+    });
+}
+
+/// A segment of a connection between the same ends that is none of this flow's: its endpoint has not answered.
+#[test]
+fn an_unanswered_flow_translates_no_reply_but_a_syn_ack() {
+    let stray = Segment { flags: Flags::Ack, payload: 1, ..SYN };
+    for service in [0, 1, 2] {
+        repeat(&[
+            Action::Request { client: 0, port: 0, service, segment: SYN },
+            Action::Reply { flow: 0, segment: stray },
+        ]);
+    }
+}
+
+/// A forged RST, then a SYN: the flow stays.
+#[test]
+fn a_reset_out_of_the_window_does_not_end_a_flow() {
+    let segment = |flags| Segment { flags, ..SYN };
+    let forged = Segment { sequence: Number::Far(57_083), ..segment(Flags::RstAck) };
+    for service in [0, 1, 2] {
+        let from_client = |segment| Action::Request { client: 0, port: 3, service, segment };
+        let established = [
+            from_client(SYN),
+            Action::Reply { flow: 0, segment: segment(Flags::SynAck) },
+            from_client(segment(Flags::Ack)),
+        ];
+        let resets = [from_client(forged), Action::Reply { flow: 0, segment: forged }];
+        for reset in resets {
+            repeat(
+                &[&established[..], &[reset, from_client(SYN), from_client(segment(Flags::Ack))]].concat(),
+            );
+        }
+    }
+}
