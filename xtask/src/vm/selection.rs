@@ -1,5 +1,6 @@
-//! What a rung of the ladder runs: whole suites where processors are the machine's own, and where they are emulated, of the
-//! suites that would take hours, tests that stand for them. What is left out is said before a machine boots and in each cell.
+//! The tests of a rung of the ladder: whole suites where processors are the machine's own, and where they are emulated, of the
+//! suites that would take hours, tests that stand for them. The announcement before a machine boots, and each cell of the table, tell
+//! what is left out.
 
 /// Needs network cards of the machine's own.
 pub(super) const DRIVERS: &str = "drivers";
@@ -35,7 +36,7 @@ pub(super) const SUITES: [Suite; 8] = [
             "forwarding::what_xdp_cannot_finish",
             "fragments::both_ways_to_another_node",
             "hops::a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so",
-            "limits::a_full_table_drops_new_flows_only",
+            "limits::a_table_full_of_flows_that_stand",
             "pending::a_confirmed_flow_moves_to_the_main_table",
             "sweeping::each_state_has_its_time",
         ],
@@ -48,7 +49,7 @@ pub(super) const SUITES: [Suite; 8] = [
     Suite { name: DEMO, emulated: &[] },
 ];
 
-/// What is left out, for whoever reads the table.
+/// The tests that run, said before a machine boots.
 pub(super) fn announcement() -> String {
     let mut text =
         "vm: processors are emulated here; of suites that would take hours these tests run (--whole: all):\n"
@@ -61,7 +62,24 @@ pub(super) fn announcement() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::cargo;
+
+    #[test]
+    fn tests_that_stand_for_a_suite_exist() {
+        for suite in &SUITES {
+            for test in suite.emulated {
+                let (file, name) = test.rsplit_once("::").unwrap_or(("main", test));
+                let path = cargo::root().join(format!("tests/tests/{}/{file}.rs", suite.name));
+                let source = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+                // Some are made by a macro, so not `fn` and the name.
+                let mut words = source.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+                assert!(words.any(|word| word == name), "{path:?} has no {name}");
+            }
+        }
+    }
 
     #[test]
     fn what_is_left_out_is_said() {
