@@ -31,6 +31,8 @@ pub enum Content {
 /// The endpoint's first sequence number.
 const SEQUENCE: u32 = 7_000;
 const TTL: u8 = 64;
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
 
 /// A packet that comes to the node from its router.
 ///
@@ -91,7 +93,12 @@ fn bytes(
         Content::Syn => tcp(ip.tcp(from, to, 1_000, 65_535).syn(), &mut bytes)?,
         Content::SynAck => tcp(ip.tcp(from, to, SEQUENCE, 65_535).syn().ack(1_001), &mut bytes)?,
         Content::Ack => tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?,
-        Content::ReplyAck => tcp(ip.tcp(from, to, SEQUENCE + 1, 65_535).ack(1_001), &mut bytes)?,
+        Content::ReplyAck => {
+            let headers = if source.is_ipv4() { ETHERNET + 20 + 20 } else { ETHERNET + 40 + 20 };
+            // The SYN-ACK has been filled up with data.
+            let next = SEQUENCE + 1 + (FRAME_LENGTH - headers) as u32;
+            tcp(ip.tcp(from, to, next, 65_535).ack(1_001), &mut bytes)?;
+        }
         Content::Datagram => {
             let step: PacketBuilderStep<UdpHeader> = ip.udp(from, to);
             let payload = vec![0; FRAME_LENGTH - step.size(0)];

@@ -82,7 +82,7 @@ unsafe fn begin_batch(generator: *mut Generator) {
             (*generator).since = 0;
         }
         if now >= (*generator).due {
-            // What was missed is not made up for.
+            // Packets that were not sent in time are not sent later.
             (*generator).due = now.max((*generator).due + (*generator).interval);
             (*generator).burst = (*generator).burst_length;
             (*generator).since = now;

@@ -13,7 +13,7 @@ pub const FIRST_PORT: u16 = 20_000;
 pub const CLIENT_SEQUENCE: u32 = 1_000;
 pub const ENDPOINT_SEQUENCE: u32 = 7_000;
 
-/// What the generator sends: one packet of each flow, then from the first flow on again.
+/// Traffic of the generator: one packet of each flow, then from the first flow on again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator {
@@ -49,7 +49,7 @@ pub struct Generator {
     pub ended: u64,
 }
 
-/// What the sink expects. Addresses are words in network byte order, for they are masked.
+/// Packets that the sink counts. Addresses are words in network byte order, for they are masked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sink {
@@ -58,7 +58,7 @@ pub struct Sink {
     pub client_mask: u32,
     pub endpoints: u32,
     pub endpoint_mask: u32,
-    /// Who asks the endpoints; 0: anyone.
+    /// The client of the endpoints; 0: any.
     pub source: u32,
     /// Whom the clients asked.
     pub frontend: u32,
@@ -76,7 +76,7 @@ pub mod sink {
     pub const VERIFY: u32 = 4;
 }
 
-/// What the sink counts.
+/// Index of a counter of the sink.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrived {
