@@ -17,7 +17,7 @@ struct Options {
     /// For how long, such as 30s or 10m; each of XDP and TC, IPv4 and IPv6, gets a quarter
     #[arg(long = "for", default_value = "1m", value_name = "TIME", value_parser = duration)]
     time: Duration,
-    /// Where the random numbers begin; by default the time, which is printed
+    /// Seed of the random numbers; by default the time, which is printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }

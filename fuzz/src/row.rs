@@ -1,4 +1,4 @@
-//! A difference for people: the sequence, and the last packet as a row of a packet table.
+//! A difference as text: the sequence that shows it, and a row of a test.
 
 use std::fmt::Write as _;
 
