@@ -30,18 +30,19 @@ pub const fn opens(flags: u8) -> bool {
     flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN
 }
 
-/// Whether a connection with these entries has ended, so that a SYN opens a new one.
+/// Whether a connection with these entries was reset or closed by both sides. Whether the last data has arrived, and a SYN may open
+/// a new one: [`numbers::is_over`].
 #[inline(always)]
 pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0
 }
 
-/// Classes of flows, in the order in which a table that is nearly full lets go of them, and their number. What is in none, an
-/// established TCP connection, is never given up for another's sake.
+/// Classes of flows, in the order in which a table that is nearly full lets go of them, and their number. An established TCP
+/// connection has no class: it is never given up for another's sake.
 pub mod class {
     /// Closed or reset.
     pub const ENDED: usize = 0;
-    /// TCP that no client has confirmed, UDP that nobody has answered.
+    /// TCP that is not [`ASSURED`][super::ASSURED], UDP that nobody has answered.
     pub const UNASSURED: usize = 1;
     /// UDP that was answered: first what it has beyond its share, the rest after [`HALF_CLOSED`].
     pub const UDP: usize = 2;

@@ -56,6 +56,8 @@ pub struct Half {
     pub epoch: u16,
     /// Jiffies of its last packet.
     pub last: u32,
+    /// Request half: jiffies of a SYN that came when the flow was assured, or 0.
+    pub asked: u32,
     pub service: u32,
     pub packets: u64,
     pub bytes: u64,
@@ -77,6 +79,11 @@ impl Half {
             hop: flow.hop,
             epoch: flow.epoch,
             last: flow.last,
+            asked: if matches!(flow.kind, kind::FORWARD | kind::DELIVER) {
+                u32::from_ne_bytes(flow.mac_tail)
+            } else {
+                0
+            },
             service: flow.service,
             packets: flow.packets,
             bytes: flow.bytes,
@@ -103,6 +110,10 @@ impl Half {
         flow.hop = self.hop;
         flow.epoch = self.epoch;
         flow.last = self.last;
+        flow.ports = Ports::from_host(self.new_from.port(), self.new_to.port());
+        if self.is_request() {
+            flow.mac_tail = self.asked.to_ne_bytes();
+        }
     }
 
     /// Whether it is a request half.
@@ -131,7 +142,7 @@ impl Harness {
         }
     }
 
-    /// Changes a half: `kind`, `state`, `hop`, `epoch` or `last`.
+    /// Changes a half: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, or the ports that its packets get.
     pub fn change(&mut self, half: &Half, change: impl FnOnce(&mut Half)) {
         let mut half = *half;
         change(&mut half);

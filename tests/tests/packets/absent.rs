@@ -10,7 +10,6 @@ use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
-const FIN_ACK: u8 = flag::FIN | flag::ACK;
 
 /// Jiffies, far more than a test takes.
 const TIMEOUTS: Timeouts = Timeouts {
@@ -39,8 +38,7 @@ fn of_port(terms: Terms, port: u16) -> Dialogue {
 fn past(harness: &mut Harness, dialogue: Dialogue) -> Place {
     dialogue.establish(harness);
     if dialogue.terms.tcp {
-        dialogue.send(harness, FIN_ACK);
-        dialogue.answer(harness, FIN_ACK);
+        dialogue.close(harness);
     }
     let last = harness.now().wrapping_sub(TIMEOUTS.finished + 1000);
     let (request, reply) = dialogue.halves(harness);
@@ -66,11 +64,41 @@ fn short_connections_never_fill_the_table() {
             }
             let pending =
                 (2..1280).filter(|port| past(harness, of_port(terms, *port)) == Place::Pending).count();
-            assert!(pending < 64, "{pending} connections found no room in the main table, {terms:?}");
+            // One each time the table is full again after some seconds.
+            assert!(pending < 32, "{pending} connections found no room in the main table, {terms:?}");
             assert_eq!(standing.halves(harness).0.last, last, "{terms:?}");
             let outcome = standing.send(harness, ACK).outcome;
             assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         }
+    });
+}
+
+/// A flood has filled the share of flows that are not assured, and nobody sweeps.
+#[test]
+fn a_flood_is_forgotten() {
+    everywhere(|harness, terms| {
+        let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
+        harness.set_up(&Setup::of(frontend).pool(5000..6000).unassured_limit(16));
+        harness.sweep(&mut Sweeper::new(TIMEOUTS, [256; 2]), false);
+        // UDP has twice the share.
+        for port in 1..=32 {
+            of_port(terms, port).open(harness).expect("forwarded");
+        }
+        let mains: Vec<_> =
+            harness.flows(terms.family).into_iter().filter(|half| half.place == Place::Main).collect();
+        let last = harness.now().wrapping_sub(TIMEOUTS.unassured + 1000);
+        for half in mains {
+            harness.change(&half, |half| half.last = last);
+        }
+        // The directory has 256 places, of which each new flow looks at some.
+        for port in 100..140 {
+            of_port(terms, port).open(harness).expect("forwarded");
+        }
+        let in_main =
+            |port| of_port(terms, port).request_half(harness).is_some_and(|half| half.place == Place::Main);
+        assert_eq!((1..=32).filter(|port| in_main(*port)).count(), 0, "{terms:?}");
+        let room = if terms.tcp { 16 } else { 32 };
+        assert_eq!((100..140).filter(|port| in_main(*port)).count(), room, "{terms:?}");
     });
 }
 

@@ -6,7 +6,7 @@ use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
 use traffic_policy_testing::harness::{Frontend, Half, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{ANSWER_NUMBER, Dialogue, everywhere};
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -128,11 +128,124 @@ fn the_end_of_a_connection() {
         dialogue.answer(harness, FIN_ACK);
         dialogue.send(harness, ACK);
         assert_eq!(states(dialogue.halves(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
-        // A segment after an RST: it was forged.
+        // Data after an RST: it was forged.
         dialogue.send(harness, flag::RST);
         assert_eq!(dialogue.halves(harness).0.state & RST, RST);
         dialogue.send(harness, ACK);
+        assert_eq!(dialogue.halves(harness).0.state & RST, RST, "an ACK from before it may come late");
+        harness.run(
+            terms.hook,
+            &dialogue.request(ACK).numbers(SYN_NUMBER + 2, ANSWER_NUMBER + 1).payload(b"more"),
+        );
         assert_eq!(dialogue.halves(harness).0.state & RST, 0);
+    });
+}
+
+/// What was sent before a FIN may still be on its way, or lost and sent again.
+#[test]
+fn a_syn_before_the_last_ack_is_no_new_connection() {
+    each(|harness, terms, dialogue| {
+        if !terms.tcp {
+            return;
+        }
+        dialogue.establish(harness);
+        dialogue.send(harness, FIN_ACK);
+        dialogue.answer(harness, FIN_ACK);
+        let before = dialogue.halves(harness).0.new_from;
+        let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
+        harness.put(1, &more);
+        dialogue.open(harness);
+        assert_eq!(dialogue.halves(harness).0.new_from, before);
+        assert_eq!(states(dialogue.halves(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
+    });
+}
+
+/// An endpoint that is there answers a SYN by an ACK that fits. One that is gone, or has forgotten the connection, does not.
+#[test]
+fn a_syn_that_nobody_answers_chooses_anew() {
+    each(|harness, terms, dialogue| {
+        if !terms.tcp {
+            return;
+        }
+        let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
+        dialogue.establish(harness);
+        let old = dialogue.halves(harness).0.new_to;
+        harness.put(1, &more);
+        // However long it was idle before, and however many come at once.
+        dialogue.idle(harness, 1000);
+        for _ in 0..5 {
+            dialogue.open(harness);
+        }
+        assert_eq!(dialogue.halves(harness).0.new_to, old);
+        // Answered in time, and then idle again.
+        dialogue.idle(harness, 1);
+        dialogue.answer(harness, ACK);
+        dialogue.idle(harness, 1000);
+        dialogue.open(harness);
+        assert_eq!(dialogue.halves(harness).0.new_to, old);
+        dialogue.idle(harness, 4);
+        dialogue.open(harness).expect("forwarded");
+        assert_ne!(dialogue.halves(harness).0.new_to, old);
+        assert_eq!(harness.flows(terms.family).len(), 2);
+        dialogue.establish(harness);
+    });
+}
+
+/// The endpoint was started anew and has accepted the client's SYN: its numbers are others.
+#[test]
+fn a_connection_goes_on_anew_after_a_silence() {
+    each(|harness, terms, dialogue| {
+        if !terms.tcp {
+            return;
+        }
+        dialogue.establish(harness);
+        dialogue.idle(harness, 1000);
+        const FAR: u32 = 1 << 31;
+        harness.run(terms.hook, &dialogue.opening().numbers(SYN_NUMBER + FAR, 0));
+        let answer =
+            dialogue.answer_packet(harness, SYN_ACK).numbers(ANSWER_NUMBER + FAR, SYN_NUMBER + FAR + 1);
+        let outcome = dialogue.answered(harness, &answer).outcome;
+        assert!(outcome.starts_with("replied"), "{outcome}");
+        let segments = |harness: &Harness| {
+            let request = dialogue.request(ACK).numbers(SYN_NUMBER + FAR + 1, ANSWER_NUMBER + FAR + 1);
+            let reply =
+                dialogue.answer_packet(harness, ACK).numbers(ANSWER_NUMBER + FAR + 1, SYN_NUMBER + FAR + 1);
+            let (there, back) =
+                (harness.run(terms.hook, &request).outcome, dialogue.answered(harness, &reply).outcome);
+            assert!(matches!(there, "forwarded" | "delivered"), "{there}");
+            assert!(back.starts_with("replied"), "{back}");
+        };
+        segments(harness);
+        dialogue.idle(harness, 4);
+        segments(harness);
+        segments(harness);
+        harness.without_jumps(|harness| segments(harness));
+    });
+}
+
+/// Somebody else's SYN with this tuple, whose answer the endpoint no longer waits for.
+#[test]
+fn a_forged_syn_does_not_keep_the_client_out() {
+    each(|harness, terms, dialogue| {
+        if !terms.tcp {
+            return;
+        }
+        const FAR: u32 = 1 << 31;
+        harness.run(terms.hook, &dialogue.opening().numbers(SYN_NUMBER + FAR, 0));
+        let answer =
+            dialogue.answer_packet(harness, SYN_ACK).numbers(ANSWER_NUMBER + FAR, SYN_NUMBER + FAR + 1);
+        let outcome = dialogue.answered(harness, &answer).outcome;
+        assert!(outcome.starts_with("replied"), "{outcome}");
+        // Not believed while an answer may be under way.
+        dialogue.open(harness);
+        dialogue.answer(harness, SYN_ACK).expect("passed-out-of-window");
+        dialogue.idle(harness, 4);
+        // Nor does it live on by whatever has its tuple.
+        let before = dialogue.halves(harness).0.last;
+        dialogue.send(harness, ACK);
+        assert_eq!(dialogue.halves(harness).0.last, before);
+        dialogue.establish(harness);
+        assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
     });
 }
 
@@ -140,10 +253,7 @@ fn the_end_of_a_connection() {
 #[test]
 fn a_syn_on_a_closed_connection_chooses_anew() {
     let closings: [fn(Dialogue, &Harness); 3] = [
-        |dialogue, harness| {
-            dialogue.send(harness, FIN_ACK);
-            dialogue.answer(harness, FIN_ACK);
-        },
+        |dialogue, harness| dialogue.close(harness),
         |dialogue, harness| {
             dialogue.send(harness, flag::RST);
         },
@@ -167,14 +277,14 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             assert_ne!(new.0.new_to, old.0.new_to, "another endpoint");
             assert_eq!(states(new), (0, 0));
             assert_eq!(harness.unassured(terms.family, terms.tcp), unassured + 1);
-            let retired = harness.flows(terms.family).into_iter().find(|half| half.from == old.1.from);
-            assert_eq!(retired.unwrap().state & GONE, GONE);
+            assert_eq!(harness.flows(terms.family).len(), 2, "both entries of the old one are gone");
             let hook = if old.1.kind == traffic_policy_ebpf::abi::kind::REPLY_LOCAL {
                 traffic_policy_testing::harness::Hook::Egress
             } else {
                 terms.hook
             };
-            harness.run(hook, &late).expect("passed-stale-flow");
+            let outcome = harness.run(hook, &late).outcome;
+            assert!(outcome.starts_with("passed-"), "{outcome}");
             dialogue.establish(harness);
             assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
             let endpoint =

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use traffic_policy_testing::harness::{Device, Half, Harness, Hook, Ran, Spot};
+use traffic_policy_testing::harness::{Device, HZ, Half, Harness, Hook, Ran, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::table::{CLIENT_PORT, Terms};
@@ -97,6 +97,31 @@ impl Dialogue {
     pub(crate) fn answered(self, harness: &Harness, packet: &Packet) -> Ran {
         let local = matches!(self.halves(harness).0.kind, traffic_policy_ebpf::abi::kind::DELIVER);
         harness.run(if local { Hook::Egress } else { self.terms.hook }, packet)
+    }
+
+    /// Ends a TCP connection: both sides send a FIN, and acknowledge the other's.
+    #[track_caller]
+    pub(crate) fn close(self, harness: &Harness) {
+        const FIN_ACK: u8 = flag::FIN | flag::ACK;
+        self.send(harness, FIN_ACK);
+        let fin = self.answer_packet(harness, FIN_ACK).numbers(ANSWER_NUMBER + 1, SYN_NUMBER + 2);
+        self.answered(harness, &fin);
+        let last = self.request(flag::ACK).numbers(SYN_NUMBER + 2, ANSWER_NUMBER + 2);
+        harness.run(self.terms.hook, &last);
+    }
+
+    /// As if nothing had come for so many seconds.
+    #[track_caller]
+    pub(crate) fn idle(self, harness: &mut Harness, seconds: u32) {
+        let jiffies = seconds * HZ;
+        let (request, reply) = self.halves(harness);
+        harness.change(&request, |half| {
+            half.last = half.last.wrapping_sub(jiffies);
+            if half.asked != 0 {
+                half.asked = half.asked.wrapping_sub(jiffies);
+            }
+        });
+        harness.change(&reply, |half| half.last = half.last.wrapping_sub(jiffies));
     }
 
     /// Opens it and assures it: SYN, SYN-ACK, ACK; or three datagrams.

@@ -1,7 +1,7 @@
 //! Exhausted resources: room in the table, source ports, tuples. Other flows go on.
 
 use traffic_policy_agent::dataplane::Sizes;
-use traffic_policy_testing::harness::{self, Frontend, HZ, Harness, Hook, Place, Setup, Spot};
+use traffic_policy_testing::harness::{self, Frontend, HZ, Half, Harness, Hook, Place, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -100,34 +100,92 @@ fn ports_of_flows_that_are_over_are_used_again() {
         }
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
-        let closed = |harness: &mut Harness, flags: [Option<u8>; 2], seconds: u32| {
+        type Reach = fn(Dialogue, &Harness);
+        const FIN_ACK: u8 = flag::FIN | ACK;
+        let half_closed: Reach = |dialogue, harness| {
+            dialogue.establish(harness);
+            dialogue.send(harness, FIN_ACK);
+        };
+        let not_acknowledged: Reach = |dialogue, harness| {
+            dialogue.establish(harness);
+            dialogue.send(harness, FIN_ACK);
+            dialogue.answer(harness, FIN_ACK);
+        };
+        let closed: Reach = |dialogue, harness| {
+            dialogue.establish(harness);
+            dialogue.close(harness);
+        };
+        let reset: Reach = |dialogue, harness| {
+            dialogue.establish(harness);
+            dialogue.send(harness, flag::RST | ACK);
+        };
+        let never_answered: Reach = |dialogue, harness| drop(dialogue.open(harness));
+        let after = |harness: &mut Harness, reach: Reach, seconds: u32| {
             harness.set_up(&setup(Spot::Near).pool([5000]));
-            first.establish(harness);
-            if let Some(flags) = flags[0] {
-                first.send(harness, flags).expect("forwarded");
-            }
-            if let Some(flags) = flags[1] {
-                first.answer(harness, flags).expect("replied");
-            }
-            let last = harness.now().wrapping_sub(seconds * HZ);
-            let (request, reply) = first.halves(harness);
-            for half in [request, reply] {
-                harness.change(&half, |half| half.last = last);
-            }
+            reach(first, harness);
+            first.idle(harness, seconds);
             second.open(harness).outcome
         };
-        const FIN_ACK: u8 = flag::FIN | ACK;
-        const RST_ACK: u8 = flag::RST | ACK;
-        assert_eq!(closed(harness, [None, None], 1000), "dropped-no-snat-port", "idle is not over");
-        assert_eq!(closed(harness, [Some(FIN_ACK), None], 1000), "dropped-no-snat-port", "half closed");
-        assert_eq!(closed(harness, [Some(FIN_ACK), Some(FIN_ACK)], 2), "dropped-no-snat-port", "just closed");
-        for flags in [[Some(FIN_ACK), Some(FIN_ACK)], [Some(RST_ACK), None]] {
-            assert_eq!(closed(harness, flags, 30), "forwarded");
+        for (what, reach, seconds) in [
+            ("idle is not over", (|dialogue, harness| dialogue.establish(harness)) as Reach, 1000),
+            ("half closed", half_closed, 1000),
+            ("the last data may be lost", not_acknowledged, 1000),
+            ("just closed", closed, 2),
+            ("its SYN may come again", never_answered, 8),
+        ] {
+            assert_eq!(after(harness, reach, seconds), "dropped-no-snat-port", "{what}");
+        }
+        for reach in [closed, reset, never_answered] {
+            assert_eq!(after(harness, reach, 30), "forwarded");
             assert_eq!(first.request_half(harness), None, "both entries of the old flow are gone");
             assert_eq!(harness.flows(terms.family).len(), 2);
             assert_eq!(harness.unassured(terms.family, terms.tcp), 1);
             second.answer(harness, SYN_ACK).expect("replied");
             second.send(harness, ACK).expect("forwarded");
+        }
+    });
+}
+
+/// A reply entry whose request entry has gone on with another port: that one lives.
+#[test]
+fn a_port_that_was_left_behind_is_used_again() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        let (first, second) =
+            (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
+        harness.set_up(&setup(Spot::Near).pool([5000]));
+        first.establish(harness);
+        first.answer(harness, flag::RST);
+        let (request, left) = first.halves(harness);
+        harness.change(&request, |half| half.new_from.set_port(4999));
+        second.open(harness).expect("dropped-no-snat-port");
+        let long_ago = |half: &mut Half| half.last = half.last.wrapping_sub(30 * HZ);
+        harness.change(&first.request_half(harness).unwrap(), long_ago);
+        harness.change(&left, long_ago);
+        second.open(harness).expect("forwarded");
+        assert!(first.request_half(harness).is_some(), "it is another connection's now");
+        assert_eq!(harness.flows(terms.family).len(), 3);
+    });
+}
+
+/// Anybody may open and reset: a connection at a time is one entry pair and one port.
+#[test]
+fn one_client_port_never_holds_more_than_one_port() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        harness.set_up(&setup(Spot::Near).pool(5000..5020));
+        let dialogue = Dialogue::new(terms, VIP);
+        for _ in 0..200 {
+            dialogue.open(harness).expect("forwarded");
+            dialogue.send(harness, flag::RST);
+        }
+        assert_eq!(harness.flows(terms.family).len(), 2);
+        for port in 1..=19 {
+            Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
     });
 }

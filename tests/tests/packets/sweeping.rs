@@ -142,19 +142,18 @@ fn traffic_between_the_passes_keeps_a_flow() {
     });
 }
 
-/// After a restart nobody names the old reply half.
+/// After a restart nobody names the old reply half. (Of TCP none stays.)
 #[test]
 fn a_reply_half_that_nobody_names_goes() {
     everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
         set_up(harness, Spot::Near);
         let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         dialogue.establish(harness);
         let (request, old) = dialogue.halves(harness);
-        if terms.tcp {
-            dialogue.send(harness, flag::RST);
-        } else {
-            harness.change(&request, |half| half.state |= GONE);
-        }
+        harness.change(&request, |half| half.state |= GONE);
         dialogue.open(harness).expect("forwarded");
         assert_eq!(harness.flows(terms.family).len(), 3);
         let last = harness.now().wrapping_sub(TIMEOUTS.unassured + SLACK);

@@ -1,6 +1,6 @@
 //! The agent's heartbeat, read by `status` while the agent runs or after it ended.
 
-/// One element of `tp_heartbeat`. No program reads it. Times are CLOCK_MONOTONIC nanoseconds.
+/// One element of `tp_heartbeat`. Programs read [`Self::hz`], [`Self::jiffies`]. Times are CLOCK_MONOTONIC nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Agent {

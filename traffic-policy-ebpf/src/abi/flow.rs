@@ -52,6 +52,7 @@ pub struct Flow<A: Address> {
     /// Reply entry: the device by which the request came, and the MAC address that sent it. Used only if there is no
     /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
+    /// Request entry: jiffies, native byte order, of a SYN that came when the flow was assured; 0 if none did.
     pub mac_tail: [u8; 4],
 }
 

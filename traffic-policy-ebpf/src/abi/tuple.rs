@@ -112,7 +112,7 @@ pub struct Tuple<A> {
 }
 
 impl<A: PartialEq> PartialEq for Tuple<A> {
-    /// What tells most tuples apart first, and what is one comparison.
+    /// Ports first: they differ most often.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
         self.ports == other.ports

@@ -5,6 +5,8 @@ use aya_ebpf::{
     helpers::{bpf_jiffies64, bpf_ktime_get_coarse_ns},
 };
 
+use crate::datapath::maps::HEARTBEAT;
+
 pub const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Low half of jiffies, the clock of flows and next hops: free, where ktime costs 30 ns.
@@ -12,6 +14,13 @@ pub const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 pub fn jiffies() -> u32 {
     // SAFETY: the helper has no arguments.
     unsafe { bpf_jiffies64() as u32 }
+}
+
+/// Jiffies per second, as the agent measured them; 0 before the first agent has.
+#[inline(always)]
+pub fn hz() -> u32 {
+    // SAFETY: a map value, checked by the verifier.
+    HEARTBEAT.get_ptr(0).map_or(0, |agent| unsafe { (*agent).hz })
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, as of the last tick.

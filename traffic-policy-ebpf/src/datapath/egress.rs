@@ -1,5 +1,7 @@
 //! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
 
+use core::ptr;
+
 use traffic_policy_ebpf::{
     abi::{Flow, hook, kind},
     outcome::Outcome,
@@ -55,17 +57,17 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed };
-    if !endpoints.has(parsed.tuple.ports.source()) {
-        own_datagrams::note(packet, parsed);
-        return Outcome::Passed;
+    let of_endpoint = endpoints.has(parsed.tuple.ports.source());
+    let (mut entry, mut pending) = (ptr::null_mut(), false);
+    if of_endpoint {
+        if let Err(outcome) = parse::finish(packet, parsed) {
+            return outcome;
+        }
+        (entry, pending) = table::find::<F>(&parsed.tuple);
     }
-    if let Err(outcome) = parse::finish(packet, parsed) {
-        return outcome;
-    }
-    let (mut entry, pending) = table::find::<F>(&parsed.tuple);
     if entry.is_null() {
         own_datagrams::note(packet, parsed);
-        return Outcome::PassedNotService;
+        return if of_endpoint { Outcome::PassedNotService } else { Outcome::Passed };
     }
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
@@ -74,27 +76,33 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
         // SAFETY: an entry that the look-up has given.
         && state::is_established(unsafe { (*entry).state }, parsed.tcp_flags())
         && state::advance(entry, state::numbers_of(parsed));
+    let mut last = clock::jiffies();
     if !established {
-        match state::track(parsed, entry, pending) {
-            Transition::Keep(kept) => entry = kept,
+        entry = match state::track_reply(parsed, entry, pending) {
+            Transition::Keep(kept) => kept,
+            Transition::Ignore(kept) => {
+                last = get!(kept.last);
+                kept
+            }
             Transition::Leave(outcome) => return outcome,
             Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow,
-        }
+        };
     }
-    translate(packet, parsed, entry)
+    translate(packet, parsed, entry, last)
 }
 
-/// Translates a packet that leaves by its reply entry.
+/// Translates a packet that leaves by its reply entry. `last`: the time of the flow's last packet then.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
     translatable: &C,
     entry: *mut Flow<F::Address>,
+    last: u32,
 ) -> Outcome {
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow;
     }
-    translatable.account(entry, clock::jiffies());
+    translatable.account(entry, last);
     if !translatable.translate(packet, entry, false) {
         return Outcome::DroppedInternalError;
     }

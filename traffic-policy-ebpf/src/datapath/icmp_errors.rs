@@ -57,7 +57,7 @@ fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Outcome {
         Ok(entry) => entry,
         Err(outcome) => return outcome,
     };
-    egress::translate(packet, &error, entry)
+    egress::translate(packet, &error, entry, clock::jiffies())
 }
 
 /// The entry that translates packets of the error's direction.

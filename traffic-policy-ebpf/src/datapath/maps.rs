@@ -36,7 +36,7 @@ pub static PENDING6: LruHashMap<FlowKey<Address6>, Flow<Address6>, 16_384> = Lru
 pub static FLOW_DIRECTORY4: Array<Tuple<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_flow_dir6")]
 pub static FLOW_DIRECTORY6: Array<Tuple<Address6>, 65_536> = Array::new();
-/// What answers look like to datagrams that this node, or a pod behind its masquerade, sent from a frontend's address and port, and
+/// Tuples of answers to datagrams that this node, or a pod behind its masquerade, sent from a frontend's address and port, with the
 /// jiffies of the last one. The kernel evicts the oldest.
 #[btf_map(name = "tp_own_udp4")]
 pub static OWN_DATAGRAMS4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();

@@ -22,8 +22,9 @@
 //!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
-//!     │ source ────────── one that no packet from outside can have ─────────────── yes ► 3
+//!     │ own_datagrams ─── answer to a datagram of the node's own ───────────────────────── stack
 //!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
+//!     │ source ────────── one that no packet from outside can have ─────────────── yes ► 3
 //!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
 //!     │ flow::snat_port ─ both entries, source port ────────────────────────────── none ─► 3
 //!     ▼ forward ───────── TTL or MTU exceeded ───────────────────────────────────────── ─► 3

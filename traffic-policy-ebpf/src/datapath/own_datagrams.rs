@@ -4,19 +4,23 @@
 //! a DNS server. conntrack knows whose the answer is; the packet path, which comes before it, notes the question where it leaves.
 //! No TCP connection begins with an answer, so this is about UDP alone.
 
-use traffic_policy_ebpf::abi::{Device, Tuple, scope};
+use traffic_policy_ebpf::{
+    abi::{Device, Tuple, scope},
+    tcp::GONE,
+};
 
 use crate::datapath::{
     clock,
     ctx::Packet,
     family::Family,
+    flow::table::FlowTable,
     lb::{Target, select},
-    maps::{ANY, DEVICES, HEARTBEAT, TABLE_USAGE, Table},
+    maps::{ANY, DEVICES, TABLE_USAGE, Table},
     parse::Parsed,
     prefilter,
 };
 
-/// Seconds after which an answer is a request: `nf_conntrack_udp_timeout`.
+/// Seconds after which an answer is taken for a request: `nf_conntrack_udp_timeout`.
 const LASTS: u32 = 30;
 
 /// Notes a datagram that leaves, if it is the node's own and comes from a frontend's address and port.
@@ -44,12 +48,19 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let now = clock::jiffies();
     // SAFETY: map values, checked by the verifier.
     unsafe {
-        (*usage).own_datagram_at = now;
+        if (*usage).own_datagram_at != now {
+            (*usage).own_datagram_at = now;
+        }
         (*scratch).other = parsed.tuple.reversed();
         let key: &Tuple<F::Address> = &(*scratch).other;
         match F::own_datagrams().lookup::<_, u32>(key) {
             Some(last) => *last = now,
             None => {
+                // A flow that an answer has made before, when nothing was known of the question.
+                let diverted = FlowTable::<F>::main().find(key);
+                if !diverted.is_null() {
+                    (*diverted).state |= GONE;
+                }
                 (*scratch).directory_look = now;
                 F::own_datagrams().insert(key, &raw const (*scratch).directory_look, ANY);
             }
@@ -60,11 +71,13 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
 /// Whether a datagram answers one that was noted.
 #[inline(always)]
 pub fn is_answered_by<F: Family>(parsed: &Parsed<F>, now: u32) -> bool {
-    let (Some(usage), Some(agent)) = (TABLE_USAGE.get_ptr(0), HEARTBEAT.get_ptr(0)) else { return false };
+    if parsed.is_tcp() {
+        return false;
+    }
+    let Some(usage) = TABLE_USAGE.get_ptr(0) else { return false };
+    let lasts = LASTS * clock::hz();
     // SAFETY: map values, checked by the verifier.
-    let lasts = LASTS * unsafe { (*agent).hz };
-    // SAFETY: map values, checked by the verifier.
-    if parsed.is_tcp() || now.wrapping_sub(unsafe { (*usage).own_datagram_at }) > lasts {
+    if now.wrapping_sub(unsafe { (*usage).own_datagram_at }) > lasts {
         return false;
     }
     match F::own_datagrams().lookup::<_, u32>(&parsed.tuple) {

@@ -43,8 +43,8 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
             Ok(parsed) => {
                 let now = clock::jiffies();
                 let decision = match prepare(packet, &parsed, now) {
-                    Ok(forwarding) => {
-                        let decision = forward::forward(packet, &parsed, &forwarding, now);
+                    Ok((forwarding, last)) => {
+                        let decision = forward::forward(packet, &parsed, &forwarding, last);
                         Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
                     }
                     Err(decision) => decision,
@@ -56,23 +56,29 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, decision)
 }
 
-/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop.
+/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop. Returns with it the time of the flow's last
+/// packet: now, but for one that does not belong to it.
 #[inline(always)]
 pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
     now: u32,
-) -> Result<Forwarding<F::Address>, Decision> {
+) -> Result<(Forwarding<F::Address>, u32), Decision> {
     let (entry, pending) = table::find::<F>(&parsed.tuple);
     // Null pointers rather than `Option`s, as in `find`.
     let mut restart = ptr::null_mut();
     let mut kept = ptr::null_mut();
+    let mut last = now;
     if !entry.is_null() {
         if unsafe { (*entry).kind } == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
         match state::track(parsed, entry, pending) {
             Transition::Keep(entry) => kept = entry,
+            Transition::Ignore(entry) => {
+                kept = entry;
+                last = unsafe { (*entry).last };
+            }
             Transition::Restart(entry) => restart = entry,
             Transition::Forget => {}
             Transition::Leave(outcome) => {
@@ -86,10 +92,10 @@ pub fn prepare<P: Packet, F: Rewrite>(
         entry = created.request;
         events::emit::<F>(|| new_flow(packet, parsed, entry));
         if created.unresolved != 0 {
-            return Ok(Forwarding { entry, hop: ptr::null(), unresolved: created.unresolved });
+            return Ok((Forwarding { entry, hop: ptr::null(), unresolved: created.unresolved }, last));
         }
     }
-    nexthop::resolve_egress::<P, F>(packet, entry, now)
+    nexthop::resolve_egress::<P, F>(packet, entry, now).map(|forwarding| (forwarding, last))
 }
 
 /// The event of a flow that this packet has made.
@@ -194,10 +200,11 @@ fn create<P: Packet, F: Family>(
     };
     let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
-    let list = list(packet, parsed, &client)?;
+    // Before its source is judged: a peer may answer from a port that is a Service's, too.
     if own_datagrams::is_answered_by(parsed, now) {
         return Err(Outcome::PassedOwnAnswer.into());
     }
+    let list = list(packet, parsed, &client)?;
     let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).affinity_lookup });
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
@@ -233,9 +240,11 @@ fn create<P: Packet, F: Family>(
             *table::unassured::<F>(usage, parsed.tuple.protocol) as i64 >= limit
         };
     let stays = !restart.is_null();
-    if !pending && !stays {
-        recycle::make_room::<F>(scratch, usage, now);
+    if pending && recycle::is_agent_late(now) {
+        // Nobody else lowers the count of flows that are not assured.
+        recycle::note_full(usage, now);
     }
+    recycle::make_room::<F>(scratch, usage, now);
     let new_flow =
         NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending, stays };
     new_flow
@@ -255,7 +264,7 @@ fn create<P: Packet, F: Family>(
     let request = new_flow.request(unsafe { (*scratch).port_search.ports }, hop, epoch, place);
 
     if !restart.is_null() {
-        unsafe { state::reuse_entry::<F>(restart, request, parsed.tuple.protocol, key, usage) };
+        unsafe { state::reuse_entry::<F>(restart, request, &parsed.tuple, key, usage) };
         return Ok(Created { request: restart, unresolved });
     }
     let flags = if pending { ANY } else { NOEXIST };

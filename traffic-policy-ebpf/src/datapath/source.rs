@@ -16,7 +16,7 @@ use crate::datapath::{
     prefilter,
 };
 
-/// Whether the source of a packet that may make a flow is none, as far as `--source-check` asks.
+/// Whether `--source-check` forbids the source of a packet that may make a flow.
 #[inline(always)]
 pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };

@@ -71,8 +71,8 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         fragment::record(&parsed);
     }
     let decision = match prepared {
-        Ok(forwarding) => {
-            let decision = forward::forward(packet, &parsed, &forwarding, now);
+        Ok((forwarding, last)) => {
+            let decision = forward::forward(packet, &parsed, &forwarding, last);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }
         Err(decision) => decision,
@@ -100,7 +100,7 @@ fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Outcome {
             Ok(found) => found,
             Err(outcome) => return outcome,
         };
-        return egress::translate(packet, &later, entry);
+        return egress::translate(packet, &later, entry, clock::jiffies());
     }
     let parsed = &headers.parsed;
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {

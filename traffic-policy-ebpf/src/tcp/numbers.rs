@@ -12,7 +12,7 @@
 //! | answered | the same | number of the SYN-ACK, bytes that the endpoint has sent after it |
 //! | assured | sequence and acknowledgement number of the last segment | the same |
 
-use super::{ANSWERED, FIN, RST, flag};
+use super::{ANSWERED, FIN, RST, closing, flag};
 
 /// Two numbers: the first in the high half, as eight bytes of a TCP header read in network byte order.
 pub type Numbers = u64;
@@ -103,21 +103,32 @@ impl Segment {
     }
 }
 
+/// Whether a connection with these entries is over, so that a SYN opens a new one and its port is free: it was reset, or each side
+/// has acknowledged the other's FIN. Before that the last data may still be on its way, or come again.
+#[inline(always)]
+pub const fn is_over(states: (u8, u8), own: Numbers, other: Numbers) -> bool {
+    let (state, other_state) = states;
+    closing(state, other_state)
+        && ((state | other_state) & RST != 0
+            || acknowledgement(own) == sequence(other) && acknowledgement(other) == sequence(own))
+}
+
 /// An entry of an assured flow after a segment of its direction; `other`: the numbers of the other direction.
 ///
-/// Whoever really sent an RST sends nothing but RSTs after it, so any other segment that fits shows that it was forged; data
-/// beyond a FIN likewise.
+/// The sender of an RST has nothing new to say, so a segment that has shows that the RST was forged; data beyond a FIN likewise. A
+/// segment from before either may come later, or again.
 #[inline(always)]
 pub const fn assured(state: u8, own: Numbers, other: Numbers, segment: &Segment) -> After {
     let unchanged = After { state, numbers: own, fits: false };
     let (number, ack) = (sequence(segment.numbers), acknowledgement(segment.numbers));
     let (ahead, acked) = (beyond(number, sequence(own)), beyond(ack, acknowledgement(own)));
     if segment.has(flag::RST) {
-        // What answers a challenge (RFC 5961 section 3.2), or a segment to a socket that is gone, has the number that the other
-        // side acknowledged last. Who closes with unread data sends it at the end of what is in flight.
+        // An answer to a challenge (RFC 5961 section 3.2), or to a segment for a socket that is gone, has the number that the
+        // other side acknowledged last. A host that closes with unread data sends it at the end of all that is in flight.
         let train = segment.has(flag::ACK) && 0 <= ahead && ahead < NEAR && 0 <= acked && acked < NEAR;
         return if number == acknowledgement(other) || train {
-            After { state: state | RST, numbers: own, fits: true }
+            let last = if ahead > 0 { number } else { sequence(own) };
+            After { state: state | RST, numbers: numbers(last, acknowledgement(own)), fits: true }
         } else {
             unchanged
         };
@@ -126,25 +137,23 @@ pub const fn assured(state: u8, own: Numbers, other: Numbers, segment: &Segment)
         return unchanged;
     }
     let near = within(ahead, NEAR) && within(acked, NEAR);
-    // Much was lost before it came here, or comes again: one number then is where it was, or where the other side is.
-    let exact = ahead == 0 || acked == 0 || number == acknowledgement(other) || ack == sequence(other);
-    if !(near || exact && within(ahead, WINDOW) && within(acked, WINDOW)) {
+    // Much was lost before it came here, or comes again: one number then is where it was, or where the other side is. Both, and it
+    // is the next segment, however old this entry's numbers are.
+    let (seen, expected) = (number == acknowledgement(other), ack == sequence(other));
+    let exact = ahead == 0 || acked == 0 || seen || expected;
+    if !(near || exact && within(ahead, WINDOW) && within(acked, WINDOW) || seen && expected) {
         return unchanged;
     }
-    let last = if near {
-        let number = if ahead > 0 { number } else { sequence(own) };
-        let ack = if acked > 0 { ack } else { acknowledgement(own) };
-        numbers(number, ack)
-    } else {
-        segment.numbers
-    };
-    let state = state & !RST;
+    // Of an entry with a FIN, the number is that behind it, and does not go back.
+    let number = if ahead > 0 || !near && state & FIN == 0 { number } else { sequence(own) };
+    let ack = if acked > 0 || !near { ack } else { acknowledgement(own) };
+    let last = numbers(number, ack);
     let end = beyond(segment.end(), sequence(own));
+    let state = if acked > 0 || segment.length != 0 && end > 0 { state & !RST } else { state };
     if segment.has(flag::FIN) && end >= 0 {
         let numbers = numbers(segment.end(), acknowledgement(last));
         return After { state: state | FIN, numbers, fits: true };
     }
-    // Of an entry with a FIN, the number is that behind it.
     let state = if segment.length != 0 && end > 0 { state & !FIN } else { state };
     After { state, numbers: last, fits: true }
 }
@@ -288,7 +297,58 @@ mod tests {
         assert!(!counts(flag::RST | flag::ACK, 1 << 16, 0));
         assert!(!counts(flag::RST | flag::ACK, 1, 1 << 16));
         assert!(!counts(flag::RST | flag::ACK, u32::MAX, 0));
-        assert_eq!(after(1 | RST, &segment(flag::ACK, 0, 0, 0)).state, 1, "it goes on, so it was forged");
+    }
+
+    #[test]
+    fn a_reset_is_forgotten_when_there_is_more_to_say_and_not_before() {
+        let reset = after(1, &segment(flag::RST | flag::ACK, 3_000, 0, 0));
+        assert_eq!(reset, After { state: 1 | RST, numbers: segment(0, 3_000, 0, 0).numbers, fits: true });
+        let next = |ahead, acked, length| {
+            assured(reset.state, reset.numbers, OTHER, &segment(flag::ACK, ahead, acked, length))
+        };
+        for (what, ahead, length) in [("overtaken", 1_552, 1_448), ("again", 0, 1_448), ("an ACK", 3_000, 0)]
+        {
+            assert_eq!(next(ahead, 0, length).state, 1 | RST, "{what}");
+        }
+        assert_eq!(next(3_000, 0, 1).state, 1, "it goes on");
+        assert_eq!(next(3_000, 1, 0).state, 1, "it receives");
+    }
+
+    #[test]
+    fn a_retransmission_far_behind_a_fin_leaves_it() {
+        let fin = After { state: 1 | FIN, numbers: OWN, fits: true };
+        let mut entry = fin;
+        for behind in [500_000_u32, 498_552, 70_000, 1_448] {
+            entry = assured(
+                entry.state,
+                entry.numbers,
+                OTHER,
+                &segment(flag::ACK, 0_u32.wrapping_sub(behind), 0, 1_448),
+            );
+            assert_eq!(entry, fin, "{behind} behind");
+        }
+    }
+
+    #[test]
+    fn a_connection_is_over_when_both_fins_are_acknowledged() {
+        let (own, other) = (numbers(1_000, 7_000), numbers(7_000, 1_000));
+        let closed = (1 | FIN, 1 | FIN);
+        assert!(is_over(closed, own, other));
+        assert!(!is_over(closed, numbers(1_000, 6_999), other), "the last data may be lost");
+        assert!(!is_over(closed, own, numbers(7_000, 900)));
+        assert!(!is_over((1 | FIN, 1), own, other), "half closed");
+        assert!(is_over((1, 1 | RST), numbers(1, 2), numbers(3, 4)));
+    }
+
+    #[test]
+    fn numbers_that_were_lost_come_back() {
+        let stale = numbers(1 << 31, 0);
+        let next = Segment {
+            flags: flag::ACK,
+            numbers: numbers(acknowledgement(OTHER), sequence(OTHER)),
+            length: 0,
+        };
+        assert_eq!(assured(1, stale, OTHER, &next), After { state: 1, numbers: next.numbers, fits: true });
     }
 
     proptest! {

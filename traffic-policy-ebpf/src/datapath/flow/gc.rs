@@ -187,20 +187,32 @@ fn request<F: Family>(
         quiet_for = if since < quiet_for { since } else { quiet_for };
         reply_state = unsafe { (*reply).state };
     }
+    let mut state = flow.state;
+    if !reply.is_null()
+        && (state ^ reply_state) & ASSURED != 0
+        && unsafe { (*reply).translated(tuple.protocol) }.reversed() == *tuple
+    {
+        // Set on both at once; a CPU that was about to write an older state over it has undone that.
+        unsafe {
+            (*entry).state |= ASSURED;
+            (*reply).state |= ASSURED;
+        }
+        state |= ASSURED;
+    }
     unsafe {
         if flow.kind == kind::FORWARD || tuple.ports.source() != flow.ports.source() {
             (*sweep).snat += 1;
         }
-        if flow.state & ASSURED == 0 {
+        if state & ASSURED == 0 {
             *counted(sweep, tuple.protocol) += 1;
         }
     }
     let tcp = tuple.protocol == PROTOCOL_TCP;
-    let surplus = note_class(sweep, class(tcp, flow.state, reply_state), quiet_for);
+    let surplus = note_class(sweep, class(tcp, state, reply_state), quiet_for);
     if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
         unsafe { (*entry).state |= GONE };
     }
-    if quiet_for <= timeouts.of(tcp, flow.state, reply_state) {
+    if quiet_for <= timeouts.of(tcp, state, reply_state) {
         if surplus.is_null() || unsafe { *surplus } == 0 {
             return;
         }

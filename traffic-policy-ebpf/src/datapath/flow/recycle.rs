@@ -10,28 +10,32 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, Tuple, Usage, kind},
-    tcp::{self, ASSURED, MARKED, RST},
+    tcp::{ASSURED, MARKED, RST, numbers},
 };
 
 use crate::datapath::{
     barrier::fetch_add,
-    counters,
+    clock, counters,
     family::{Family, V4, V6},
     flow::table::{self, FlowTable},
     maps::{GC_PASS, HEARTBEAT, TABLE_USAGE},
 };
 
-/// Seconds after which the port of a connection that was reset, or closed both ways, is used again. A new connection in
-/// TIME_WAIT is what RFC 6191 and RFC 1337 are about: its SYN is accepted by its number or time stamp, or answered by an ACK that
-/// the client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
+/// Seconds after which the port of a connection that was reset, or closed both ways, is used again, or one that a flow has left
+/// behind. A new connection in TIME_WAIT is what RFC 6191 and RFC 1337 are about: its SYN is accepted by its number or time stamp, or
+/// answered by an ACK that the client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
 const AFTER_RST: u32 = 1;
 const AFTER_FIN: u32 = 5;
+/// Of a connection that was never established, without a SYN, nor a SYN-ACK, sent again. If another comes it gets another port.
+const AFTER_SYN: u32 = 10;
+/// Seconds without a sign of life after which an agent is taken for gone. It gives one every second.
+const LATE: u32 = 10;
 
 /// Places that a new flow looks at while a table is full, and for how many jiffies it counts as full.
 const LOOKS: u32 = 16;
 const FULL_FOR: u32 = 1024;
-/// Places tried for a new flow. At most half of them are taken.
-const TRIES: u32 = 4;
+/// Places tried for a new flow. At most half of them are taken, so one flow of 256 gets none.
+const TRIES: u32 = 8;
 
 /// A free place of the directory, 0 if none was found. `spread` says where to look beside the next one.
 #[inline(always)]
@@ -92,6 +96,15 @@ pub fn note_full(usage: *mut Usage, now: u32) {
     unsafe { (*usage).full_at = now };
 }
 
+/// Whether there is no agent that sweeps.
+#[inline(always)]
+pub fn is_agent_late(now: u32) -> bool {
+    let Some(agent) = HEARTBEAT.get_ptr(0) else { return true };
+    // SAFETY: a map value, checked by the verifier.
+    let (seen, second) = unsafe { ((*agent).jiffies, (*agent).hz) };
+    second != 0 && now.wrapping_sub(seen) > LATE * second
+}
+
 /// Looks for flows that are over, if the main table was full not long ago.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut Usage, now: u32) {
@@ -101,7 +114,7 @@ pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut Usage
     }
 }
 
-/// One turn: always 0, to go on.
+/// Looks at one place. The 0 makes `bpf_loop` go on.
 #[inline(always)]
 fn look<F: Family>() -> i64 {
     let (Some(scratch), Some(usage), Some(sweep)) =
@@ -161,20 +174,24 @@ extern "C" fn look6(_: u64, _: *mut c_void) -> i64 {
     look::<V6>()
 }
 
-/// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a TCP connection that has ended.
+/// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a TCP connection that has ended, was
+/// never established, or has left its port behind.
 #[inline(always)]
 pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let (key, request_key, room) =
         unsafe { (&(*scratch).key, &raw mut (*scratch).other, &raw mut (*scratch).flow_key) };
-    let (pending, now) = unsafe { ((*scratch).port_search.pending != 0, (*scratch).port_search.now) };
-    let table = FlowTable::<F>::of(pending);
-    let reply = table.find_in(key, room);
+    let now = unsafe { (*scratch).port_search.now };
+    let mut pending = false;
+    let mut reply = FlowTable::<F>::main().find_in(key, room);
+    if reply.is_null() && table::pending_in_use() {
+        pending = true;
+        reply = FlowTable::<F>::pending().find_in(key, room);
+    }
     if reply.is_null() {
-        // The other table has it, or it is gone meanwhile.
+        // It is gone meanwhile.
         return false;
     }
-    let Some(agent) = HEARTBEAT.get_ptr(0) else { return false };
-    let second = unsafe { (*agent).hz };
+    let second = clock::hz();
     if key.protocol != PROTOCOL_TCP || second == 0 {
         return false;
     }
@@ -184,18 +201,32 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         // Of the very entry that is about to be written over.
         return false;
     }
-    let request = table.find_in(unsafe { &*request_key }, room);
-    if request.is_null() {
-        return false;
+    let request = FlowTable::<F>::of(pending).find_in(unsafe { &*request_key }, room);
+    if request.is_null() || !unsafe { names(request, key) } {
+        // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
+        if idle::<F>(reply, reply, now) < AFTER_FIN * second {
+            return false;
+        }
+        counters::end(reply.cast_const());
+        FlowTable::<F>::of(pending).remove_in(key, room);
+        return true;
     }
-    let (request_state, reply_state) = unsafe { ((*request).state, (*reply).state) };
-    if !tcp::closing(request_state, reply_state) {
+    let (states, own, other) =
+        unsafe { (((*request).state, (*reply).state), (*request).numbers, (*reply).numbers) };
+    let after = if (states.0 | states.1) & RST != 0 {
+        AFTER_RST
+    } else if states.0 & ASSURED == 0 {
+        AFTER_SYN
+    } else if numbers::is_over(states, own, other) {
+        AFTER_FIN
+    } else {
         return false;
-    }
-    let after = if (request_state | reply_state) & RST != 0 { AFTER_RST } else { AFTER_FIN };
+    };
     if idle::<F>(request, reply, now) < after * second {
         return false;
     }
+    // For the ACK that answers the SYN.
+    unsafe { (*scratch).reply.numbers = other };
     remove::<F>(request, request_key, reply, key, room, pending);
     true
 }

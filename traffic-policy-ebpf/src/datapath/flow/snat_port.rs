@@ -280,6 +280,8 @@ fn next_port<F: Family>(take_over: bool) -> i64 {
 /// On to the next place of the pool.
 #[inline(always)]
 fn advance<A: Address>(scratch: *mut Scratch<A>) {
+    // Those of a connection whose port it was about to take over.
+    unsafe { (*scratch).reply.numbers = 0 };
     let port_search = unsafe { &mut (*scratch).port_search };
     let at = port_search.at + port_search.step;
     if let Some(at) = at.checked_rem(port_search.pool_len) {

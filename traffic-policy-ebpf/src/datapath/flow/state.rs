@@ -5,10 +5,10 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Tuple, Usage, kind},
+    abi::{Address, Flow, PROTOCOL_TCP, Tuple, Usage, kind},
     outcome::Outcome,
     tcp::{
-        self, ANSWERED, ASSURED, GONE, MARKED, RST, flag,
+        ANSWERED, ASSURED, FIN, GONE, MARKED, RST, flag,
         numbers::{self, After, Segment},
     },
 };
@@ -21,7 +21,7 @@ use crate::datapath::{
         recycle,
         table::{self, FlowTable},
     },
-    maps::{NOEXIST, TABLE_USAGE},
+    maps::{FULL, NOEXIST, TABLE_USAGE},
     parse::Parsed,
     words::load64,
 };
@@ -30,6 +30,9 @@ use crate::datapath::{
 pub enum Transition<A: Address> {
     /// Translate it as this entry says.
     Keep(*mut Flow<A>),
+    /// Translate it, for its receiver to judge, though its numbers do not tell that it belongs to the flow: it does not keep
+    /// the flow alive.
+    Ignore(*mut Flow<A>),
     /// It opens a new conversation: choose again, in place of this entry (of the main table).
     Restart(*mut Flow<A>),
     /// As if no entry had been found.
@@ -37,9 +40,12 @@ pub enum Transition<A: Address> {
     Leave(Outcome),
 }
 
-/// A SYN with another number is a new attempt if nothing has come for so long, in jiffies: a quarter of a second or more. Before, it
-/// may be a stranger's, and the answer to the first one is on its way.
-const NEW_ATTEMPT: u32 = 250;
+/// A SYN with another number is a new attempt if nothing has come for so long, as a part of a second. Before, it may be a stranger's,
+/// and the answer to the first one is on its way.
+const NEW_ATTEMPT: u32 = 4;
+/// Seconds without an answer after which nobody is there who knows a connection. A host that does answers a SYN by an ACK (RFC 9293
+/// section 3.10.7.4); SYNs are sent again after 1, 3, 7 … seconds.
+const SILENCE: u32 = 3;
 
 /// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing but their translation, if they
 /// [continue][advance] it.
@@ -54,8 +60,7 @@ pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
     if parsed.is_tcp() { u64::from_be(load64::<4>(parsed.l4)) } else { 0 }
 }
 
-/// Notes the numbers of an established flow's packet, those of [`numbers_of`]; false: they do not simply continue it. (A datagram's
-/// are those that its entry has.)
+/// Notes the numbers of an established flow's packet, those of [`numbers_of`]; false: they do not simply continue it. UDP: both are 0.
 #[inline(always)]
 pub fn advance<A: Address>(entry: *mut Flow<A>, numbers: u64) -> bool {
     // SAFETY: a field of a map value, aligned: one load and one store.
@@ -106,34 +111,66 @@ pub fn track<F: Family>(
     entry: *mut Flow<F::Address>,
     pending: bool,
 ) -> Transition<F::Address> {
-    let (kind, state) = unsafe { ((*entry).kind, (*entry).state) };
-    if state & MARKED != 0 {
-        unsafe { (*entry).state &= !MARKED };
+    match unsafe { (*entry).kind } {
+        kind::FORWARD | kind::DELIVER => {
+            unmark(entry);
+            let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
+                return Transition::Leave(Outcome::DroppedInternalError);
+            };
+            request(parsed, entry, key, counterpart(parsed, key, pending), pending)
+        }
+        kind::REPLY | kind::REPLY_LOCAL => track_reply(parsed, entry, pending),
+        // An entry that is just being written.
+        _ => Transition::Leave(Outcome::PassedStaleFlow),
     }
-    if matches!(kind, kind::REPLY | kind::REPLY_LOCAL) && !pending && state & GONE == 0 && !parsed.is_tcp() {
+}
+
+/// As [`track`], of a reply entry.
+#[inline(always)]
+pub fn track_reply<F: Family>(
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+    pending: bool,
+) -> Transition<F::Address> {
+    unmark(entry);
+    let gone = unsafe { (*entry).state } & GONE != 0;
+    if !pending && !gone && !parsed.is_tcp() {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
         return reply(parsed, entry, ptr::null(), true);
     }
     let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
         return Transition::Leave(Outcome::DroppedInternalError);
     };
-    let mut other = FlowTable::<F>::of(pending).find(key);
-    // In `tp_pending` the kernel may have evicted the other entry, and another flow may have taken its key. In the main
-    // table an entry left behind by a restart is marked as gone.
-    if !other.is_null() && !is_counterpart::<F>(other, &parsed.tuple) {
-        other = ptr::null_mut();
-    }
-    match kind {
-        kind::FORWARD | kind::DELIVER => request(parsed, entry, key, other, pending),
-        kind::REPLY | kind::REPLY_LOCAL => {
-            // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of
-            // the old connection would be taken for one of the new.
-            let believed = !other.is_null() || !pending && !(state & GONE != 0 && parsed.is_tcp());
-            reply(parsed, entry, other.cast_const(), believed)
+    let other = counterpart(parsed, key, pending);
+    // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of
+    // the old connection would be taken for one of the new.
+    let believed = !other.is_null() || !pending && !(gone && parsed.is_tcp());
+    reply(parsed, entry, other.cast_const(), believed)
+}
+
+/// Takes the mark of the last sweep off.
+#[inline(always)]
+fn unmark<A: Address>(entry: *mut Flow<A>) {
+    unsafe {
+        if (*entry).state & MARKED != 0 {
+            (*entry).state &= !MARKED;
         }
-        // An entry that is just being written.
-        _ => Transition::Leave(Outcome::PassedStaleFlow),
     }
+}
+
+/// The other entry of a packet's flow, by its key; null if there is none. In `tp_pending` the kernel may have evicted it, and another
+/// flow may have taken its key. In the main table an entry left behind by a restart is marked as gone.
+#[inline(always)]
+fn counterpart<F: Family>(
+    parsed: &Parsed<F>,
+    key: &Tuple<F::Address>,
+    pending: bool,
+) -> *mut Flow<F::Address> {
+    let other = FlowTable::<F>::of(pending).find(key);
+    if !other.is_null() && !is_counterpart::<F>(other, &parsed.tuple) {
+        return ptr::null_mut();
+    }
+    other
 }
 
 #[inline(always)]
@@ -150,41 +187,62 @@ fn request<F: Family>(
         return if !parsed.is_tcp() || parsed.opens() { again } else { Transition::Forget };
     }
     let (mut state, reply_state) = unsafe { ((*entry).state, (*reply).state) };
-    let assured = reply_state & ANSWERED != 0;
+    let answered = reply_state & ANSWERED != 0;
     if parsed.is_tcp() {
         let segment = parsed.segment();
+        let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
         if parsed.opens() {
-            // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
-            if tcp::closing(state, reply_state) || state & (GONE | ASSURED) == GONE {
+            if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
                 return again;
             }
-            if reply_state & ANSWERED == 0 {
-                unsafe { attempt(entry, &segment) };
+            if state & ASSURED == 0 {
+                return if unsafe { attempt(entry, reply, &segment) } {
+                    Transition::Keep(entry)
+                } else {
+                    Transition::Ignore(entry)
+                };
             }
-            return Transition::Keep(entry);
+            // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
+            return match unsafe { unanswered_for(entry, reply) } {
+                Some(time) if is_silence(time) => again,
+                Some(_) => Transition::Ignore(entry),
+                None => {
+                    // Never 0, which stands for no SYN.
+                    unsafe { (*entry).mac_tail = (clock::jiffies() | 1).to_ne_bytes() };
+                    Transition::Ignore(entry)
+                }
+            };
         }
-        let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
         if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
                 unsafe { (*entry).state = state | RST };
-            }
-            if !assured || !numbers::assures(&segment, own, other) {
                 return Transition::Keep(entry);
+            }
+            if !answered || !numbers::assures(&segment, own, other) {
+                return Transition::Ignore(entry);
             }
             unsafe {
                 (*entry).numbers = segment.numbers;
                 (*reply).numbers = numbers::assured_reply(&segment, other);
             }
+            // It goes on after all.
+            state &= !RST;
         }
         let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
         let after = numbers::assured(state, own, other, &segment);
+        if !after.fits {
+            if !unsafe { goes_on_anew(entry, entry, reply, &segment) } {
+                return Transition::Ignore(entry);
+            }
+            return Transition::Keep(entry);
+        }
         unsafe { take(entry, &after) };
         state = after.state;
     } else if state & GONE != 0 {
         return again;
     }
     // What found no room in the main table tries again.
-    if state & ASSURED == 0 && assured || state & ASSURED != 0 && pending {
+    if state & ASSURED == 0 && answered || state & ASSURED != 0 && pending {
         return assure(parsed, entry, key, reply, pending);
     }
     Transition::Keep(entry)
@@ -209,7 +267,13 @@ fn assure<F: Family>(
         return Transition::Keep(entry);
     }
     // It has earned a place that is never evicted. Reply entry first, as for a new flow.
-    if FlowTable::<F>::main().insert(key, reply.cast_const(), NOEXIST) != 0 {
+    let inserted = FlowTable::<F>::main().insert(key, reply.cast_const(), NOEXIST);
+    if inserted != 0 {
+        if inserted == FULL
+            && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
+        {
+            recycle::note_full(usage, clock::jiffies());
+        }
         return Transition::Keep(entry);
     }
     unsafe { (*entry).ifindex = recycle::place::<F>(parsed.tuple.ports.wire()) };
@@ -224,14 +288,63 @@ fn assure<F: Family>(
     if entry.is_null() { Transition::Leave(Outcome::DroppedTableFull) } else { Transition::Keep(entry) }
 }
 
-/// Notes a SYN that is sent before the endpoint has answered another one.
+/// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or acknowledged.
 #[inline(always)]
-unsafe fn attempt<A: Address>(entry: *mut Flow<A>, syn: &Segment) {
+unsafe fn attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
     unsafe {
-        if clock::jiffies().wrapping_sub((*entry).last) >= NEW_ATTEMPT {
-            (*entry).numbers = syn.opening();
+        if (*entry).numbers == syn.opening() {
+            return true;
+        }
+        let (now, second) = (clock::jiffies(), clock::hz());
+        let quiet = if (*reply).state & ANSWERED == 0 { second / NEW_ATTEMPT } else { SILENCE * second };
+        if now.wrapping_sub((*entry).last) < quiet || now.wrapping_sub((*reply).last) < quiet {
+            return false;
+        }
+        (*entry).numbers = syn.opening();
+        (*reply).state &= !ANSWERED;
+    }
+    true
+}
+
+/// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to the flow came after it.
+#[inline(always)]
+unsafe fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
+    let now = clock::jiffies();
+    let (asked, request_last, reply_last) =
+        unsafe { (u32::from_ne_bytes((*request).mac_tail), (*request).last, (*reply).last) };
+    let since = now.wrapping_sub(asked);
+    if asked == 0 || now.wrapping_sub(request_last) < since || now.wrapping_sub(reply_last) < since {
+        return None;
+    }
+    Some(since)
+}
+
+#[inline(always)]
+fn is_silence(time: u32) -> bool {
+    let second = clock::hz();
+    second != 0 && time >= SILENCE * second
+}
+
+/// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a SYN came: its endpoint had forgotten
+/// the connection and has accepted another one. Returns whether it does.
+#[inline(always)]
+unsafe fn goes_on_anew<A: Address>(
+    entry: *mut Flow<A>,
+    request: *const Flow<A>,
+    reply: *const Flow<A>,
+    segment: &Segment,
+) -> bool {
+    if segment.flags & (flag::SYN | flag::RST | flag::ACK) != flag::ACK {
+        return false;
+    }
+    let anew = unsafe { unanswered_for(request, reply) }.is_some_and(is_silence);
+    if anew {
+        unsafe {
+            (*entry).numbers = segment.numbers;
+            (*entry).state &= !FIN;
         }
     }
+    anew
 }
 
 /// Notes what a segment has made of its entry.
@@ -258,7 +371,7 @@ fn reply<F: Family>(
     if !believed {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
-    let state = unsafe { (*entry).state };
+    let mut state = unsafe { (*entry).state };
     if !parsed.is_tcp() {
         if state & ANSWERED == 0 {
             unsafe { (*entry).state = state | ANSWERED };
@@ -270,15 +383,22 @@ fn reply<F: Family>(
     }
     let segment = parsed.segment();
     let (own, other, request_state) = unsafe { ((*entry).numbers, (*request).numbers, (*request).state) };
+    // Another CPU may have written an old state over it.
+    state |= request_state & ASSURED;
     let after = if state & ASSURED == 0 {
         numbers::unassured(state & ANSWERED != 0, state, own, other, &segment)
     } else {
         numbers::assured(state, own, other, &segment)
     };
-    // Of a connection that lives everything is sent on, for the client to judge. Otherwise the tuple may be that of another one,
-    // to the endpoint itself.
-    if !after.fits && (state & ASSURED == 0 || tcp::closing(request_state, state)) {
-        return Transition::Leave(Outcome::PassedOutOfWindow);
+    if !after.fits {
+        // The tuple may be that of another connection, to the endpoint itself.
+        if state & ASSURED == 0 || numbers::is_over((state, request_state), own, other) {
+            return Transition::Leave(Outcome::PassedOutOfWindow);
+        }
+        if !unsafe { goes_on_anew(entry, request, entry, &segment) } {
+            return Transition::Ignore(entry);
+        }
+        return Transition::Keep(entry);
     }
     unsafe { take(entry, &after) };
     Transition::Keep(entry)
@@ -291,13 +411,13 @@ fn reply<F: Family>(
 pub unsafe fn reuse_entry<F: Family>(
     entry: *mut Flow<F::Address>,
     request: *mut Flow<F::Address>,
-    protocol: u32,
+    tuple: &Tuple<F::Address>,
     reply_key: &Tuple<F::Address>,
     usage: *mut Usage,
 ) {
     unsafe {
         let was_assured = (*entry).state & ASSURED != 0;
-        mark_stale::<F>(entry, protocol, reply_key);
+        mark_stale::<F>(entry, tuple, reply_key);
         counters::end(entry.cast_const());
         let kind = (*request).kind;
         (*request).kind = 0;
@@ -309,24 +429,31 @@ pub unsafe fn reuse_entry<F: Family>(
         full_fence(own);
         ptr::write_volatile(&raw mut (*entry).kind, kind);
         if was_assured {
-            fetch_add(table::unassured::<F>(usage, protocol), 1);
+            fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
         }
     }
 }
 
-/// Marks the reply entry of a request entry that is about to be written over as stale.
+/// Marks the reply entry of a request entry that is about to be written over as stale. A TCP one goes at once, for a segment of the
+/// former connection is no answer to the new one, and its port is free: whoever opens and resets connections on one port must not
+/// fill table and pool.
 #[inline(always)]
 unsafe fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,
-    protocol: u32,
+    tuple: &Tuple<F::Address>,
     successor: &Tuple<F::Address>,
 ) {
-    let Some(key) = counterpart_key::<F>(request, protocol) else { return };
+    let Some(key) = counterpart_key::<F>(request, tuple.protocol) else { return };
     if *key == *successor {
         return;
     }
     let old = FlowTable::<F>::main().find(key);
-    if !old.is_null() {
-        unsafe { (*old).state |= GONE };
+    if old.is_null() || !is_counterpart::<F>(old, tuple) {
+        return;
+    }
+    unsafe { (*old).state |= GONE };
+    if tuple.protocol == PROTOCOL_TCP {
+        counters::end(old.cast_const());
+        FlowTable::<F>::main().remove(key);
     }
 }
