@@ -223,7 +223,10 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             };
             match next {
                 Some(Ok(event)) => {
-                    backoff.reset();
+                    // Of a list it comes before the request.
+                    if !matches!(event, watcher::Event::Init) {
+                        backoff.reset();
+                    }
                     self.event(event).await?;
                 }
                 Some(Err(error)) => {

@@ -36,6 +36,27 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
     (watch, reader)
 }
 
+/// The watcher says that a list begins before it asks for it.
+#[tokio::test]
+async fn pauses_grow_while_lists_fail() {
+    let (mut watch, _) = watch(Listing::Latest);
+    let mut backoff = DefaultBackoff::default();
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        let gone = Status::failure("too old", "Expired").with_code(410);
+        let failed = watcher::Error::InitialListFailed(kube::Error::Api(gone.boxed()));
+        let events = stream::iter([Ok(Event::Init), Err(failed)]);
+        pauses.push(watch.follow(events, &mut backoff).await.ok().unwrap());
+    }
+    // The first is of 0.8 s to 1.6 s, and each of the next twice as long.
+    assert!(pauses[0] < Duration::from_secs(2) && pauses[3] > Duration::from_secs(4), "{pauses:?}");
+    // An event is a sign that the server serves.
+    let object = DeserializeGuard(Ok(Service::default()));
+    let events = stream::iter([Ok(Event::Init), Ok(Event::InitApply(object))]);
+    let pause = watch.follow(events, &mut backoff).await.ok().unwrap();
+    assert!(pause < Duration::from_secs(2), "{pause:?}");
+}
+
 #[tokio::test]
 async fn a_list_that_trickles_is_given_up_and_said() {
     let (mut watch, status) = watch(Listing::Streaming);
