@@ -42,7 +42,7 @@ use crate::{
     },
 };
 
-/// What is watched, and what becomes of it.
+/// A kind of object, how it is understood, and what becomes of it.
 pub(super) struct Kind<K, T> {
     pub(super) plural: &'static str,
     /// What it means to go on without them, for a kind that not every API server has, or not for every role.
@@ -157,6 +157,7 @@ pub(super) async fn run<K, T>(
                 Ok(pause) => pause,
                 Err(Stopped) => return,
             };
+        // The watcher begins anew: with a list.
         sleep(pause).await;
     }
 }
@@ -235,6 +236,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                     match ended {
                         Some(Ended::Refused) => return Ok(REFUSED),
                         Some(Ended::Relist) => return Ok(pause),
+                        // It goes on where it was.
                         None => sleep(pause).await,
                     }
                 }
@@ -307,7 +309,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
-    /// What comes of an error; without an answer the watcher goes on where it was.
+    /// Reports an error. `None`: the watcher goes on where it was.
     async fn error(&mut self, error: &watcher::Error) -> Result<Option<Ended>, Stopped> {
         if self.kind.without.is_some() && refusal(error).is_some() {
             self.refused(error).await?;
