@@ -82,7 +82,7 @@ impl Budget {
     }
 }
 
-/// What the maps have no room for.
+/// A lack of room in the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     Indices,
