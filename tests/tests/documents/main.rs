@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod cli;
+mod limits;
 mod links;
 mod maps;
 mod metrics;

@@ -1,4 +1,4 @@
-//! What the kernel has counted in every namespace: what changed since a test began says where its packets stayed.
+//! The kernel's counters in every namespace: those that changed since a test began say where its packets stayed.
 
 use std::collections::BTreeMap;
 

@@ -20,34 +20,47 @@ use traffic_policy_testing::traffic::http;
 const CONNECTIONS: usize = 10_000;
 const HEALTH: u16 = 32000;
 
-/// Opens connections, half of them with a request that never ends, a byte at a time; holds them until told to stop.
+/// Holds connections, half of them with a request that never ends, a byte at a time, until told to stop: who is let go comes
+/// again. Counts how often one was opened.
 async fn flood(to: SocketAddr, opened: watch::Sender<usize>, stop: watch::Receiver<bool>) {
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..CONNECTIONS {
         let (opened, mut stop) = (opened.clone(), stop.clone());
         tasks.spawn(async move {
-            // Where nobody takes it, it waits in the kernel's queue, or for that.
-            let stream = timeout(Duration::from_secs(2), TcpStream::connect(to)).await;
-            opened.send_modify(|opened| *opened += 1);
-            let Ok(Ok(mut stream)) = stream else { return };
-            let held = async {
-                if number % 2 == 0 {
-                    for byte in b"GET /healthz HTTP/1.1\r\nHost: slow\r\nX: ".iter().cycle() {
-                        if stream.write_all(&[*byte]).await.is_err() {
-                            break;
-                        }
-                        tokio::time::sleep(Duration::from_millis(700)).await;
+            let again_and_again = async {
+                loop {
+                    // Where nobody takes it, it waits in the kernel's queue, or for that.
+                    let stream = timeout(Duration::from_secs(2), TcpStream::connect(to)).await;
+                    if let Ok(Ok(stream)) = stream {
+                        opened.send_modify(|opened| *opened += 1);
+                        hold(stream, number % 2 == 0).await;
                     }
+                    // Some 3,000 a second: more would measure the processor.
+                    tokio::time::sleep(Duration::from_secs(3)).await;
                 }
-                let _ = stream.read(&mut [0; 1]).await;
             };
-            tokio::select! { () = held => {}, _ = stop.changed() => {} }
+            tokio::select! { () = again_and_again => {}, _ = stop.changed() => {} }
         });
         if number % 500 == 499 {
+            // So that the listen queue (somaxconn) does not overflow.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     while tasks.join_next().await.is_some() {}
+}
+
+/// Keeps a connection until the other end lets it go.
+async fn hold(mut stream: TcpStream, slow: bool) {
+    if slow {
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: slow\r\nX: ".iter().cycle() {
+            if stream.write_all(&[*byte]).await.is_err() {
+                return;
+            }
+            // Below the 2 s for headers: each byte is a sign of life, which must not count.
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+    }
+    let _ = stream.read(&mut [0; 1]).await;
 }
 
 /// How long a probe took, `None` if it was not answered with `status`.
@@ -75,21 +88,22 @@ fn a_probe_is_answered_among_ten_thousand_connections() {
         let (stop, stopped) = watch::channel(false);
         scope(|threads| {
             let flooding = threads.spawn(|| client.block_on(async || flood(at(port), opened, stopped).await));
-            let start = Instant::now();
-            while *seen.borrow_and_update() < CONNECTIONS && start.elapsed() < scaled(Duration::from_secs(20))
-            {
-                sleep(Duration::from_millis(50));
-            }
+            let many = client.block_on(async || {
+                let many = seen.wait_for(|opened| *opened >= CONNECTIONS);
+                timeout(scaled(Duration::from_secs(20)), many).await.is_ok_and(|seen| seen.is_ok())
+            });
             let mut took = Vec::new();
             for _ in 0..5 {
                 took.push(("same host", probe(client, at(port), path, 200)));
                 took.push(("another", probe(other, at(port), path, 200)));
                 took.push(("the node", probe(node, SocketAddr::new(here.ip(), port), path, 200)));
                 took.push(("/livez", probe(node, here, "/livez", 200)));
+                // Five rounds span a second.
                 sleep(Duration::from_millis(200));
             }
             stop.send(true).unwrap();
             flooding.join().unwrap();
+            assert!(many, "port {port}: only {} connections were opened", *seen.borrow());
             for (from, took_it) in &took {
                 let soon = took_it.is_some_and(|took| took < scaled(Duration::from_secs(1)));
                 assert!(soon, "port {port}, from {from}: {took:?}\n{}", agents[0].log());

@@ -257,6 +257,20 @@ fn another_agents_device() {
     cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, PORT), SOON, is_answered).unwrap();
 }
 
+/// The pins of an earlier agent are no rival's, however the folder is named.
+#[test]
+fn the_own_device_by_another_name_of_the_pins() {
+    let cluster = one_node();
+    let mut first = builder(&cluster).attach("tc").start().unwrap();
+    first.wait_ready(SOON).unwrap();
+    first.stop().unwrap();
+    let beside = cluster.lab.bpffs().join("beside");
+    fs::create_dir(&beside).unwrap();
+    let second = builder(&cluster).attach("tc").pin_dir(&beside.join("../node-1")).start().unwrap();
+    second.wait_ready(SOON).unwrap();
+    answered(&cluster);
+}
+
 /// As process 1 of a container it would not hear of it otherwise, and be killed half a minute later.
 #[test]
 fn sigterm_during_the_start_is_heard() {

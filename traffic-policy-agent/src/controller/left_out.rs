@@ -14,7 +14,7 @@ use crate::{
 /// Ports that `status` names; of the others it says how many there are.
 const NAMED: usize = 100;
 
-/// What was left out by the last write.
+/// Service ports that the last write left out.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
     left_out: BTreeMap<ServicePortKey, LeftOut>,

@@ -202,6 +202,7 @@ impl<P: PacketPath> Controller<P> {
     }
 
     async fn start(&mut self) -> Result<Source> {
+        self.health.beat();
         let metrics = &self.metrics;
         self.metrics_server =
             self.settings.metrics.map(|address| serve_metrics(address, metrics)).transpose()?;
@@ -371,25 +372,31 @@ impl<P: PacketPath> Controller<P> {
         Ok(())
     }
 
+    /// Each step beats: its requests to the kernel have 10 s each, and together may take longer than a probe waits for a beat.
     async fn maintain(&mut self, source: &Source) {
         self.network.note_routes(&mut self.path, self.timing.maintenance).await;
+        self.health.beat();
         self.network.look_for_programs(&mut self.path).await;
+        self.health.beat();
         if self.is_replacement_due()
             && let Err(error) = self.replace().await
         {
             tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
         }
+        self.health.beat();
         if (self.network.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await
         {
             self.network.rescan_failed(&error);
         }
+        self.health.beat();
         if self.services.look_at(source) {
             self.needs_write = self.write_maps(source).await || self.needs_write;
         }
         if self.services.has_health_failures() {
             self.services.update_health(source).await;
         }
+        self.health.beat();
         self.report_attachments();
         self.network.keep_neighbours(&self.path).await;
     }

@@ -97,6 +97,7 @@ impl IdleTimes {
     pub(super) fn too_long(&self, hz: u32) -> Vec<&'static str> {
         let times = [
             ("--idle-established", self.established),
+            ("--idle-half-closed", self.half_closed),
             ("--idle-finished", self.finished),
             ("--idle-reset", self.reset),
             ("--idle-unconfirmed", self.unassured),
@@ -139,5 +140,15 @@ mod tests {
         let ever = IdleTimes { established: Duration::MAX, ..IdleTimes::default() };
         assert_eq!(ever.in_jiffies(100).established, u32::MAX / 4);
         assert_eq!(IdleTimes::default().too_long(1000), [""; 0]);
+        let all = IdleTimes {
+            established: Duration::MAX,
+            half_closed: Duration::MAX,
+            finished: Duration::MAX,
+            reset: Duration::MAX,
+            unassured: Duration::MAX,
+            udp: Duration::MAX,
+            udp_answered: Duration::MAX,
+        };
+        assert_eq!(all.too_long(100).len(), 7);
     }
 }

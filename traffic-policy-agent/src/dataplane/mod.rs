@@ -95,6 +95,8 @@ pub struct Dataplane {
     pins: Option<Pins>,
     /// The links of another layout version are ours by now.
     adopted: bool,
+    /// Addresses of the node find no room, as has been logged.
+    addresses_left_out: bool,
 }
 
 impl Dataplane {
@@ -153,8 +155,19 @@ impl Dataplane {
         set_up_state(&mut maps, &object, hz, flows)?;
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        let (needs_prune, adopted) = (false, false);
-        Ok(Self { object, maps, planner, gc, devices, sockets, needs_prune, config, pins: None, adopted })
+        Ok(Self {
+            object,
+            maps,
+            planner,
+            gc,
+            devices,
+            sockets,
+            needs_prune: false,
+            config,
+            pins: None,
+            adopted: false,
+            addresses_left_out: false,
+        })
     }
 
     /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
@@ -190,7 +203,7 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
-        node::name_addresses(&mut self.maps, addresses)?;
+        let mut failed = self.name_addresses(addresses).err();
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
@@ -202,7 +215,7 @@ impl Dataplane {
         }
         // Named before the maps forget them: an agent that is killed here leaves word for the next one.
         let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
-        let mut failed = self.gc.forget_serving(&mut self.maps, serving).err();
+        failed = failed.or(self.gc.forget_serving(&mut self.maps, serving).err());
         self.gc.name(&mut self.maps, &plan.gone, serving);
         for op in &plan.ops {
             match apply::write(&mut self.maps, op) {
@@ -221,6 +234,20 @@ impl Dataplane {
         self.gc.synced();
         heartbeat::synced(&mut self.maps)?;
         Ok(Written { elements, left_out: plan.left_out })
+    }
+
+    /// Too many addresses are no reason to write nothing else.
+    fn name_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+        let left_out = node::name_addresses(&mut self.maps, addresses)?;
+        let said = std::mem::replace(&mut self.addresses_left_out, left_out > 0);
+        if left_out > 0 && !said {
+            tracing::warn!(
+                "the node has {} addresses (leftovers on kube-ipvs0?), and {left_out} find no room: packets from outside in \
+                 their names are not dropped",
+                addresses.len()
+            );
+        }
+        Ok(())
     }
 
     /// Whether the next sync compares everything, not just what changed.

@@ -12,7 +12,7 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::Node;
+use traffic_policy_ebpf::abi::{Address4, Address6, Node};
 
 use super::{
     config::SourceCheck,
@@ -51,17 +51,36 @@ pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     put(maps, |node| Node { netns, source_check: check.number(), ..node })
 }
 
-/// Tells the packet path this node's own addresses, from which no packet comes from outside.
-pub fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<()> {
-    let (mut v4, mut v6) = (HashSet::new(), HashSet::new());
-    for address in addresses {
-        match address {
-            IpAddr::V4(address) => drop(v4.insert(address.to_wire())),
-            IpAddr::V6(address) => drop(v6.insert(address.to_wire())),
+/// Tells the packet path this node's own addresses, from which no packet comes from outside. Returns how many found no room:
+/// packets that forge one of those are not noticed.
+pub fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<usize> {
+    let fitting = Fitting::of(addresses, maps.room.node_addresses);
+    equal(&mut maps.v4.node_addresses, &fitting.v4)?;
+    equal(&mut maps.v6.node_addresses, &fitting.v6)?;
+    Ok(fitting.left_out)
+}
+
+/// The addresses that the maps have room for: always the same ones of the same addresses.
+struct Fitting {
+    v4: HashSet<Address4>,
+    v6: HashSet<Address6>,
+    left_out: usize,
+}
+
+impl Fitting {
+    /// `room`: IPv4, IPv6.
+    fn of(addresses: &BTreeSet<IpAddr>, room: [u32; 2]) -> Self {
+        let mut fitting = Self { v4: HashSet::new(), v6: HashSet::new(), left_out: 0 };
+        let [room4, room6] = room.map(|room| room as usize);
+        for address in addresses {
+            match address {
+                IpAddr::V4(address) if fitting.v4.len() < room4 => drop(fitting.v4.insert(address.to_wire())),
+                IpAddr::V6(address) if fitting.v6.len() < room6 => drop(fitting.v6.insert(address.to_wire())),
+                _ => fitting.left_out += 1,
+            }
         }
+        fitting
     }
-    equal(&mut maps.v4.node_addresses, &v4)?;
-    equal(&mut maps.v6.node_addresses, &v6)
 }
 
 fn equal<A: Pod + Eq + Hash>(map: &mut HashMap<MapData, A, u32>, wanted: &HashSet<A>) -> Result<()> {
@@ -83,4 +102,17 @@ fn put(maps: &mut Maps, change: impl FnOnce(Node) -> Node) -> Result<()> {
         return Ok(());
     }
     maps.node.set(0, node, 0).context("writing the description of the node failed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_beyond_the_room_are_left_out() {
+        let four = (0..5).map(|number| IpAddr::from([192, 0, 2, number]));
+        let six = (0..2).map(|number| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, number]));
+        let fitting = Fitting::of(&four.chain(six).collect(), [3, 3]);
+        assert_eq!((fitting.v4.len(), fitting.v6.len(), fitting.left_out), (3, 2, 2));
+    }
 }

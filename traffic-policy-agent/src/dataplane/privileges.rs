@@ -17,7 +17,7 @@ const CAP_NET_BIND_SERVICE: u32 = 10;
 /// More than any kernel knows.
 const CAPABILITIES: u32 = 64;
 
-/// What an agent does beside what every agent needs.
+/// Tasks of some agents that need more privileges than those of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extras {
     /// Ends UDP sockets in the network namespaces of pods (`--cgroup`).
@@ -52,7 +52,7 @@ pub fn drop_privileges(extras: Extras) -> Result<()> {
     let kept = kept(effective_capabilities()?, extras);
     // SAFETY: these calls take numbers only.
     unsafe {
-        // No program that was started could have more; without CAP_SETPCAP it is the runtime's choice.
+        // Bounding set: needs CAP_SETPCAP, so its result is ignored.
         for number in (0..CAPABILITIES).filter(|number| kept >> number & 1 == 0) {
             libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0);
         }

@@ -8,7 +8,12 @@ use std::{
 use anyhow::{Result, bail};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use super::{bpf::pins, kernel, maps::reader::Reader, sys};
+use super::{
+    bpf::pins,
+    kernel::{self, Kernel},
+    maps::reader::Reader,
+    sys,
+};
 
 /// How deep below the mount point pin folders are looked for.
 const DEPTH: usize = 4;
@@ -19,8 +24,10 @@ const DEPTH: usize = 4;
 /// Names the device and the folder.
 pub fn refuse(root: &Path, device: &str, ifindex: u32) -> Result<()> {
     let Ok(netns) = kernel::netns_cookie() else { return Ok(()) };
+    // As the folders are found: by another name the own pins would be a rival's.
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let mut found = Vec::new();
-    search(&mount_point(root), root, DEPTH, &mut found);
+    search(&mount_point(&root), &root, DEPTH, &mut found);
     for rival in found {
         if is_on(&rival, ifindex, netns) {
             let folder = rival.parent().unwrap_or(&rival).display();
@@ -53,20 +60,27 @@ fn search(folder: &Path, own: &Path, depth: usize, found: &mut Vec<PathBuf>) {
 
 /// Whether the version's programs are on the device of this network namespace: devices of others have the same numbers.
 fn is_on(version: &Path, ifindex: u32, netns: u64) -> bool {
-    let is_attached = || {
+    let maps = pins::maps_of(version);
+    let has_link = || {
         let links = fs::read_dir(version.join("links")).into_iter().flatten().flatten();
         links.filter_map(|link| sys::link_info(&link.path()).ok()).any(|link| {
             // enum bpf_link_type: BPF_LINK_TYPE_XDP, BPF_LINK_TYPE_TCX.
             matches!(link.kind, 6 | 11) && link.target[0] == ifindex
         })
     };
+    // A filter has no link, and does not say whose it is. An agent forgets a device when it takes its filters off.
+    let has_filters = || {
+        let devices = Reader::open(&maps, "tp_devices").or_else(|_| Reader::open(&maps, "DEVICES"));
+        let devices = devices.and_then(|devices| devices.keys::<u32>());
+        devices.is_ok_and(|devices| devices.contains(&ifindex))
+    };
+    let by_links = Kernel::running().is_ok_and(Kernel::has_tcx);
     // The namespace is the first word of the description of the node, in every layout so far.
-    let maps = pins::maps_of(version);
     // The latter before version 3.
     let node = Reader::open(&maps, "tp_local_node").or_else(|_| Reader::open(&maps, "NODE"));
     let of = node
         .and_then(|node| node.bytes_of(0))
         .ok()
         .and_then(|bytes| bytes.first_chunk().map(|word| u64::from_ne_bytes(*word)));
-    of == Some(netns) && is_attached()
+    of == Some(netns) && (has_link() || !by_links && has_filters())
 }

@@ -1,5 +1,6 @@
-//! The open connections of a listener, or of several that share them: few for each peer and few in all. One more is always
-//! taken: the oldest that is not being answered goes. So who opens many, and asks nothing, is in nobody's way but its own.
+//! The open connections of a listener, or of several that share them: few for each peer on a port and few in all. One more is
+//! always taken: the oldest that is not being answered goes. So who opens many, and asks nothing, is in nobody's way but its own;
+//! and who probes many ports at once, as load balancers do, is not in its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,11 +12,6 @@ use std::{
 };
 
 use tokio_util::sync::CancellationToken;
-
-/// Connections of one peer.
-const PER_PEER: usize = 16;
-/// Connections in all, but for those by loopback, which have room of their own.
-const ALL: usize = 128;
 
 /// Whom connections are counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,6 +46,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Open {
+    port: u16,
     peer: Peer,
     answering: Arc<AtomicBool>,
     evicted: CancellationToken,
@@ -72,21 +69,34 @@ impl Drop for Place {
 }
 
 impl Connections {
-    /// A place for one more connection of a peer.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
+    /// At most so many of one peer on one port.
+    pub const PER_PEER: usize = 16;
+    /// At most so many in all; those by loopback have as much room of their own.
+    pub const ALL: usize = 128;
+
+    /// A place for one more connection of a peer, on a port of ours.
+    pub(super) fn enter(self: &Arc<Self>, port: u16, address: IpAddr) -> Place {
         let peer = Peer::of(address);
         let mut table = self.lock();
-        if table.of.get(&peer).is_some_and(|own| own.len() >= PER_PEER) {
-            table.evict_of(peer);
-        } else if peer != Peer::Loopback && table.others() >= ALL {
+        if table.on(port, peer).count() >= Self::PER_PEER {
+            table.evict_of(peer, Some(port));
+        } else if peer == Peer::Loopback && table.loopback() >= Self::ALL {
+            table.evict_of(peer, None);
+        } else if peer != Peer::Loopback && table.open.len() - table.loopback() >= Self::ALL {
             table.evict_of_greediest();
         }
         let (answering, evicted) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let number = table.next;
         table.next += 1;
         table.of.entry(peer).or_default().insert(number);
-        table.open.insert(number, Open { peer, answering: Arc::clone(&answering), evicted: evicted.clone() });
+        let open = Open { port, peer, answering: Arc::clone(&answering), evicted: evicted.clone() };
+        table.open.insert(number, open);
         Place { number, all: Arc::clone(self), answering, evicted }
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.lock().open.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -96,8 +106,14 @@ impl Connections {
 }
 
 impl Table {
-    fn others(&self) -> usize {
-        self.open.len() - self.of.get(&Peer::Loopback).map_or(0, BTreeSet::len)
+    fn loopback(&self) -> usize {
+        self.of.get(&Peer::Loopback).map_or(0, BTreeSet::len)
+    }
+
+    /// Connections of a peer on a port, the oldest first.
+    fn on(&self, port: u16, peer: Peer) -> impl Iterator<Item = u64> {
+        let own = self.of.get(&peer).into_iter().flatten().copied();
+        own.filter(move |number| self.open.get(number).is_some_and(|open| open.port == port))
     }
 
     fn remove(&mut self, number: u64) {
@@ -110,24 +126,27 @@ impl Table {
         }
     }
 
-    /// Ends the oldest connection of a peer that is not being answered, or else the oldest.
-    fn evict_of(&mut self, peer: Peer) {
-        let own = || self.of.get(&peer).into_iter().flatten();
-        let idle =
-            |number: &&u64| self.open.get(number).is_some_and(|open| !open.answering.load(Ordering::Relaxed));
-        let Some(number) = own().find(idle).or_else(|| own().next()).copied() else { return };
+    /// Ends the oldest connection of a peer, on a port if one is named, that is not being answered, or else the oldest.
+    fn evict_of(&mut self, peer: Peer, port: Option<u16>) {
+        let own = || {
+            let own = self.of.get(&peer).into_iter().flatten();
+            let own = own.filter_map(|number| Some((*number, self.open.get(number)?)));
+            own.filter(|(_, open)| port.is_none_or(|port| port == open.port))
+        };
+        let idle = |(_, open): &(u64, &Open)| !open.answering.load(Ordering::Relaxed);
+        let Some((number, _)) = own().find(idle).or_else(|| own().next()) else { return };
         if let Some(open) = self.open.get(&number) {
             open.evicted.cancel();
         }
         self.remove(number);
     }
 
-    /// The same of the peer that has most of them; of several, the one that has had its oldest for longest.
+    /// The same of the peer that has most of them, over all ports; of several, the one that has had its oldest for longest.
     fn evict_of_greediest(&mut self) {
         let peers = self.of.iter().filter(|(peer, _)| **peer != Peer::Loopback);
         let greediest = peers.max_by_key(|(_, own)| (own.len(), std::cmp::Reverse(own.first().copied())));
         if let Some(peer) = greediest.map(|(peer, _)| *peer) {
-            self.evict_of(peer);
+            self.evict_of(peer, None);
         }
     }
 }
@@ -136,6 +155,10 @@ impl Table {
 mod tests {
     use super::*;
 
+    const PER_PEER: usize = Connections::PER_PEER;
+    const ALL: usize = Connections::ALL;
+    const PORT: u16 = 10256;
+
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
@@ -143,11 +166,11 @@ mod tests {
     #[test]
     fn the_oldest_idle_one_of_the_same_peer_goes() {
         let all = Arc::new(Connections::default());
-        let other = all.enter(address("192.0.2.2"));
-        let own: Vec<_> = (0..PER_PEER).map(|_| all.enter(address("192.0.2.1"))).collect();
+        let other = all.enter(PORT, address("192.0.2.2"));
+        let own: Vec<_> = (0..PER_PEER).map(|_| all.enter(PORT, address("192.0.2.1"))).collect();
         own[0].answering.store(true, Ordering::Relaxed);
         // The same host by an IPv4-mapped address.
-        let more = all.enter(address("::ffff:192.0.2.1"));
+        let more = all.enter(PORT, address("::ffff:192.0.2.1"));
         let evicted: Vec<_> = own.iter().map(|place| place.evicted.is_cancelled()).collect();
         assert_eq!((evicted[0], evicted[1], evicted[2]), (false, true, false));
         assert!(!other.evicted.is_cancelled() && !more.evicted.is_cancelled());
@@ -161,22 +184,48 @@ mod tests {
     fn hosts_of_one_ipv6_network_are_one_peer() {
         let all = Arc::new(Connections::default());
         let places: Vec<_> =
-            (0..=PER_PEER).map(|number| all.enter(address(&format!("2001:db8::{number:x}")))).collect();
+            (0..=PER_PEER).map(|number| all.enter(PORT, address(&format!("2001:db8::{number:x}")))).collect();
         assert!(places[0].evicted.is_cancelled());
+    }
+
+    /// A load balancer that checks many Services at once has a connection for each, on a port of its own.
+    #[test]
+    fn a_peer_may_probe_many_ports_at_once() {
+        let all = Arc::new(Connections::default());
+        let balancer = address("192.0.2.1");
+        let probes: Vec<_> = (0..50).map(|port| all.enter(32000 + port, balancer)).collect();
+        // Who floods one of them is in the way of nobody on the others.
+        let flood: Vec<_> = (0..PER_PEER * 2).map(|_| all.enter(32000, address("192.0.2.2"))).collect();
+        assert!(!probes.iter().any(|place| place.evicted.is_cancelled()));
+        assert_eq!(flood.iter().filter(|place| place.evicted.is_cancelled()).count(), PER_PEER);
+        // Who floods all of them makes room itself.
+        let more: Vec<_> =
+            (0..ALL as u16).map(|port| all.enter(33000 + port, address("192.0.2.3"))).collect();
+        assert!(!probes.iter().any(|place| place.evicted.is_cancelled()));
+        assert!(!more[ALL - 1].evicted.is_cancelled());
+        assert_eq!(all.lock().open.len(), ALL);
+    }
+
+    #[test]
+    fn loopback_has_a_bound_over_all_ports() {
+        let all = Arc::new(Connections::default());
+        let here: Vec<_> = (0..=ALL as u16).map(|port| all.enter(port, address("127.0.0.1"))).collect();
+        let evicted: Vec<_> = here.iter().map(|place| place.evicted.is_cancelled()).collect();
+        assert!(evicted[0] && !evicted[1], "{evicted:?}");
     }
 
     #[test]
     fn who_has_most_makes_room_and_loopback_has_its_own() {
         let all = Arc::new(Connections::default());
-        let here = all.enter(address("127.0.0.1"));
-        let greedy: Vec<_> = (0..PER_PEER).map(|_| all.enter(address("192.0.2.1"))).collect();
+        let here = all.enter(PORT, address("127.0.0.1"));
+        let greedy: Vec<_> = (0..PER_PEER).map(|_| all.enter(PORT, address("192.0.2.1"))).collect();
         let many: Vec<_> = (0..ALL - PER_PEER)
-            .map(|number| all.enter(IpAddr::from([198, 51, 100, u8::try_from(number).unwrap()])))
+            .map(|number| all.enter(PORT, IpAddr::from([198, 51, 100, u8::try_from(number).unwrap()])))
             .collect();
-        let probe = all.enter(address("203.0.113.1"));
+        let probe = all.enter(PORT, address("203.0.113.1"));
         assert!(greedy[0].evicted.is_cancelled());
         assert!(!many.iter().any(|place| place.evicted.is_cancelled()));
-        let local = all.enter(address("::1"));
+        let local = all.enter(PORT, address("::1"));
         assert_eq!(greedy.iter().filter(|place| place.evicted.is_cancelled()).count(), 1);
         assert!([&here, &local, &probe].iter().all(|place| !place.evicted.is_cancelled()));
     }

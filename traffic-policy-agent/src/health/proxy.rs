@@ -339,9 +339,13 @@ mod tests {
         }
     }
 
+    const LATE_HERE: Duration = Duration::from_millis(50);
+    /// Longer than that.
+    const PAST: Duration = Duration::from_millis(60);
+
     #[tokio::test]
     async fn from_start_to_late_and_back() {
-        let health = ProxyHealth::with_late(true, true, Duration::from_millis(50));
+        let health = ProxyHealth::with_late(true, true, LATE_HERE);
         let probe = Probe::new(&health);
         health.set_node_eligible(true);
         assert_eq!(probe.statuses().await, (503, 200), "starting");
@@ -349,12 +353,12 @@ mod tests {
 
         health.synced();
         assert_eq!(probe.statuses().await, (200, 200), "synced");
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        tokio::time::sleep(PAST).await;
         assert_eq!(probe.statuses().await, (200, 200), "nothing waits");
 
         health.queued();
         assert!(health.is_healthy(), "not late yet");
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        tokio::time::sleep(PAST).await;
         health.failed();
         assert_eq!(probe.statuses().await, (503, 200), "late: the oldest change counts, not the last try");
         assert!(!health.is_healthy());
@@ -367,14 +371,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_loop_that_stands_still_is_not_alive() {
-        let health = ProxyHealth::with_late(true, true, Duration::from_millis(50));
+        let health = ProxyHealth::with_late(true, true, LATE_HERE);
         let probe = Probe::new(&health);
         health.set_node_eligible(true);
         health.synced();
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        tokio::time::sleep(PAST).await;
         assert_eq!(probe.statuses().await, (200, 200), "it has not begun");
         health.beat();
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        tokio::time::sleep(PAST).await;
         assert_eq!(probe.statuses().await, (503, 503));
         health.beat();
         assert!(health.is_healthy());

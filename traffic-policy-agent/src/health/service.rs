@@ -25,10 +25,6 @@ pub struct ListenFailure {
 }
 
 impl ListenFailure {
-    /// The reason of the Event that kube-proxy posts in this case.
-    pub const REASON: &str = "FailedToStartServiceHealthcheck";
-    pub const ACTION: &str = "Listen";
-
     /// One sentence, for logs and Events.
     #[must_use]
     pub fn message(&self, node_name: &str) -> String {
@@ -200,7 +196,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::{
-        super::listener::tests::{get, localhost},
+        super::listener::tests::{get, localhost, until_open},
         *,
     };
 
@@ -339,7 +335,7 @@ mod tests {
             client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
             clients.push(client);
         }
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        until_open(&health.connections, ports.len()).await;
         let nothing = BTreeMap::new();
         let closed = health.update_all(&nothing);
         // One by one, with the grace of each, it would take 40 s.

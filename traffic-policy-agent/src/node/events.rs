@@ -124,6 +124,8 @@ pub(super) fn address(message: &NeighbourMessage) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use netlink_sys::protocols::NETLINK_ROUTE;
     use nix::sys::socket::{getsockopt, sockopt::RcvBuf};
 
@@ -135,11 +137,14 @@ mod tests {
         let plain = getsockopt(&socket, RcvBuf).unwrap();
         enlarge(&socket);
         let got = getsockopt(&socket, RcvBuf).unwrap();
+        assert!(got >= plain, "{got}");
         // CAP_NET_ADMIN, without which an agent does not start.
-        if crate::dataplane::effective_capabilities().unwrap() >> 12 & 1 == 1 {
-            assert!(got >= RECEIVE_BUFFER, "{got}");
-        } else {
-            assert!(got >= plain, "{got}");
+        if crate::dataplane::effective_capabilities().unwrap() >> 12 & 1 == 0 {
+            // Not by println!, which is not shown of a test that succeeds.
+            let test = "the_buffer_for_changes_is_larger_than_what_anybody_may_have";
+            writeln!(io::stderr(), "SKIPPED {test}: no CAP_NET_ADMIN").unwrap();
+            return;
         }
+        assert!(got >= RECEIVE_BUFFER, "{got}");
     }
 }

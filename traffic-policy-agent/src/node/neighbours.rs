@@ -18,7 +18,7 @@ use netlink_packet_route::{
 
 use super::{
     events::{self, Neighbour},
-    network::{Network, answered},
+    network::{Network, Unanswered, answered},
 };
 
 /// Each managed neighbour is probed every few seconds; beyond this number the 60 s after which a hop is resolved again
@@ -68,7 +68,8 @@ impl NeighbourManager {
         Ok(changed)
     }
 
-    /// Has the kernel keep the entries of these next hops.
+    /// Has the kernel keep the entries of these next hops. Ends at the first request that the kernel does not answer: the next
+    /// call goes on, and the run loop does not wait for each of hundreds.
     pub async fn keep(&mut self, network: &Network, hops: impl IntoIterator<Item = (u32, IpAddr)>) {
         let hops: BTreeSet<_> = hops.into_iter().take(MOST).collect();
         self.forget_lost(&hops);
@@ -83,6 +84,10 @@ impl NeighbourManager {
                 Ok(()) => {
                     self.managed.insert((link, address));
                 }
+                Err(error) if error.is::<Unanswered>() => {
+                    tracing::warn!("{error:#}");
+                    return;
+                }
                 // The device is gone: nothing to keep.
                 Err(error) => tracing::debug!(link, %address, "the neighbour cannot be managed: {error:#}"),
             }
@@ -90,7 +95,10 @@ impl NeighbourManager {
         let unused: Vec<_> = self.managed.difference(&hops).copied().collect();
         for (link, address) in unused {
             // A managed entry would be probed for ever. Whoever needs the neighbour resolves it anew.
-            delete(network, link, address).await;
+            if let Err(error) = delete(network, link, address).await {
+                tracing::warn!("{error}");
+                return;
+            }
             self.managed.remove(&(link, address));
         }
     }
@@ -106,7 +114,7 @@ impl NeighbourManager {
         }
     }
 
-    /// What went, did not come back, and is no next hop any more.
+    /// Forgets entries that went, did not come back, and are no next hop any more.
     fn forget_lost(&mut self, hops: &BTreeSet<(u32, IpAddr)>) {
         for entry in std::mem::take(&mut self.lost) {
             if hops.contains(&entry) {
@@ -130,7 +138,7 @@ impl NeighbourManager {
 /// for ever.
 ///
 /// # Errors
-/// The kernel refuses the dump.
+/// The kernel refuses the dump, or does not answer.
 pub async fn release(network: &Network, links: &BTreeSet<u32>) -> Result<()> {
     for message in list(network).await? {
         let managed = message.attributes.iter().any(|attribute| {
@@ -141,7 +149,7 @@ pub async fn release(network: &Network, links: &BTreeSet<u32>) -> Result<()> {
             && links.contains(&link)
             && let Some(address) = events::address(&message)
         {
-            delete(network, link, address).await;
+            delete(network, link, address).await?;
         }
     }
     Ok(())
@@ -152,7 +160,7 @@ async fn list(network: &Network) -> Result<Vec<NeighbourMessage>> {
     answered("listing neighbours", list).await
 }
 
-async fn delete(network: &Network, link: u32, address: IpAddr) {
+async fn delete(network: &Network, link: u32, address: IpAddr) -> Result<(), Unanswered> {
     let mut entry = NeighbourMessage::default();
     entry.header.family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     entry.header.ifindex = link;
@@ -161,9 +169,13 @@ async fn delete(network: &Network, link: u32, address: IpAddr) {
         IpAddr::V6(address) => NeighbourAddress::Inet6(address),
     }));
     let request = network.handle.neighbours().del(entry);
-    if let Err(error) = answered("deleting a neighbour", async { Ok(request.execute().await?) }).await {
-        tracing::debug!(link, %address, "the neighbour is gone already: {error:#}");
+    let answer = answered("deleting a neighbour", async { Ok(request.execute().await?) }).await;
+    match answer.map_err(anyhow::Error::downcast::<Unanswered>) {
+        Err(Ok(silence)) => return Err(silence),
+        Err(Err(error)) => tracing::debug!(link, %address, "the neighbour is gone already: {error:#}"),
+        Ok(()) => {}
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -173,6 +185,20 @@ mod tests {
     fn neighbour(number: u32, mac: u8) -> Neighbour {
         let address = std::net::Ipv4Addr::from(0x0a00_0000 + number).into();
         Neighbour { link: 2, address, mac: [2, 0, 0, 0, 0, mac], fixed: false }
+    }
+
+    /// Hundreds of requests, each with its deadline, would hold up the run loop for an hour.
+    #[tokio::test]
+    async fn a_kernel_that_does_not_answer_is_asked_once() {
+        // Nobody runs the connection, so no request leaves.
+        let (_connection, handle, _) = rtnetlink::new_connection().unwrap();
+        let network = Network { handle };
+        let mut manager = NeighbourManager::default();
+        let hops = (0..3).map(|number| (2, neighbour(number, 1).address));
+        let kept = manager.keep(&network, hops);
+        // One deadline is 10 s.
+        tokio::time::timeout(std::time::Duration::from_secs(15), kept).await.unwrap();
+        assert!(manager.managed.is_empty());
     }
 
     #[test]

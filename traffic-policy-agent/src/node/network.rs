@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use netlink_packet_route::{
     address::{AddressAttribute, AddressMessage, AddressScope},
@@ -30,11 +30,18 @@ pub struct Network {
 /// For the kernel's answer to a request. It answers at once, a dump of many routes within a second.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What the kernel answers, if it does within [`ANSWER`].
+/// The kernel did not answer a request in time. It may have done what was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} failed: the kernel does not answer within {} s", ANSWER.as_secs())]
+pub(super) struct Unanswered {
+    what: String,
+}
+
+/// The kernel's answer, or [`Unanswered`].
 pub(super) async fn answered<T>(what: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
     match timeout(ANSWER, answer).await {
         Ok(answer) => answer.with_context(|| format!("{what} failed")),
-        Err(_) => bail!("{what} failed: the kernel does not answer within {} s", ANSWER.as_secs()),
+        Err(_) => Err(Unanswered { what: what.to_owned() }.into()),
     }
 }
 

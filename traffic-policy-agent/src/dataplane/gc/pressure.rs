@@ -1,4 +1,4 @@
-//! What a table that is nearly full lets go of: flows that are over or may be, by class, as many as are too many.
+//! Flows that a table which is nearly full lets go of before their time: by class, as many as are too many.
 
 use traffic_policy_ebpf::{abi::Sweep, tcp::class};
 
@@ -6,7 +6,7 @@ use traffic_policy_ebpf::{abi::Sweep, tcp::class};
 const FROM_PERCENT: u64 = 75;
 /// down to this one.
 const TO_PERCENT: u64 = 70;
-/// What UDP may have of a table before half closed connections go for its sake.
+/// UDP's share of a table; beyond it UDP goes before half closed connections.
 const UDP_PERCENT: u64 = 25;
 
 /// Flows that the next sweep may remove before their time, by [`mod@class`].

@@ -98,6 +98,7 @@ pub struct Room {
     pub frontends: [u32; 2],
     pub slots: [u32; 2],
     pub source_ranges: [u32; 2],
+    pub node_addresses: [u32; 2],
     pub devices: u32,
     pub gone: u32,
 }
@@ -118,6 +119,7 @@ impl Room {
             frontends: both("tp_frontends")?,
             slots: both("tp_endpoints")?,
             source_ranges: both("tp_src_ranges")?,
+            node_addresses: both("tp_node_addrs")?,
             devices: size(object, "tp_devices")?,
             gone: size(object, "tp_removed_eps")?,
         })

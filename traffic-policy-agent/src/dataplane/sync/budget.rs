@@ -25,10 +25,10 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Who asks for more than this share of a map, but for a few in any case, asks for much.
+    /// A Service that asks for more than this share of a map, but for a few in any case, asks for much.
     const MUCH: u32 = 256;
     const FEW: u32 = 16;
-    /// This share is kept for those who ask for little: one Service alone cannot leave all others without room.
+    /// This share is kept for those that ask for little: one Service alone cannot leave all others without room.
     const KEPT: u32 = 8;
 
     fn new(size: [u32; 2], used: impl Iterator<Item = bool>) -> Self {
@@ -50,12 +50,12 @@ impl Entries {
         *used = used.saturating_sub(1);
     }
 
-    /// Whether `more` entries fit, for one who wants `all` of them altogether.
+    /// Whether `more` entries fit, for a Service that wants `all` of them over all of its ports.
     pub fn fits(&self, ipv6: bool, more: usize, all: usize) -> bool {
         self.free(ipv6, all) as usize >= more
     }
 
-    /// How many are free, for one who wants `all` of them altogether.
+    /// How many are free, for a Service that wants `all` of them over all of its ports.
     pub fn free(&self, ipv6: bool, all: usize) -> u32 {
         let family = usize::from(ipv6);
         let size = self.size[family];
@@ -82,7 +82,7 @@ impl Budget {
     }
 }
 
-/// What the maps have no room for.
+/// A lack of room in the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     Indices,

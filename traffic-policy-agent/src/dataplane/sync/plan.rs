@@ -18,8 +18,11 @@ use std::{
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Frontend, Range};
 
-use self::takeover::{Vacated, take_over};
 pub use self::usage::Usage;
+use self::{
+    takeover::{Vacated, take_over},
+    usage::Demands,
+};
 use super::{
     alloc::EndpointLists,
     budget::{Budget, Lack, LeftOut, Sizes},
@@ -147,6 +150,7 @@ impl Planner {
             given_up.extend(self.held.frontends.keys().copied());
             before.extend(self.found.drain());
         }
+        let demands = Demands::of(desired, &keys);
         let mut vacated = Vec::new();
         for key in keys.iter().filter(|key| !desired.ports.contains_key(*key)) {
             vacated.extend(self.withdraw(key));
@@ -156,7 +160,7 @@ impl Planner {
             for id in ids(key, port) {
                 given_up.remove(&id);
             }
-            self.apply(key, port, context, &mut vacated, &mut plan);
+            self.apply(key, port, context, &demands, &mut vacated, &mut plan);
         }
         for left in vacated {
             self.vacate(&left, context.now, &mut plan);
@@ -192,7 +196,7 @@ impl Planner {
         // There may be room now that others have made some.
         for LeftOut { key, .. } in std::mem::take(&mut plan.left_out) {
             if let Some(port) = desired.ports.get(&key) {
-                self.apply(&key, port, context, &mut Vec::new(), &mut plan);
+                self.apply(&key, port, context, &demands, &mut Vec::new(), &mut plan);
             }
         }
         if !same {
@@ -240,6 +244,7 @@ impl Planner {
         key: &ServicePortKey,
         port: &Arc<ServicePort>,
         context: &Context<'_>,
+        demands: &Demands<'_>,
         vacated: &mut Vec<Vacated>,
         plan: &mut Plan,
     ) {
@@ -249,7 +254,7 @@ impl Planner {
             .map(|old| (old.index, old.cluster, old.local))
             .or_else(|| take_over(key, port, vacated))
             .or_else(|| self.adopt(key, port));
-        if let Some(lack) = self.lack(key, port, adopted.map(|(index, ..)| index)) {
+        if let Some(lack) = self.lack(key, port, adopted.map(|(index, ..)| index), demands) {
             self.leave_out(key, port, lack, old, adopted, plan);
             return;
         }

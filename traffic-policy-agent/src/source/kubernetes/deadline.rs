@@ -19,16 +19,17 @@ use hyper::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 use tower::{BoxError, Layer, Service};
 
 /// For the headers of an answer, and between two pieces of a body that is not a watch's. An API server sends headers at
 /// once, also of a watch on which nothing happens.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
-/// For all of a body that is not a watch's, so that trickling is no way around [`ANSWER`]. 100 MB, as all EndpointSlices of
+/// For all of a body that is not a watch's, and of a list that a watch begins with, so that trickling is no way around
+/// [`ANSWER`]. 100 MB, as all EndpointSlices of
 /// a large cluster are, take 8 s at 100 Mbit/s.
-const WHOLE: Duration = Duration::from_secs(120);
+pub(super) const WHOLE: Duration = Duration::from_secs(120);
 
 /// A body whose reader need not wait for ever.
 pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
@@ -129,7 +130,11 @@ where
 {
     let end = Instant::now() + WHOLE;
     let mut bytes = Vec::new();
-    while let Some(frame) = timeout(ANSWER, body.frame()).await.map_err(|_| Silence::Piece)? {
+    loop {
+        let piece = Instant::now() + ANSWER;
+        let frame = timeout_at(piece.min(end), body.frame()).await;
+        let late = |_| if piece < end { Silence::Piece } else { Silence::Whole };
+        let Some(frame) = frame.map_err(late)? else { break };
         line.heard();
         if let Ok(data) = frame.map_err(Into::into)?.into_data() {
             bytes.extend_from_slice(&data);

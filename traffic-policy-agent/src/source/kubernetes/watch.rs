@@ -24,11 +24,14 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::mpsc,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout_at},
 };
 use tracing::{debug, info, warn};
 
-use super::observe::{API_SERVER, chain};
+use super::{
+    deadline::WHOLE,
+    observe::{API_SERVER, chain},
+};
 use crate::{
     model::ServiceName,
     source::{
@@ -39,7 +42,7 @@ use crate::{
     },
 };
 
-/// What is watched, and what becomes of it.
+/// A kind of object, how it is understood, and what becomes of it.
 pub(super) struct Kind<K, T> {
     pub(super) plural: &'static str,
     /// What it means to go on without them, for a kind that not every API server has, or not for every role.
@@ -141,7 +144,8 @@ pub(super) async fn run<K, T>(
         unreadable: BTreeSet::new(),
         unreadable_before: BTreeSet::new(),
         listing: Listing::Streaming,
-        under_way: false,
+        begun: None,
+        whole: WHOLE,
         listed: false,
         refused: false,
     };
@@ -153,6 +157,7 @@ pub(super) async fn run<K, T>(
                 Ok(pause) => pause,
                 Err(Stopped) => return,
             };
+        // The watcher begins anew: with a list.
         sleep(pause).await;
     }
 }
@@ -185,8 +190,10 @@ struct Watch<K, T> {
     /// The same, before the list that is under way.
     unreadable_before: BTreeSet<ServiceName>,
     listing: Listing,
-    /// Between the beginning and the end of a list.
-    under_way: bool,
+    /// When the list that is under way began.
+    begun: Option<Instant>,
+    /// For all of a list that a watch gives: each event has [`STREAMING`], but they may trickle.
+    whole: Duration,
     listed: bool,
     /// The API server does not give this kind, as has been logged.
     refused: bool,
@@ -200,20 +207,27 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         backoff: &mut DefaultBackoff,
     ) -> Result<Duration, Stopped> {
         let mut stream = pin!(stream);
-        self.under_way = false;
+        self.begun = None;
         loop {
-            let next = if self.under_way && self.listing == Listing::Streaming {
-                let Ok(next) = timeout(STREAMING, stream.next()).await else {
-                    self.stalled();
-                    return Ok(Duration::ZERO);
-                };
-                next
-            } else {
-                stream.next().await
+            let next = match self.begun {
+                Some(begun) if self.listing == Listing::Streaming => {
+                    let (event, whole) = (Instant::now() + STREAMING, begun + self.whole);
+                    match timeout_at(event.min(whole), stream.next()).await {
+                        Ok(next) if Instant::now() < whole => next,
+                        _ => {
+                            self.stalled(event < whole);
+                            return Ok(Duration::ZERO);
+                        }
+                    }
+                }
+                _ => stream.next().await,
             };
             match next {
                 Some(Ok(event)) => {
-                    backoff.reset();
+                    // Of a list it comes before the request.
+                    if !matches!(event, watcher::Event::Init) {
+                        backoff.reset();
+                    }
                     self.event(event).await?;
                 }
                 Some(Err(error)) => {
@@ -222,6 +236,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                     match ended {
                         Some(Ended::Refused) => return Ok(REFUSED),
                         Some(Ended::Relist) => return Ok(pause),
+                        // It goes on where it was.
                         None => sleep(pause).await,
                     }
                 }
@@ -231,8 +246,13 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
     }
 
     /// A watch did not give all objects.
-    fn stalled(&mut self) {
-        let text = format!("the list of {} stopped in the middle", self.kind.plural);
+    fn stalled(&mut self, silent: bool) {
+        let plural = self.kind.plural;
+        let text = if silent {
+            format!("the list of {plural} stopped in the middle")
+        } else {
+            format!("the list of {plural} did not end within {} s", self.whole.as_secs())
+        };
         self.sink.status.trouble(API_SERVER, text);
         self.listing = Listing::Cached;
     }
@@ -240,7 +260,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
     async fn event(&mut self, event: watcher::Event<DeserializeGuard<K>>) -> Result<(), Stopped> {
         match event {
             watcher::Event::Init => {
-                self.under_way = true;
+                self.begun.get_or_insert_with(Instant::now);
                 self.list.clear();
                 self.unreadable_before.append(&mut self.unreadable);
             }
@@ -250,7 +270,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 }
             }
             watcher::Event::InitDone => {
-                self.under_way = false;
+                self.begun = None;
                 // From now on a list is only asked for when the cache does not do.
                 self.listing = Listing::Latest;
                 if std::mem::take(&mut self.refused) {
@@ -289,7 +309,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
-    /// What comes of an error; without an answer the watcher goes on where it was.
+    /// Reports an error. `None`: the watcher goes on where it was.
     async fn error(&mut self, error: &watcher::Error) -> Result<Option<Ended>, Stopped> {
         if self.kind.without.is_some() && refusal(error).is_some() {
             self.refused(error).await?;
@@ -403,3 +423,6 @@ fn full_name<K: Resource>(object: &K) -> ServiceName {
         name: metadata.name.clone().unwrap_or_default(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,9 @@
-//! What the maps hold after the last plan, in numbers; and what is asked for beyond their size.
+//! Numbers of a plan: what the maps hold after it, and what is asked for beyond their size.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use ipnet::Ipv4Net;
 
@@ -10,7 +13,7 @@ use super::{
 };
 use crate::{
     dataplane::maps::keys::Source,
-    model::{Desired, ServicePort, ServicePortKey},
+    model::{Desired, Protocol, ServiceName, ServicePort, ServicePortKey},
 };
 
 /// Entries in use; pairs are IPv4, IPv6.
@@ -22,6 +25,46 @@ pub struct Usage {
     pub source_ranges: [u64; 2],
     /// Indices of Service ports.
     pub services: u64,
+}
+
+/// Entries that a Service asks for, over all of its ports of one family: who splits many addresses into many ports asks for
+/// as much.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Demand {
+    frontends: usize,
+    source_ranges: usize,
+}
+
+/// The demand of each Service that a plan is for, by family.
+#[derive(Debug, Default)]
+pub(super) struct Demands<'a>(HashMap<(&'a ServiceName, bool), Demand>);
+
+impl<'a> Demands<'a> {
+    pub(super) fn of(desired: &'a Desired, keys: &[&'a ServicePortKey]) -> Self {
+        let mut demands = HashMap::new();
+        for key in keys {
+            demands.entry((&key.service, key.ipv6)).or_insert_with(|| Demand::of(desired, key));
+        }
+        Self(demands)
+    }
+
+    fn get(&self, key: &ServicePortKey) -> Demand {
+        self.0.get(&(&key.service, key.ipv6)).copied().unwrap_or_default()
+    }
+}
+
+impl Demand {
+    fn of(desired: &Desired, key: &ServicePortKey) -> Self {
+        let service = key.service.clone();
+        let first = ServicePortKey { service, port: String::new(), protocol: Protocol::Tcp, ipv6: false };
+        let ports = desired.ports.range(first..).take_while(|(other, _)| other.service == key.service);
+        let mut demand = Self::default();
+        for (_, port) in ports.filter(|(other, _)| other.ipv6 == key.ipv6) {
+            demand.frontends += port.frontends.len();
+            demand.source_ranges += port.source_ranges.len();
+        }
+        demand
+    }
 }
 
 impl Planner {
@@ -66,19 +109,24 @@ impl Planner {
         }
     }
 
-    /// What a Service port asks for beyond what is free, but for endpoints and an index. `index`: as it has it already.
-    pub(super) fn lack(&self, key: &ServicePortKey, port: &ServicePort, index: Option<u32>) -> Option<Lack> {
-        let ipv6 = key.ipv6;
+    /// The lack of a Service port that asks for more than is free, but for endpoints and an index. `index`: as it has it already.
+    pub(super) fn lack(
+        &self,
+        key: &ServicePortKey,
+        port: &ServicePort,
+        index: Option<u32>,
+        demands: &Demands<'_>,
+    ) -> Option<Lack> {
+        let (ipv6, all) = (key.ipv6, demands.get(key));
         let needed = ids(key, port).filter(|id| !self.held.frontends.contains_key(id)).count();
-        let all = port.frontends.len();
-        if !self.budget.frontends.fits(ipv6, needed, all) {
-            return Some(Lack::Frontends { needed, free: self.budget.frontends.free(ipv6, all) });
+        if !self.budget.frontends.fits(ipv6, needed, all.frontends) {
+            return Some(Lack::Frontends { needed, free: self.budget.frontends.free(ipv6, all.frontends) });
         }
         let wanted: BTreeSet<_> = sources(key, port, index.unwrap_or(u32::MAX));
-        let all = wanted.len();
         let needed = wanted.difference(&self.held.sources).count();
-        if !self.budget.source_ranges.fits(ipv6, needed, all) {
-            return Some(Lack::SourceRanges { needed, free: self.budget.source_ranges.free(ipv6, all) });
+        if !self.budget.source_ranges.fits(ipv6, needed, all.source_ranges) {
+            let free = self.budget.source_ranges.free(ipv6, all.source_ranges);
+            return Some(Lack::SourceRanges { needed, free });
         }
         None
     }

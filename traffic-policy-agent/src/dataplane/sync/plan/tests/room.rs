@@ -53,6 +53,58 @@ fn without_room_for_frontends_one_port_is_left_out() {
     assert_eq!(plan.left_out[0].lack, Lack::Frontends { needed: 1, free: 0 });
 }
 
+/// A Service that splits its addresses into many small ports asks for as much as one with all of them in one port.
+#[test]
+fn many_small_ports_of_one_service_leave_room_for_others() {
+    for ipv6 in [false, true] {
+        let mut node = Node::new();
+        let ports: Vec<_> =
+            (0..40).map(|n| ServicePortKey { port: format!("p{n}"), ipv6, ..key("a") }).collect();
+        for (number, key) in ports.iter().enumerate() {
+            let frontends = (0..5).map(|address| crate::model::Frontend {
+                address: if ipv6 {
+                    format!("[2001:db8::{address}]:{}", 1000 + number).parse().unwrap()
+                } else {
+                    format!("198.51.100.{address}:{}", 1000 + number).parse().unwrap()
+                },
+                kind: FrontendKind::ExternalIp,
+            });
+            let port = ServicePort { frontends: frontends.collect(), ..port(A, Policy::Cluster, &[]) };
+            node.desired.ports.insert(key.clone(), port.into());
+        }
+        let plan = node.plan(&ports);
+        let family = usize::from(ipv6);
+        assert_eq!((plan.left_out.len(), node.planner.usage().frontends[family]), (40 - 17, 85));
+        assert!(matches!(plan.left_out[0].lack, Lack::Frontends { needed: 5, free: 3 }), "{plan:?}");
+        let other = if ipv6 { "[2001:db8::9]:80" } else { VIP };
+        let small = ServicePortKey { ipv6, ..key("small") };
+        node.desired.ports.insert(small.clone(), port(other, Policy::Cluster, &[]).into());
+        assert!(node.plan(&[small]).left_out.is_empty());
+        // Nor by one port after the other.
+        assert_eq!(keys(&node.plan(&[ports[39].clone()])), [ports[39].clone()]);
+    }
+}
+
+/// The same with the source ranges of a Service, which each of its ports has for itself.
+#[test]
+fn source_ranges_of_many_ports_leave_room_for_others() {
+    let ranges: Vec<String> = (0..9).map(|number| format!("198.51.{number}.0/24")).collect();
+    let ranges: Vec<&str> = ranges.iter().map(String::as_str).collect();
+    let mut node = Node::new();
+    let at = |number: u16| {
+        let address = SocketAddr::from(([203, 0, 113, 1], number));
+        let frontends = [crate::model::Frontend { address, kind: FrontendKind::LoadBalancer }].into();
+        ServicePort { frontends, ..guarded(&[], &ranges) }
+    };
+    let ports: Vec<_> = (0..12).map(|n| ServicePortKey { port: format!("p{n}"), ..key("a") }).collect();
+    for (number, key) in ports.iter().enumerate() {
+        node.desired.ports.insert(key.clone(), at(1000 + number as u16).into());
+    }
+    let plan = node.plan(&ports);
+    assert_eq!((plan.left_out.len(), node.planner.usage().source_ranges), (3, [81, 0]));
+    assert!(node.set("small", Some(at(80))).left_out.is_empty());
+}
+
 #[test]
 fn without_room_for_source_ranges_one_port_is_left_out() {
     let ranges: Vec<String> = (0..60).map(|number| format!("198.51.{number}.0/24")).collect();

@@ -1,0 +1,79 @@
+//! A watch of streams that tests make: pauses between lists that fail, and lists that trickle.
+
+use futures::stream;
+use k8s_openapi::api::core::v1::Service;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::source::{convert, status::StatusReader};
+
+type Event = watcher::Event<DeserializeGuard<Service>>;
+
+fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, StatusReader) {
+    let (status, reader) = StatusWriter::new();
+    // Nothing is sent before the end of a list.
+    let (sender, _) = mpsc::channel(1);
+    let sink =
+        Sink { sender, status, events: ServiceEvents::nowhere(), lists: Arc::new(AtomicUsize::new(1)) };
+    let kind = Kind {
+        plural: "Services",
+        without: None,
+        convert: |service: &Service| convert::service(service, convert::Author::ApiServer),
+        update: Update::Service,
+    };
+    let watch = Watch {
+        kind,
+        sink,
+        list: Vec::new(),
+        unreadable: BTreeSet::new(),
+        unreadable_before: BTreeSet::new(),
+        listing,
+        begun: None,
+        whole: WHOLE,
+        listed: false,
+        refused: false,
+    };
+    (watch, reader)
+}
+
+/// The watcher says that a list begins before it asks for it.
+#[tokio::test]
+async fn pauses_grow_while_lists_fail() {
+    let (mut watch, _) = watch(Listing::Latest);
+    let mut backoff = DefaultBackoff::default();
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        let gone = Status::failure("too old", "Expired").with_code(410);
+        let failed = watcher::Error::InitialListFailed(kube::Error::Api(gone.boxed()));
+        let events = stream::iter([Ok(Event::Init), Err(failed)]);
+        pauses.push(watch.follow(events, &mut backoff).await.ok().unwrap());
+    }
+    // The first is of 0.8 s to 1.6 s, and each of the next twice as long.
+    assert!(pauses[0] < Duration::from_secs(2) && pauses[3] > Duration::from_secs(4), "{pauses:?}");
+    // An event is a sign that the server serves.
+    let object = DeserializeGuard(Ok(Service::default()));
+    let events = stream::iter([Ok(Event::Init), Ok(Event::InitApply(object))]);
+    let pause = watch.follow(events, &mut backoff).await.ok().unwrap();
+    assert!(pause < Duration::from_secs(2), "{pause:?}");
+}
+
+#[tokio::test]
+async fn a_list_that_trickles_is_given_up_and_said() {
+    let (mut watch, status) = watch(Listing::Streaming);
+    watch.whole = Duration::from_millis(200);
+    // Each event comes in time.
+    let trickle = stream::unfold(true, |first| async move {
+        if first {
+            return Some((Ok(Event::Init), false));
+        }
+        sleep(Duration::from_millis(20)).await;
+        Some((Ok(Event::InitApply(DeserializeGuard(Ok(Service::default())))), false))
+    });
+    let mut backoff = DefaultBackoff::default();
+    let followed = watch.follow(trickle, &mut backoff);
+    let pause = tokio::time::timeout(Duration::from_secs(20), followed).await.unwrap();
+    assert_eq!(pause.ok(), Some(Duration::ZERO));
+    assert_eq!(watch.listing, Listing::Cached);
+    let errors = status.get().errors;
+    assert!(errors[API_SERVER].contains("did not end"), "{errors:?}");
+}
