@@ -318,28 +318,31 @@ impl<P: PacketPath> Controller<P> {
 
     /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
     async fn write_maps(&mut self, source: &Source) -> bool {
-        let again = self.services.write(&mut self.path, self.network.addresses(), source).await;
-        if self.is_replacement_due()
+        let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        // Once begun, it is ended by maintenance: writes may come many times a second.
+        if self.path.is_replacing() {
+            self.replace_others().await;
+        }
+        failed
+    }
+
+    /// Replaces another layout version as soon as the maps are filled.
+    async fn replace_others(&mut self) {
+        if self.services.synced_once()
             && let Err(error) = self.replace().await
         {
             tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
         }
-        again
     }
 
-    fn is_replacement_due(&self) -> bool {
-        self.path.is_replacing() && self.services.synced_once()
-    }
-
-    /// Puts this version's programs into the places of another layout version's, now that the maps are filled.
+    /// Puts this version's programs into the places of another layout version's. Until all are in place, nothing of the other
+    /// version is taken off or freed.
     async fn replace(&mut self) -> Result<()> {
         self.path.adopt()?;
-        if let Err(error) = self.network.rescan(&mut self.path, &self.services.primary()).await {
-            self.network.rescan_failed(&error);
-        }
-        // Maintenance tries again what fails here.
-        if let Err(error) = self.path.attach_cgroup() {
-            tracing::warn!("{error:#}");
+        self.network.rescan(&mut self.path, &self.services.primary()).await?;
+        self.path.attach_cgroup()?;
+        if self.network.needs_rescan() {
+            bail!("not all devices are attached to");
         }
         self.network.compare(&mut self.path).await?;
         self.path.forget_others()?;
@@ -374,10 +377,8 @@ impl<P: PacketPath> Controller<P> {
     async fn maintain(&mut self, source: &Source) {
         self.network.note_routes(&mut self.path, self.timing.maintenance).await;
         self.network.look_for_programs(&mut self.path).await;
-        if self.is_replacement_due()
-            && let Err(error) = self.replace().await
-        {
-            tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
+        if self.path.has_others() {
+            self.replace_others().await;
         }
         if (self.network.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await

@@ -85,7 +85,10 @@ impl NodeNetwork {
             return;
         }
         self.needs_rescan |= self.attachments.look(path, &self.network).await;
-        self.attachments.restore_cgroup(path);
+        // Until another layout version is replaced, its programs may be on the cgroup: nobody took ours off then.
+        if !path.has_others() {
+            self.attachments.restore_cgroup(path);
+        }
     }
 
     /// A rescan has failed: maintenance tries again.

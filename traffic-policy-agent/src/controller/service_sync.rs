@@ -151,7 +151,9 @@ impl ServiceSync {
                 } else if written.elements > 0 {
                     tracing::info!(changed = changes.ports.len(), writes = written.elements, "synced");
                 }
+                // While another layout version's programs serve, nothing is attached, and all would be forgotten.
                 if !self.synced_once
+                    && !path.is_replacing()
                     && let Err(error) = path.forget_others()
                 {
                     // They stay as they are; the next start tries again.

@@ -1,6 +1,7 @@
 //! The controller on a data plane without a kernel: from a folder of manifests to writes and health-check ports.
 
 mod fake;
+mod other_layout;
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 

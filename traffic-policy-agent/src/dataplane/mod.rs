@@ -234,7 +234,12 @@ impl Dataplane {
 
     /// Programs of another layout version serve until [`Self::adopt`].
     pub fn is_replacing(&self) -> bool {
-        !self.adopted && self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
+        !self.adopted && self.has_others()
+    }
+
+    /// Another layout version has left programs or maps, which [`Self::drop_replaced`] has not freed.
+    pub fn has_others(&self) -> bool {
+        self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
     }
 
     /// Takes over the links of another layout version: to attach puts this version's programs into their places.

@@ -40,6 +40,26 @@ pub(super) struct Asked {
     /// Each of them takes a while.
     pub slow: bool,
     pub refreshed: usize,
+    /// Programs of another layout version serve, or are not wholly replaced.
+    pub others: bool,
+    /// Their links were taken over.
+    pub adopted: bool,
+    /// So many comparisons of routes fail.
+    pub failing_routes: usize,
+    /// What was not attached to was forgotten: whether the links of another version were ours by then.
+    pub forgotten: Vec<bool>,
+    /// How often the other version's maps were freed.
+    pub dropped: usize,
+    /// Devices that were attached to, by the names that they had then.
+    pub attached: Vec<String>,
+    /// Devices that lack programs until they are attached to.
+    pub lost: Vec<Lost>,
+    /// Calls of the cgroup's processes that lack programs until those are attached.
+    pub lost_calls: Vec<&'static str>,
+    /// Nothing can be said of those calls.
+    pub blind: bool,
+    /// The cgroup cannot be attached to.
+    pub refusing: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -112,19 +132,32 @@ impl PacketPath for Fake {
     }
 
     fn is_replacing(&self) -> bool {
-        false
+        let asked = self.asked();
+        asked.others && !asked.adopted
+    }
+
+    fn has_others(&self) -> bool {
+        self.asked().others
     }
 
     fn adopt(&mut self) -> Result<()> {
+        self.asked().adopted = true;
         Ok(())
     }
 
     fn drop_replaced(&mut self) -> Result<Replaced> {
+        let mut asked = self.asked();
+        asked.others = false;
+        asked.dropped += 1;
         Ok(Replaced::default())
     }
 
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        self.attached.retain(|held| held.ifindex != interface.ifindex);
         self.attached.push(interface.clone());
+        let mut asked = self.asked();
+        asked.lost.retain(|lost| lost.ifindex != interface.ifindex);
+        asked.attached.push(interface.name.clone());
         Ok(Attached::Tc)
     }
 
@@ -134,11 +167,15 @@ impl PacketPath for Fake {
     }
 
     fn forget_others(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        let adopted = asked.adopted;
+        asked.forgotten.push(adopted);
         Ok(())
     }
 
     fn is_settled(&self, interface: &Interface) -> bool {
-        self.attached.contains(interface)
+        let lost = self.asked().lost.iter().any(|lost| lost.ifindex == interface.ifindex);
+        !lost && self.attached.contains(interface)
     }
 
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
@@ -146,7 +183,7 @@ impl PacketPath for Fake {
     }
 
     fn lost(&self) -> Vec<Lost> {
-        Vec::new()
+        self.asked().lost.clone()
     }
 
     fn filters(&self) -> Option<(u16, u32)> {
@@ -156,10 +193,19 @@ impl PacketPath for Fake {
     fn unsettle(&mut self, _: u32) {}
 
     fn lost_calls(&self) -> Result<Vec<&'static str>> {
-        Ok(Vec::new())
+        let asked = self.asked();
+        if asked.blind {
+            bail!("too many open files");
+        }
+        Ok(asked.lost_calls.clone())
     }
 
     fn attach_cgroup(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        if asked.refusing {
+            bail!("the cgroup takes no programs");
+        }
+        asked.lost_calls.clear();
         Ok(())
     }
 
@@ -180,6 +226,11 @@ impl PacketPath for Fake {
     }
 
     fn compare_network(&mut self, _: u32) -> Result<bool> {
+        let mut asked = self.asked();
+        if asked.failing_routes > 0 {
+            asked.failing_routes -= 1;
+            bail!("the maps cannot be written");
+        }
         Ok(false)
     }
 
@@ -235,6 +286,11 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
 impl Running {
     /// With what `before` sets up, in the folder and in the fake.
     pub async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
+        Self::start_on(&[], timing, before).await
+    }
+
+    /// As [`Self::start`], with `--device`.
+    pub async fn start_on(devices: &[&str], timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let fake = Fake::default();
         before(folder.path(), &fake);
@@ -242,7 +298,8 @@ impl Running {
         let (network, events) = Network::connect().unwrap();
         let node_name = "here".to_owned();
         let manifests = Manifests { folder: folder.path().to_owned(), node_name: node_name.clone() };
-        let settings = settings(manifests);
+        let mut settings = settings(manifests);
+        settings.devices = devices.iter().map(|&device| device.to_owned()).collect();
         let metrics = Metrics::new(node_name, health.clone());
         let mut controller =
             Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
