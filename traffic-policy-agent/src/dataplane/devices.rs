@@ -149,16 +149,16 @@ impl Devices {
         })
     }
 
-    /// Devices that are attached to by links, and whose programs somebody else has taken off. Filters of a clsact qdisc have
-    /// no link: see [`Self::filters`].
+    /// Devices whose links lack programs, since somebody else has taken them off. Filters of a clsact qdisc have no link: see
+    /// [`Self::filters`].
     pub fn lost(&self, object: &Ebpf) -> Vec<Lost> {
-        if self.links.is_none() || !self.kernel.has_tcx() {
+        if self.links.is_none() {
             return Vec::new();
         }
         let lost = self.attached.values().map(|(interface, attached)| Lost {
             ifindex: interface.ifindex,
             name: interface.name.clone(),
-            places: self.links(interface).lost(object, *attached),
+            places: self.links(interface).lost(object, *attached, self.kernel),
         });
         lost.filter(|lost| !lost.places.is_empty()).collect()
     }
