@@ -90,6 +90,31 @@ async fn no_health_check_port_before_the_maps_are_written() {
     answers(port, Some(200)).await;
 }
 
+/// A port that cannot be listened on is tried again and again, which tells nothing of what the maps hold.
+#[tokio::test]
+async fn no_health_check_port_promises_what_could_not_be_written() {
+    let taken = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = free_port().await;
+    let running = Running::start(QUICK, |folder, _| {
+        write(folder, "web", "Local", port, "there");
+        write(folder, "other", "Local", taken.local_addr().unwrap().port(), "here");
+    })
+    .await;
+    answers(port, Some(503)).await;
+    let sweeps = {
+        let mut asked = running.fake.asked();
+        asked.failing = usize::MAX;
+        asked.sweeps
+    };
+    write(running.folder.path(), "web", "Local", port, "here");
+    running
+        .until("tried, and looked after", |asked| asked.syncs.len() >= 3 && asked.sweeps >= sweeps + 10)
+        .await;
+    assert_eq!(status(port).await, Some(503));
+    running.fake.asked().failing = 0;
+    answers(port, Some(200)).await;
+}
+
 #[tokio::test]
 async fn a_failed_write_is_tried_again_with_what_changed() {
     let running = Running::start(QUICK, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
