@@ -304,7 +304,7 @@ impl<P: PacketPath> Controller<P> {
         }
     }
 
-    /// Brings devices and maps up to date. Returns whether it has to be tried again.
+    /// Brings devices and maps up to date. Returns whether that failed.
     async fn write(&mut self, source: &Source) -> bool {
         // Now that the Node's addresses are known, their devices are too.
         if self.services.has_objects()
@@ -316,7 +316,7 @@ impl<P: PacketPath> Controller<P> {
         self.write_maps(source).await
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
         let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
         // Once begun, it is ended by maintenance: writes may come many times a second.
@@ -385,8 +385,8 @@ impl<P: PacketPath> Controller<P> {
         {
             self.network.rescan_failed(&error);
         }
-        if self.services.look_at(source) {
-            self.needs_write = self.write_maps(source).await || self.needs_write;
+        if self.services.look_at(source) || self.services.lacks_room() {
+            self.needs_write |= self.write_maps(source).await;
         }
         if self.services.has_health_failures() {
             self.services.update_health(source).await;

@@ -103,7 +103,12 @@ impl ServiceSync {
         self.index.set_blind(source.status().get().is_blind()) && self.index.is_synced()
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    /// Service ports were left out for want of room, which may be there by now.
+    pub(super) fn lacks_room(&self) -> bool {
+        self.shortage.keys().next().is_some()
+    }
+
+    /// Brings the maps up to date, then the health ports. Returns whether that failed.
     pub(super) async fn write(
         &mut self,
         path: &mut impl PacketPath,
@@ -150,7 +155,6 @@ impl ServiceSync {
             Ok(written) => {
                 self.local = local;
                 sockets::end_sockets(path);
-                let again = !written.left_out.is_empty();
                 self.shortage.update(written.left_out, &mut self.lines, &source.events());
                 self.health.left_out(self.shortage.lines());
                 self.checks.clone_from(&desired.health);
@@ -178,7 +182,7 @@ impl ServiceSync {
                 if first {
                     release_memory();
                 }
-                again
+                false
             }
             Err(error) => {
                 tracing::error!(
@@ -211,7 +215,7 @@ impl ServiceSync {
         });
     }
 
-    /// Opens and closes health-check ports.
+    /// Opens and closes health-check ports, as the maps hold what they promise.
     pub(super) async fn update_health(&mut self, source: &Source) {
         let failures = self.service_health.update(&self.checks, &self.health_addresses).await;
         for failure in failures {

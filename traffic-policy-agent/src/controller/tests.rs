@@ -5,6 +5,7 @@ mod other_layout;
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 
+use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -224,36 +225,64 @@ async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     assert_eq!(running.fake.asked().syncs.len(), 1);
 }
 
+/// Services that are written by hand.
+struct ByHand {
+    services: ServiceSync,
+    fake: Fake,
+    source: Source,
+    _folder: TempDir,
+}
+
+impl ByHand {
+    fn new(manifests: impl FnOnce(&Path)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        manifests(folder.path());
+        let from = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
+        let health = ProxyHealth::new(true, true);
+        let metrics = Metrics::new("here".to_owned(), health.clone());
+        let mut services = ServiceSync::new(&settings(from.clone()), QUICK.retry, health, metrics);
+        services.apply_batch(from.read().unwrap());
+        Self { services, fake: Fake::default(), source: from.start(), _folder: folder }
+    }
+
+    async fn write(&mut self, addresses: &[node::Address]) -> bool {
+        self.services.write(&mut self.fake, addresses, &self.source).await
+    }
+}
+
 /// What a slot says of an endpoint depends on whether its address is the node's, as a VIP's may be and not be.
 #[tokio::test]
 async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), "web", "Cluster", 0, "there");
-    let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
-    fs::write(folder.path().join("other.yaml"), other).unwrap();
-    let manifests = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
-    let health = ProxyHealth::new(true, true);
-    let metrics = Metrics::new("here".to_owned(), health.clone());
-    let settings = settings(manifests.clone());
-    let mut services = ServiceSync::new(&settings, QUICK.retry, health, metrics);
-    services.apply_batch(manifests.read().unwrap());
-    let source = manifests.start();
-    let (mut fake, address) = (Fake::default(), |text: &str| node::Address {
-        link: 2,
-        address: text.parse().unwrap(),
-        global: true,
+    let mut by_hand = ByHand::new(|folder| {
+        write(folder, "web", "Cluster", 0, "there");
+        let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
+        fs::write(folder.join("other.yaml"), other).unwrap();
     });
+    let address = |text: &str| node::Address { link: 2, address: text.parse().unwrap(), global: true };
     let own = address("192.0.2.1");
     // 10.1.0.1 is an endpoint of web.
     let vip = address("10.1.0.1");
     for addresses in [&[own][..], &[own, vip], &[own, vip], &[own]] {
-        services.write(&mut fake, addresses, &source).await;
+        by_hand.write(addresses).await;
     }
-    let asked = fake.asked();
+    let asked = by_hand.fake.asked();
     let changed = |sync: usize| -> BTreeSet<&str> {
         asked.syncs[sync][0].iter().map(|key| key.service.name.as_str()).collect()
     };
     assert_eq!(changed(1), BTreeSet::from(["web"]), "it joined");
     assert!(changed(2).is_empty());
     assert_eq!(changed(3), BTreeSet::from(["web"]), "it left");
+}
+
+/// Else each change of the network would be followed by a look at all devices and a write, for as long as the Service is there.
+#[tokio::test]
+async fn want_of_room_is_no_failure() {
+    let mut by_hand = ByHand::new(|folder| write(folder, "web", "Cluster", 0, "here"));
+    by_hand.fake.asked().full = 1;
+    assert!(!by_hand.write(&[]).await);
+    assert!(by_hand.services.lacks_room());
+    by_hand.write(&[]).await;
+    assert!(!by_hand.services.lacks_room());
+    by_hand.fake.asked().failing = 1;
+    assert!(by_hand.write(&[]).await);
 }
