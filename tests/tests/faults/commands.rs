@@ -105,7 +105,10 @@ fn cleanup_releases_what_another_layout_left() {
         .collect::<Vec<_>>()
         .try_into()
         .unwrap();
-    fs::rename(pins, agent.pin_dir().join("v1")).unwrap();
+    let other = agent.pin_dir().join("v1");
+    fs::rename(pins, &other).unwrap();
+    // As it was called before layout version 3.
+    fs::rename(other.join("maps/tp_devices"), other.join("maps/DEVICES")).unwrap();
     assert!(managed() > 0);
     let cleaned = agent.command(&["cleanup"]).unwrap();
     assert!(cleaned.status.success(), "{}", text(&cleaned));

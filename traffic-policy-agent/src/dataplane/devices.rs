@@ -134,6 +134,14 @@ impl Devices {
         Ok(())
     }
 
+    /// Takes the filters off those of these devices that are not attached to: another layout version has left them.
+    pub fn detach_filters_of_others(&self, devices: BTreeSet<u32>) {
+        if !self.kernel.has_tcx() {
+            let others = devices.into_iter().filter(|ifindex| !self.attached.contains_key(ifindex));
+            others.for_each(clsact::detach);
+        }
+    }
+
     /// Takes off filters, which unlike links do not go with their pins.
     pub fn detach_filters(&self) {
         if !self.kernel.has_tcx() {
@@ -208,8 +216,10 @@ fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result
 /// map is the same in all of them); none if there is none.
 pub fn pinned_devices(root: &Path) -> BTreeSet<u32> {
     let devices = pins::maps_of_versions(root).unwrap_or_default().into_iter().filter_map(|maps| {
+        // The latter before version 3.
+        let devices = Reader::open(&maps, "tp_devices").or_else(|_| Reader::open(&maps, "DEVICES"));
         // A version that had no such map, or a folder that another process has just removed.
-        Reader::open(&maps, "tp_devices").ok()?.keys::<u32>().ok()
+        devices.ok()?.keys::<u32>().ok()
     });
     devices.flatten().collect()
 }

@@ -259,7 +259,10 @@ impl Dataplane {
     /// # Errors
     /// A folder that cannot be removed.
     pub fn drop_replaced(&mut self) -> Result<Replaced> {
-        self.pins.as_mut().map_or_else(|| Ok(Replaced::default()), replacement::finish)
+        let Some(pins) = &mut self.pins else { return Ok(Replaced::default()) };
+        // Filters do not go with a folder of pins, and its maps say where they are.
+        self.devices.detach_filters_of_others(pinned_devices(pins.root()));
+        replacement::finish(pins)
     }
 
     /// Devices whose programs somebody else has taken off, as far as their links tell.

@@ -136,6 +136,11 @@ impl Pins {
         Ok(())
     }
 
+    /// The folder of all layout versions.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Nothing of this version was pinned before.
     pub fn is_new(&self) -> bool {
         self.before.is_none()
