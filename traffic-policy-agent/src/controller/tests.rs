@@ -2,6 +2,7 @@
 
 mod fake;
 mod other_layout;
+mod taken_off;
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 
