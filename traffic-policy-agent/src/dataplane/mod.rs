@@ -81,6 +81,8 @@ pub struct Dataplane {
     object: Ebpf,
     maps: Maps,
     planner: Planner,
+    /// A sync has failed since the planner was given what the maps hold.
+    stale: bool,
     gc: Gc,
     devices: Devices,
     sockets: Sockets,
@@ -118,6 +120,9 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
+        if self.stale {
+            self.plan_anew()?;
+        }
         node::name_addresses(&mut self.maps, addresses)?;
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
@@ -142,8 +147,12 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
-            heartbeat::failing(&mut self.maps)?;
-            self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
+            // The planner takes what it planned for done.
+            self.stale = true;
+            let anew = heartbeat::failing(&mut self.maps).and_then(|()| self.plan_anew());
+            if let Err(error) = anew {
+                tracing::warn!("{error:#}");
+            }
             return Err(error);
         }
         self.gc.synced();
@@ -151,9 +160,16 @@ impl Dataplane {
         Ok(Written { elements, left_out: plan.left_out })
     }
 
+    /// Lets the planner begin with what the maps hold.
+    fn plan_anew(&mut self) -> Result<()> {
+        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
+        self.stale = false;
+        Ok(())
+    }
+
     /// Whether the next sync compares everything, not just what changed.
     pub fn compares_all(&self) -> bool {
-        self.planner.is_first()
+        self.stale || self.planner.is_first()
     }
 
     /// Takes bits of Services that are gone off the prefilter.
@@ -192,7 +208,7 @@ impl Dataplane {
     pub fn sweep_on(&mut self) -> Result<bool> {
         let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
         let Some(swept) = self.gc.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
-        if self.needs_prune && swept.no_flows {
+        if self.needs_prune && swept.no_flows && !self.stale {
             self.prune();
         }
         nexthop::renew(&mut self.maps)?;

@@ -86,8 +86,20 @@ impl Dataplane {
         set_up_state(&mut maps, &object, hz, flows)?;
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        let (needs_prune, adopted) = (false, false);
-        Ok(Self { object, maps, planner, gc, devices, sockets, needs_prune, config, pins: None, adopted })
+        let [needs_prune, stale, adopted] = [false; 3];
+        Ok(Self {
+            object,
+            maps,
+            planner,
+            stale,
+            gc,
+            devices,
+            sockets,
+            needs_prune,
+            config,
+            pins: None,
+            adopted,
+        })
     }
 
     /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
