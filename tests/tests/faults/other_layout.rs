@@ -100,6 +100,9 @@ fn it_serves_until_the_new_maps_are_filled() {
     // Some maintenance passes, too.
     std::thread::sleep(Duration::from_secs(7));
     assert_eq!(upgrade.attached(), before);
+    let status = agent.json(&["status"]).unwrap();
+    let warnings = status["warnings"].to_string();
+    assert!(warnings.contains("layout v1 serves until"), "{warnings}");
     upgrade.answers();
     assert_eq!(agent.healthz().unwrap().status, 503);
     fs::rename(&hidden, &folder).unwrap();
