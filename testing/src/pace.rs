@@ -6,6 +6,7 @@
 
 use std::env;
 use std::sync::OnceLock;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +24,19 @@ const BRANCHES: usize = 3000;
 /// A limit that a test chose for a fast machine, as it is on this one.
 pub fn scaled(limit: Duration) -> Duration {
     limit.mul_f64(pace())
+}
+
+/// Waits until something holds, for at most this time, [`scaled`].
+///
+/// # Panics
+/// If it does not hold by then.
+#[track_caller]
+pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < scaled(limit), "waited for {what} in vain");
+        sleep(Duration::from_millis(50));
+    }
 }
 
 /// From 1, a fast machine, to 50; measured once in each process.

@@ -2,15 +2,14 @@
 
 use std::fs;
 use std::process::{Command, Output};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::xdp::Always;
 
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
@@ -90,14 +89,7 @@ fn cleanup_releases_what_another_layout_left() {
     cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080)).unwrap();
     let netns = cluster.lab.node(1).netns();
     let managed = || netns.netlink(async |net| net.managed_neighbours().await).unwrap();
-    let start = Instant::now();
-    while managed() == 0 {
-        assert!(
-            start.elapsed() < scaled(Duration::from_secs(10)),
-            "the endpoint's next hop is never kept resolved"
-        );
-        sleep(Duration::from_millis(50));
-    }
+    until("the endpoint's next hop to be kept resolved", Duration::from_secs(10), || managed() > 0);
     agent.stop().unwrap();
     let [pins] = fs::read_dir(agent.pin_dir())
         .unwrap()
@@ -105,7 +97,10 @@ fn cleanup_releases_what_another_layout_left() {
         .collect::<Vec<_>>()
         .try_into()
         .unwrap();
-    fs::rename(pins, agent.pin_dir().join("v1")).unwrap();
+    let other = agent.pin_dir().join("v1");
+    fs::rename(pins, &other).unwrap();
+    // As it was called before layout version 3.
+    fs::rename(other.join("maps/tp_devices"), other.join("maps/DEVICES")).unwrap();
     assert!(managed() > 0);
     let cleaned = agent.command(&["cleanup"]).unwrap();
     assert!(cleaned.status.success(), "{}", text(&cleaned));

@@ -1,6 +1,6 @@
 //! Devices that come and go while the agent runs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::attached::Attached;
@@ -8,7 +8,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
 
 const PORT: u16 = 30080;
@@ -80,10 +80,7 @@ fn a_device_returns_unfit() {
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
     node.netlink(async |net| net.delete("up1").await).unwrap();
     fit();
-    let start = Instant::now();
-    while !node.attached("up1").unwrap().xdp {
-        assert!(start.elapsed() < scaled(SOON), "not attached again\n{}", agent.log());
-    }
+    until("the device to be attached to again", SOON, || node.attached("up1").unwrap().xdp);
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
 }
 
@@ -104,7 +101,8 @@ fn a_device_that_no_route_needs_any_more_is_let_go() {
     agent.wait_ready(SOON).unwrap();
     let all = Attached { xdp: false, ingress: 1, egress: 1 };
     assert_eq!(node.attached("up1").unwrap(), all);
-    // Away for a moment, as while it is replaced: nothing is taken off.
+    // Away for a moment, as while it is replaced: nothing is taken off. Longer than the 5 s from one look at the devices to the
+    // next, and shorter than the 30 s for which a device may be without a route.
     let delete = || node.netlink(async |net| net.delete_route(network, 24).await).unwrap();
     delete();
     std::thread::sleep(Duration::from_secs(7));

@@ -1,16 +1,16 @@
 //! Programs that somebody else takes off while the agent runs: they come back, or the node says 503.
 
 use std::fs;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use traffic_policy_agent::dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::attached::{Attached, detach_links, socket_programs};
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace;
 use traffic_policy_testing::xdp::Always;
 
 const PORT: u16 = 30080;
@@ -28,12 +28,8 @@ fn started(cluster: &Cluster, attach: &str) -> Agent {
     agent
 }
 
-fn until(what: &str, agent: &Agent, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < scaled(SOON), "{what}: not within {SOON:?}\n{}", agent.log());
-        sleep(Duration::from_millis(50));
-    }
+fn until(what: &str, condition: impl FnMut() -> bool) {
+    pace::until(what, SOON, condition);
 }
 
 fn restored(agent: &Agent) -> f64 {
@@ -41,28 +37,37 @@ fn restored(agent: &Agent) -> f64 {
 }
 
 fn come_back(attach: &str, all: Attached) {
+    // Below Linux 6.6 TC programs are filters, which have no links that could be taken away.
+    let has_tcx = Kernel::running().unwrap().has_tcx();
+    if !has_tcx && !all.xdp {
+        println!("SKIPPED come_back {attach}: TC programs have no links on this kernel");
+        return;
+    }
+    let links = u32::from(all.xdp) + if has_tcx { all.ingress + all.egress } else { 0 };
+    let rest = if has_tcx { Attached::default() } else { Attached { xdp: false, ..all } };
+    let place = if has_tcx { "TC egress" } else { "XDP" };
     let cluster = cluster();
     let agent = started(&cluster, attach);
     let (node, to) = (cluster.lab.node(1).netns(), cluster.at(1, Family::V4, PORT));
     let attached = || node.attached("eth0").unwrap();
     assert_eq!(attached(), all);
-    assert_eq!(detach_links(agent.pin_dir(), "").unwrap() as u32, u32::from(all.xdp) + 2);
-    assert_eq!(attached(), Attached::default(), "the control: they were taken off");
-    until("attached again", &agent, || attached() == all);
-    agent.wait_said(&["somebody has taken programs off", "eth0", "TC egress"], SOON).unwrap();
-    until("counted", &agent, || restored(&agent) >= 1.0);
+    assert_eq!(detach_links(agent.pin_dir(), "").unwrap() as u32, links);
+    assert_eq!(attached(), rest, "the control: they were taken off");
+    until("attached again", || attached() == all);
+    agent.wait_said(&["somebody has taken programs off", "eth0", place], SOON).unwrap();
+    until("counted", || restored(&agent) >= 1.0);
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
     assert_eq!(agent.healthz().unwrap().status, 200);
     // One link alone, and pins that somebody deletes: the programs go with them.
     detach_links(agent.pin_dir(), "egress").unwrap();
-    until("one attached again", &agent, || attached() == all);
+    until("one attached again", || attached() == all);
     for version in fs::read_dir(agent.pin_dir()).unwrap() {
         for link in fs::read_dir(version.unwrap().path().join("links")).unwrap() {
             fs::remove_file(link.unwrap().path()).unwrap();
         }
     }
-    until("the control: gone with the pins", &agent, || attached() != all);
-    until("attached again after the pins went", &agent, || attached() == all);
+    until("the control: gone with the pins", || attached() != all);
+    until("attached again after the pins went", || attached() == all);
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
 }
 
@@ -87,9 +92,9 @@ fn programs_of_a_cgroup_come_back() {
     assert!(each(1));
     assert_eq!(detach_links(agent.pin_dir(), "cgroup-").unwrap(), 9);
     assert!(each(0), "the control: they were taken off");
-    until("attached again", &agent, || each(1));
+    until("attached again", || each(1));
     agent.wait_said(&["somebody has taken programs off the cgroup", "connect4"], SOON).unwrap();
-    until("counted", &agent, || restored(&agent) >= 1.0);
+    until("counted", || restored(&agent) >= 1.0);
 }
 
 /// Somebody puts a program of their own in the place.
@@ -100,13 +105,13 @@ fn a_node_that_cannot_put_them_back_is_not_healthy() {
     let node = cluster.lab.node(1).netns();
     assert_eq!(detach_links(agent.pin_dir(), "xdp-").unwrap(), 1);
     node.attach_xdp("eth0", Always::Pass).unwrap();
-    until("503", &agent, || agent.healthz().unwrap().status == 503);
+    until("503", || agent.healthz().unwrap().status == 503);
     assert_eq!(agent.livez().unwrap().status, 200, "a restart would mend nothing");
     let status = agent.json(&["status"]).unwrap();
     let why = status["agent"]["report"]["waiting_for"].to_string();
     assert!(why.contains("eth0") && why.contains("another XDP program is on eth0"), "{status:#}");
     node.detach_xdp("eth0").unwrap();
-    until("200", &agent, || agent.healthz().unwrap().status == 200);
+    until("200", || agent.healthz().unwrap().status == 200);
     assert!(node.attached("eth0").unwrap().xdp);
 }
 
@@ -121,7 +126,7 @@ fn a_renamed_device_keeps_one_set_of_programs() {
     let all = Attached { xdp: true, ingress: 1, egress: 1 };
     assert_eq!(node.attached("eth0").unwrap(), all);
     node.netlink(async |net| net.rename("eth0", "uplink9").await).unwrap();
-    until("known by its new name", &agent, || {
+    until("known by its new name", || {
         agent.scrape().unwrap().samples("traffic_policy_attached_devices", &[("device", "uplink9")]).len()
             == 1
     });

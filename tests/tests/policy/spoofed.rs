@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use socket2::{Domain, Protocol as Number, SockAddr, SockRef, Socket, Type};
@@ -11,7 +11,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::packet::{Packet, flag};
 use traffic_policy_testing::traffic::Answer;
 
@@ -118,11 +118,9 @@ fn strangers_end_nothing(attach: &str) {
         let gone = reset.client();
         SockRef::from(reset.stream.get_ref()).set_linger(Some(Duration::ZERO)).unwrap();
         drop(reset);
-        let start = Instant::now();
-        while flows(&agents[0]).iter().any(|flow| socket(flow, "client") == gone) {
-            assert!(start.elapsed() < scaled(PATIENCE), "{attach} {family:?}: the reset connection stays");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        until(&format!("the end of the reset connection by {attach}, {family:?}"), PATIENCE, || {
+            flows(&agents[0]).iter().all(|flow| socket(flow, "client") != gone)
+        });
         let now = flows(&agents[0]);
         for (connection, before) in connections.iter_mut().zip(&held) {
             let after = now.iter().find(|flow| flow["client"] == before["client"]);

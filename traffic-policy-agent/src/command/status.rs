@@ -4,6 +4,7 @@ mod text;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
     time::Duration,
 };
 
@@ -21,7 +22,9 @@ use super::{
     view::{self, View},
 };
 use crate::{
-    check, health,
+    check,
+    dataplane::PinsLook,
+    health,
     inspect::{self, Heartbeat, Link, LinkHook, Phase, Pinned, PinnedMap, Presence, ServicePort},
 };
 
@@ -127,7 +130,7 @@ impl Document {
         let pinned = view.pinned()?;
         let mut warnings = Vec::new();
         let agent = Agent::read(&pinned, &mut warnings)?;
-        let attached = attached(&pinned, agent.loading, &mut warnings)?;
+        let attached = attached(&pinned, agent.loading, &view.pin_dir, &mut warnings)?;
         // Packets to pods of this node pass the firewall as a router's would.
         for finding in check::forward_policy_drop() {
             let fix = finding.fix.map(|fix| format!(": {fix}")).unwrap_or_default();
@@ -203,10 +206,24 @@ impl Flows {
     }
 }
 
-fn attached(pinned: &Pinned, loading: bool, warnings: &mut Vec<String>) -> Result<Vec<Attached>> {
+fn attached(
+    pinned: &Pinned,
+    loading: bool,
+    pin_dir: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Attached>> {
     let links = Link::all(pinned)?;
     let nothing = !links.iter().any(|link| link.present && link.hook != LinkHook::Cgroup);
-    if nothing && !(loading && links.is_empty()) {
+    let others = PinsLook::at(pin_dir)?.other_versions.join(", ");
+    if !others.is_empty() && nothing {
+        warnings.push(format!(
+            "layout {others} serves until this version's maps are filled: nothing of this version is attached yet"
+        ));
+    } else if !others.is_empty() {
+        warnings.push(format!(
+            "layout {others} is not wholly replaced: the agent's log says what is in the way, and it tries again"
+        ));
+    } else if nothing && !(loading && links.is_empty()) {
         warnings.push(
             "the packet path is attached to no device: packets from outside do not come by it".to_owned(),
         );

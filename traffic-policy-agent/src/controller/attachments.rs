@@ -38,6 +38,11 @@ impl Attachments {
                     at = places.join(", "),
                     "somebody has taken programs off; attaching them again"
                 );
+            } else {
+                // The look at the devices that followed the first time did not come to it, and so could not say why.
+                self.broken.entry(ifindex).or_insert_with(|| {
+                    format!("the programs of {name} were taken off and are not put back yet")
+                });
             }
             path.unsettle(ifindex);
         }
@@ -46,22 +51,33 @@ impl Attachments {
 
     /// Serves calls of the cgroup's processes again, if somebody took the programs off.
     pub(super) fn restore_cgroup(&mut self, path: &mut impl PacketPath) {
-        let restored = path.lost_calls().and_then(|calls| {
-            if calls.is_empty() {
-                return Ok(());
+        let calls = match path.lost_calls() {
+            Ok(calls) => calls,
+            Err(error) => {
+                // Whether any were taken off is not known: there is nothing to count.
+                let unseen = format!("the programs of the cgroup cannot be looked at: {error:#}");
+                if self.broken.insert(CGROUP, unseen.clone()).is_none() {
+                    tracing::warn!("{unseen}");
+                }
+                return;
             }
+        };
+        if !calls.is_empty() {
             if self.lost.insert(CGROUP) {
                 tracing::warn!(
                     at = calls.join(", "),
                     "somebody has taken programs off the cgroup; attaching them again"
                 );
             }
-            path.attach_cgroup()
-        });
-        match restored {
-            Ok(()) => self.attached(CGROUP),
-            Err(error) => self.failed(CGROUP, "the cgroup", &error),
+            if let Err(error) = path.attach_cgroup() {
+                if !self.broken.contains_key(&CGROUP) {
+                    tracing::warn!("connections of the node's processes are not served any more: {error:#}");
+                }
+                self.failed(CGROUP, "the cgroup", &error);
+                return;
+            }
         }
+        self.attached(CGROUP);
     }
 
     /// A device has been attached to.
@@ -74,15 +90,17 @@ impl Attachments {
 
     /// A device could not be attached to, which matters here if it was before.
     pub(super) fn failed(&mut self, ifindex: u32, name: &str, error: &anyhow::Error) {
-        if ifindex == CGROUP && self.lost.insert(CGROUP) {
-            tracing::warn!("connections of the node's processes are not served any more: {error:#}");
-        }
         if self.lost.contains(&ifindex) {
             self.broken.insert(
                 ifindex,
                 format!("the programs of {name} were taken off and cannot be put back: {error:#}"),
             );
         }
+    }
+
+    /// Whether a device lacks programs.
+    pub(super) fn is_lost(&self, ifindex: u32) -> bool {
+        self.lost.contains(&ifindex)
     }
 
     /// A device is gone, or not wanted any more.

@@ -305,7 +305,7 @@ impl<P: PacketPath> Controller<P> {
         }
     }
 
-    /// Brings devices and maps up to date. Returns whether it has to be tried again.
+    /// Brings devices and maps up to date. Returns whether that failed.
     async fn write(&mut self, source: &Source) -> bool {
         // Now that the Node's addresses are known, their devices are too.
         if self.services.has_objects()
@@ -317,30 +317,33 @@ impl<P: PacketPath> Controller<P> {
         self.write_maps(source).await
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
-        let again = self.services.write(&mut self.path, self.network.addresses(), source).await;
-        if self.is_replacement_due()
+        let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        // Once begun, it is ended by maintenance: writes may come many times a second.
+        if self.path.is_replacing() {
+            self.replace_others().await;
+        }
+        failed
+    }
+
+    /// Replaces another layout version as soon as the maps are filled.
+    async fn replace_others(&mut self) {
+        if self.services.synced_once()
             && let Err(error) = self.replace().await
         {
             tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
         }
-        again
     }
 
-    fn is_replacement_due(&self) -> bool {
-        self.path.is_replacing() && self.services.synced_once()
-    }
-
-    /// Puts this version's programs into the places of another layout version's, now that the maps are filled.
+    /// Puts this version's programs into the places of another layout version's. Until all are in place, nothing of the other
+    /// version is taken off or freed.
     async fn replace(&mut self) -> Result<()> {
         self.path.adopt()?;
-        if let Err(error) = self.network.rescan(&mut self.path, &self.services.primary()).await {
-            self.network.rescan_failed(&error);
-        }
-        // Maintenance tries again what fails here.
-        if let Err(error) = self.path.attach_cgroup() {
-            tracing::warn!("{error:#}");
+        self.network.rescan(&mut self.path, &self.services.primary()).await?;
+        self.path.attach_cgroup()?;
+        if self.network.needs_rescan() {
+            bail!("not all devices are attached to");
         }
         self.network.compare(&mut self.path).await?;
         self.path.forget_others()?;
@@ -378,10 +381,8 @@ impl<P: PacketPath> Controller<P> {
         self.health.beat();
         self.network.look_for_programs(&mut self.path).await;
         self.health.beat();
-        if self.is_replacement_due()
-            && let Err(error) = self.replace().await
-        {
-            tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
+        if self.path.has_others() {
+            self.replace_others().await;
         }
         self.health.beat();
         if (self.network.needs_rescan() || self.needs_write)
@@ -390,8 +391,8 @@ impl<P: PacketPath> Controller<P> {
             self.network.rescan_failed(&error);
         }
         self.health.beat();
-        if self.services.look_at(source) {
-            self.needs_write = self.write_maps(source).await || self.needs_write;
+        if self.services.look_at(source) || self.services.lacks_room() {
+            self.needs_write |= self.write_maps(source).await;
         }
         if self.services.has_health_failures() {
             self.services.update_health(source).await;

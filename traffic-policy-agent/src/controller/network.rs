@@ -13,7 +13,7 @@ use super::{PacketPath, attachments::Attachments};
 use crate::{
     check,
     dataplane::{Attached, Changed, Interface},
-    node::{self, Address, Event, Events, Link, Neighbour, NeighbourManager, Network},
+    node::{self, Address, Event, Events, Link, Neighbour, NeighbourManager, Network, Route},
 };
 
 /// A device that is not wanted any more is let go after this time: a default route that is replaced is gone for a moment.
@@ -85,7 +85,10 @@ impl NodeNetwork {
             return;
         }
         self.needs_rescan |= self.attachments.look(path, &self.network).await;
-        self.attachments.restore_cgroup(path);
+        // Until another layout version is replaced, its programs may be on the cgroup: nobody took ours off then.
+        if !path.has_others() {
+            self.attachments.restore_cgroup(path);
+        }
     }
 
     /// A rescan has failed: maintenance tries again.
@@ -184,8 +187,20 @@ impl NodeNetwork {
         }
         let links = self.network.links().await?;
         let routes = self.network.routes().await?;
+        self.follow_devices(path, &links, &routes, primary, start)
+    }
+
+    /// [`Self::find_devices`] among these devices and routes of the node.
+    pub(super) fn follow_devices(
+        &mut self,
+        path: &mut impl PacketPath,
+        links: &[Link],
+        routes: &[Route],
+        primary: &[IpAddr],
+        start: bool,
+    ) -> Result<bool> {
         self.primary = primary.to_vec();
-        let (wanted, missing) = node::wanted(&self.named, &links, &self.addresses, &routes, &self.primary);
+        let (mut wanted, missing) = node::wanted(&self.named, links, &self.addresses, routes, &self.primary);
         self.needs_rescan = false;
         let mut changed = false;
         for name in &missing {
@@ -211,13 +226,19 @@ impl NodeNetwork {
             tracing::info!(device = name, "detached: no route of this node's needs the device any more");
             changed = true;
         }
-        for refusal in node::left_out(&self.named, &links, &self.addresses, &routes, &self.primary) {
+        for refusal in node::left_out(&self.named, links, &self.addresses, routes, &self.primary) {
             if self.left_out.insert(refusal.name.clone()) {
                 tracing::warn!(
                     "{refusal}; what comes by it is not served, and connections to endpoints of other nodes behind it are refused (dropped-unattached-device)"
                 );
             }
         }
+        // Whatever they are called by now: they are attached to until they are let go.
+        let lost = |link: &&Link| {
+            self.attachments.is_lost(link.index) && !wanted.iter().any(|wanted| wanted.index == link.index)
+        };
+        let lost: Vec<&Link> = links.iter().filter(lost).collect();
+        wanted.extend(lost);
         for link in wanted {
             let interface = self.interface(link);
             if path.is_settled(&interface) {

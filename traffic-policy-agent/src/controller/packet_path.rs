@@ -38,6 +38,8 @@ pub(super) trait PacketPath {
 
     /// Programs of another layout version serve until [`Self::adopt`], behind which all is attached to.
     fn is_replacing(&self) -> bool;
+    /// Another layout version is not wholly replaced yet.
+    fn has_others(&self) -> bool;
     fn adopt(&mut self) -> Result<()>;
     /// Frees what the other version left.
     fn drop_replaced(&mut self) -> Result<Replaced>;
@@ -117,6 +119,10 @@ impl PacketPath for Dataplane {
 
     fn is_replacing(&self) -> bool {
         self.is_replacing()
+    }
+
+    fn has_others(&self) -> bool {
+        self.has_others()
     }
 
     fn adopt(&mut self) -> Result<()> {

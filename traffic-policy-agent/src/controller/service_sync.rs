@@ -1,6 +1,10 @@
 //! Sync of Services: what a source says becomes map content, then health-check ports, metrics, Events.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use tokio::time::Instant;
@@ -14,7 +18,7 @@ use crate::{
     dataplane::release_memory,
     health::{ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
-    model::{Index, NodeInput, ServicePortKey, Warning},
+    model::{HealthCheck, Index, NodeInput, ServiceName, ServicePortKey, Warning},
     node::{self, Address},
     source::{Batch, ServiceEvent, Source},
 };
@@ -30,6 +34,8 @@ pub(super) struct ServiceSync {
     health: ProxyHealth,
     metrics: Metrics,
     service_health: ServiceHealth,
+    /// Health checks of what the last write that succeeded has put into the maps.
+    checks: BTreeMap<ServiceName, HealthCheck>,
     /// Where health-check ports are listened on.
     health_addresses: BTreeSet<IpAddr>,
     /// Warnings that have been logged.
@@ -53,6 +59,7 @@ impl ServiceSync {
             retry,
             index: Index::default(),
             service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
+            checks: BTreeMap::new(),
             health_addresses: BTreeSet::new(),
             health,
             metrics,
@@ -96,7 +103,12 @@ impl ServiceSync {
         self.index.set_blind(source.status().get().is_blind()) && self.index.is_synced()
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether it has to be tried again.
+    /// Service ports were left out for want of room, which may be there by now.
+    pub(super) fn lacks_room(&self) -> bool {
+        self.shortage.keys().next().is_some()
+    }
+
+    /// Brings the maps up to date, then the health ports. Returns whether that failed.
     pub(super) async fn write(
         &mut self,
         path: &mut impl PacketPath,
@@ -143,15 +155,18 @@ impl ServiceSync {
             Ok(written) => {
                 self.local = local;
                 sockets::end_sockets(path);
-                let again = !written.left_out.is_empty();
                 self.shortage.update(written.left_out, &mut self.lines, &source.events());
                 self.health.left_out(self.shortage.lines());
+                self.checks.clone_from(&desired.health);
+                self.shortage.hold_back(&mut self.checks);
                 if !self.synced_once {
                     tracing::info!(services = desired.ports.len(), writes = written.elements, "first sync");
                 } else if written.elements > 0 {
                     tracing::info!(changed = changes.ports.len(), writes = written.elements, "synced");
                 }
+                // While another layout version's programs serve, nothing is attached, and all would be forgotten.
                 if !self.synced_once
+                    && !path.is_replacing()
                     && let Err(error) = path.forget_others()
                 {
                     // They stay as they are; the next start tries again.
@@ -167,7 +182,7 @@ impl ServiceSync {
                 if first {
                     release_memory();
                 }
-                again
+                false
             }
             Err(error) => {
                 tracing::error!(
@@ -200,11 +215,9 @@ impl ServiceSync {
         });
     }
 
-    /// Opens and closes health-check ports.
+    /// Opens and closes health-check ports, as the maps hold what they promise.
     pub(super) async fn update_health(&mut self, source: &Source) {
-        let mut checks = self.index.desired().health.clone();
-        self.shortage.hold_back(&mut checks);
-        let failures = self.service_health.update(&checks, &self.health_addresses).await;
+        let failures = self.service_health.update(&self.checks, &self.health_addresses).await;
         for failure in failures {
             source.events().post(ServiceEvent {
                 service: failure.service.clone(),

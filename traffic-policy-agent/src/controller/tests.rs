@@ -1,270 +1,20 @@
 //! The controller on a data plane without a kernel: from a folder of manifests to writes and health-check ports.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    net::{IpAddr, SocketAddr},
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard},
-};
+mod fake;
+mod other_layout;
+mod taken_off;
 
-use anyhow::bail;
+use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
+
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    task::AbortHandle,
     time::{sleep, timeout},
 };
 
+use self::fake::{Fake, Running, settings};
 use super::*;
-use crate::{
-    dataplane::{
-        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, Interface, Lack, LeftOut, Lost,
-        NextHop, Pool, Replaced, Written,
-    },
-    model::{Desired, ServicePortKey},
-};
-
-/// What the controller asked for, and how it is answered.
-#[derive(Debug, Default)]
-struct Asked {
-    /// Service ports that each sync named as changed, and those that were desired.
-    syncs: Vec<[BTreeSet<ServicePortKey>; 2]>,
-    /// So many syncs fail.
-    failing: usize,
-    /// So many syncs have no room for what changed.
-    full: usize,
-    /// Ranges of cluster IPs that the last sync was given.
-    service_cidrs: BTreeSet<IpNet>,
-    sweeps: usize,
-    /// Pieces that are to be swept.
-    pieces: usize,
-    /// Each of them takes a while.
-    slow: bool,
-    refreshed: usize,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Fake {
-    asked: Arc<Mutex<Asked>>,
-    attached: Vec<Interface>,
-}
-
-impl Fake {
-    fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap()
-    }
-}
-
-impl PacketPath for Fake {
-    fn sync(
-        &mut self,
-        desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
-        _: &BTreeSet<IpAddr>,
-    ) -> Result<Written> {
-        let mut asked = self.asked();
-        asked.service_cidrs.clone_from(&desired.service_cidrs);
-        asked.syncs.push([changed.clone(), desired.ports.keys().cloned().collect()]);
-        if asked.failing > 0 {
-            asked.failing -= 1;
-            bail!("the maps cannot be written");
-        }
-        let lack = Lack::Frontends { needed: 10, free: 5 };
-        let left_out = |key| LeftOut::new(key, lack, &[], &[]);
-        let left_out = if asked.full > 0 { changed.iter().map(left_out).collect() } else { Vec::new() };
-        asked.full = asked.full.saturating_sub(1);
-        Ok(Written { elements: changed.len(), left_out })
-    }
-
-    fn compares_all(&self) -> bool {
-        self.asked().syncs.is_empty()
-    }
-
-    fn describe_node(&mut self, _: &[IpAddr], _: &[IpNet]) -> Result<()> {
-        Ok(())
-    }
-
-    fn pool(&self) -> Pool {
-        Pool::default()
-    }
-
-    fn use_pool(&mut self, ports: Vec<u16>) {
-        self.asked().refreshed += usize::from(!ports.is_empty());
-    }
-
-    fn sweep(&mut self) -> Result<()> {
-        let mut asked = self.asked();
-        asked.sweeps += 1;
-        asked.pieces += 100;
-        Ok(())
-    }
-
-    fn is_sweeping(&self) -> bool {
-        self.asked().pieces > 0
-    }
-
-    fn sweep_on(&mut self) -> Result<bool> {
-        let mut asked = self.asked();
-        if asked.slow {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        asked.pieces -= 1;
-        Ok(asked.pieces == 0)
-    }
-
-    fn is_replacing(&self) -> bool {
-        false
-    }
-
-    fn adopt(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn drop_replaced(&mut self) -> Result<Replaced> {
-        Ok(Replaced::default())
-    }
-
-    fn attach(&mut self, interface: &Interface) -> Result<Attached> {
-        self.attached.push(interface.clone());
-        Ok(Attached::Tc)
-    }
-
-    fn detach(&mut self, ifindex: u32) -> Result<()> {
-        self.attached.retain(|interface| interface.ifindex != ifindex);
-        Ok(())
-    }
-
-    fn forget_others(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn is_settled(&self, interface: &Interface) -> bool {
-        self.attached.contains(interface)
-    }
-
-    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
-        self.attached.iter().map(|interface| (interface, Attached::Tc))
-    }
-
-    fn lost(&self) -> Vec<Lost> {
-        Vec::new()
-    }
-
-    fn filters(&self) -> Option<(u16, u32)> {
-        None
-    }
-
-    fn unsettle(&mut self, _: u32) {}
-
-    fn lost_calls(&self) -> Result<Vec<&'static str>> {
-        Ok(Vec::new())
-    }
-
-    fn attach_cgroup(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn cgroup(&self) -> Option<&Path> {
-        None
-    }
-
-    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        BTreeSet::new()
-    }
-
-    fn connected_udp(&self) -> Result<ConnectedUdp> {
-        bail!("there are no sockets")
-    }
-
-    fn raise(&mut self, _: Changed) -> Result<()> {
-        Ok(())
-    }
-
-    fn compare_network(&mut self, _: u32) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn note_network(&mut self, _: u32) {}
-
-    fn next_hops(&self) -> Result<Vec<NextHop>> {
-        Ok(Vec::new())
-    }
-
-    fn usage(&self) -> DataplaneUsage {
-        DataplaneUsage::default()
-    }
-}
-
-/// A controller that runs on a folder of manifests until this is dropped.
-struct Running {
-    folder: TempDir,
-    fake: Fake,
-    health: ProxyHealth,
-    task: AbortHandle,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// Settings for a node that follows these manifests.
-fn settings(manifests: Manifests) -> Settings {
-    Settings {
-        node_name: manifests.node_name.clone(),
-        devices: Vec::new(),
-        origin: Origin::Manifests(manifests),
-        node_port_addresses: "all".parse().unwrap(),
-        service_cidrs: BTreeSet::new(),
-        healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
-        metrics: None,
-        dataplane: Config {
-            pins: None,
-            source_check: crate::dataplane::SourceCheck::default(),
-            on_other_layout: Default::default(),
-            sizes: Default::default(),
-            idle: Default::default(),
-            pool: Default::default(),
-            drain: Duration::ZERO,
-            mode: crate::dataplane::Mode::Tc,
-            cgroup: Default::default(),
-        },
-    }
-}
-
-impl Running {
-    /// With what `before` sets up, in the folder and in the fake.
-    async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let fake = Fake::default();
-        before(folder.path(), &fake);
-        let health = ProxyHealth::new(true, true);
-        let (network, events) = Network::connect().unwrap();
-        let node_name = "here".to_owned();
-        let manifests = Manifests { folder: folder.path().to_owned(), node_name: node_name.clone() };
-        let settings = settings(manifests);
-        let metrics = Metrics::new(node_name, health.clone());
-        let mut controller =
-            Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
-        let source = controller.start().await.unwrap();
-        let task = tokio::spawn(async move { controller.follow(source, events, Stop::listen()?).await })
-            .abort_handle();
-        Self { folder, fake, health, task }
-    }
-
-    /// Waits until the fake, or what else can be seen, is as wanted.
-    async fn until(&self, what: &str, wanted: impl Fn(&Asked) -> bool) {
-        let arrived = timeout(Duration::from_secs(20), async {
-            while !wanted(&self.fake.asked()) {
-                sleep(Duration::from_millis(10)).await;
-            }
-        });
-        assert!(arrived.await.is_ok(), "not {what}: {:?}", self.fake.asked());
-    }
-}
 
 const QUICK: Timing = Timing {
     debounce: Duration::from_millis(50),
@@ -301,6 +51,16 @@ async fn status(port: u16) -> Option<u16> {
     answer.get(9..12)?.parse().ok()
 }
 
+/// Waits until a health-check port answers with this status, or not at all.
+async fn answers(port: u16, wanted: Option<u16>) {
+    let arrived = timeout(Duration::from_secs(20), async {
+        while status(port).await != wanted {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert!(arrived.await.is_ok(), "not {wanted:?} but {:?}", status(port).await);
+}
+
 #[tokio::test]
 async fn the_health_check_port_follows_the_manifests() {
     let port = free_port().await;
@@ -313,16 +73,7 @@ async fn the_health_check_port_follows_the_manifests() {
         ("Local", "here", Some(200)),
     ] {
         write(running.folder.path(), "web", policy, port, node);
-        let arrived = timeout(Duration::from_secs(20), async {
-            while status(port).await != wanted {
-                sleep(Duration::from_millis(20)).await;
-            }
-        });
-        assert!(
-            arrived.await.is_ok(),
-            "{policy}, endpoint {node}: not {wanted:?} but {:?}",
-            status(port).await
-        );
+        answers(port, wanted).await;
     }
 }
 
@@ -338,12 +89,32 @@ async fn no_health_check_port_before_the_maps_are_written() {
     running.until("tried", |asked| !asked.syncs.is_empty()).await;
     assert_eq!(status(port).await, None, "nobody may be sent here yet");
     running.until("written", |asked| asked.syncs.len() >= 3).await;
-    let answers = timeout(Duration::from_secs(20), async {
-        while status(port).await != Some(200) {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
-    answers.await.unwrap();
+    answers(port, Some(200)).await;
+}
+
+/// A port that cannot be listened on is tried again and again, which tells nothing of what the maps hold.
+#[tokio::test]
+async fn no_health_check_port_promises_what_could_not_be_written() {
+    let taken = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = free_port().await;
+    let running = Running::start(QUICK, |folder, _| {
+        write(folder, "web", "Local", port, "there");
+        write(folder, "other", "Local", taken.local_addr().unwrap().port(), "here");
+    })
+    .await;
+    answers(port, Some(503)).await;
+    let sweeps = {
+        let mut asked = running.fake.asked();
+        asked.failing = usize::MAX;
+        asked.sweeps
+    };
+    write(running.folder.path(), "web", "Local", port, "here");
+    running
+        .until("tried, and looked after", |asked| asked.syncs.len() >= 3 && asked.sweeps >= sweeps + 10)
+        .await;
+    assert_eq!(status(port).await, Some(503));
+    running.fake.asked().failing = 0;
+    answers(port, Some(200)).await;
 }
 
 #[tokio::test]
@@ -356,12 +127,7 @@ async fn a_failed_write_is_tried_again_with_what_changed() {
     for [changed, _] in &running.fake.asked().syncs[1..4] {
         assert_eq!(changed.iter().map(|key| &key.service.name[..]).collect::<Vec<_>>(), ["other"]);
     }
-    let healthy = timeout(Duration::from_secs(20), async {
-        while !running.health.is_healthy() {
-            sleep(Duration::from_millis(10)).await;
-        }
-    });
-    healthy.await.unwrap();
+    running.until("healthy", |_| running.health.is_healthy()).await;
 }
 
 #[tokio::test]
@@ -386,12 +152,7 @@ async fn a_service_without_room_is_not_promised() {
         fake.asked().full = usize::MAX;
     })
     .await;
-    let answered = timeout(Duration::from_secs(20), async {
-        while status(port).await.is_none() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
-    answered.await.unwrap();
+    answers(port, Some(503)).await;
     running.until("tried three times", |asked| asked.syncs.len() >= 3).await;
     assert_eq!(status(port).await, Some(503));
     assert!(running.health.is_healthy());
@@ -399,12 +160,7 @@ async fn a_service_without_room_is_not_promised() {
     assert!(!report.in_sync, "{report:?}");
     assert!(report.left_out[0].contains("default/web (IPv4): it needs 10 more frontends"), "{report:?}");
     running.fake.asked().full = 0;
-    let served = timeout(Duration::from_secs(20), async {
-        while status(port).await != Some(200) {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
-    served.await.unwrap();
+    answers(port, Some(200)).await;
     assert_eq!(running.health.report().left_out, [""; 0]);
 }
 
@@ -470,36 +226,64 @@ async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     assert_eq!(running.fake.asked().syncs.len(), 1);
 }
 
+/// Services that are written by hand.
+struct ByHand {
+    services: ServiceSync,
+    fake: Fake,
+    source: Source,
+    _folder: TempDir,
+}
+
+impl ByHand {
+    fn new(manifests: impl FnOnce(&Path)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        manifests(folder.path());
+        let from = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
+        let health = ProxyHealth::new(true, true);
+        let metrics = Metrics::new("here".to_owned(), health.clone());
+        let mut services = ServiceSync::new(&settings(from.clone()), QUICK.retry, health, metrics);
+        services.apply_batch(from.read().unwrap());
+        Self { services, fake: Fake::default(), source: from.start(), _folder: folder }
+    }
+
+    async fn write(&mut self, addresses: &[node::Address]) -> bool {
+        self.services.write(&mut self.fake, addresses, &self.source).await
+    }
+}
+
 /// What a slot says of an endpoint depends on whether its address is the node's, as a VIP's may be and not be.
 #[tokio::test]
 async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), "web", "Cluster", 0, "there");
-    let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
-    fs::write(folder.path().join("other.yaml"), other).unwrap();
-    let manifests = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
-    let health = ProxyHealth::new(true, true);
-    let metrics = Metrics::new("here".to_owned(), health.clone());
-    let settings = settings(manifests.clone());
-    let mut services = ServiceSync::new(&settings, QUICK.retry, health, metrics);
-    services.apply_batch(manifests.read().unwrap());
-    let source = manifests.start();
-    let (mut fake, address) = (Fake::default(), |text: &str| node::Address {
-        link: 2,
-        address: text.parse().unwrap(),
-        global: true,
+    let mut by_hand = ByHand::new(|folder| {
+        write(folder, "web", "Cluster", 0, "there");
+        let other = "apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
+        fs::write(folder.join("other.yaml"), other).unwrap();
     });
+    let address = |text: &str| node::Address { link: 2, address: text.parse().unwrap(), global: true };
     let own = address("192.0.2.1");
     // 10.1.0.1 is an endpoint of web.
     let vip = address("10.1.0.1");
     for addresses in [&[own][..], &[own, vip], &[own, vip], &[own]] {
-        services.write(&mut fake, addresses, &source).await;
+        by_hand.write(addresses).await;
     }
-    let asked = fake.asked();
+    let asked = by_hand.fake.asked();
     let changed = |sync: usize| -> BTreeSet<&str> {
         asked.syncs[sync][0].iter().map(|key| key.service.name.as_str()).collect()
     };
     assert_eq!(changed(1), BTreeSet::from(["web"]), "it joined");
     assert!(changed(2).is_empty());
     assert_eq!(changed(3), BTreeSet::from(["web"]), "it left");
+}
+
+/// Else each change of the network would be followed by a look at all devices and a write, for as long as the Service is there.
+#[tokio::test]
+async fn want_of_room_is_no_failure() {
+    let mut by_hand = ByHand::new(|folder| write(folder, "web", "Cluster", 0, "here"));
+    by_hand.fake.asked().full = 1;
+    assert!(!by_hand.write(&[]).await);
+    assert!(by_hand.services.lacks_room());
+    by_hand.write(&[]).await;
+    assert!(!by_hand.services.lacks_room());
+    by_hand.fake.asked().failing = 1;
+    assert!(by_hand.write(&[]).await);
 }

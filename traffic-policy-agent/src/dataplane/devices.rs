@@ -134,6 +134,14 @@ impl Devices {
         Ok(())
     }
 
+    /// Takes the filters off those of these devices that are not attached to: another layout version has left them.
+    pub fn detach_filters_of_others(&self, devices: BTreeSet<u32>) {
+        if !self.kernel.has_tcx() {
+            let others = devices.into_iter().filter(|ifindex| !self.attached.contains_key(ifindex));
+            others.for_each(clsact::detach);
+        }
+    }
+
     /// Takes off filters, which unlike links do not go with their pins.
     pub fn detach_filters(&self) {
         if !self.kernel.has_tcx() {
@@ -149,16 +157,16 @@ impl Devices {
         })
     }
 
-    /// Devices that are attached to by links, and whose programs somebody else has taken off. Filters of a clsact qdisc have
-    /// no link: see [`Self::filters`].
+    /// Devices whose links lack programs, since somebody else has taken them off. Filters of a clsact qdisc have no link: see
+    /// [`Self::filters`].
     pub fn lost(&self, object: &Ebpf) -> Vec<Lost> {
-        if self.links.is_none() || !self.kernel.has_tcx() {
+        if self.links.is_none() {
             return Vec::new();
         }
         let lost = self.attached.values().map(|(interface, attached)| Lost {
             ifindex: interface.ifindex,
             name: interface.name.clone(),
-            places: self.links(interface).lost(object, *attached),
+            places: self.links(interface).lost(object, *attached, self.kernel),
         });
         lost.filter(|lost| !lost.places.is_empty()).collect()
     }
@@ -208,8 +216,10 @@ fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result
 /// map is the same in all of them); none if there is none.
 pub fn pinned_devices(root: &Path) -> BTreeSet<u32> {
     let devices = pins::maps_of_versions(root).unwrap_or_default().into_iter().filter_map(|maps| {
+        // The latter before version 3.
+        let devices = Reader::open(&maps, "tp_devices").or_else(|_| Reader::open(&maps, "DEVICES"));
         // A version that had no such map, or a folder that another process has just removed.
-        Reader::open(&maps, "tp_devices").ok()?.keys::<u32>().ok()
+        devices.ok()?.keys::<u32>().ok()
     });
     devices.flatten().collect()
 }

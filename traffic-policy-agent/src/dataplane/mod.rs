@@ -15,6 +15,7 @@ pub mod privileges;
 mod replacement;
 mod rivals;
 mod sockets;
+mod start;
 pub mod sync;
 pub mod sys;
 pub mod tracing_copy;
@@ -24,15 +25,15 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     path::Path,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::Result;
 use aya::Ebpf;
 use ipnet::IpNet;
 
 use self::{
-    bpf::{attach::clsact, loader, pins, pins::Pins, programs, test_run, verifier},
+    bpf::pins::Pins,
     devices::Devices,
     gc::Gc,
     maps::{mmap::state, prefilter::Needed},
@@ -68,24 +69,20 @@ pub use self::{
     privileges::{Extras, check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::Replaced,
     sockets::ConnectedUdp,
+    start::cleanup,
     sync::budget::{Lack, LeftOut},
     sync::snat_ports::{LEAST as LEAST_POOL, PortRanges, Wanted as Pool, ephemeral as ephemeral_ports},
     usage::{DataplaneUsage, MapUsage},
 };
 use crate::model::{Desired, ServicePortKey};
 
-/// A hop is resolved again after this time, whatever the agent noticed.
-const HOP_MAX_AGE: Duration = Duration::from_secs(60);
-/// Answers (ICMP errors, RST) that each CPU may make in a second.
-const ANSWERS_PER_SECOND: u32 = 1000;
-/// Unassured flows may hold this share of the main table.
-const UNCONFIRMED_SHARE: u32 = 16;
-
 /// The loaded packet path.
 pub struct Dataplane {
     object: Ebpf,
     maps: Maps,
     planner: Planner,
+    /// A sync has failed since the planner was given what the maps hold.
+    stale: bool,
     gc: Gc,
     devices: Devices,
     sockets: Sockets,
@@ -100,84 +97,6 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// Loads the packet path, or takes over what an earlier agent left. Nothing is written that is right already.
-    ///
-    /// # Errors
-    /// Missing privileges, an unfit kernel, no bpffs, a second agent, pins of another version, too few ports.
-    pub fn open(config: Config) -> Result<Self> {
-        check_privileges()?;
-        let kernel = Kernel::running()?;
-        let ports = config.pool.ports()?;
-        let cgroup = config.cgroup.folder()?;
-        let on_other = config.on_other_layout;
-        let pins = config.pins.as_deref().map(|root| Pins::open(root, on_other)).transpose()?;
-        let sockets = Sockets::new(cgroup, pins.as_ref());
-        match Self::load(config, kernel, pins.as_ref(), sockets) {
-            Ok(mut dataplane) => {
-                snat_ports::apply(&mut dataplane.maps, ports);
-                dataplane.pins = pins;
-                Ok(dataplane)
-            }
-            Err(error) => {
-                undo(pins.as_ref());
-                Err(error)
-            }
-        }
-    }
-
-    fn load(config: Config, kernel: Kernel, pins: Option<&Pins>, sockets: Sockets) -> Result<Self> {
-        let folder = pins.map(Pins::maps);
-        let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), &kernel)?;
-        let mut maps = Maps::take(&mut object)?;
-        let earlier = heartbeat::loading(&mut maps);
-        if let Err(error) = verifier::load(&mut object, &btf) {
-            heartbeat::restore(&mut maps, earlier);
-            return Err(with_fix(error));
-        }
-        drop(btf);
-        #[cfg(feature = "log")]
-        bpf::log::follow(&mut object)?;
-        jumps(&object, &mut maps)?;
-        if let Some(pins) = pins {
-            programs::pin(&mut object, &pins.programs())?;
-        }
-        let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "tp_clock"))?;
-        for flag in config.idle.too_long(hz) {
-            tracing::warn!(
-                "{flag} is longer than this kernel's clock can tell: {:?} holds",
-                IdleTimes::longest(hz)
-            );
-        }
-        let flows = [maps.v4.size, maps.v6.size];
-        let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_sizes());
-        let gc = Gc::new(sweeper, apply::gone(&maps)?);
-        set_up_state(&mut maps, &object, hz, flows)?;
-        node::name_namespace(&mut maps, config.source_check)?;
-        let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        Ok(Self {
-            object,
-            maps,
-            planner,
-            gc,
-            devices,
-            sockets,
-            needs_prune: false,
-            config,
-            pins: None,
-            adopted: false,
-            addresses_left_out: false,
-        })
-    }
-
-    /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
-    pub fn undo(self) {
-        if self.pins.as_ref().is_some_and(Pins::is_new) {
-            self.devices.detach_filters();
-        }
-        undo(self.pins.as_ref());
-    }
-
     /// Where `/healthz` and `/status` are answered, for `status` to ask.
     pub fn report_address(&mut self, address: SocketAddr) {
         heartbeat::address(&mut self.maps, address);
@@ -203,6 +122,9 @@ impl Dataplane {
         changed: &BTreeSet<ServicePortKey>,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
+        if self.stale {
+            self.plan_anew()?;
+        }
         let mut failed = self.name_addresses(addresses).err();
         let context =
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
@@ -227,8 +149,12 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
-            heartbeat::failing(&mut self.maps)?;
-            self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
+            // The planner takes what it planned for done.
+            self.stale = true;
+            let anew = heartbeat::failing(&mut self.maps).and_then(|()| self.plan_anew());
+            if let Err(error) = anew {
+                tracing::warn!("{error:#}");
+            }
             return Err(error);
         }
         self.gc.synced();
@@ -250,9 +176,16 @@ impl Dataplane {
         Ok(())
     }
 
+    /// Lets the planner begin with what the maps hold.
+    fn plan_anew(&mut self) -> Result<()> {
+        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
+        self.stale = false;
+        Ok(())
+    }
+
     /// Whether the next sync compares everything, not just what changed.
     pub fn compares_all(&self) -> bool {
-        self.planner.is_first()
+        self.stale || self.planner.is_first()
     }
 
     /// Takes bits of Services that are gone off the prefilter.
@@ -291,7 +224,7 @@ impl Dataplane {
     pub fn sweep_on(&mut self) -> Result<bool> {
         let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
         let Some(swept) = self.gc.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
-        if self.needs_prune && swept.no_flows {
+        if self.needs_prune && swept.no_flows && !self.stale {
             self.prune();
         }
         nexthop::renew(&mut self.maps)?;
@@ -333,7 +266,12 @@ impl Dataplane {
 
     /// Programs of another layout version serve until [`Self::adopt`].
     pub fn is_replacing(&self) -> bool {
-        !self.adopted && self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
+        !self.adopted && self.has_others()
+    }
+
+    /// Another layout version has left programs or maps, which [`Self::drop_replaced`] has not freed.
+    pub fn has_others(&self) -> bool {
+        self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
     }
 
     /// Takes over the links of another layout version: to attach puts this version's programs into their places.
@@ -353,7 +291,10 @@ impl Dataplane {
     /// # Errors
     /// A folder that cannot be removed.
     pub fn drop_replaced(&mut self) -> Result<Replaced> {
-        self.pins.as_mut().map_or_else(|| Ok(Replaced::default()), replacement::finish)
+        let Some(pins) = &mut self.pins else { return Ok(Replaced::default()) };
+        // Filters do not go with a folder of pins, and its maps say where they are.
+        self.devices.detach_filters_of_others(pinned_devices(pins.root()));
+        replacement::finish(pins)
     }
 
     /// Devices whose programs somebody else has taken off, as far as their links tell.
@@ -463,52 +404,5 @@ impl Dataplane {
     pub fn counter_reader(&self) -> impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static {
         let map = self.maps.counters.clone();
         move || counters::all(&map)
-    }
-}
-
-fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Result<()> {
-    let words = &mut maps.state;
-    if words.load(state::seed) == 0 {
-        let mut seed = [0; 8];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
-            .context("/dev/urandom cannot be read")?;
-        words.store(state::seed, u64::from_ne_bytes(seed) | 1);
-    }
-    heartbeat::begin(maps, object, hz)?;
-    let words = &mut maps.state;
-    words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
-    words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
-    words.store(state::unassured_limit, flows.map(|flows| flows / UNCONFIRMED_SHARE));
-    if words.load(state::route) & 0xffff == 0 {
-        nexthop::raise(maps, Changed::Routes)?;
-    }
-    Ok(())
-}
-
-/// Takes all programs of this agent off their devices and frees its maps, of any layout version; `None` if there were none.
-///
-/// # Errors
-/// An agent is running, or what could not be removed.
-pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
-    let kernel = Kernel::running()?;
-    pins::cleanup(root, || {
-        if !kernel.has_tcx() {
-            pinned_devices(root).into_iter().for_each(clsact::detach);
-        }
-    })
-}
-
-/// A start that the verifier refuses ends with what `check` says of it.
-fn with_fix(error: anyhow::Error) -> anyhow::Error {
-    match error.downcast_ref::<Refusal>() {
-        Some(refusal) => anyhow!("{refusal}: {}", Refusal::FIX),
-        None => error,
-    }
-}
-
-/// Takes back what a failed start has pinned.
-fn undo(pins: Option<&Pins>) {
-    if let Some(Err(error)) = pins.map(Pins::undo) {
-        tracing::warn!("cleaning up after the failed start: {error:#}");
     }
 }

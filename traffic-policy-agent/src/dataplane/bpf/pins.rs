@@ -127,12 +127,18 @@ impl Pins {
     /// Frees programs and maps of other layout versions.
     ///
     /// # Errors
-    /// A folder that cannot be removed.
+    /// A folder that cannot be removed: it is still one of [`Self::others`].
     pub fn drop_others(&mut self) -> Result<()> {
-        for other in std::mem::take(&mut self.others) {
-            remove_version(&other)?;
+        while let Some(other) = self.others.last() {
+            remove_version(other)?;
+            self.others.pop();
         }
         Ok(())
+    }
+
+    /// The folder of all layout versions.
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Nothing of this version was pinned before.
@@ -418,6 +424,25 @@ mod tests {
             let error = keep_others_out(&root).unwrap_err().to_string();
             assert!(error.contains("belongs to user 65534") && error.contains("--pin-dir"), "{error}");
         }
+    }
+
+    #[test]
+    fn another_version_is_forgotten_once_it_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let others = [root.join("v1"), root.join("v2")];
+        fs::create_dir(&others[0]).unwrap();
+        // It cannot be removed as a folder can.
+        fs::write(&others[1], "").unwrap();
+        let lock = Flock::lock(File::open(root).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
+        let (dir, before) = (root.join("v3"), None);
+        let mut pins = Pins { root: root.to_owned(), dir, before, others: others.to_vec(), _lock: lock };
+        pins.drop_others().unwrap_err();
+        assert_eq!(pins.others(), others);
+        fs::remove_file(&others[1]).unwrap();
+        pins.drop_others().unwrap();
+        assert_eq!(pins.others(), [""; 0].map(PathBuf::from));
+        assert!(!others[0].exists());
     }
 
     #[test]

@@ -119,14 +119,9 @@ impl Links {
     }
 
     /// Where programs are that were attached so, and are not any more, or not these.
-    pub fn lost(&self, object: &Ebpf, attached: Attached) -> Vec<&'static str> {
-        let xdp = match attached {
-            Attached::XdpDriver => Some(Hook::Xdp),
-            Attached::XdpGeneric => Some(Hook::XdpGeneric),
-            Attached::Tc => None,
-        };
+    pub fn lost(&self, object: &Ebpf, attached: Attached, kernel: Kernel) -> Vec<&'static str> {
         let mut lost = Vec::new();
-        for hook in xdp.into_iter().chain([Hook::Ingress, Hook::Egress]) {
+        for hook in linked(attached, kernel) {
             let held = sys::link_info(&self.path(hook)).ok();
             let program = object.program(hook.program()).and_then(|program| Some(program.info().ok()?.id()));
             let intact =
@@ -303,6 +298,33 @@ pub fn generic_devices(folder: &Path) -> Vec<u32> {
         .collect()
 }
 
+/// Where a device that is attached to so has links: TC programs are filters without links below Linux 6.6.
+fn linked(attached: Attached, kernel: Kernel) -> impl Iterator<Item = Hook> {
+    let xdp = match attached {
+        Attached::XdpDriver => Some(Hook::Xdp),
+        Attached::XdpGeneric => Some(Hook::XdpGeneric),
+        Attached::Tc => None,
+    };
+    let tc = kernel.has_tcx().then_some([Hook::Ingress, Hook::Egress]);
+    xdp.into_iter().chain(tc.into_iter().flatten())
+}
+
 fn pinned(path: &Path) -> Option<FdLink> {
     path.exists().then(|| PinnedLink::from_pin(path).ok().map(FdLink::from)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xdp_has_a_link_on_every_kernel() {
+        let [old, new] = [1, 6].map(|minor| Kernel { major: 6, minor });
+        let hooks = |attached, kernel| linked(attached, kernel).collect::<Vec<_>>();
+        assert_eq!(hooks(Attached::XdpDriver, old), [Hook::Xdp]);
+        assert_eq!(hooks(Attached::XdpGeneric, old), [Hook::XdpGeneric]);
+        assert_eq!(hooks(Attached::Tc, old), []);
+        assert_eq!(hooks(Attached::XdpDriver, new), [Hook::Xdp, Hook::Ingress, Hook::Egress]);
+        assert_eq!(hooks(Attached::Tc, new), [Hook::Ingress, Hook::Egress]);
+    }
 }

@@ -1,0 +1,321 @@
+//! A packet path without a kernel, and a controller that runs on it and a folder of manifests.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use anyhow::bail;
+use tempfile::TempDir;
+use tokio::{
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+
+use super::super::*;
+use crate::{
+    dataplane::{
+        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, Interface, Lack, LeftOut, Lost,
+        NextHop, Pool, Replaced, Written,
+    },
+    model::{Desired, ServicePortKey},
+};
+
+/// What the controller asked for, and how it is answered.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// Service ports that each sync named as changed, and those that were desired.
+    pub syncs: Vec<[BTreeSet<ServicePortKey>; 2]>,
+    /// So many syncs fail.
+    pub failing: usize,
+    /// So many syncs have no room for what changed.
+    pub full: usize,
+    /// Ranges of cluster IPs that the last sync was given.
+    pub service_cidrs: BTreeSet<IpNet>,
+    pub sweeps: usize,
+    /// Pieces that are to be swept.
+    pub pieces: usize,
+    /// Each of them takes a while.
+    pub slow: bool,
+    pub refreshed: usize,
+    /// Programs of another layout version serve, or are not wholly replaced.
+    pub others: bool,
+    /// Their links were taken over.
+    pub adopted: bool,
+    /// So many comparisons of routes fail.
+    pub failing_routes: usize,
+    /// What was not attached to was forgotten: whether the links of another version were ours by then.
+    pub forgotten: Vec<bool>,
+    /// How often the other version's maps were freed.
+    pub dropped: usize,
+    /// Devices that were attached to, by the names that they had then.
+    pub attached: Vec<String>,
+    /// Devices that lack programs until they are attached to.
+    pub lost: Vec<Lost>,
+    /// Calls of the cgroup's processes that lack programs until those are attached.
+    pub lost_calls: Vec<&'static str>,
+    /// Nothing can be said of those calls.
+    pub blind: bool,
+    /// The cgroup cannot be attached to.
+    pub refusing: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fake {
+    asked: Arc<Mutex<Asked>>,
+    attached: Vec<Interface>,
+}
+
+impl Fake {
+    pub fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap()
+    }
+}
+
+impl PacketPath for Fake {
+    fn sync(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<ServicePortKey>,
+        _: &BTreeSet<IpAddr>,
+    ) -> Result<Written> {
+        let mut asked = self.asked();
+        asked.service_cidrs.clone_from(&desired.service_cidrs);
+        asked.syncs.push([changed.clone(), desired.ports.keys().cloned().collect()]);
+        if asked.failing > 0 {
+            asked.failing -= 1;
+            bail!("the maps cannot be written");
+        }
+        let lack = Lack::Frontends { needed: 10, free: 5 };
+        let left_out = |key| LeftOut::new(key, lack, &[], &[]);
+        let left_out = if asked.full > 0 { changed.iter().map(left_out).collect() } else { Vec::new() };
+        asked.full = asked.full.saturating_sub(1);
+        Ok(Written { elements: changed.len(), left_out })
+    }
+
+    fn compares_all(&self) -> bool {
+        self.asked().syncs.is_empty()
+    }
+
+    fn describe_node(&mut self, _: &[IpAddr], _: &[IpNet]) -> Result<()> {
+        Ok(())
+    }
+
+    fn pool(&self) -> Pool {
+        Pool::default()
+    }
+
+    fn use_pool(&mut self, ports: Vec<u16>) {
+        self.asked().refreshed += usize::from(!ports.is_empty());
+    }
+
+    fn sweep(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        asked.sweeps += 1;
+        asked.pieces += 100;
+        Ok(())
+    }
+
+    fn is_sweeping(&self) -> bool {
+        self.asked().pieces > 0
+    }
+
+    fn sweep_on(&mut self) -> Result<bool> {
+        let mut asked = self.asked();
+        if asked.slow {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        asked.pieces -= 1;
+        Ok(asked.pieces == 0)
+    }
+
+    fn is_replacing(&self) -> bool {
+        let asked = self.asked();
+        asked.others && !asked.adopted
+    }
+
+    fn has_others(&self) -> bool {
+        self.asked().others
+    }
+
+    fn adopt(&mut self) -> Result<()> {
+        self.asked().adopted = true;
+        Ok(())
+    }
+
+    fn drop_replaced(&mut self) -> Result<Replaced> {
+        let mut asked = self.asked();
+        asked.others = false;
+        asked.dropped += 1;
+        Ok(Replaced::default())
+    }
+
+    fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        self.attached.retain(|held| held.ifindex != interface.ifindex);
+        self.attached.push(interface.clone());
+        let mut asked = self.asked();
+        asked.lost.retain(|lost| lost.ifindex != interface.ifindex);
+        asked.attached.push(interface.name.clone());
+        Ok(Attached::Tc)
+    }
+
+    fn detach(&mut self, ifindex: u32) -> Result<()> {
+        self.attached.retain(|interface| interface.ifindex != ifindex);
+        Ok(())
+    }
+
+    fn forget_others(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        let adopted = asked.adopted;
+        asked.forgotten.push(adopted);
+        Ok(())
+    }
+
+    fn is_settled(&self, interface: &Interface) -> bool {
+        let lost = self.asked().lost.iter().any(|lost| lost.ifindex == interface.ifindex);
+        !lost && self.attached.contains(interface)
+    }
+
+    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+        self.attached.iter().map(|interface| (interface, Attached::Tc))
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        self.asked().lost.clone()
+    }
+
+    fn filters(&self) -> Option<(u16, u32)> {
+        None
+    }
+
+    fn unsettle(&mut self, _: u32) {}
+
+    fn lost_calls(&self) -> Result<Vec<&'static str>> {
+        let asked = self.asked();
+        if asked.blind {
+            bail!("too many open files");
+        }
+        Ok(asked.lost_calls.clone())
+    }
+
+    fn attach_cgroup(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        if asked.refusing {
+            bail!("the cgroup takes no programs");
+        }
+        asked.lost_calls.clear();
+        Ok(())
+    }
+
+    fn cgroup(&self) -> Option<&Path> {
+        None
+    }
+
+    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+        BTreeSet::new()
+    }
+
+    fn connected_udp(&self) -> Result<ConnectedUdp> {
+        bail!("there are no sockets")
+    }
+
+    fn raise(&mut self, _: Changed) -> Result<()> {
+        Ok(())
+    }
+
+    fn compare_network(&mut self, _: u32) -> Result<bool> {
+        let mut asked = self.asked();
+        if asked.failing_routes > 0 {
+            asked.failing_routes -= 1;
+            bail!("the maps cannot be written");
+        }
+        Ok(false)
+    }
+
+    fn note_network(&mut self, _: u32) {}
+
+    fn next_hops(&self) -> Result<Vec<NextHop>> {
+        Ok(Vec::new())
+    }
+
+    fn usage(&self) -> DataplaneUsage {
+        DataplaneUsage::default()
+    }
+}
+
+/// A controller that runs on a folder of manifests until this is dropped.
+pub(super) struct Running {
+    pub folder: TempDir,
+    pub fake: Fake,
+    pub health: ProxyHealth,
+    task: AbortHandle,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Settings for a node that follows these manifests.
+pub(super) fn settings(manifests: Manifests) -> Settings {
+    Settings {
+        node_name: manifests.node_name.clone(),
+        devices: Vec::new(),
+        origin: Origin::Manifests(manifests),
+        node_port_addresses: "all".parse().unwrap(),
+        service_cidrs: BTreeSet::new(),
+        healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
+        metrics: None,
+        dataplane: Config {
+            pins: None,
+            source_check: crate::dataplane::SourceCheck::default(),
+            on_other_layout: Default::default(),
+            sizes: Default::default(),
+            idle: Default::default(),
+            pool: Default::default(),
+            drain: Duration::ZERO,
+            mode: crate::dataplane::Mode::Tc,
+            cgroup: Default::default(),
+        },
+    }
+}
+
+impl Running {
+    /// With what `before` sets up, in the folder and in the fake.
+    pub async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
+        Self::start_on(&[], timing, before).await
+    }
+
+    /// As [`Self::start`], with `--device`.
+    pub async fn start_on(devices: &[&str], timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let fake = Fake::default();
+        before(folder.path(), &fake);
+        let health = ProxyHealth::new(true, true);
+        let (network, events) = Network::connect().unwrap();
+        let node_name = "here".to_owned();
+        let manifests = Manifests { folder: folder.path().to_owned(), node_name: node_name.clone() };
+        let mut settings = settings(manifests);
+        settings.devices = devices.iter().map(|&device| device.to_owned()).collect();
+        let metrics = Metrics::new(node_name, health.clone());
+        let mut controller =
+            Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
+        let source = controller.start().await.unwrap();
+        let task = tokio::spawn(async move { controller.follow(source, events, Stop::listen()?).await })
+            .abort_handle();
+        Self { folder, fake, health, task }
+    }
+
+    /// Waits until the fake, or what else can be seen, is as wanted.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&Asked) -> bool) {
+        let arrived = timeout(Duration::from_secs(20), async {
+            while !wanted(&self.fake.asked()) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        assert!(arrived.await.is_ok(), "not {what}: {:?}", self.fake.asked());
+    }
+}

@@ -1,0 +1,41 @@
+//! Replacement of another layout version: it goes on serving until all of this one's programs are in place.
+
+use super::{QUICK, fake::Running, write};
+
+async fn replacing(devices: &[&str], failing_routes: usize) -> Running {
+    Running::start_on(devices, QUICK, |folder, fake| {
+        write(folder, "web", "Cluster", 0, "here");
+        let mut asked = fake.asked();
+        (asked.others, asked.failing_routes) = (true, failing_routes);
+    })
+    .await
+}
+
+/// A start that an earlier one of this version's precedes, which was killed on its way: nothing is attached to when the maps are
+/// filled, and to forget all but that would take off what serves.
+#[tokio::test]
+async fn nothing_is_forgotten_before_its_links_are_taken_over() {
+    let running = replacing(&[], 0).await;
+    running.until("replaced", |asked| asked.dropped > 0).await;
+    assert_eq!(running.fake.asked().forgotten, [true]);
+}
+
+#[tokio::test]
+async fn what_fails_on_the_way_is_tried_again() {
+    let running = replacing(&[], 3).await;
+    running.until("replaced", |asked| asked.dropped > 0).await;
+    let asked = running.fake.asked();
+    assert_eq!((asked.failing_routes, &asked.forgotten[..], asked.dropped), (0, &[true][..], 1));
+}
+
+/// No program can be attached to lo. Of the device that it stands for here, the other version's are the only ones.
+#[tokio::test]
+async fn a_device_that_cannot_be_attached_to_keeps_the_other_version() {
+    let running = replacing(&["lo"], 0).await;
+    running.until("taken over", |asked| asked.adopted).await;
+    let sweeps = running.fake.asked().sweeps;
+    running.until("looked after", |asked| asked.sweeps >= sweeps + 10).await;
+    let asked = running.fake.asked();
+    assert!(asked.others);
+    assert_eq!((&asked.forgotten[..], asked.dropped), (&[][..], 0));
+}

@@ -1,0 +1,106 @@
+//! Programs that somebody takes off: they are put back, or the node is known to lack them.
+
+use super::{super::*, fake::Fake};
+use crate::{
+    dataplane::Lost,
+    node::{Header, Link},
+};
+
+/// A node whose one device was named.
+struct Node {
+    network: NodeNetwork,
+    fake: Fake,
+    link: Link,
+}
+
+impl Node {
+    fn new() -> Self {
+        let link = Link {
+            index: 7,
+            name: "eth0".to_owned(),
+            mac: [2; 6],
+            mtu: 1500,
+            up: true,
+            running: true,
+            loopback: false,
+            header: Header::Ethernet,
+            wire: false,
+        };
+        let (network, _events) = Network::connect().unwrap();
+        let network = NodeNetwork::new(network, vec![link.name.clone()]);
+        let mut node = Self { network, fake: Fake::default(), link };
+        node.look_at_devices();
+        node
+    }
+
+    fn look_at_devices(&mut self) {
+        let links = std::slice::from_ref(&self.link);
+        self.network.follow_devices(&mut self.fake, links, &[], &[], false).unwrap();
+    }
+
+    fn take_off(&self) {
+        let lost = Lost { ifindex: self.link.index, name: self.link.name.clone(), places: vec!["XDP"] };
+        self.fake.asked().lost.push(lost);
+    }
+
+    async fn look(&mut self) {
+        self.network.look_for_programs(&mut self.fake).await;
+    }
+
+    fn known(&self) -> (u64, Option<String>) {
+        (self.network.attachments().restored(), self.network.attachments().broken())
+    }
+}
+
+#[tokio::test]
+async fn a_named_device_has_them_back_under_another_name() {
+    let mut node = Node::new();
+    node.link.name = "uplink9".to_owned();
+    node.look_at_devices();
+    node.take_off();
+    node.look().await;
+    assert!(node.network.needs_rescan());
+    node.look_at_devices();
+    assert_eq!(node.fake.asked().attached, ["eth0", "uplink9"]);
+    assert_eq!(node.known(), (1, None));
+}
+
+/// Looks at the devices may fail before they come to it.
+#[tokio::test]
+async fn what_nobody_has_put_back_by_the_next_look_is_broken() {
+    let mut node = Node::new();
+    node.take_off();
+    node.look().await;
+    assert_eq!(node.known(), (0, None), "the look at the devices comes now");
+    node.look().await;
+    let why = "the programs of eth0 were taken off and are not put back yet".to_owned();
+    assert_eq!(node.known(), (0, Some(why)));
+    node.look_at_devices();
+    assert_eq!(node.known(), (1, None));
+}
+
+#[tokio::test]
+async fn a_cgroup_that_cannot_be_looked_at_has_lost_nothing() {
+    let mut node = Node::new();
+    node.fake.asked().blind = true;
+    node.look().await;
+    let why = "the programs of the cgroup cannot be looked at: too many open files".to_owned();
+    assert_eq!(node.known(), (0, Some(why)));
+    node.fake.asked().blind = false;
+    node.look().await;
+    assert_eq!(node.known(), (0, None), "nothing was put back");
+}
+
+#[tokio::test]
+async fn a_cgroup_has_them_back() {
+    let mut node = Node::new();
+    node.fake.asked().lost_calls.push("connect4");
+    node.fake.asked().refusing = true;
+    node.look().await;
+    let why =
+        "the programs of the cgroup were taken off and cannot be put back: the cgroup takes no programs";
+    assert_eq!(node.known(), (0, Some(why.to_owned())));
+    node.fake.asked().refusing = false;
+    node.look().await;
+    assert_eq!(node.known(), (1, None));
+}
