@@ -4,40 +4,10 @@ use std::fmt;
 
 use fastrand::Rng;
 
-use crate::topology::{CLIENT_PORTS, CLIENTS, SERVICES};
-
-/// A sequence or acknowledgement number, relative to the one that the sender would use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
-    Right,
-    /// Off by so much: within what a middlebox must take for a retransmission or a lost segment.
-    Near(i16),
-    /// Farther off than any window: half the space of numbers away, and this much more.
-    Far(u16),
-}
-
-/// Which flags a segment has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flags {
-    Syn,
-    SynAck,
-    Ack,
-    FinAck,
-    /// As an end sends it that gives up.
-    RstAck,
-    /// As an end sends it that knows no such connection.
-    Rst,
-}
-
-/// A TCP segment, or a datagram with as much payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    pub tcp: bool,
-    pub flags: Flags,
-    pub sequence: Number,
-    pub acknowledgement: Number,
-    pub payload: u8,
-}
+use crate::{
+    segment::Segment,
+    topology::{CLIENT_PORTS, CLIENTS, SERVICES},
+};
 
 /// A packet that belongs to no Service, or is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,34 +59,6 @@ const FOREIGN: [Foreign; 6] = [
     Foreign::OtherHost,
 ];
 
-fn number(rng: &mut Rng) -> Number {
-    match rng.u8(..20) {
-        0 => Number::Near(rng.i16(..)),
-        1 | 2 => Number::Far(rng.u16(..)),
-        _ => Number::Right,
-    }
-}
-
-impl Segment {
-    /// `reply`: of an endpoint.
-    fn random(rng: &mut Rng, reply: bool) -> Self {
-        let flags = match (rng.u8(..16), reply) {
-            (0..=3, false) => Flags::Syn,
-            (0..=3, true) => Flags::SynAck,
-            (4, false) => Flags::SynAck,
-            (4, true) => Flags::Syn,
-            (5 | 6, _) => Flags::FinAck,
-            (7, _) => Flags::RstAck,
-            (8, _) => Flags::Rst,
-            _ => Flags::Ack,
-        };
-        let payload = if rng.bool() { 0 } else { rng.u8(1..100) };
-        // A handshake carries none, unless it is TCP fast open.
-        let payload = if matches!(flags, Flags::Syn | Flags::SynAck) { 0 } else { payload };
-        Self { tcp: rng.u8(..4) > 0, flags, sequence: number(rng), acknowledgement: number(rng), payload }
-    }
-}
-
 impl Action {
     pub fn random(rng: &mut Rng) -> Self {
         let client = rng.u8(..CLIENTS.len() as u8);
@@ -126,7 +68,7 @@ impl Action {
             1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
             3..=16 => Self::Request {
                 client,
-                port: rng.u8(..CLIENT_PORTS),
+                port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,
                 segment: Segment::random(rng, false),
             },

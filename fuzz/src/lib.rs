@@ -14,6 +14,7 @@ pub mod action;
 pub mod model;
 pub mod row;
 pub mod run;
+pub mod segment;
 pub mod shrink;
 pub mod topology;
 

@@ -3,8 +3,9 @@
 use traffic_policy_testing::harness::Harness;
 
 use crate::{
-    action::{Action, Number, Segment},
+    action::Action,
     run::{Difference, Path, Totals, check},
+    segment::{Number, Segment},
 };
 
 /// Leaves out whatever is not needed for a difference: first what comes after it, then ever smaller pieces, then payloads and

@@ -2,7 +2,7 @@
 //! it has found, as sequences that must not differ again.
 
 use fastrand::Rng;
-use traffic_policy_fuzz::action::{Flags, Number, Segment};
+use traffic_policy_fuzz::segment::{Flags, Number, Segment};
 use traffic_policy_fuzz::{Action, Path, Totals, check, fuzz, row, shrink};
 use traffic_policy_testing::harness::{self, Hook};
 use traffic_policy_testing::lab::Family;
