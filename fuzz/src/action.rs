@@ -5,6 +5,7 @@ use std::fmt;
 use fastrand::Rng;
 
 use crate::{
+    damage::Damage,
     segment::Segment,
     topology::{CLIENT_PORTS, CLIENTS, SERVICES},
 };
@@ -22,6 +23,15 @@ pub enum Foreign {
     Truncated,
     /// To another machine's MAC address.
     OtherHost,
+}
+
+/// Who sends a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// A client, to a Service.
+    Client { client: u8, port: u8, service: u8 },
+    /// The endpoint of a flow, by its age.
+    Endpoint { flow: u8 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +53,18 @@ pub enum Action {
         client: u8,
         tcp: bool,
     },
+    /// A packet that is none.
+    Malformed {
+        damage: Damage,
+        sender: Sender,
+        segment: Segment,
+    },
+    /// A packet with a TTL of 0 or 1.
+    Expiring {
+        ttl: u8,
+        sender: Sender,
+        tcp: bool,
+    },
     /// A Service gets other endpoints.
     Endpoints {
         service: u8,
@@ -59,6 +81,20 @@ const FOREIGN: [Foreign; 6] = [
     Foreign::OtherHost,
 ];
 
+impl Sender {
+    fn random(rng: &mut Rng) -> Self {
+        if rng.bool() { Self::Endpoint { flow: rng.u8(..) } } else { Self::client(rng) }
+    }
+
+    fn client(rng: &mut Rng) -> Self {
+        Self::Client {
+            client: rng.u8(..CLIENTS.len() as u8),
+            port: rng.u8(..CLIENT_PORTS.len() as u8),
+            service: rng.u8(..SERVICES.len() as u8),
+        }
+    }
+}
+
 impl Action {
     pub fn random(rng: &mut Rng) -> Self {
         let client = rng.u8(..CLIENTS.len() as u8);
@@ -66,7 +102,13 @@ impl Action {
         match rng.u8(..32) {
             0 => Self::Endpoints { service, endpoints: rng.u8(..8) },
             1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
-            3..=16 => Self::Request {
+            3 | 4 => {
+                let sender = Sender::random(rng);
+                let reply = matches!(sender, Sender::Endpoint { .. });
+                Self::Malformed { damage: Damage::random(rng), sender, segment: Segment::random(rng, reply) }
+            }
+            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), tcp: rng.bool() },
+            6..=17 => Self::Request {
                 client,
                 port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,

@@ -11,6 +11,7 @@
 //! either.
 
 pub mod action;
+pub mod damage;
 pub mod model;
 pub mod row;
 pub mod run;

@@ -1,6 +1,8 @@
 //! One sequence of actions through program and model.
 
 mod foreign;
+mod malformed;
+mod offer;
 mod replies;
 mod requests;
 mod tables;
@@ -124,6 +126,8 @@ impl Run<'_> {
                 None => Ok(()),
             },
             Action::Foreign { what, client, tcp } => self.foreign(what, self.client(client, 0), tcp),
+            Action::Malformed { damage, sender, segment } => self.malformed(damage, sender, segment),
+            Action::Expiring { ttl, sender, tcp } => self.expiring(ttl, sender, tcp),
             Action::Endpoints { service, endpoints } => {
                 let service = usize::from(service);
                 self.model.services[service].endpoints = endpoints;

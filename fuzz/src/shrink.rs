@@ -70,6 +70,9 @@ fn simpler(action: Action) -> Vec<Action> {
             .map(|segment| Action::Reply { flow, segment })
             .chain([Action::Reply { flow: 0, segment: old }])
             .collect(),
-        Action::Foreign { .. } | Action::Endpoints { .. } => Vec::new(),
+        Action::Malformed { damage, sender, segment: old } => {
+            segment(old).into_iter().map(|segment| Action::Malformed { damage, sender, segment }).collect()
+        }
+        Action::Expiring { .. } | Action::Foreign { .. } | Action::Endpoints { .. } => Vec::new(),
     }
 }

@@ -38,7 +38,7 @@ impl Run<'_> {
         self.came_back(&reply, &ran)
     }
 
-    fn came_back(&mut self, reply: &Reply, ran: &Ran) -> Result<(), String> {
+    pub(super) fn came_back(&mut self, reply: &Reply, ran: &Ran) -> Result<(), String> {
         let expected = self.model.reply(reply.flow, reply.segment);
         if expected == Expected::Unchanged
             || matches!(expected, Expected::Either(_)) && ran.outcome.starts_with("passed")

@@ -47,7 +47,7 @@ impl Run<'_> {
         self.became(&request, expected, &ran)
     }
 
-    fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
+    pub(super) fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
         match expected {
             Expected::Unchanged => self.unchanged(&request.packet.bytes(), ran),
             Expected::Dropped(one, other) if [one, other].contains(&ran.outcome) => Ok(()),
