@@ -34,6 +34,24 @@ pub enum Sender {
     Endpoint { flow: u8 },
 }
 
+/// Why an ICMP error is not to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// It quotes a packet that nobody has sent.
+    Unknown,
+    /// It goes to somebody who has not sent what it quotes.
+    Stranger,
+    /// It quotes too little to tell.
+    Short,
+    /// It comes where the other direction's packets come.
+    WrongHook,
+    /// It is a redirect.
+    NoError,
+    /// Its own TTL ends here.
+    Expiring,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// From a client to a Service.
@@ -59,6 +77,15 @@ pub enum Action {
         sender: Sender,
         segment: Segment,
     },
+    /// An ICMP error about a packet of a flow.
+    Error {
+        /// Who has sent that packet.
+        sender: Sender,
+        segment: Segment,
+        kind: u8,
+        quoted: u8,
+        fault: Fault,
+    },
     /// A packet with a TTL of 0 or 1.
     Expiring {
         ttl: u8,
@@ -80,6 +107,9 @@ const FOREIGN: [Foreign; 6] = [
     Foreign::Truncated,
     Foreign::OtherHost,
 ];
+
+const FAULTS: [Fault; 6] =
+    [Fault::Unknown, Fault::Stranger, Fault::Short, Fault::WrongHook, Fault::NoError, Fault::Expiring];
 
 impl Sender {
     fn random(rng: &mut Rng) -> Self {
@@ -108,7 +138,14 @@ impl Action {
                 Self::Malformed { damage: Damage::random(rng), sender, segment: Segment::random(rng, reply) }
             }
             5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), tcp: rng.bool() },
-            6..=17 => Self::Request {
+            6 | 7 => {
+                let sender = Sender::random(rng);
+                let reply = matches!(sender, Sender::Endpoint { .. });
+                let segment = Segment::random(rng, reply);
+                let fault = if rng.bool() { Fault::None } else { FAULTS[rng.usize(..FAULTS.len())] };
+                Self::Error { sender, segment, kind: rng.u8(..), quoted: rng.u8(..), fault }
+            }
+            8..=18 => Self::Request {
                 client,
                 port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,

@@ -39,6 +39,7 @@ fn source(action: Action) -> String {
         ("what: ", "what: Foreign::"),
         ("sender: ", "sender: Sender::"),
         ("damage: ", "damage: Damage::"),
+        ("fault: ", "fault: Fault::"),
         ("sequence: ", "sequence: Number::"),
         ("acknowledgement: ", "acknowledgement: Number::"),
     ];

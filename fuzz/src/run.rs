@@ -1,5 +1,6 @@
 //! One sequence of actions through program and model.
 
+mod errors;
 mod foreign;
 mod malformed;
 mod offer;
@@ -127,6 +128,9 @@ impl Run<'_> {
             },
             Action::Foreign { what, client, tcp } => self.foreign(what, self.client(client, 0), tcp),
             Action::Malformed { damage, sender, segment } => self.malformed(damage, sender, segment),
+            Action::Error { sender, segment, kind, quoted, fault } => {
+                self.error(sender, segment, kind, quoted, fault)
+            }
             Action::Expiring { ttl, sender, tcp } => self.expiring(ttl, sender, tcp),
             Action::Endpoints { service, endpoints } => {
                 let service = usize::from(service);

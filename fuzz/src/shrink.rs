@@ -73,6 +73,10 @@ fn simpler(action: Action) -> Vec<Action> {
         Action::Malformed { damage, sender, segment: old } => {
             segment(old).into_iter().map(|segment| Action::Malformed { damage, sender, segment }).collect()
         }
+        Action::Error { sender, segment: old, kind, quoted, fault } => segment(old)
+            .into_iter()
+            .map(|segment| Action::Error { sender, segment, kind, quoted, fault })
+            .collect(),
         Action::Expiring { .. } | Action::Foreign { .. } | Action::Endpoints { .. } => Vec::new(),
     }
 }
