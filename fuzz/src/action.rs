@@ -6,6 +6,7 @@ use fastrand::Rng;
 
 use crate::{
     damage::Damage,
+    run::Pieces,
     segment::Segment,
     topology::{CLIENT_PORTS, CLIENTS, SERVICES},
 };
@@ -86,6 +87,12 @@ pub enum Action {
         quoted: u8,
         fault: Fault,
     },
+    /// A packet in fragments.
+    Fragments {
+        sender: Sender,
+        segment: Segment,
+        pieces: Pieces,
+    },
     /// A packet with a TTL of 0 or 1.
     Expiring {
         ttl: u8,
@@ -145,7 +152,14 @@ impl Action {
                 let fault = if rng.bool() { Fault::None } else { FAULTS[rng.usize(..FAULTS.len())] };
                 Self::Error { sender, segment, kind: rng.u8(..), quoted: rng.u8(..), fault }
             }
-            8..=18 => Self::Request {
+            8 | 9 => {
+                let sender = Sender::random(rng);
+                let reply = matches!(sender, Sender::Endpoint { .. });
+                let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, reply) };
+                let pieces = Pieces { size: rng.u8(1..7), order: rng.u8(..), again: rng.u8(..4) == 0 };
+                Self::Fragments { sender, segment, pieces }
+            }
+            10..=19 => Self::Request {
                 client,
                 port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,

@@ -2,13 +2,14 @@
 
 mod errors;
 mod foreign;
+mod fragments;
 mod malformed;
 mod offer;
 mod replies;
 mod requests;
 mod tables;
 
-use std::net::SocketAddr;
+use std::{collections::HashMap, net::SocketAddr};
 
 use fastrand::Rng;
 use traffic_policy_testing::{
@@ -17,6 +18,7 @@ use traffic_policy_testing::{
     packet::{Packet, difference},
 };
 
+pub use self::fragments::Pieces;
 use crate::{
     action::Action,
     model::{Flow, From, Model},
@@ -94,7 +96,16 @@ pub fn check(
     totals: &mut Totals,
 ) -> Result<(), Difference> {
     harness.set_up(&topology::setup());
-    let mut run = Run { harness, path, model: Model::new(path.family), totals, compared, last: None };
+    let mut run = Run {
+        harness,
+        path,
+        model: Model::new(path.family),
+        totals,
+        compared,
+        last: None,
+        identification: fragments::identification(),
+        records: HashMap::new(),
+    };
     for (at, action) in actions.iter().enumerate() {
         let done = run.act(*action).and_then(|()| {
             if (at + 1) % compared == 0 || at + 1 == actions.len() { run.compare_tables() } else { Ok(()) }
@@ -113,6 +124,9 @@ struct Run<'a> {
     totals: &'a mut Totals,
     compared: usize,
     last: Option<(Input, &'static str, Vec<u8>)>,
+    /// Of the last packet in fragments.
+    identification: u16,
+    records: HashMap<fragments::Key, fragments::Record>,
 }
 
 impl Run<'_> {
@@ -131,6 +145,7 @@ impl Run<'_> {
             Action::Error { sender, segment, kind, quoted, fault } => {
                 self.error(sender, segment, kind, quoted, fault)
             }
+            Action::Fragments { sender, segment, pieces } => self.fragments(sender, segment, pieces),
             Action::Expiring { ttl, sender, tcp } => self.expiring(ttl, sender, tcp),
             Action::Endpoints { service, endpoints } => {
                 let service = usize::from(service);

@@ -4,7 +4,7 @@ use traffic_policy_testing::harness::Harness;
 
 use crate::{
     action::Action,
-    run::{Difference, Path, Totals, check},
+    run::{Difference, Path, Pieces, Totals, check},
     segment::{Number, Segment},
 };
 
@@ -76,6 +76,12 @@ fn simpler(action: Action) -> Vec<Action> {
         Action::Error { sender, segment: old, kind, quoted, fault } => segment(old)
             .into_iter()
             .map(|segment| Action::Error { sender, segment, kind, quoted, fault })
+            .collect(),
+        Action::Fragments { sender, segment: old, pieces } => segment(old)
+            .into_iter()
+            .filter(|segment| segment.payload > 0)
+            .map(|segment| Action::Fragments { sender, segment, pieces })
+            .chain([Action::Fragments { sender, segment: old, pieces: Pieces { again: false, ..pieces } }])
             .collect(),
         Action::Expiring { .. } | Action::Foreign { .. } | Action::Endpoints { .. } => Vec::new(),
     }

@@ -20,6 +20,25 @@ impl Offer {
             Self::Reply(reply) => &reply.packet,
         }
     }
+
+    /// Only the first fragment of so many bytes is sent, with this identification.
+    pub fn cut(&mut self, identification: u16, bytes: usize) {
+        let (packet, size) = match self {
+            Self::Request(request) => (&mut request.packet, &mut request.size),
+            Self::Reply(reply) => (&mut reply.packet, &mut reply.size),
+        };
+        packet.label = identification;
+        packet.dont_fragment = false;
+        *size = Some(bytes);
+    }
+}
+
+/// A packet, or its first fragment.
+pub(super) fn piece(packet: &Packet, size: Option<usize>) -> Packet {
+    match size {
+        Some(size) => packet.fragments(size).swap_remove(0),
+        None => packet.clone(),
+    }
 }
 
 impl Run<'_> {

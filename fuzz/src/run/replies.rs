@@ -5,7 +5,7 @@ use traffic_policy_testing::{
     packet::{Packet, difference},
 };
 
-use super::Run;
+use super::{Run, offer::piece};
 use crate::{
     model::{Expected, Flow, From},
     segment::{Segment, end, packet},
@@ -17,6 +17,8 @@ pub(super) struct Reply {
     pub segment: Segment,
     pub numbers: (u32, u32),
     pub packet: Packet,
+    /// Its first fragment alone is sent: of so many bytes.
+    pub size: Option<usize>,
 }
 
 impl Run<'_> {
@@ -28,7 +30,7 @@ impl Run<'_> {
             Some((device, router)) => packet.macs(router.mac(), device.mac()),
             None => packet.macs(Device::Eth0.mac(), Spot::Router.mac()),
         };
-        Reply { flow: index, segment, numbers, packet }
+        Reply { flow: index, segment, numbers, packet, size: None }
     }
 
     pub(super) fn reply(&mut self, index: usize, segment: Segment) -> Result<(), String> {
@@ -40,10 +42,11 @@ impl Run<'_> {
 
     pub(super) fn came_back(&mut self, reply: &Reply, ran: &Ran) -> Result<(), String> {
         let expected = self.model.reply(reply.flow, reply.segment);
+        let sent = piece(&reply.packet, reply.size);
         if expected == Expected::Unchanged
             || matches!(expected, Expected::Either(_)) && ran.outcome.starts_with("passed")
         {
-            return self.unchanged(&reply.packet.bytes(), ran);
+            return self.unchanged(&sent.bytes(), ran);
         }
         self.totals.translated += 1;
         let flow = self.model.flows[reply.flow];
@@ -51,16 +54,16 @@ impl Run<'_> {
         if ran.outcome != name {
             return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
         }
-        let wanted = Self::translated_reply(&reply.packet, &flow);
+        let wanted = piece(&Self::translated_reply(&reply.packet, &flow), reply.size);
         if let Some(difference) = difference(&wanted.bytes(), &ran.frame) {
             return Err(difference);
         }
-        self.translated(reply.flow, From::Endpoint, reply.segment, reply.numbers.0, &reply.packet);
+        self.translated(reply.flow, From::Endpoint, reply.segment, reply.numbers.0, &sent);
         Ok(())
     }
 
     /// An endpoint's packet as it must leave by a flow.
-    pub(super) fn translated_reply(sent: &Packet, flow: &Flow) -> Packet {
+    fn translated_reply(sent: &Packet, flow: &Flow) -> Packet {
         let packet = sent.clone().source(end(flow.frontend)).destination(end(flow.client));
         match flow.endpoint.way {
             Some(_) => packet.macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(sent.ttl.saturating_sub(1)),

@@ -7,7 +7,7 @@ use traffic_policy_testing::{
     packet::{Packet, difference},
 };
 
-use super::Run;
+use super::{Run, offer::piece};
 use crate::{
     model::{Expected, Flow, From, NewFlow},
     segment::{Segment, end, packet},
@@ -24,6 +24,8 @@ pub(super) struct Request {
     pub flow: Option<usize>,
     pub numbers: (u32, u32),
     pub packet: Packet,
+    /// Its first fragment alone is sent: of so many bytes.
+    pub size: Option<usize>,
 }
 
 impl Run<'_> {
@@ -32,7 +34,7 @@ impl Run<'_> {
         let flow = self.model.find(segment.tcp, client, frontend);
         let numbers = self.model.request_numbers(flow, segment);
         let packet = packet(client, frontend, segment, numbers).macs(Spot::Router.mac(), Device::Eth0.mac());
-        Request { client, frontend, service, segment, flow, numbers, packet }
+        Request { client, frontend, service, segment, flow, numbers, packet, size: None }
     }
 
     pub(super) fn request(
@@ -49,20 +51,20 @@ impl Run<'_> {
 
     pub(super) fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
         match expected {
-            Expected::Unchanged => self.unchanged(&request.packet.bytes(), ran),
+            Expected::Unchanged => self.unchanged(&piece(&request.packet, request.size).bytes(), ran),
             Expected::Dropped(one, other) if [one, other].contains(&ran.outcome) => Ok(()),
             Expected::Answered(name) if [name, "dropped-rate-limited"].contains(&ran.outcome) => Ok(()),
             Expected::NotServed if !matches!(ran.outcome, "forwarded" | "delivered") => Ok(()),
             Expected::New(replaced) => self.begun(replaced, request, ran),
             Expected::Translated(index) => {
-                self.requested(index, &request.packet, ran)?;
-                self.translated(index, From::Client, request.segment, request.numbers.0, &request.packet);
+                self.requested(index, request, ran)?;
+                self.went(index, request);
                 Ok(())
             }
             Expected::Either(index) => {
-                let kept = self.requested(index, &request.packet, ran);
+                let kept = self.requested(index, request, ran);
                 if kept.is_ok() && self.keeps(index)? {
-                    self.translated(index, From::Client, request.segment, request.numbers.0, &request.packet);
+                    self.went(index, request);
                     return Ok(());
                 }
                 let anew = self.model.new_flow(request.service, Some(index));
@@ -75,6 +77,12 @@ impl Run<'_> {
         }
     }
 
+    /// Notes a request that was translated by a flow that exists.
+    fn went(&mut self, index: usize, request: &Request) {
+        let sent = piece(&request.packet, request.size);
+        self.translated(index, From::Client, request.segment, request.numbers.0, &sent);
+    }
+
     /// Whether a flow's request entry is that of the connection before: a new one has counted this packet alone.
     fn keeps(&self, index: usize) -> Result<bool, String> {
         let flow = &self.model.flows[index];
@@ -84,7 +92,7 @@ impl Run<'_> {
     }
 
     /// A client's packet as it must leave by a flow.
-    pub(super) fn translated_request(&self, sent: &Packet, flow: &Flow) -> Packet {
+    fn translated_request(&self, sent: &Packet, flow: &Flow) -> Packet {
         let packet = sent.clone().source(end(flow.source)).destination(end(flow.target(self.path.family)));
         match flow.endpoint.way {
             Some((device, router)) => packet.macs(device.mac(), router.mac()).ttl(sent.ttl.saturating_sub(1)),
@@ -92,15 +100,15 @@ impl Run<'_> {
         }
     }
 
-    fn requested(&mut self, index: usize, sent: &Packet, ran: &Ran) -> Result<(), String> {
+    fn requested(&mut self, index: usize, request: &Request, ran: &Ran) -> Result<(), String> {
         self.totals.translated += 1;
         let flow = &self.model.flows[index];
         let name = if flow.endpoint.way.is_some() { "forwarded" } else { "delivered" };
         if ran.outcome != name {
             return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
         }
-        let wanted = self.translated_request(sent, flow);
-        difference(&wanted.bytes(), &ran.frame).map_or(Ok(()), Err)
+        let wanted = self.translated_request(&request.packet, flow);
+        difference(&piece(&wanted, request.size).bytes(), &ran.frame).map_or(Ok(()), Err)
     }
 
     fn begun(&mut self, replaced: Option<usize>, request: &Request, ran: &Ran) -> Result<(), String> {
@@ -134,8 +142,8 @@ impl Run<'_> {
         let flow = NewFlow { tcp, service, client, frontend, endpoint, source, sequence: numbers.0 };
         self.model.begin(replaced, flow)?;
         let index = self.model.flows.len() - 1;
-        self.requested(index, &request.packet, ran)?;
-        self.count(index, From::Client, &request.packet);
+        self.requested(index, request, ran)?;
+        self.count(index, From::Client, &piece(&request.packet, request.size));
         Ok(())
     }
 }
