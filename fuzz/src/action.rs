@@ -6,6 +6,7 @@ use fastrand::Rng;
 
 use crate::{
     damage::Damage,
+    model::STEPS,
     run::Pieces,
     segment::Segment,
     topology::{CLIENT_PORTS, CLIENTS, SERVICES},
@@ -99,6 +100,12 @@ pub enum Action {
         sender: Sender,
         tcp: bool,
     },
+    /// Time goes by.
+    Wait {
+        jiffies: u32,
+    },
+    /// The agent looks for flows that are over.
+    Sweep,
     /// A Service gets other endpoints.
     Endpoints {
         service: u8,
@@ -137,6 +144,8 @@ impl Action {
         let client = rng.u8(..CLIENTS.len() as u8);
         let service = rng.u8(..SERVICES.len() as u8);
         match rng.u8(..32) {
+            10 if rng.bool() => Self::Wait { jiffies: STEPS[rng.usize(..STEPS.len())] },
+            10 => Self::Sweep,
             0 => Self::Endpoints { service, endpoints: rng.u8(..8) },
             1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
             3 | 4 => {
@@ -159,7 +168,7 @@ impl Action {
                 let pieces = Pieces { size: rng.u8(1..7), order: rng.u8(..), again: rng.u8(..4) == 0 };
                 Self::Fragments { sender, segment, pieces }
             }
-            10..=19 => Self::Request {
+            11..=20 => Self::Request {
                 client,
                 port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,

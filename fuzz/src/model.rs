@@ -1,6 +1,6 @@
 //! The reference model: flows in plain words, and what must become of a packet.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Instant};
 
 use traffic_policy_testing::{harness::Spot, lab::Family};
 
@@ -9,9 +9,13 @@ use crate::{
     topology::{Endpoint, POOL, SERVICES, Service},
 };
 
+mod age;
 mod flow;
 
-pub use self::flow::{Count, Ended, Flow, From, Host};
+pub use self::{
+    age::{Fate, STEPS, Stale, TIMEOUTS},
+    flow::{Count, Ended, Flow, From, Host},
+};
 
 /// What must become of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +42,15 @@ pub struct Model {
     pub family: Family,
     pub services: [Service; SERVICES.len()],
     pub flows: Vec<Flow>,
-    /// Source, endpoint and protocol of flows that were replaced: their replies may still be known.
-    pub stale: Vec<(bool, SocketAddr, SocketAddr)>,
+    pub stale: Vec<Stale>,
+    /// Jiffies since the beginning, but for those that the run itself takes.
+    pub clock: u64,
     connections: u32,
 }
 
 impl Model {
     pub fn new(family: Family) -> Self {
-        Self { family, services: SERVICES, flows: Vec::new(), stale: Vec::new(), connections: 0 }
+        Self { family, services: SERVICES, flows: Vec::new(), stale: Vec::new(), clock: 0, connections: 0 }
     }
 
     /// The flow of a client's packets to a Service.
@@ -115,7 +120,7 @@ impl Model {
         if !segment.tcp || certain && (flow.assured || flow.answered && exact) {
             return Expected::Translated(index);
         }
-        if flow.answered {
+        if flow.answered || flow.loose {
             // The client has yet to prove where it is: what is not the endpoint's for certain may be another connection's.
             return Expected::Either(index);
         }
@@ -129,8 +134,14 @@ impl Model {
     }
 
     /// Whether a new flow of this client may find all ports of the pool taken towards an endpoint: by flows, or by what flows that
-    /// were replaced have left.
-    pub fn may_be_exhausted(&self, tcp: bool, client: SocketAddr, endpoint: Endpoint) -> bool {
+    /// were replaced have left. A flow that was closed long ago gives way to others, but not to its own successor.
+    pub fn may_be_exhausted(
+        &self,
+        tcp: bool,
+        client: SocketAddr,
+        endpoint: Endpoint,
+        replaced: Option<usize>,
+    ) -> bool {
         let target = SocketAddr::new(endpoint.spot.of(self.family), crate::topology::TARGET);
         // An endpoint on this node sees the client's own address.
         let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
@@ -138,8 +149,10 @@ impl Model {
             (of, source, to) == (tcp, SocketAddr::new(address, port), target)
         };
         POOL.iter().all(|port| {
-            self.flows.iter().any(|flow| takes(flow.tcp, flow.source, flow.target(self.family), *port))
-                || self.stale.iter().any(|(of, source, to)| takes(*of, *source, *to, *port))
+            self.flows.iter().enumerate().any(|(index, flow)| {
+                takes(flow.tcp, flow.source, flow.target(self.family), *port)
+                    && (!flow.gives_way(self.clock) || replaced == Some(index))
+            }) || self.stale.iter().any(|each| takes(each.tcp, each.source, each.target, *port))
         })
     }
 
@@ -157,14 +170,20 @@ impl Model {
         }
         if let Some(index) = replaced {
             let old = &self.flows[index];
-            self.stale.push((old.tcp, old.source, old.target(self.family)));
+            self.stale.push(Stale {
+                tcp: old.tcp,
+                source: old.source,
+                target: old.target(self.family),
+                last: old.last[From::Endpoint as usize],
+                found_over: 0,
+            });
         }
         let mut gone: Vec<usize> = replaced.into_iter().chain(rival).collect();
         gone.sort_unstable();
         for index in gone.into_iter().rev() {
             self.flows.remove(index);
         }
-        self.stale.retain(|each| *each != (flow.tcp, flow.source, target));
+        self.stale.retain(|each| !each.is(flow.tcp, flow.source, target));
         let initial = flow.sequence;
         let endpoint_initial = 0x7fff_ffc0_u32.wrapping_add(self.connections << 4);
         self.connections += 1;
@@ -183,13 +202,25 @@ impl Model {
             loose: false,
             hosts: [host(initial), host(endpoint_initial)],
             counts: [Count::default(); 2],
+            last: [self.clock; 2],
+            seen: Instant::now(),
+            reset: false,
+            found_over: 0,
+            noticed: false,
         });
         Ok(())
     }
 
+    /// A packet of a flow was seen, and goes no further: a sweep that found the flow over begins anew.
+    pub fn seen(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
+        self.translated(index, from, segment, sequence);
+        self.flows[index].found_over = 0;
+    }
+
     /// A packet of a flow was translated.
     pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
-        self.flows[index].follow(from, segment, sequence);
+        let pause = self.flows[index].pause(self.clock);
+        self.flows[index].follow(from, segment, sequence, pause);
     }
 }
 

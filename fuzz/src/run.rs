@@ -8,10 +8,12 @@ mod offer;
 mod replies;
 mod requests;
 mod tables;
+mod time;
 
 use std::{collections::HashMap, net::SocketAddr};
 
 use fastrand::Rng;
+use traffic_policy_agent::dataplane::Sweeper;
 use traffic_policy_testing::{
     harness::{Device, Half, Harness, Hook, Input, Ran, Way},
     lab::Family,
@@ -105,6 +107,7 @@ pub fn check(
         last: None,
         identification: fragments::identification(),
         records: HashMap::new(),
+        sweeper: None,
     };
     for (at, action) in actions.iter().enumerate() {
         let done = run.act(*action).and_then(|()| {
@@ -127,6 +130,7 @@ struct Run<'a> {
     /// Of the last packet in fragments.
     identification: u16,
     records: HashMap<fragments::Key, fragments::Record>,
+    sweeper: Option<Sweeper>,
 }
 
 impl Run<'_> {
@@ -146,6 +150,11 @@ impl Run<'_> {
                 self.error(sender, segment, kind, quoted, fault)
             }
             Action::Fragments { sender, segment, pieces } => self.fragments(sender, segment, pieces),
+            Action::Wait { jiffies } => {
+                self.wait(jiffies);
+                Ok(())
+            }
+            Action::Sweep => self.sweep(),
             Action::Expiring { ttl, sender, tcp } => self.expiring(ttl, sender, tcp),
             Action::Endpoints { service, endpoints } => {
                 let service = usize::from(service);
@@ -198,7 +207,8 @@ impl Run<'_> {
 
     /// Counts a packet that was translated.
     fn count(&mut self, index: usize, from: From, sent: &Packet) {
-        self.model.flows[index].count(from, sent.bytes().len() as u64 - 14);
+        let clock = self.model.clock;
+        self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, clock);
     }
 
     /// Where packets of a flow's endpoint are seen.

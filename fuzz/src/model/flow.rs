@@ -1,6 +1,9 @@
 //! A flow in plain words: who talks to whom, and how far a TCP connection has come.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use traffic_policy_testing::lab::Family;
 
@@ -58,6 +61,15 @@ pub struct Flow {
     /// Client, endpoint.
     pub hosts: [Host; 2],
     pub counts: [Count; 2],
+    /// Its last packet in each direction: [`super::Model::clock`].
+    pub last: [u64; 2],
+    /// The client's last packet, by this machine's clock.
+    pub seen: Instant,
+    /// It ended by an RST.
+    pub reset: bool,
+    /// Sweeps since its last packet that found it idle for too long, and whether any may have noticed it.
+    pub found_over: u8,
+    pub noticed: bool,
 }
 
 /// Far from every other number in use.
@@ -94,7 +106,41 @@ impl From {
     }
 }
 
+/// How long ago the client's last packet was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    Short,
+    Long,
+    Unspecified,
+}
+
+/// A client waits a second before it sends its SYN again (RFC 6298 section 2); a quarter of it is a pause.
+const PAUSE: u64 = 1000;
+const NO_PAUSE: Duration = Duration::from_millis(200);
+
 impl Flow {
+    pub fn pause(&self, clock: u64) -> Pause {
+        if clock - self.last[0] > PAUSE {
+            Pause::Long
+        } else if self.seen.elapsed() < NO_PAUSE {
+            Pause::Short
+        } else {
+            Pause::Unspecified
+        }
+    }
+
+    /// A SYN of another number before the endpoint has answered.
+    fn attempt(&mut self, sequence: u32, pause: Pause) {
+        match pause {
+            Pause::Short => {}
+            Pause::Long => {
+                self.hosts[0].initial = sequence;
+                self.hosts[0].next = sequence.wrapping_add(1);
+            }
+            Pause::Unspecified => self.loose = true,
+        }
+    }
+
     /// Sequence and acknowledgement number of a segment of this flow. A SYN on a connection that has been answered is that of a
     /// new one.
     pub fn numbers(&self, from: From, segment: Segment) -> (u32, u32) {
@@ -122,14 +168,19 @@ impl Flow {
     }
 
     /// Counts a packet of so many bytes.
-    pub fn count(&mut self, from: From, bytes: u64) {
+    pub fn count(&mut self, from: From, bytes: u64, clock: u64) {
+        self.last[from as usize] = clock;
+        self.found_over = 0;
+        if from == From::Client {
+            self.seen = Instant::now();
+        }
         let count = &mut self.counts[from as usize];
         count.packets += 1;
         count.bytes += bytes;
     }
 
     /// Follows a segment that was translated, of these numbers.
-    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32) {
+    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, pause: Pause) {
         if !segment.tcp {
             self.answered |= from == From::Endpoint;
             self.assured |= self.answered && from == From::Client;
@@ -139,10 +190,15 @@ impl Flow {
             (segment.sequence.is_right(), segment.acknowledgement.is_right());
         match (segment.flags, from) {
             // A SYN of another number that follows at once may be forged: the first one's answer is awaited.
-            (Flags::Syn, From::Client) => return,
+            (Flags::Syn, From::Client) => {
+                if !self.answered && sequence != self.hosts[0].initial {
+                    self.attempt(sequence, pause);
+                }
+                return;
+            }
             // Before the endpoint has answered there is nothing to say, but that the client gives up.
             (flags, From::Client) if !self.answered => {
-                let far = matches!(segment.sequence, Number::Far(_));
+                let far = matches!(segment.sequence, Number::Far(_)) && !self.loose;
                 if matches!(flags, Flags::Rst | Flags::RstAck) && !far {
                     self.ended = Ended::Unspecified;
                 }
@@ -154,6 +210,11 @@ impl Flow {
                 let acknowledged = self.hosts[0].next;
                 self.hosts[1] =
                     Host { initial: sequence, next: sequence.wrapping_add(1), acknowledged, fin: false };
+                return;
+            }
+            // Another attempt's, perhaps.
+            (flags, From::Endpoint) if !self.answered && flags != Flags::RstAck => {
+                self.ended = Ended::Unspecified;
                 return;
             }
             // The endpoint refuses: one that fits, as above.
@@ -199,6 +260,7 @@ impl Flow {
             let exact =
                 segment.flags == Flags::RstAck || acknowledged_by_other == self.hosts[from as usize].next;
             self.ended = if sure && exact && self.ended != Ended::Unspecified {
+                self.reset = true;
                 Ended::Yes
             } else {
                 Ended::Unspecified

@@ -137,8 +137,11 @@ impl Run<'_> {
         let request = self.model.find(record.tcp, from, to).map(|index| (index, From::Client));
         let reply = || Some((self.model.flows.iter().position(of_endpoint)?, From::Endpoint));
         let Some((index, side)) = request.or_else(reply) else {
-            if self.model.stale.contains(&(record.tcp, to, from)) {
+            let clock = self.model.clock;
+            let left = self.model.stale.iter_mut().find(|each| each.is(record.tcp, to, from));
+            if let Some(stale) = left {
                 // What its flow has left may be found still.
+                (stale.last, stale.found_over) = (clock, 0);
                 self.run(hook, device, &sent);
                 return Ok(());
             }

@@ -57,7 +57,7 @@ impl Run<'_> {
                     return self.became(&request, expected, &ran);
                 }
                 if let Expected::Translated(index) = expected {
-                    self.model.translated(index, From::Client, segment, request.numbers.0);
+                    self.model.seen(index, From::Client, segment, request.numbers.0);
                 }
                 must_expire(&ran)
             }
@@ -73,7 +73,7 @@ impl Run<'_> {
                 {
                     return self.came_back(&reply, &ran);
                 }
-                self.model.translated(index, From::Endpoint, reply.segment, reply.numbers.0);
+                self.model.seen(index, From::Endpoint, reply.segment, reply.numbers.0);
                 must_expire(&ran)
             }
         }

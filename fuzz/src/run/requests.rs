@@ -116,7 +116,9 @@ impl Run<'_> {
         let tcp = segment.tcp;
         let candidates = self.model.services[service].candidates();
         if ran.outcome == "dropped-no-snat-port" {
-            let full = candidates.iter().any(|endpoint| self.model.may_be_exhausted(tcp, client, *endpoint));
+            let full = candidates
+                .iter()
+                .any(|endpoint| self.model.may_be_exhausted(tcp, client, *endpoint, replaced));
             return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
         }
         self.totals.flows += 1;

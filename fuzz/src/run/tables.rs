@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use traffic_policy_ebpf::tcp::{ASSURED, FIN, RST};
-use traffic_policy_testing::harness::Half;
+use traffic_policy_testing::{harness::Half, lab::Family};
 
 use super::Run;
-use crate::model::{Count, Ended, Flow, From};
+use crate::model::{Count, Ended, Flow, From, Stale};
 
 /// Whether an entry is the reply entry of a request entry.
 pub fn is_reply_of(reply: &Half, request: &Half) -> bool {
@@ -38,6 +38,13 @@ impl Flow {
     pub(super) fn has_request(&self, half: &Half) -> bool {
         let protocol = if self.tcp { 6 } else { 17 };
         half.is_request() && half.protocol == protocol && half.from == self.client && half.to == self.frontend
+    }
+
+    pub(super) fn has_reply(&self, half: &Half, family: Family) -> bool {
+        let protocol = if self.tcp { 6 } else { 17 };
+        !half.is_request()
+            && half.protocol == protocol
+            && (half.from, half.to) == (self.target(family), self.source)
     }
 
     /// Compares what its entries have counted and noted.
@@ -90,9 +97,9 @@ impl Run<'_> {
             return Err(format!("{} request entries of {} flows", requests.len(), self.model.flows.len()));
         }
         for half in halves.iter().filter(|half| !half.is_request()) {
-            let stale = (half.protocol == 6, half.to, half.from);
+            let stale = |each: &Stale| each.is(half.protocol == 6, half.to, half.from);
             if !requests.iter().any(|request| is_reply_of(half, request))
-                && !self.model.stale.contains(&stale)
+                && !self.model.stale.iter().any(stale)
             {
                 return Err(format!("a reply entry of no flow: {half:?}"));
             }
