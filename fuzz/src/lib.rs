@@ -11,6 +11,7 @@
 //! either.
 
 pub mod action;
+pub mod concurrent;
 pub mod damage;
 pub mod model;
 pub mod row;

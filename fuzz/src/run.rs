@@ -20,7 +20,7 @@ use traffic_policy_testing::{
     packet::{Packet, difference},
 };
 
-pub use self::fragments::Pieces;
+pub use self::{fragments::Pieces, tables::sound};
 use crate::{
     action::Action,
     model::{Flow, From, Model},

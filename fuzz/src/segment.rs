@@ -70,7 +70,7 @@ pub fn end(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip(), address.port())
 }
 
-fn bits(flags: Flags) -> u8 {
+pub fn bits(flags: Flags) -> u8 {
     match flags {
         Flags::Syn => flag::SYN,
         Flags::SynAck => flag::SYN | flag::ACK,

@@ -3,7 +3,7 @@
 
 use fastrand::Rng;
 use traffic_policy_fuzz::segment::{Flags, Number, Segment};
-use traffic_policy_fuzz::{Action, Path, Totals, check, fuzz, row, shrink};
+use traffic_policy_fuzz::{Action, Path, Totals, check, concurrent, fuzz, row, shrink};
 use traffic_policy_testing::harness::{self, Hook};
 use traffic_policy_testing::lab::Family;
 
@@ -47,6 +47,25 @@ fn tc_ipv4() {
 #[test]
 fn tc_ipv6() {
     no_difference(Path { hook: Hook::Ingress, family: Family::V6 });
+}
+
+/// Packets of each on both CPUs together.
+const AT_ONCE: u64 = 40_000;
+
+/// The same flows' packets on two CPUs at the same time.
+#[test]
+fn two_cpus_at_once() {
+    harness::with(|harness| {
+        for path in Path::all() {
+            let (mut rng, mut totals) = (Rng::with_seed(1), Totals::default());
+            let enough = |totals: &Totals| totals.packets >= AT_ONCE;
+            match concurrent::fuzz(harness, path, &mut rng, &mut totals, enough) {
+                Ok(true) => assert!(totals.translated > totals.packets / 4, "{path:?}: {totals:?}"),
+                Ok(false) => eprintln!("one CPU: nothing is at once"),
+                Err(what) => panic!("{path:?}: {what}"),
+            }
+        }
+    });
 }
 
 /// Without the slow path no flow is made: the model must notice, and say it in one packet.
