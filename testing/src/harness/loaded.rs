@@ -68,11 +68,14 @@ impl Loaded {
         maps.try_for_each(|(name, map)| map.scribble(ELEMENTS).with_context(|| format!("writing {name}")))
     }
 
+    pub(super) fn map(&self, name: &str) -> &BpfMap {
+        self.maps.get(name).unwrap_or_else(|| panic!("no map {name}"))
+    }
+
     /// Places of the directory of a family's flows that are taken.
     pub fn places(&self, family: Family) -> usize {
         let name = if family == Family::V4 { "tp_flow_dir4" } else { "tp_flow_dir6" };
-        let map = self.maps.get(name).unwrap_or_else(|| panic!("no map {name}"));
-        let places = map.read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
+        let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
         // The last field of a tuple is its protocol; 0 of a free place.
         places.values().filter(|tuple| !tuple.ends_with(&[0; 4])).count()
     }
