@@ -4,40 +4,13 @@ use std::fmt;
 
 use fastrand::Rng;
 
-use crate::topology::{CLIENT_PORTS, CLIENTS, SERVICES};
-
-/// A sequence or acknowledgement number, relative to the one that the sender would use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
-    Right,
-    /// Off by so much: within what a middlebox must take for a retransmission or a lost segment.
-    Near(i16),
-    /// Farther off than any window: half the space of numbers away, and this much more.
-    Far(u16),
-}
-
-/// Which flags a segment has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flags {
-    Syn,
-    SynAck,
-    Ack,
-    FinAck,
-    /// As an end sends it that gives up.
-    RstAck,
-    /// As an end sends it that knows no such connection.
-    Rst,
-}
-
-/// A TCP segment, or a datagram with as much payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    pub tcp: bool,
-    pub flags: Flags,
-    pub sequence: Number,
-    pub acknowledgement: Number,
-    pub payload: u8,
-}
+use crate::{
+    damage::Damage,
+    model::STEPS,
+    run::Pieces,
+    segment::Segment,
+    topology::{CLIENT_PORTS, CLIENTS, SERVICES},
+};
 
 /// A packet that belongs to no Service, or is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +25,33 @@ pub enum Foreign {
     Truncated,
     /// To another machine's MAC address.
     OtherHost,
+}
+
+/// Who sends a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// A client, to a Service.
+    Client { client: u8, port: u8, service: u8 },
+    /// The endpoint of a flow, by its age.
+    Endpoint { flow: u8 },
+}
+
+/// Why an ICMP error is not to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// It quotes a packet that nobody has sent.
+    Unknown,
+    /// It goes to somebody who has not sent what it quotes.
+    Stranger,
+    /// It quotes too little to tell.
+    Short,
+    /// It comes where the other direction's packets come.
+    WrongHook,
+    /// It is a redirect.
+    NoError,
+    /// Its own TTL ends here.
+    Expiring,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,39 @@ pub enum Action {
         client: u8,
         tcp: bool,
     },
+    /// A packet that is none.
+    Malformed {
+        damage: Damage,
+        sender: Sender,
+        segment: Segment,
+    },
+    /// An ICMP error about a packet of a flow.
+    Error {
+        /// Who has sent that packet.
+        sender: Sender,
+        segment: Segment,
+        kind: u8,
+        quoted: u8,
+        fault: Fault,
+    },
+    /// A packet in fragments.
+    Fragments {
+        sender: Sender,
+        segment: Segment,
+        pieces: Pieces,
+    },
+    /// A packet with a TTL of 0 or 1.
+    Expiring {
+        ttl: u8,
+        sender: Sender,
+        tcp: bool,
+    },
+    /// Time goes by.
+    Wait {
+        jiffies: u32,
+    },
+    /// The agent looks for flows that are over.
+    Sweep,
     /// A Service gets other endpoints.
     Endpoints {
         service: u8,
@@ -89,31 +122,20 @@ const FOREIGN: [Foreign; 6] = [
     Foreign::OtherHost,
 ];
 
-fn number(rng: &mut Rng) -> Number {
-    match rng.u8(..20) {
-        0 => Number::Near(rng.i16(..)),
-        1 | 2 => Number::Far(rng.u16(..)),
-        _ => Number::Right,
-    }
-}
+const FAULTS: [Fault; 6] =
+    [Fault::Unknown, Fault::Stranger, Fault::Short, Fault::WrongHook, Fault::NoError, Fault::Expiring];
 
-impl Segment {
-    /// `reply`: of an endpoint.
-    fn random(rng: &mut Rng, reply: bool) -> Self {
-        let flags = match (rng.u8(..16), reply) {
-            (0..=3, false) => Flags::Syn,
-            (0..=3, true) => Flags::SynAck,
-            (4, false) => Flags::SynAck,
-            (4, true) => Flags::Syn,
-            (5 | 6, _) => Flags::FinAck,
-            (7, _) => Flags::RstAck,
-            (8, _) => Flags::Rst,
-            _ => Flags::Ack,
-        };
-        let payload = if rng.bool() { 0 } else { rng.u8(1..100) };
-        // A handshake carries none, unless it is TCP fast open.
-        let payload = if matches!(flags, Flags::Syn | Flags::SynAck) { 0 } else { payload };
-        Self { tcp: rng.u8(..4) > 0, flags, sequence: number(rng), acknowledgement: number(rng), payload }
+impl Sender {
+    fn random(rng: &mut Rng) -> Self {
+        if rng.bool() { Self::Endpoint { flow: rng.u8(..) } } else { Self::client(rng) }
+    }
+
+    fn client(rng: &mut Rng) -> Self {
+        Self::Client {
+            client: rng.u8(..CLIENTS.len() as u8),
+            port: rng.u8(..CLIENT_PORTS.len() as u8),
+            service: rng.u8(..SERVICES.len() as u8),
+        }
     }
 }
 
@@ -122,11 +144,33 @@ impl Action {
         let client = rng.u8(..CLIENTS.len() as u8);
         let service = rng.u8(..SERVICES.len() as u8);
         match rng.u8(..32) {
+            10 if rng.bool() => Self::Wait { jiffies: STEPS[rng.usize(..STEPS.len())] },
+            10 => Self::Sweep,
             0 => Self::Endpoints { service, endpoints: rng.u8(..8) },
             1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
-            3..=16 => Self::Request {
+            3 | 4 => {
+                let sender = Sender::random(rng);
+                let reply = matches!(sender, Sender::Endpoint { .. });
+                Self::Malformed { damage: Damage::random(rng), sender, segment: Segment::random(rng, reply) }
+            }
+            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), tcp: rng.bool() },
+            6 | 7 => {
+                let sender = Sender::random(rng);
+                let reply = matches!(sender, Sender::Endpoint { .. });
+                let segment = Segment::random(rng, reply);
+                let fault = if rng.bool() { Fault::None } else { FAULTS[rng.usize(..FAULTS.len())] };
+                Self::Error { sender, segment, kind: rng.u8(..), quoted: rng.u8(..), fault }
+            }
+            8 | 9 => {
+                let sender = Sender::random(rng);
+                let reply = matches!(sender, Sender::Endpoint { .. });
+                let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, reply) };
+                let pieces = Pieces { size: rng.u8(1..7), order: rng.u8(..), again: rng.u8(..4) == 0 };
+                Self::Fragments { sender, segment, pieces }
+            }
+            11..=20 => Self::Request {
                 client,
-                port: rng.u8(..CLIENT_PORTS),
+                port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,
                 segment: Segment::random(rng, false),
             },

@@ -11,9 +11,12 @@
 //! either.
 
 pub mod action;
+pub mod concurrent;
+pub mod damage;
 pub mod model;
 pub mod row;
 pub mod run;
+pub mod segment;
 pub mod shrink;
 pub mod topology;
 

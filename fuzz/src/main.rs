@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 use clap::Parser;
 use fastrand::Rng;
-use traffic_policy_fuzz::{Path, Totals, fuzz, row, shrink};
+use traffic_policy_fuzz::{Path, Totals, concurrent, fuzz, row, shrink};
 use traffic_policy_testing::harness;
 
 #[derive(Parser)]
@@ -21,6 +21,9 @@ struct Options {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
+
+/// Of its time, what two CPUs at once get: one part of so many.
+const BOTH: u32 = 6;
 
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -43,6 +46,7 @@ fn main() -> Result<ExitCode> {
         let mut rng = Rng::with_seed(seed);
         let mut totals = Totals::default();
         let each = options.time / paths.len() as u32;
+        let both = each / BOTH;
         let differs = harness::with(|harness| {
             // Programs are loaded by now.
             let (started, mut said) = (Instant::now(), Instant::now());
@@ -51,14 +55,23 @@ fn main() -> Result<ExitCode> {
                     println!("{path:?}: {} packets", totals.packets);
                     said = Instant::now();
                 }
-                started.elapsed() >= each
+                started.elapsed() >= each - both
             });
-            ran.err().map(|found| {
+            if let Err(found) = ran {
                 let (actions, difference) = *found;
                 println!("{path:?}: they differ; shrinking {} actions", difference.at + 1);
                 let (actions, difference) = shrink(harness, *path, &actions, &difference);
-                row::describe(*path, &actions, &difference)
-            })
+                return Some(row::describe(*path, &actions, &difference));
+            }
+            let alone = totals.packets;
+            match concurrent::fuzz(harness, *path, &mut rng, &mut totals, |_| started.elapsed() >= each) {
+                Ok(true) => {
+                    println!("{path:?}: {} packets on two CPUs at once", totals.packets - alone);
+                    None
+                }
+                Ok(false) => None,
+                Err(what) => Some(format!("{path:?}, two CPUs at once: {what}")),
+            }
         });
         if let Some(text) = differs {
             println!("{text}");

@@ -1,56 +1,21 @@
 //! The reference model: flows in plain words, and what must become of a packet.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Instant};
 
 use traffic_policy_testing::{harness::Spot, lab::Family};
 
 use crate::{
-    action::{Flags, Number, Segment},
-    topology::{Endpoint, POOL, SERVICES, Service},
+    segment::{Flags, Segment},
+    topology::{Endpoint, POOL, SERVICES, Service, TARGET},
 };
 
-/// Whether a connection has ended, so that a SYN opens a new one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    No,
-    Yes,
-    /// A segment near a real one decided: a middlebox cannot know.
-    Unspecified,
-}
+mod age;
+mod flow;
 
-/// One end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// Sequence number of its SYN.
-    pub initial: u32,
-    /// Sequence number that it sends next.
-    pub next: u32,
-    /// What it has acknowledged last.
-    pub acknowledged: u32,
-    pub fin: bool,
-}
-
-/// A flow through the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
-    pub tcp: bool,
-    pub service: usize,
-    /// The client, and the Service as it asked it.
-    pub client: SocketAddr,
-    pub frontend: SocketAddr,
-    pub endpoint: Endpoint,
-    /// The client as the endpoint sees it.
-    pub source: SocketAddr,
-    /// The endpoint has answered, with a SYN-ACK that acknowledges the SYN.
-    pub answered: bool,
-    /// The client has acknowledged that.
-    pub assured: bool,
-    pub ended: Ended,
-    /// Forged segments came near enough to real ones that its numbers are not certain.
-    pub loose: bool,
-    /// Client, endpoint.
-    pub hosts: [Host; 2],
-}
+pub use self::{
+    age::{Fate, STEPS, Stale, TIMEOUTS},
+    flow::{Count, Ended, Flow, From, Host},
+};
 
 /// What must become of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,172 +42,15 @@ pub struct Model {
     pub family: Family,
     pub services: [Service; SERVICES.len()],
     pub flows: Vec<Flow>,
-    /// Source, endpoint and protocol of flows that were replaced: their replies may still be known.
-    pub stale: Vec<(bool, SocketAddr, SocketAddr)>,
+    pub stale: Vec<Stale>,
+    /// Jiffies since the beginning, but for those that the run itself takes.
+    pub clock: u64,
     connections: u32,
-}
-
-/// Far from every other number in use.
-const FAR: u32 = 0x8000_0000;
-
-impl Number {
-    fn of(self, right: u32) -> u32 {
-        match self {
-            Self::Right => right,
-            Self::Near(off) => right.wrapping_add_signed(off.into()),
-            Self::Far(more) => right.wrapping_add(FAR).wrapping_add(more.into()),
-        }
-    }
-
-    fn is_right(self) -> bool {
-        matches!(self, Self::Right | Self::Near(0))
-    }
-
-    fn is_near(self) -> bool {
-        matches!(self, Self::Near(_)) && !self.is_right()
-    }
-}
-
-/// Index of an end in [`Flow::hosts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
-    Client = 0,
-    Endpoint = 1,
-}
-
-impl From {
-    fn other(self) -> usize {
-        1 - self as usize
-    }
-}
-
-impl Flow {
-    /// Sequence and acknowledgement number of a segment of this flow. A SYN on a connection that has been answered is that of a
-    /// new one.
-    pub fn numbers(&self, from: From, segment: Segment) -> (u32, u32) {
-        let (own, other) = (&self.hosts[from as usize], &self.hosts[from.other()]);
-        let sequence = match segment.flags {
-            Flags::Syn | Flags::SynAck if !self.answered || segment.flags == Flags::SynAck => own.initial,
-            Flags::Syn => own.next.wrapping_add(FAR / 2),
-            _ => own.next,
-        };
-        let acknowledgement = match segment.flags {
-            Flags::Syn | Flags::Rst => return (segment.sequence.of(sequence), 0),
-            Flags::SynAck => other.initial.wrapping_add(1),
-            _ => other.next,
-        };
-        (segment.sequence.of(sequence), segment.acknowledgement.of(acknowledgement))
-    }
-
-    /// The endpoint's end of its flow.
-    pub fn target(&self, family: Family) -> SocketAddr {
-        SocketAddr::new(self.endpoint.spot.of(family), crate::topology::TARGET)
-    }
-
-    /// Follows a segment that was translated, of these numbers.
-    fn follow(&mut self, from: From, segment: Segment, sequence: u32) {
-        if !segment.tcp {
-            self.answered |= from == From::Endpoint;
-            self.assured |= self.answered && from == From::Client;
-            return;
-        }
-        let (exact_sequence, exact_acknowledgement) =
-            (segment.sequence.is_right(), segment.acknowledgement.is_right());
-        match (segment.flags, from) {
-            // A SYN of another number that follows at once may be forged: the first one's answer is awaited.
-            (Flags::Syn, From::Client) => return,
-            // Before the endpoint has answered there is nothing to say, but that the client gives up.
-            (flags, From::Client) if !self.answered => {
-                let far = matches!(segment.sequence, Number::Far(_));
-                if matches!(flags, Flags::Rst | Flags::RstAck) && !far {
-                    self.ended = Ended::Unspecified;
-                }
-                return;
-            }
-            (Flags::SynAck, From::Endpoint) if !self.answered => {
-                // Only one that fits comes here: see `Model::reply`.
-                self.answered = true;
-                let acknowledged = self.hosts[0].next;
-                self.hosts[1] =
-                    Host { initial: sequence, next: sequence.wrapping_add(1), acknowledged, fin: false };
-                return;
-            }
-            // The endpoint refuses: one that fits, as above.
-            (Flags::RstAck, From::Endpoint) if !self.answered => {
-                self.ended = Ended::Unspecified;
-                return;
-            }
-            (Flags::SynAck, From::Endpoint) if exact_sequence && exact_acknowledgement => return,
-            // Nobody sends these.
-            (Flags::SynAck, _) | (Flags::Syn, From::Endpoint) => {
-                self.loose = true;
-                return;
-            }
-            _ => {}
-        }
-        // Until the client has acknowledged the SYN-ACK, its acknowledgement alone proves where it is; and an endpoint that talks on
-        // (TCP fast open) may make it acknowledge more.
-        let talks_on = from == From::Endpoint && (segment.payload > 0 || segment.flags == Flags::FinAck);
-        self.loose |= !self.assured && (from == From::Client && !exact_sequence || talks_on);
-        let reset = matches!(segment.flags, Flags::Rst | Flags::RstAck);
-        // Until then an acknowledgement of the SYN is all that is asked of an RST, and a FIN counts by chance.
-        if !self.assured && from == From::Endpoint && reset || self.loose && segment.flags == Flags::FinAck {
-            self.ended = Ended::Unspecified;
-        }
-        if exact_sequence && (exact_acknowledgement || segment.flags == Flags::Rst) {
-            self.follow_exact(from, segment, reset);
-        } else if reset && exact_sequence {
-            // RFC 5961 section 3.2 asks for the sequence number alone.
-            self.ended = Ended::Unspecified;
-        } else if segment.sequence.is_near() || segment.acknowledgement.is_near() {
-            self.loose = true;
-            if reset || segment.flags == Flags::FinAck || self.ended == Ended::Yes {
-                self.ended = Ended::Unspecified;
-            }
-        }
-    }
-
-    fn follow_exact(&mut self, from: From, segment: Segment, reset: bool) {
-        let acknowledged_by_other = self.hosts[from.other()].acknowledged;
-        let sure = self.assured && !self.loose;
-        if reset {
-            // Without ACK it must be exactly what the other end has acknowledged; with it, it may end what is under way.
-            let exact =
-                segment.flags == Flags::RstAck || acknowledged_by_other == self.hosts[from as usize].next;
-            self.ended = if sure && exact && self.ended != Ended::Unspecified {
-                Ended::Yes
-            } else {
-                Ended::Unspecified
-            };
-            return;
-        }
-        if self.ended == Ended::Yes {
-            // It goes on after its end.
-            self.ended = Ended::Unspecified;
-        }
-        if from == From::Client && self.answered {
-            self.assured = true;
-        }
-        let other_next = self.hosts[from.other()].next;
-        let own = &mut self.hosts[from as usize];
-        own.acknowledged = other_next;
-        own.next = own.next.wrapping_add(segment.payload.into());
-        if segment.payload > 0 {
-            own.fin = false;
-        }
-        if segment.flags == Flags::FinAck {
-            own.fin = true;
-            own.next = own.next.wrapping_add(1);
-        }
-        if self.hosts.iter().all(|host| host.fin) && self.ended == Ended::No {
-            self.ended = if sure { Ended::Yes } else { Ended::Unspecified };
-        }
-    }
 }
 
 impl Model {
     pub fn new(family: Family) -> Self {
-        Self { family, services: SERVICES, flows: Vec::new(), stale: Vec::new(), connections: 0 }
+        Self { family, services: SERVICES, flows: Vec::new(), stale: Vec::new(), clock: 0, connections: 0 }
     }
 
     /// The flow of a client's packets to a Service.
@@ -312,7 +120,7 @@ impl Model {
         if !segment.tcp || certain && (flow.assured || flow.answered && exact) {
             return Expected::Translated(index);
         }
-        if flow.answered {
+        if flow.answered || flow.loose {
             // The client has yet to prove where it is: what is not the endpoint's for certain may be another connection's.
             return Expected::Either(index);
         }
@@ -326,23 +134,31 @@ impl Model {
     }
 
     /// Whether a new flow of this client may find all ports of the pool taken towards an endpoint: by flows, or by what flows that
-    /// were replaced have left.
-    pub fn may_be_exhausted(&self, tcp: bool, client: SocketAddr, endpoint: Endpoint) -> bool {
-        let target = SocketAddr::new(endpoint.spot.of(self.family), crate::topology::TARGET);
+    /// were replaced have left. A flow that was closed long ago gives way to others, but not to its own successor.
+    pub fn may_be_exhausted(
+        &self,
+        tcp: bool,
+        client: SocketAddr,
+        endpoint: Endpoint,
+        replaced: Option<usize>,
+    ) -> bool {
+        let target = SocketAddr::new(endpoint.spot.of(self.family), TARGET);
         // An endpoint on this node sees the client's own address.
         let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
         let takes = |of: bool, source: SocketAddr, to: SocketAddr, port: u16| {
             (of, source, to) == (tcp, SocketAddr::new(address, port), target)
         };
         POOL.iter().all(|port| {
-            self.flows.iter().any(|flow| takes(flow.tcp, flow.source, flow.target(self.family), *port))
-                || self.stale.iter().any(|(of, source, to)| takes(*of, *source, *to, *port))
+            self.flows.iter().enumerate().any(|(index, flow)| {
+                takes(flow.tcp, flow.source, flow.target(self.family), *port)
+                    && (!flow.gives_way(self.clock) || replaced == Some(index))
+            }) || self.stale.iter().any(|each| takes(each.tcp, each.source, each.target, *port))
         })
     }
 
     /// Takes over a new flow as the program has made it, or says why it must not be so.
     pub fn begin(&mut self, replaced: Option<usize>, flow: NewFlow) -> Result<(), String> {
-        let target = SocketAddr::new(flow.endpoint.spot.of(self.family), crate::topology::TARGET);
+        let target = flow.target(self.family);
         let rival = self.flows.iter().position(|each| {
             each.tcp == flow.tcp && each.source == flow.source && each.endpoint.spot == flow.endpoint.spot
         });
@@ -353,15 +169,14 @@ impl Model {
             return Err(format!("{} towards {target} is {:?}'s", flow.source, self.flows[rival]));
         }
         if let Some(index) = replaced {
-            let old = &self.flows[index];
-            self.stale.push((old.tcp, old.source, old.target(self.family)));
+            self.leave(index);
         }
         let mut gone: Vec<usize> = replaced.into_iter().chain(rival).collect();
         gone.sort_unstable();
         for index in gone.into_iter().rev() {
             self.flows.remove(index);
         }
-        self.stale.retain(|each| *each != (flow.tcp, flow.source, target));
+        self.stale.retain(|each| !each.is(flow.tcp, flow.source, target));
         let initial = flow.sequence;
         let endpoint_initial = 0x7fff_ffc0_u32.wrapping_add(self.connections << 4);
         self.connections += 1;
@@ -379,13 +194,46 @@ impl Model {
             ended: Ended::No,
             loose: false,
             hosts: [host(initial), host(endpoint_initial)],
+            counts: [Count::default(); 2],
+            last: [self.clock; 2],
+            seen: Instant::now(),
+            reset: false,
+            found_over: 0,
+            noticed: false,
         });
         Ok(())
     }
 
+    /// A packet of a flow was seen, and goes no further: a sweep that found the flow over begins anew.
+    pub fn seen(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
+        self.translated(index, from, segment, sequence);
+        self.flows[index].found_over = 0;
+    }
+
+    /// The reply entry of a flow is left behind.
+    fn leave(&mut self, index: usize) {
+        let old = &self.flows[index];
+        self.stale.push(Stale {
+            tcp: old.tcp,
+            client: old.client,
+            frontend: old.frontend,
+            source: old.source,
+            target: old.target(self.family),
+            last: old.last[From::Endpoint as usize],
+            found_over: 0,
+        });
+    }
+
+    /// The request entry of a flow is gone.
+    pub fn remove(&mut self, index: usize) {
+        self.leave(index);
+        self.flows.remove(index);
+    }
+
     /// A packet of a flow was translated.
     pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
-        self.flows[index].follow(from, segment, sequence);
+        let pause = self.flows[index].pause(self.clock);
+        self.flows[index].follow(from, segment, sequence, pause);
     }
 }
 
@@ -400,4 +248,10 @@ pub struct NewFlow {
     pub source: SocketAddr,
     /// Of its SYN.
     pub sequence: u32,
+}
+
+impl NewFlow {
+    pub fn target(&self, family: Family) -> SocketAddr {
+        SocketAddr::new(self.endpoint.spot.of(family), TARGET)
+    }
 }

@@ -33,14 +33,13 @@ pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> Stri
 
 /// An action as Rust source, with the names of its enums in scope.
 fn source(action: Action) -> String {
-    let debug = format!("{action:?}");
+    let debug = format!("Action::{action:?}");
     let names = [
-        ("Request {", "Action::Request {"),
-        ("Reply {", "Action::Reply {"),
-        ("Foreign {", "Action::Foreign {"),
-        ("Endpoints {", "Action::Endpoints {"),
         ("flags: ", "flags: Flags::"),
         ("what: ", "what: Foreign::"),
+        ("sender: ", "sender: Sender::"),
+        ("damage: ", "damage: Damage::"),
+        ("fault: ", "fault: Fault::"),
         ("sequence: ", "sequence: Number::"),
         ("acknowledgement: ", "acknowledgement: Number::"),
     ];

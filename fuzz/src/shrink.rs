@@ -3,9 +3,13 @@
 use traffic_policy_testing::harness::Harness;
 
 use crate::{
-    action::{Action, Number, Segment},
-    run::{Difference, Path, Totals, check},
+    action::Action,
+    run::{Difference, Path, Pieces, Totals, check},
+    segment::{Number, Segment},
 };
+
+/// Times that a sequence is repeated before it counts as one without a difference.
+const TRIES: usize = 3;
 
 /// Leaves out whatever is not needed for a difference: first what comes after it, then ever smaller pieces, then payloads and
 /// wrong numbers. The difference may turn into another on the way.
@@ -15,7 +19,10 @@ pub fn shrink(
     actions: &[Action],
     found: &Difference,
 ) -> (Vec<Action>, Difference) {
-    let mut differs = |actions: &[Action]| check(harness, path, actions, 1, &mut Totals::default()).err();
+    // Where a search for ports begins depends on the time.
+    let mut differs = |actions: &[Action]| {
+        (0..TRIES).find_map(|_| check(harness, path, actions, 1, &mut Totals::default()).err())
+    };
     let mut best = actions[..=found.at].to_vec();
     // If it depends on something that is not repeated: better the whole than nothing.
     let Some(mut difference) = differs(&best) else { return (best, found.clone()) };
@@ -69,6 +76,23 @@ fn simpler(action: Action) -> Vec<Action> {
             .map(|segment| Action::Reply { flow, segment })
             .chain([Action::Reply { flow: 0, segment: old }])
             .collect(),
-        Action::Foreign { .. } | Action::Endpoints { .. } => Vec::new(),
+        Action::Malformed { damage, sender, segment: old } => {
+            segment(old).into_iter().map(|segment| Action::Malformed { damage, sender, segment }).collect()
+        }
+        Action::Error { sender, segment: old, kind, quoted, fault } => segment(old)
+            .into_iter()
+            .map(|segment| Action::Error { sender, segment, kind, quoted, fault })
+            .collect(),
+        Action::Fragments { sender, segment: old, pieces } => segment(old)
+            .into_iter()
+            .filter(|segment| segment.payload > 0)
+            .map(|segment| Action::Fragments { sender, segment, pieces })
+            .chain([Action::Fragments { sender, segment: old, pieces: Pieces { again: false, ..pieces } }])
+            .collect(),
+        Action::Expiring { .. }
+        | Action::Foreign { .. }
+        | Action::Endpoints { .. }
+        | Action::Wait { .. }
+        | Action::Sweep => Vec::new(),
     }
 }

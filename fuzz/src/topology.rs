@@ -12,9 +12,8 @@ pub const TARGET: u16 = 8080;
 /// Source ports towards endpoints of other nodes.
 pub const POOL: [u16; 6] = [5551, 5552, 5553, 5554, 5555, 5556];
 pub const CLIENTS: [Spot; 2] = [Spot::Client, Spot::OtherClient];
-/// The lowest source port of clients; they use [`CLIENT_PORTS`] of them.
-pub const FIRST_CLIENT_PORT: u16 = 40_000;
-pub const CLIENT_PORTS: u8 = 4;
+/// The last one is none, but a packet may have it (RFC 768).
+pub const CLIENT_PORTS: [u16; 5] = [40_000, 40_001, 40_002, 40_003, 0];
 
 /// Where an endpoint is, and how packets get there and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 //!        └ pod0 ──────── endpoints 10.0.1.0/24                (not attached: they are on this node)
 //! ```
 
+mod both;
 mod flows;
 mod loaded;
 mod maps;

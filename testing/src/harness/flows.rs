@@ -7,6 +7,7 @@ use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, Flow, FlowKey, Fold, Port, Ports, Tuple, kind};
 
 use super::Harness;
+use crate::bpf_map::BpfMap;
 use crate::lab::Family;
 
 /// An address of one family in the form of the maps, from one that may be of either.
@@ -126,8 +127,14 @@ impl Harness {
     /// All halves of a family, requests first, by the addresses that they match.
     pub fn flows(&self, family: Family) -> Vec<Half> {
         let mut halves = match family {
-            Family::V4 => [dump(Place::Main, &self.tables.v4.flows), dump(Place::Pending, &self.pending4)],
-            Family::V6 => [dump(Place::Main, &self.tables.v6.flows), dump(Place::Pending, &self.pending6)],
+            Family::V4 => [
+                dump::<Address4>(Place::Main, self.map("tp_flows4")),
+                dump::<Address4>(Place::Pending, self.map("tp_pending4")),
+            ],
+            Family::V6 => [
+                dump::<Address6>(Place::Main, self.map("tp_flows6")),
+                dump::<Address6>(Place::Pending, self.map("tp_pending6")),
+            ],
         }
         .concat();
         halves.sort_by_key(|half| (!half.is_request(), half.place, half.from, half.to, half.protocol));
@@ -175,13 +182,21 @@ impl Harness {
     }
 }
 
-fn dump<A: Address + FromWire>(place: Place, map: &HashMap<MapData, FlowKey<A>, Flow<A>>) -> Vec<Half> {
-    map.iter()
-        .map(|entry| {
-            let (key, flow) = entry.unwrap_or_else(|error| panic!("reading the flows: {error}"));
-            Half::read(place, &key, &flow)
-        })
-        .collect()
+/// All entries of a map, read by one call: a comparison of tables is what a fuzzer does most.
+fn dump<A: Address + FromWire>(place: Place, map: &BpfMap) -> Vec<Half> {
+    let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
+    let halves = entries.iter().map(|(key, value)| {
+        assert_eq!((key.len(), value.len()), (size_of::<FlowKey<A>>(), size_of::<Flow<A>>()));
+        // SAFETY: plain numbers, as many bytes as were read.
+        let (key, flow) = unsafe {
+            (
+                key.as_ptr().cast::<FlowKey<A>>().read_unaligned(),
+                value.as_ptr().cast::<Flow<A>>().read_unaligned(),
+            )
+        };
+        Half::read(place, &key, &flow)
+    });
+    halves.collect()
 }
 
 fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, half: &Half) {

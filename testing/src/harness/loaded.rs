@@ -10,6 +10,7 @@ use traffic_policy_agent::dataplane::{self, Kernel, Maps, Sizes};
 use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, HOPS};
 
 use crate::bpf_map::{BpfMap, Entries, Kind};
+use crate::lab::Family;
 
 /// Of an array no more than this many elements are written, from the first on: all next hops, and slots of as many
 /// frontends as any test has.
@@ -65,6 +66,18 @@ impl Loaded {
     pub fn scribble(&self) -> Result<()> {
         let mut maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
         maps.try_for_each(|(name, map)| map.scribble(ELEMENTS).with_context(|| format!("writing {name}")))
+    }
+
+    pub(super) fn map(&self, name: &str) -> &BpfMap {
+        self.maps.get(name).unwrap_or_else(|| panic!("no map {name}"))
+    }
+
+    /// Places of the directory of a family's flows that are taken.
+    pub fn places(&self, family: Family) -> usize {
+        let name = if family == Family::V4 { "tp_flow_dir4" } else { "tp_flow_dir6" };
+        let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
+        // The last field of a tuple is its protocol; 0 of a free place.
+        places.values().filter(|tuple| !tuple.ends_with(&[0; 4])).count()
     }
 
     /// Bytes of events that nobody has read.

@@ -10,7 +10,7 @@ use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Agent, Bucket, Cidr, Device as DeviceEntry, Frontend as FrontendEntry,
     FrontendKey, HOP_XDP, Node, PROTOCOL_TCP, PROTOCOL_UDP, Port, Range, SLOT_LOCAL, SLOT_REMOTE, Slot,
-    SlotRoute, State, Usage, scope, source_check,
+    State, Usage, scope, source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -147,9 +147,11 @@ impl Harness {
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
         clear(&mut self.tables.gone)?;
-        for index in 0..SLOTS * 8 {
-            self.tables.v4.slot_routes.set(index, SlotRoute::default(), 0)?;
-            self.tables.v6.slot_routes.set(index, SlotRoute::default(), 0)?;
+        for name in ["tp_ep_routes4", "tp_ep_routes6"] {
+            self.map(name).renew(SLOTS * 8)?;
+        }
+        for name in ["tp_flow_dir4", "tp_flow_dir6"] {
+            self.map(name).renew(ELEMENTS)?;
         }
         self.fill_buckets(0)
     }

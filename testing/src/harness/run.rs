@@ -1,5 +1,6 @@
 //! One packet through one program.
 
+use aya::Ebpf;
 use aya::programs::{
     Program, RawTracePoint, RawTracePointRunOptions, SchedClassifier, TestRun, TestRunOptions, Xdp,
 };
@@ -39,7 +40,7 @@ impl Hook {
     }
 
     /// What the program's answer to the kernel means.
-    fn way(self, verdict: u32) -> Way {
+    pub(super) fn way(self, verdict: u32) -> Way {
         // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and linux/pkt_cls.h.
         match (self, verdict as i32) {
             (Self::Xdp, 2) | (Self::Ingress | Self::Egress, -1) => Way::Pass,
@@ -114,7 +115,7 @@ impl Harness {
     #[track_caller]
     pub fn input(&self, input: &Input) -> Ran {
         let before = self.counters(input.hook);
-        let (verdict, frame) = self.execute(input);
+        let (verdict, frame) = execute(&self.object, self.ifindex(input.device), input);
         let after = self.counters(input.hook);
         let moved: Vec<_> = before
             .iter()
@@ -147,38 +148,38 @@ impl Harness {
         Outcome::ALL.iter().map(|outcome| (*outcome, sum(*outcome))).collect()
     }
 
-    fn execute(&self, input: &Input) -> (u32, Vec<u8>) {
-        let index = self.ifindex(input.device);
-        let mut frame = vec![0; input.frame.len() + 256];
-        let xdp = xdp_md(input.frame.len() as u32, index);
-        let skb = sk_buff(index, input.segment);
-        let program = self.program(input.hook.program());
-        let options = TestRunOptions {
-            data_in: Some(&input.frame),
-            data_out: Some(&mut frame),
-            ctx_in: Some(if input.hook == Hook::Xdp { &xdp } else { &skb }),
-            ..TestRunOptions::default()
-        };
-        let ran = if input.hook == Hook::Xdp {
-            let program: Result<&Xdp, _> = program.try_into();
-            program.and_then(|program| program.test_run(options))
-        } else {
-            let program: Result<&SchedClassifier, _> = program.try_into();
-            program.and_then(|program| program.test_run(options))
-        };
-        let ran = ran.unwrap_or_else(|error| panic!("running {}: {error:?}", input.hook.program()));
-        frame.truncate(ran.data_size_out as usize);
-        (ran.return_value, frame)
-    }
-
-    fn program(&self, name: &str) -> &Program {
-        self.object.program(name).unwrap_or_else(|| panic!("no program {name}"))
-    }
-
     /// The time in jiffies, as flows note it.
     pub fn now(&self) -> u32 {
-        let program: Result<&RawTracePoint, _> = self.program("tp_clock").try_into();
+        let program: Result<&RawTracePoint, _> = named(&self.object, "tp_clock").try_into();
         let ran = program.and_then(|program| program.test_run(RawTracePointRunOptions::default()));
         ran.unwrap_or_else(|error| panic!("running clock: {error}")).return_value
     }
+}
+
+/// Runs a frame that comes by the device of this number.
+pub(super) fn execute(object: &Ebpf, index: u32, input: &Input) -> (u32, Vec<u8>) {
+    let mut frame = vec![0; input.frame.len() + 256];
+    let xdp = xdp_md(input.frame.len() as u32, index);
+    let skb = sk_buff(index, input.segment);
+    let program = named(object, input.hook.program());
+    let options = TestRunOptions {
+        data_in: Some(&input.frame),
+        data_out: Some(&mut frame),
+        ctx_in: Some(if input.hook == Hook::Xdp { &xdp } else { &skb }),
+        ..TestRunOptions::default()
+    };
+    let ran = if input.hook == Hook::Xdp {
+        let program: Result<&Xdp, _> = program.try_into();
+        program.and_then(|program| program.test_run(options))
+    } else {
+        let program: Result<&SchedClassifier, _> = program.try_into();
+        program.and_then(|program| program.test_run(options))
+    };
+    let ran = ran.unwrap_or_else(|error| panic!("running {}: {error:?}", input.hook.program()));
+    frame.truncate(ran.data_size_out as usize);
+    (ran.return_value, frame)
+}
+
+fn named<'a>(object: &'a Ebpf, name: &str) -> &'a Program {
+    object.program(name).unwrap_or_else(|| panic!("no program {name}"))
 }

@@ -1,0 +1,90 @@
+//! Packets that are none: what a stack must not believe, for each the rule that says so.
+
+use fastrand::Rng;
+use traffic_policy_testing::packet::{Packet, Transport};
+
+/// What is wrong with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// It is of another protocol, or tagged.
+    EtherType(u16),
+    /// The version of its IP header is another one.
+    Version(u8),
+    /// IPv4: its header has so few words (RFC 791: at least five), or more than the packet has.
+    HeaderWords(u8),
+    /// It says that it is so many bytes longer than the frame.
+    Longer(u8),
+    /// It says that it is shorter than its headers are, by at least one byte.
+    Shorter(u8),
+    /// It ends early.
+    Cut(u8),
+    /// The TCP header has so few words (RFC 9293: at least five), or more than the segment has.
+    DataOffset(u8),
+    /// The port of the Service or of the endpoint is 0, which nobody has (RFC 6335 section 6).
+    NoPort,
+}
+
+/// ARP, IPv4, IPv6, two kinds of VLAN tags, MPLS, a length of IEEE 802.3.
+const ETHER_TYPES: [u16; 7] = [0x0806, 0x0800, 0x86dd, 0x8100, 0x88a8, 0x8847, 0x0040];
+
+const ETHERNET: usize = 14;
+
+impl Damage {
+    pub fn random(rng: &mut Rng) -> Self {
+        match rng.u8(..8) {
+            0 => Self::EtherType(ETHER_TYPES[rng.usize(..ETHER_TYPES.len())]),
+            1 => Self::Version(rng.u8(..16)),
+            2 => Self::HeaderWords(rng.u8(..16)),
+            3 => Self::Longer(rng.u8(..)),
+            4 => Self::Shorter(rng.u8(..)),
+            5 => Self::Cut(rng.u8(..)),
+            // More than the segment has: see what is not decided in `tests/tests/reference.rs`.
+            6 => Self::DataOffset(rng.u8(..5)),
+            _ => Self::NoPort,
+        }
+    }
+
+    /// The frame, if this can be said of it. `reply`: of an endpoint.
+    pub fn of(self, packet: &Packet, reply: bool) -> Option<Vec<u8>> {
+        let mut frame = packet.bytes();
+        let v4 = packet.source.is_ipv4();
+        let tcp = matches!(packet.transport, Transport::Tcp(_));
+        let ip = if v4 { 20 } else { 40 };
+        let (l4, least) = (ETHERNET + ip, if tcp { 20 } else { 8 });
+        // What the length field counts.
+        let (length_at, counted) = if v4 { (16, 0) } else { (18, ip) };
+        let long = frame.len() - ETHERNET - counted;
+        match self {
+            Self::EtherType(other) if other.to_be_bytes() == frame[12..14] => return None,
+            // The kernel's test run takes no frame that ends within the IP header.
+            Self::EtherType(0x86dd) if frame.len() < ETHERNET + 40 => return None,
+            Self::EtherType(other) => frame[12..14].copy_from_slice(&other.to_be_bytes()),
+            Self::Version(other) if other == frame[ETHERNET] >> 4 => return None,
+            Self::Version(other) => frame[ETHERNET] = other << 4 | frame[ETHERNET] & 15,
+            // With more, it may be whole: options, and what was data is the transport header.
+            Self::HeaderWords(words) if !v4 || words >= 5 && usize::from(words) * 4 < long => return None,
+            Self::HeaderWords(words) => frame[ETHERNET] = 4 << 4 | words,
+            Self::Longer(more) => {
+                let length = long as u16 + 1 + u16::from(more);
+                frame[length_at..length_at + 2].copy_from_slice(&length.to_be_bytes());
+            }
+            Self::Shorter(length) => {
+                let length = u16::from(length) % (ip - counted + least) as u16;
+                frame[length_at..length_at + 2].copy_from_slice(&length.to_be_bytes());
+            }
+            Self::Cut(at) => frame.truncate(l4 + usize::from(at) % (frame.len() - l4)),
+            Self::DataOffset(words) => {
+                let segment = frame.len() - l4;
+                if !tcp || words >= 5 && usize::from(words) * 4 <= segment {
+                    return None;
+                }
+                frame[l4 + 12] = words << 4 | frame[l4 + 12] & 15;
+            }
+            Self::NoPort => {
+                let port = if reply { l4 } else { l4 + 2 };
+                frame[port..port + 2].fill(0);
+            }
+        }
+        Some(frame)
+    }
+}

@@ -1,0 +1,109 @@
+//! Time: how long flows may be idle, and what a sweep makes of them.
+
+use std::net::SocketAddr;
+
+use traffic_policy_ebpf::tcp::Timeouts;
+
+use super::{Ended, Flow, Model};
+
+/// In jiffies, far enough apart that a slow machine confuses none with another.
+pub const TIMEOUTS: Timeouts = Timeouts {
+    established: 1_000_000,
+    half_closed: 500_000,
+    finished: 60_000,
+    reset: 20_000,
+    unassured: 300_000,
+    udp: 40_000,
+    udp_answered: 90_000,
+};
+/// Jiffies around a time-out within which nothing is certain: a run takes some time itself.
+pub const SLACK: u64 = 5_000;
+/// Steps of time, each beyond one time-out more.
+pub const STEPS: [u32; 6] = [8_000, 30_000, 50_000, 100_000, 350_000, 1_100_000];
+
+/// What a sweep makes of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Stays,
+    Goes,
+    Either,
+}
+
+/// The reply entry of a flow that was replaced: it may still be found by its last replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale {
+    pub tcp: bool,
+    /// Its packets went to this client, from this Service.
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub source: SocketAddr,
+    pub target: SocketAddr,
+    pub last: u64,
+    pub found_over: u8,
+}
+
+impl Stale {
+    pub fn is(&self, tcp: bool, source: SocketAddr, target: SocketAddr) -> bool {
+        (self.tcp, self.source, self.target) == (tcp, source, target)
+    }
+}
+
+impl Flow {
+    fn idle(&self, clock: u64) -> u64 {
+        clock - self.last[0].max(self.last[1])
+    }
+
+    /// The shortest and the longest time for which it may be idle, as far as its state is certain.
+    fn limits(&self) -> (u32, u32) {
+        let one = |limit| (limit, limit);
+        if !self.tcp {
+            return one(if self.answered { TIMEOUTS.udp_answered } else { TIMEOUTS.udp });
+        }
+        if self.loose || self.ended == Ended::Unspecified {
+            return (TIMEOUTS.reset, TIMEOUTS.established);
+        }
+        one(match (self.ended, self.assured) {
+            (Ended::Yes, _) if self.reset => TIMEOUTS.reset,
+            (Ended::Yes, _) => TIMEOUTS.finished,
+            (_, false) => TIMEOUTS.unassured,
+            _ if self.hosts.iter().any(|host| host.fin) => TIMEOUTS.half_closed,
+            _ => TIMEOUTS.established,
+        })
+    }
+
+    /// Whether another flow may have its port: its connection ended long ago (RFC 6191).
+    pub fn gives_way(&self, clock: u64) -> bool {
+        self.tcp && self.ended == Ended::Yes && !self.loose && self.idle(clock) > SLACK
+    }
+
+    /// A sweep notices a flow that was idle for too long, and the next one that finds it still so removes it.
+    fn sweep(&mut self, clock: u64) -> Fate {
+        let (idle, (least, most)) = (self.idle(clock), self.limits());
+        if idle + SLACK < least.into() {
+            return Fate::Stays;
+        }
+        let noticed_before = self.noticed;
+        self.noticed = true;
+        if idle <= u64::from(most) + SLACK {
+            return Fate::Either;
+        }
+        self.found_over += 1;
+        match self.found_over {
+            1 if noticed_before => Fate::Either,
+            1 => Fate::Stays,
+            _ => Fate::Goes,
+        }
+    }
+}
+
+impl Model {
+    /// What a sweep makes of each flow. Stale entries that must be gone are forgotten.
+    pub fn sweep(&mut self) -> Vec<Fate> {
+        let clock = self.clock;
+        self.stale.retain_mut(|stale| {
+            stale.found_over += u8::from(clock - stale.last > u64::from(TIMEOUTS.unassured) + SLACK);
+            stale.found_over < 2
+        });
+        self.flows.iter_mut().map(|flow| flow.sweep(clock)).collect()
+    }
+}

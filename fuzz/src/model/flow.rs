@@ -1,0 +1,292 @@
+//! A flow in plain words: who talks to whom, and how far a TCP connection has come.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use traffic_policy_testing::lab::Family;
+
+use crate::{
+    segment::{Flags, Number, Segment},
+    topology::{Endpoint, TARGET},
+};
+
+/// Whether a connection has ended, so that a SYN opens a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    No,
+    Yes,
+    /// A segment near a real one decided: a middlebox cannot know.
+    Unspecified,
+}
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Sequence number of its SYN.
+    pub initial: u32,
+    /// Sequence number that it sends next.
+    pub next: u32,
+    /// What it has acknowledged last.
+    pub acknowledged: u32,
+    pub fin: bool,
+}
+
+/// Packets of one direction that were translated, and the bytes of their IP packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// A flow through the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    pub tcp: bool,
+    pub service: usize,
+    /// The client, and the Service as it asked it.
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub endpoint: Endpoint,
+    /// The client as the endpoint sees it.
+    pub source: SocketAddr,
+    /// The endpoint has answered, with a SYN-ACK that acknowledges the SYN.
+    pub answered: bool,
+    /// The client has acknowledged that.
+    pub assured: bool,
+    pub ended: Ended,
+    /// Forged segments came near enough to real ones that its numbers are not certain.
+    pub loose: bool,
+    /// Client, endpoint.
+    pub hosts: [Host; 2],
+    pub counts: [Count; 2],
+    /// Its last packet in each direction: [`super::Model::clock`].
+    pub last: [u64; 2],
+    /// The client's last packet, by this machine's clock.
+    pub seen: Instant,
+    /// It ended by an RST.
+    pub reset: bool,
+    /// Sweeps since its last packet that found it idle for too long, and whether any may have noticed it.
+    pub found_over: u8,
+    pub noticed: bool,
+}
+
+/// Far from every other number in use.
+const FAR: u32 = 0x8000_0000;
+
+impl Number {
+    pub fn of(self, right: u32) -> u32 {
+        match self {
+            Self::Right => right,
+            Self::Near(off) => right.wrapping_add_signed(off.into()),
+            Self::Far(more) => right.wrapping_add(FAR).wrapping_add(more.into()),
+        }
+    }
+
+    pub fn is_right(self) -> bool {
+        matches!(self, Self::Right | Self::Near(0))
+    }
+
+    pub fn is_near(self) -> bool {
+        matches!(self, Self::Near(_)) && !self.is_right()
+    }
+}
+
+/// Index of an end in [`Flow::hosts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    Client = 0,
+    Endpoint = 1,
+}
+
+impl From {
+    fn other(self) -> usize {
+        1 - self as usize
+    }
+}
+
+/// How long ago the client's last packet was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    Short,
+    Long,
+    Unspecified,
+}
+
+/// A client waits a second before it sends its SYN again (RFC 6298 section 2); a quarter of it is a pause.
+const PAUSE: u64 = 1000;
+const NO_PAUSE: Duration = Duration::from_millis(200);
+
+impl Flow {
+    pub fn pause(&self, clock: u64) -> Pause {
+        if clock - self.last[0] > PAUSE {
+            Pause::Long
+        } else if self.seen.elapsed() < NO_PAUSE {
+            Pause::Short
+        } else {
+            Pause::Unspecified
+        }
+    }
+
+    /// A SYN of another number before the endpoint has answered.
+    fn attempt(&mut self, sequence: u32, pause: Pause) {
+        match pause {
+            Pause::Short => {}
+            Pause::Long => {
+                self.hosts[0].initial = sequence;
+                self.hosts[0].next = sequence.wrapping_add(1);
+            }
+            Pause::Unspecified => self.loose = true,
+        }
+    }
+
+    /// Sequence and acknowledgement number of a segment of this flow. A SYN on a connection that has been answered is that of a
+    /// new one.
+    pub fn numbers(&self, from: From, segment: Segment) -> (u32, u32) {
+        let (own, other) = (&self.hosts[from as usize], &self.hosts[from.other()]);
+        let sequence = match segment.flags {
+            Flags::Syn | Flags::SynAck if !self.answered || segment.flags == Flags::SynAck => own.initial,
+            Flags::Syn => own.next.wrapping_add(FAR / 2),
+            _ => own.next,
+        };
+        let acknowledgement = match segment.flags {
+            Flags::Syn | Flags::Rst => return (segment.sequence.of(sequence), 0),
+            Flags::SynAck => other.initial.wrapping_add(1),
+            _ => other.next,
+        };
+        (segment.sequence.of(sequence), segment.acknowledgement.of(acknowledgement))
+    }
+
+    /// The endpoint's end of its flow.
+    pub fn target(&self, family: Family) -> SocketAddr {
+        SocketAddr::new(self.endpoint.spot.of(family), TARGET)
+    }
+
+    pub fn counted(&self, from: From) -> Count {
+        self.counts[from as usize]
+    }
+
+    /// Counts a packet of so many bytes.
+    pub fn count(&mut self, from: From, bytes: u64, clock: u64) {
+        self.last[from as usize] = clock;
+        self.found_over = 0;
+        if from == From::Client {
+            self.seen = Instant::now();
+        }
+        let count = &mut self.counts[from as usize];
+        count.packets += 1;
+        count.bytes += bytes;
+    }
+
+    /// Follows a segment that was translated, of these numbers.
+    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, pause: Pause) {
+        if !segment.tcp {
+            self.answered |= from == From::Endpoint;
+            self.assured |= self.answered && from == From::Client;
+            return;
+        }
+        let (exact_sequence, exact_acknowledgement) =
+            (segment.sequence.is_right(), segment.acknowledgement.is_right());
+        match (segment.flags, from) {
+            // A SYN of another number that follows at once may be forged: the first one's answer is awaited.
+            (Flags::Syn, From::Client) => {
+                if !self.answered && sequence != self.hosts[0].initial {
+                    self.attempt(sequence, pause);
+                }
+                return;
+            }
+            // Before the endpoint has answered there is nothing to say, but that the client gives up.
+            (flags, From::Client) if !self.answered => {
+                let far = matches!(segment.sequence, Number::Far(_)) && !self.loose;
+                if matches!(flags, Flags::Rst | Flags::RstAck) && !far {
+                    self.ended = Ended::Unspecified;
+                }
+                return;
+            }
+            (Flags::SynAck, From::Endpoint) if !self.answered => {
+                // Only one that fits comes here: see `Model::reply`.
+                self.answered = true;
+                let acknowledged = self.hosts[0].next;
+                self.hosts[1] =
+                    Host { initial: sequence, next: sequence.wrapping_add(1), acknowledged, fin: false };
+                return;
+            }
+            // Another attempt's, perhaps.
+            (flags, From::Endpoint) if !self.answered && flags != Flags::RstAck => {
+                self.ended = Ended::Unspecified;
+                return;
+            }
+            // The endpoint refuses: one that fits, as above.
+            (Flags::RstAck, From::Endpoint) if !self.answered => {
+                self.ended = Ended::Unspecified;
+                return;
+            }
+            (Flags::SynAck, From::Endpoint) if exact_sequence && exact_acknowledgement => return,
+            // Nobody sends these.
+            (Flags::SynAck, _) | (Flags::Syn, From::Endpoint) => {
+                self.loose = true;
+                return;
+            }
+            _ => {}
+        }
+        // Until the client has acknowledged the SYN-ACK, its acknowledgement alone proves where it is; and an endpoint that talks on
+        // (TCP fast open) may make it acknowledge more.
+        let talks_on = from == From::Endpoint && (segment.payload > 0 || segment.flags == Flags::FinAck);
+        self.loose |= !self.assured && (from == From::Client && !exact_sequence || talks_on);
+        let reset = matches!(segment.flags, Flags::Rst | Flags::RstAck);
+        // Until then an acknowledgement of the SYN is all that is asked of an RST, and a FIN counts by chance.
+        if !self.assured && from == From::Endpoint && reset || self.loose && segment.flags == Flags::FinAck {
+            self.ended = Ended::Unspecified;
+        }
+        if exact_sequence && (exact_acknowledgement || segment.flags == Flags::Rst) {
+            self.follow_exact(from, segment, reset);
+        } else if reset && exact_sequence {
+            // RFC 5961 section 3.2 asks for the sequence number alone.
+            self.ended = Ended::Unspecified;
+        } else if segment.sequence.is_near() || segment.acknowledgement.is_near() {
+            self.loose = true;
+            if reset || segment.flags == Flags::FinAck || self.ended == Ended::Yes {
+                self.ended = Ended::Unspecified;
+            }
+        }
+    }
+
+    fn follow_exact(&mut self, from: From, segment: Segment, reset: bool) {
+        let acknowledged_by_other = self.hosts[from.other()].acknowledged;
+        let sure = self.assured && !self.loose;
+        if reset {
+            // Without ACK it must be exactly what the other end has acknowledged; with it, it may end what is under way.
+            let exact =
+                segment.flags == Flags::RstAck || acknowledged_by_other == self.hosts[from as usize].next;
+            self.ended = if sure && exact && self.ended != Ended::Unspecified {
+                self.reset = true;
+                Ended::Yes
+            } else {
+                Ended::Unspecified
+            };
+            return;
+        }
+        if self.ended == Ended::Yes {
+            // It goes on after its end.
+            self.ended = Ended::Unspecified;
+        }
+        if from == From::Client && self.answered {
+            self.assured = true;
+        }
+        let other_next = self.hosts[from.other()].next;
+        let own = &mut self.hosts[from as usize];
+        own.acknowledged = other_next;
+        own.next = own.next.wrapping_add(segment.payload.into());
+        if segment.payload > 0 {
+            own.fin = false;
+        }
+        if segment.flags == Flags::FinAck {
+            own.fin = true;
+            own.next = own.next.wrapping_add(1);
+        }
+        if self.hosts.iter().all(|host| host.fin) && self.ended == Ended::No {
+            self.ended = if sure { Ended::Yes } else { Ended::Unspecified };
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! ICMP errors about packets of flows, and about others.
+//!
+//! An error goes to who sent the packet that it quotes, and both speak of the addresses that its receiver knows (RFC 5508 section 4.2):
+//! what is quoted is the packet before its translation. Where the packet's source was rewritten, so is the error's sender, as in
+//! `nf_nat_icmp_reply_translation`. Anybody can send one, so no flow changes by it (RFC 5927).
+
+use std::net::IpAddr;
+
+use traffic_policy_testing::{
+    harness::{Device, Hook, Spot},
+    lab::Family,
+    packet::{Packet, Transport, difference},
+};
+
+use super::Run;
+use crate::{
+    action::{Fault, Sender},
+    model::{Flow, From},
+    segment::{Segment, end, packet},
+    topology::TARGET,
+};
+
+/// Type, code and last word of the header.
+type Kind = (u8, u8, [u8; 4]);
+
+/// Fragmentation needed, the unreachables, time exceeded twice, parameter problem.
+const KINDS4: [Kind; 6] = [
+    (3, 4, [0, 0, 5, 0x14]),
+    (3, 1, [0; 4]),
+    (3, 3, [0; 4]),
+    (11, 0, [0; 4]),
+    (11, 1, [0; 4]),
+    (12, 0, [9, 0, 0, 0]),
+];
+/// Packet too big first.
+const KINDS6: [Kind; 6] = [
+    (2, 0, [0, 0, 5, 0x14]),
+    (1, 0, [0; 4]),
+    (1, 4, [0; 4]),
+    (3, 0, [0; 4]),
+    (3, 1, [0; 4]),
+    (4, 1, [0, 0, 0, 6]),
+];
+
+/// An error before it is sent, and as it must arrive.
+struct Sent {
+    hook: Hook,
+    device: Device,
+    packet: Packet,
+    name: &'static str,
+    wanted: Packet,
+}
+
+/// The parts of an error: who sends it, about which packet, and as its receiver must see both.
+struct Parts {
+    from: IpAddr,
+    seen: Packet,
+    known_from: IpAddr,
+    known: Packet,
+}
+
+impl Run<'_> {
+    /// An error about a packet of a flow: of the client, or of the endpoint.
+    pub(super) fn error(
+        &mut self,
+        sender: Sender,
+        segment: Segment,
+        kind: u8,
+        quoted: u8,
+        fault: Fault,
+    ) -> Result<(), String> {
+        let index = match sender {
+            Sender::Client { client, port, service } => {
+                let frontend = self.model.services[usize::from(service)].at(self.path.family);
+                self.model.find(segment.tcp, self.client(client, port), frontend)
+            }
+            Sender::Endpoint { flow } => self.flow(flow, segment.tcp),
+        };
+        let Some(index) = index else { return Ok(()) };
+        let flow = self.model.flows[index];
+        let requests = matches!(sender, Sender::Client { .. });
+        let parts = if requests {
+            self.about_request(&flow, segment, kind)
+        } else {
+            self.about_reply(&flow, segment, kind)
+        };
+        let kind = match self.path.family {
+            Family::V4 => KINDS4[usize::from(kind) % KINDS4.len()],
+            Family::V6 => KINDS6[usize::from(kind) % KINDS6.len()],
+        };
+        let length = self.quote(&parts.seen, segment.tcp, quoted, fault);
+        let sent = self.errors(&flow, requests, kind, &parts, length);
+        let frame = self.faulty(&flow, requests, &sent, &parts, fault);
+        match (fault, requests, flow.endpoint.way) {
+            (Fault::None, ..) => {
+                let before = self.watched();
+                let ran = self.run_frame(sent.hook, sent.device, frame);
+                self.totals.translated += 1;
+                if ran.outcome != sent.name {
+                    return Err(format!("{} instead of {} by {flow:?}", ran.outcome, sent.name));
+                }
+                if let Some(difference) = difference(&sent.wanted.bytes(), &ran.frame) {
+                    return Err(difference);
+                }
+                self.untouched(before)
+            }
+            // No error speaks of an error (RFC 1122 section 3.2.2).
+            (Fault::Expiring, _, Some(_)) => {
+                let before = self.watched();
+                let ran = self.run_frame(sent.hook, sent.device, frame);
+                if ran.outcome != "dropped-ttl-exceeded" {
+                    return Err(format!("{}, but its TTL ends here", ran.outcome));
+                }
+                self.untouched(before)
+            }
+            // The two directions of a flow to another node come by the same hook.
+            (Fault::Expiring, _, None) | (Fault::WrongHook, _, Some(_)) => Ok(()),
+            (Fault::WrongHook, true, None) => self.passes(self.path.hook, Device::Eth0, frame),
+            (Fault::WrongHook, false, None) => self.passes(Hook::Egress, Device::Eth0, frame),
+            _ => self.passes(sent.hook, sent.device, frame),
+        }
+    }
+
+    /// As the network behind this node sees a request, and as the client knows it.
+    fn about_request(&self, flow: &Flow, segment: Segment, by: u8) -> Parts {
+        let family = self.path.family;
+        let numbers = flow.numbers(From::Client, segment);
+        let known = packet(flow.client, flow.frontend, segment, numbers).ttl(7);
+        let seen = known.clone().source(end(flow.source)).destination(end(flow.target(family)));
+        let from = match (flow.endpoint.way, by & 64 != 0) {
+            (Some((_, router)), false) => router,
+            // Its own stack, too, sends errors about what it cannot deliver.
+            (None, false) => Spot::NodePod0,
+            _ => flow.endpoint.spot,
+        };
+        Parts { from: from.of(family), seen, known_from: flow.frontend.ip(), known }
+    }
+
+    /// As the network towards the client sees a reply, and as the endpoint knows it.
+    fn about_reply(&self, flow: &Flow, segment: Segment, by: u8) -> Parts {
+        let family = self.path.family;
+        let numbers = flow.numbers(From::Endpoint, segment);
+        let known = packet(flow.target(family), flow.source, segment, numbers).ttl(7);
+        let seen = known.clone().source(end(flow.frontend)).destination(end(flow.client));
+        let from = if by & 64 != 0 { flow.client.ip() } else { Spot::Router.of(family) };
+        // An endpoint of this node knows its clients, and the routers before them.
+        let known_from = if flow.endpoint.way.is_some() { flow.source.ip() } else { from };
+        Parts { from, seen, known_from, known }
+    }
+
+    /// How much of the packet is quoted: its IP header and eight bytes at least (RFC 792).
+    fn quote(&self, seen: &Packet, tcp: bool, quoted: u8, fault: Fault) -> usize {
+        let whole = seen.bytes().len() - 14;
+        let least = 8 + if self.path.family == Family::V4 { 20 } else { 40 };
+        if fault == Fault::Short {
+            return usize::from(quoted) % least;
+        }
+        match least + usize::from(quoted) % (whole - least + 1) {
+            // Half a checksum says nothing.
+            length if tcp && length == least + 9 => length - 1,
+            length => length,
+        }
+    }
+
+    fn errors(&self, flow: &Flow, requests: bool, kind: Kind, parts: &Parts, length: usize) -> Sent {
+        let of = |from: IpAddr, about: &Packet| {
+            let (kind, code, rest) = kind;
+            Packet::new(from, about.source, Transport::Icmp { kind, code, rest })
+                .payload(&about.bytes()[14..][..length])
+        };
+        let (packet, wanted) = (of(parts.from, &parts.seen), of(parts.known_from, &parts.known));
+        let client = (Spot::Router.mac(), Device::Eth0.mac());
+        match (requests, flow.endpoint.way) {
+            (true, Some((device, router))) => Sent {
+                hook: self.path.hook,
+                device,
+                packet: packet.macs(router.mac(), device.mac()),
+                name: "replied-icmp-error",
+                wanted: wanted.macs(client.1, client.0).ttl(63),
+            },
+            (true, None) => Sent {
+                hook: Hook::Egress,
+                device: Device::Eth0,
+                packet,
+                name: "replied-local-icmp-error",
+                wanted,
+            },
+            (false, Some((device, router))) => Sent {
+                hook: self.path.hook,
+                device: Device::Eth0,
+                packet: packet.macs(client.0, client.1),
+                name: "forwarded-icmp-error",
+                wanted: wanted.macs(device.mac(), router.mac()).ttl(63),
+            },
+            (false, None) => Sent {
+                hook: self.path.hook,
+                device: Device::Eth0,
+                packet: packet.macs(client.0, client.1),
+                name: "delivered-icmp-error",
+                wanted: wanted.macs(client.0, client.1),
+            },
+        }
+    }
+
+    /// The frame, with what is wrong with it.
+    fn faulty(&self, flow: &Flow, requests: bool, sent: &Sent, parts: &Parts, fault: Fault) -> Vec<u8> {
+        let mut packet = sent.packet.clone();
+        match fault {
+            Fault::None | Fault::Short | Fault::WrongHook => {}
+            Fault::Expiring => packet.ttl = 1,
+            // A packet that nobody has sent: to another port of the endpoint, or from another one.
+            Fault::Unknown => {
+                let target = (flow.endpoint.spot.of(self.path.family), TARGET + 1);
+                let seen = parts.seen.clone();
+                let seen = if requests {
+                    seen.destination(target)
+                } else {
+                    seen.source((flow.frontend.ip(), TARGET + 1))
+                };
+                packet.payload = seen.bytes()[14..][..packet.payload.len()].to_vec();
+            }
+            // To somebody who did not send the packet.
+            Fault::Stranger => packet.destination = Spot::NodeSlim0.of(self.path.family),
+            // A redirect says nothing about the packet itself.
+            Fault::NoError => {
+                let kind = if self.path.family == Family::V4 { 5 } else { 137 };
+                packet.transport = Transport::Icmp { kind, code: 0, rest: [0; 4] };
+            }
+        }
+        packet.bytes()
+    }
+}

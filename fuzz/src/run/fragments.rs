@@ -1,0 +1,189 @@
+//! Datagrams and segments in fragments.
+//!
+//! The first fragment has the ports, and is what the whole packet would be. The others belong to the flow of the last first fragment
+//! of their addresses and identification (RFC 791 section 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass
+//! while there is none: nobody here holds them back. A first fragment of TCP without the whole fixed header is none (RFC 1858).
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicU16, Ordering},
+};
+
+use fastrand::Rng;
+use traffic_policy_testing::{
+    harness::{Device, Hook, Spot},
+    lab::Family,
+    packet::{Packet, Tcp, Transport, difference},
+};
+
+use super::{
+    Run,
+    offer::{Offer, piece},
+};
+use crate::{
+    action::Sender,
+    model::{Flow, From},
+    segment::{Flags, Segment},
+};
+
+/// What the fragments of one packet have in common: addresses, identification, and the protocol, of IPv4.
+pub(super) type Key = (IpAddr, IpAddr, u16, Option<bool>);
+
+/// What later fragments belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    tcp: bool,
+    source: u16,
+    destination: u16,
+}
+
+/// How a packet is cut, and in which order its fragments come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Of a fragment, in eight bytes.
+    pub size: u8,
+    /// Seed of the order, and of which fragment comes twice.
+    pub order: u8,
+    /// With the identification of the packet before, as if they overlapped.
+    pub again: bool,
+}
+
+/// Odd numbers, one after the other: records outlive a run, so none of a minute ago may be meant, nor what [`super::foreign`] sends.
+static IDENTIFICATION: AtomicU16 = AtomicU16::new(1);
+
+pub(super) fn identification() -> u16 {
+    IDENTIFICATION.fetch_add(2, Ordering::Relaxed)
+}
+
+impl Run<'_> {
+    pub(super) fn fragments(
+        &mut self,
+        sender: Sender,
+        segment: Segment,
+        pieces: Pieces,
+    ) -> Result<(), String> {
+        let handshake = matches!(segment.flags, Flags::Syn | Flags::SynAck);
+        // The end of a connection is what whole segments say.
+        let flags = if handshake { segment.flags } else { Flags::Ack };
+        let payload = if segment.tcp && handshake { 0 } else { segment.payload };
+        let segment = Segment { flags, payload, ..segment };
+        let Some(mut offer) = self.offer(sender, segment) else { return Ok(()) };
+        if !pieces.again {
+            self.identification = identification();
+        }
+        let size = usize::from(pieces.size) * 8;
+        offer.cut(self.identification, size);
+        let whole = offer.packet().clone();
+        let count = whole.fragments(size).len();
+        if count < 2 {
+            return Ok(());
+        }
+        let mut rng = Rng::with_seed(pieces.order.into());
+        let mut order: Vec<usize> = (0..count).collect();
+        if rng.bool() {
+            rng.shuffle(&mut order);
+        }
+        // The first one, sent again, would be a packet of its own.
+        order.push(rng.usize(1..count));
+        let at = self.place(&offer);
+        for number in order {
+            if number == 0 {
+                self.first(&offer, at, size)?;
+            } else {
+                self.later(at, &whole, whole.fragments(size).swap_remove(number))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first fragment: judged as the packet itself.
+    fn first(&mut self, offer: &Offer, (hook, device): (Hook, Device), size: usize) -> Result<(), String> {
+        let whole = offer.packet();
+        let first = piece(whole, Some(size));
+        let tcp = matches!(whole.transport, Transport::Tcp(_));
+        if tcp && size < 20 {
+            return self.passes(hook, device, first.bytes());
+        }
+        let ran = self.run(hook, device, &first);
+        match offer {
+            Offer::Request(request) => {
+                let expected = self.model.request(request.flow, request.service, request.segment);
+                self.became(request, expected, &ran)?;
+            }
+            Offer::Reply(reply) => self.came_back(reply, &ran)?,
+        }
+        if matches!(ran.outcome, "forwarded" | "delivered" | "replied" | "replied-local") {
+            let (source, destination) = ports(whole);
+            self.records.insert(self.key(whole), Record { tcp, source, destination });
+        }
+        Ok(())
+    }
+
+    fn key(&self, whole: &Packet) -> Key {
+        let tcp = matches!(whole.transport, Transport::Tcp(_));
+        let protocol = (self.path.family == Family::V4).then_some(tcp);
+        (whole.source, whole.destination, whole.label, protocol)
+    }
+
+    fn later(&mut self, (hook, device): (Hook, Device), whole: &Packet, sent: Packet) -> Result<(), String> {
+        let Some(record) = self.records.get(&self.key(whole)).copied() else {
+            return self.passes(hook, device, sent.bytes());
+        };
+        let from = SocketAddr::new(whole.source, record.source);
+        let to = SocketAddr::new(whole.destination, record.destination);
+        let family = self.path.family;
+        let of_endpoint =
+            |flow: &Flow| (flow.tcp, flow.target(family), flow.source) == (record.tcp, from, to);
+        let request = self.model.find(record.tcp, from, to).map(|index| (index, From::Client));
+        let reply = || Some((self.model.flows.iter().position(of_endpoint)?, From::Endpoint));
+        let Some((index, side)) = request.or_else(reply) else {
+            let clock = self.model.clock;
+            let left = self.model.stale.iter_mut().find(|each| each.is(record.tcp, to, from));
+            if let Some(stale) = left {
+                // What its flow has left may be found still.
+                (stale.last, stale.found_over) = (clock, 0);
+                self.run(hook, device, &sent);
+                return Ok(());
+            }
+            return self.passes(hook, device, sent.bytes());
+        };
+        let ran = self.run(hook, device, &sent);
+        self.totals.translated += 1;
+        let flow = self.model.flows[index];
+        let (name, wanted) = translated(&flow, side, &sent, family);
+        if ran.outcome != name {
+            return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
+        }
+        if let Some(difference) = difference(&wanted.bytes(), &ran.frame) {
+            return Err(difference);
+        }
+        self.count(index, side, &sent);
+        Ok(())
+    }
+}
+
+/// A fragment without a transport header as it must leave by a flow: with other addresses.
+fn translated(flow: &Flow, side: From, sent: &Packet, family: Family) -> (&'static str, Packet) {
+    let target = flow.target(family);
+    let (source, destination) = match side {
+        From::Client => (flow.source, target),
+        From::Endpoint => (flow.frontend, flow.client),
+    };
+    let wanted = Packet { source: source.ip(), destination: destination.ip(), ..sent.clone() };
+    let sent_on = |wanted: Packet, from, to| wanted.macs(from, to).ttl(sent.ttl.saturating_sub(1));
+    match (side, flow.endpoint.way) {
+        (From::Client, Some((device, router))) => ("forwarded", sent_on(wanted, device.mac(), router.mac())),
+        (From::Client, None) => ("delivered", wanted),
+        (From::Endpoint, Some(_)) => ("replied", sent_on(wanted, Device::Eth0.mac(), Spot::Router.mac())),
+        (From::Endpoint, None) => ("replied-local", wanted),
+    }
+}
+
+fn ports(packet: &Packet) -> (u16, u16) {
+    match packet.transport {
+        Transport::Tcp(Tcp { source, destination, .. }) | Transport::Udp { source, destination, .. } => {
+            (source, destination)
+        }
+        _ => (0, 0),
+    }
+}

@@ -1,0 +1,89 @@
+//! Packets that are none, and packets whose time to live ends here.
+
+use traffic_policy_testing::harness::{Device, Ran};
+
+use super::{Run, offer::Offer};
+use crate::{
+    action::Sender,
+    damage::Damage,
+    model::{Expected, From},
+    segment::{Flags, Number, Segment},
+};
+
+impl Run<'_> {
+    /// What is no packet goes to the stack, which judges it, and changes nothing: conntrack calls it invalid.
+    pub(super) fn malformed(
+        &mut self,
+        damage: Damage,
+        sender: Sender,
+        segment: Segment,
+    ) -> Result<(), String> {
+        let Some(offer) = self.offer(sender, segment) else { return Ok(()) };
+        let reply = matches!(offer, Offer::Reply(_));
+        let Some(frame) = damage.of(offer.packet(), reply) else { return Ok(()) };
+        let (hook, device) = self.place(&offer);
+        self.passes(hook, device, frame)
+    }
+
+    /// A router sends nothing on whose TTL is 1 or less, and says so (RFC 1812 section 5.3.1). As in netfilter, the flow has seen
+    /// the packet nevertheless: conntrack comes before the routing. What is for an endpoint of this node goes to the stack,
+    /// which steps the TTL itself.
+    pub(super) fn expiring(&mut self, ttl: u8, sender: Sender, tcp: bool) -> Result<(), String> {
+        let segment = |flags| Segment {
+            tcp,
+            flags,
+            sequence: Number::Right,
+            acknowledgement: Number::Right,
+            payload: 0,
+        };
+        match sender {
+            Sender::Client { client, port, service } => {
+                let (client, service) = (self.client(client, port), usize::from(service));
+                let frontend = self.model.services[service].at(self.path.family);
+                let known = self.model.find(tcp, client, frontend).is_some();
+                let segment = segment(if known { Flags::Ack } else { Flags::Syn });
+                let mut request = self.to_service(client, service, segment);
+                request.packet.ttl = ttl;
+                let expected = self.model.request(request.flow, service, segment);
+                let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
+                let remote = match expected {
+                    Expected::New(_) => {
+                        self.model.services[service].candidates().iter().any(|each| each.way.is_some())
+                    }
+                    Expected::Translated(index) => self.model.flows[index].endpoint.way.is_some(),
+                    _ => false,
+                };
+                if !remote || matches!(expected, Expected::New(_)) && !expired(&ran) {
+                    return self.became(&request, expected, &ran);
+                }
+                if let Expected::Translated(index) = expected {
+                    self.model.seen(index, From::Client, segment, request.numbers.0);
+                }
+                must_expire(&ran)
+            }
+            Sender::Endpoint { flow } => {
+                let Some(index) = self.flow(flow, tcp) else { return Ok(()) };
+                let mut reply = self.from_endpoint(index, segment(Flags::Ack));
+                reply.packet.ttl = ttl;
+                let (hook, device) = self.endpoint_side(&self.model.flows[index]);
+                let expected = self.model.reply(index, reply.segment);
+                let ran = self.run(hook, device, &reply.packet);
+                let passes = matches!(expected, Expected::Either(_)) && ran.outcome.starts_with("passed");
+                if self.model.flows[index].endpoint.way.is_none() || expected == Expected::Unchanged || passes
+                {
+                    return self.came_back(&reply, &ran);
+                }
+                self.model.seen(index, From::Endpoint, reply.segment, reply.numbers.0);
+                must_expire(&ran)
+            }
+        }
+    }
+}
+
+fn expired(ran: &Ran) -> bool {
+    matches!(ran.outcome, "rejected-ttl-exceeded" | "dropped-rate-limited")
+}
+
+fn must_expire(ran: &Ran) -> Result<(), String> {
+    if expired(ran) { Ok(()) } else { Err(format!("{}, but its TTL ends here", ran.outcome)) }
+}

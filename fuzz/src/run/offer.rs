@@ -1,0 +1,64 @@
+//! What somebody sends, before it is sent.
+
+use traffic_policy_testing::{
+    harness::{Device, Hook},
+    packet::Packet,
+};
+
+use super::{Run, replies::Reply, requests::Request};
+use crate::{action::Sender, segment::Segment};
+
+pub(super) enum Offer {
+    Request(Request),
+    Reply(Reply),
+}
+
+impl Offer {
+    pub fn packet(&self) -> &Packet {
+        match self {
+            Self::Request(request) => &request.packet,
+            Self::Reply(reply) => &reply.packet,
+        }
+    }
+
+    /// Only the first fragment of so many bytes is sent, with this identification.
+    pub fn cut(&mut self, identification: u16, bytes: usize) {
+        let (packet, size) = match self {
+            Self::Request(request) => (&mut request.packet, &mut request.size),
+            Self::Reply(reply) => (&mut reply.packet, &mut reply.size),
+        };
+        packet.label = identification;
+        packet.dont_fragment = false;
+        *size = Some(bytes);
+    }
+}
+
+/// A packet, or its first fragment.
+pub(super) fn piece(packet: &Packet, size: Option<usize>) -> Packet {
+    match size {
+        Some(size) => packet.fragments(size).swap_remove(0),
+        None => packet.clone(),
+    }
+}
+
+impl Run<'_> {
+    /// Nothing if there is no such flow.
+    pub(super) fn offer(&self, sender: Sender, segment: Segment) -> Option<Offer> {
+        Some(match sender {
+            Sender::Client { client, port, service } => {
+                Offer::Request(self.to_service(self.client(client, port), service.into(), segment))
+            }
+            Sender::Endpoint { flow } => {
+                Offer::Reply(self.from_endpoint(self.flow(flow, segment.tcp)?, segment))
+            }
+        })
+    }
+
+    /// Where it is seen.
+    pub(super) fn place(&self, offer: &Offer) -> (Hook, Device) {
+        match offer {
+            Offer::Request(_) => (self.path.hook, Device::Eth0),
+            Offer::Reply(reply) => self.endpoint_side(&self.model.flows[reply.flow]),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What clients send to Services.
+
+use std::net::SocketAddr;
+
+use traffic_policy_testing::{
+    harness::{Device, Half, Ran, Spot},
+    packet::{Packet, difference},
+};
+
+use super::{Run, offer::piece};
+use crate::{
+    model::{Expected, Flow, From, NewFlow, Stale},
+    segment::{Segment, end, packet},
+    topology::{Endpoint, POOL},
+};
+
+/// A client's packet to a Service, before it is sent.
+pub(super) struct Request {
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub service: usize,
+    pub segment: Segment,
+    /// The flow that it belongs to.
+    pub flow: Option<usize>,
+    pub numbers: (u32, u32),
+    pub packet: Packet,
+    /// Its first fragment alone is sent: of so many bytes.
+    pub size: Option<usize>,
+}
+
+impl Run<'_> {
+    pub(super) fn to_service(&self, client: SocketAddr, service: usize, segment: Segment) -> Request {
+        let frontend = self.model.services[service].at(self.path.family);
+        let flow = self.model.find(segment.tcp, client, frontend);
+        let numbers = self.model.request_numbers(flow, segment);
+        let packet = packet(client, frontend, segment, numbers).macs(Spot::Router.mac(), Device::Eth0.mac());
+        Request { client, frontend, service, segment, flow, numbers, packet, size: None }
+    }
+
+    pub(super) fn request(
+        &mut self,
+        client: SocketAddr,
+        service: usize,
+        segment: Segment,
+    ) -> Result<(), String> {
+        let request = self.to_service(client, service, segment);
+        let expected = self.model.request(request.flow, service, segment);
+        let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
+        self.became(&request, expected, &ran)
+    }
+
+    pub(super) fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
+        match expected {
+            Expected::Unchanged => self.unchanged(&piece(&request.packet, request.size).bytes(), ran),
+            Expected::Dropped(one, other) if [one, other].contains(&ran.outcome) => Ok(()),
+            Expected::Answered(name) if [name, "dropped-rate-limited"].contains(&ran.outcome) => Ok(()),
+            Expected::NotServed if !matches!(ran.outcome, "forwarded" | "delivered") => Ok(()),
+            Expected::New(replaced) => self.begun(replaced, request, ran),
+            Expected::Translated(index) => {
+                self.requested(index, request, ran)?;
+                self.went(index, request);
+                Ok(())
+            }
+            Expected::Either(index) => {
+                let kept = self.requested(index, request, ran);
+                if kept.is_ok() && self.keeps(index)? {
+                    self.went(index, request);
+                    return Ok(());
+                }
+                let anew = self.model.new_flow(request.service, Some(index));
+                self.became(request, anew, ran).map_err(|error| match kept {
+                    Ok(()) => error,
+                    Err(kept) => format!("{error}, or {kept}"),
+                })
+            }
+            expected => Err(format!("{} instead of {expected:?}", ran.outcome)),
+        }
+    }
+
+    /// Notes a request that was translated by a flow that exists.
+    fn went(&mut self, index: usize, request: &Request) {
+        let sent = piece(&request.packet, request.size);
+        self.translated(index, From::Client, request.segment, request.numbers.0, &sent);
+    }
+
+    /// Whether a flow's request entry is that of the connection before: a new one has counted this packet alone.
+    fn keeps(&self, index: usize) -> Result<bool, String> {
+        let flow = &self.model.flows[index];
+        let halves = self.harness.flows(self.path.family);
+        let request = halves.iter().find(|half| flow.has_request(half)).ok_or("its request entry is gone")?;
+        Ok(request.packets > 1)
+    }
+
+    /// A client's packet as it must leave by a flow.
+    fn translated_request(&self, sent: &Packet, flow: &Flow) -> Packet {
+        let packet = sent.clone().source(end(flow.source)).destination(end(flow.target(self.path.family)));
+        match flow.endpoint.way {
+            Some((device, router)) => packet.macs(device.mac(), router.mac()).ttl(sent.ttl.saturating_sub(1)),
+            None => packet,
+        }
+    }
+
+    fn requested(&mut self, index: usize, request: &Request, ran: &Ran) -> Result<(), String> {
+        self.totals.translated += 1;
+        let flow = &self.model.flows[index];
+        let name = if flow.endpoint.way.is_some() { "forwarded" } else { "delivered" };
+        if ran.outcome != name {
+            return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
+        }
+        let wanted = self.translated_request(&request.packet, flow);
+        difference(&piece(&wanted, request.size).bytes(), &ran.frame).map_or(Ok(()), Err)
+    }
+
+    /// A defect that is known: see `a_port_left_behind_is_taken_from_nobody` in `tests/tests/reference.rs`. Whoever takes the port of a reply
+    /// entry that a replaced flow has left may end the flow that has replaced it.
+    fn lose(&mut self, left: Stale, halves: &[Half]) {
+        let successor = self.model.find(left.tcp, left.client, left.frontend);
+        if let Some(index) = successor.filter(|_| left.tcp)
+            && !halves.iter().any(|half| self.model.flows[index].has_request(half))
+        {
+            self.model.remove(index);
+        }
+    }
+
+    fn begun(&mut self, replaced: Option<usize>, request: &Request, ran: &Ran) -> Result<(), String> {
+        let &Request { client, frontend, service, segment, numbers, .. } = request;
+        let tcp = segment.tcp;
+        let candidates = self.model.services[service].candidates();
+        if ran.outcome == "dropped-no-snat-port" {
+            let full = candidates
+                .iter()
+                .any(|endpoint| self.model.may_be_exhausted(tcp, client, *endpoint, replaced));
+            return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
+        }
+        self.totals.flows += 1;
+        let halves = self.harness.flows(self.path.family);
+        let protocol = if tcp { 6 } else { 17 };
+        let made = halves.iter().find(|half| {
+            half.is_request() && half.protocol == protocol && half.from == client && half.to == frontend
+        });
+        let Some(made) = made else { return Err(format!("{}: no flow was made", ran.outcome)) };
+        let of = |endpoint: &&Endpoint| endpoint.spot.of(self.path.family) == made.new_to.ip();
+        let Some(endpoint) = candidates.iter().find(of).copied() else {
+            return Err(format!("{} is no endpoint of this Service for a new flow", made.new_to));
+        };
+        let source = made.new_from;
+        let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.path.family));
+        let port_fits = match endpoint.way {
+            Some(_) => POOL.contains(&source.port()),
+            None => source.port() == client.port() || POOL.contains(&source.port()),
+        };
+        if source.ip() != address || !port_fits {
+            return Err(format!("{source} is not what the endpoint should see"));
+        }
+        let flow = NewFlow { tcp, service, client, frontend, endpoint, source, sequence: numbers.0 };
+        let left =
+            self.model.stale.iter().find(|each| each.is(tcp, source, flow.target(self.path.family))).copied();
+        self.model.begin(replaced, flow)?;
+        // Not in rows: one of them is about it.
+        if let Some(left) = left
+            && self.compared > 1
+        {
+            self.lose(left, &halves);
+        }
+        let index = self.model.flows.len() - 1;
+        self.requested(index, request, ran)?;
+        self.count(index, From::Client, &piece(&request.packet, request.size));
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! Steps of time, and sweeps.
+
+use traffic_policy_agent::dataplane::Sweeper;
+use traffic_policy_ebpf::tcp::ASSURED;
+use traffic_policy_testing::harness::SIZES;
+
+use super::Run;
+use crate::model::{Fate, TIMEOUTS};
+
+/// From three quarters of a table on, flows go before their time: that is another story.
+const MOST: usize = SIZES.flows4 as usize * 2 / 3;
+
+impl Run<'_> {
+    /// As if so many jiffies had gone by.
+    pub(super) fn wait(&mut self, jiffies: u32) {
+        for half in self.harness.flows(self.path.family) {
+            self.harness.change(&half, |half| half.last = half.last.wrapping_sub(jiffies));
+        }
+        self.model.clock += u64::from(jiffies);
+    }
+
+    pub(super) fn sweep(&mut self) -> Result<(), String> {
+        let family = self.path.family;
+        let before = self.harness.flows(family);
+        if before.len() > MOST {
+            return Ok(());
+        }
+        let new = || Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
+        let sweeper = self.sweeper.get_or_insert_with(new);
+        let found = self.harness.sweep(sweeper, false)[family as usize];
+        let after = self.harness.flows(family);
+        for (index, fate) in self.model.sweep().into_iter().enumerate().rev() {
+            let flow = &self.model.flows[index];
+            let request = after.iter().any(|half| flow.has_request(half));
+            let reply = after.iter().any(|half| flow.has_reply(half, family));
+            match (fate, request, reply) {
+                (Fate::Stays | Fate::Either, true, true) => {}
+                (Fate::Goes | Fate::Either, false, false) => drop(self.model.flows.remove(index)),
+                _ => {
+                    return Err(format!(
+                        "a sweep: {fate:?}, but request entry: {request}, reply entry: {reply} of {flow:?}"
+                    ));
+                }
+            }
+        }
+        if found.deleted == 0 && found.entries as usize != before.len() {
+            return Err(format!("a sweep found {} of {} entries", found.entries, before.len()));
+        }
+        let unassured = after.iter().filter(|half| half.is_request() && half.state & ASSURED == 0).count();
+        if found.unassured as usize != unassured {
+            return Err(format!(
+                "a sweep counts {} of {unassured} flows that are not assured",
+                found.unassured
+            ));
+        }
+        Ok(())
+    }
+}

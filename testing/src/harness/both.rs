@@ -1,0 +1,45 @@
+//! Packets on two CPUs at the same time.
+
+use std::sync::Barrier;
+use std::thread;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use super::{Harness, Input};
+
+impl Harness {
+    /// Runs two lists of frames at once, each in its order on a CPU of its own, and says how many went another way than to the stack;
+    /// `None` on a machine with one CPU.
+    pub fn at_once(&self, lists: [&[Input]; 2]) -> Option<[usize; 2]> {
+        let usable = sched_getaffinity(Pid::from_raw(0)).unwrap_or_else(|error| panic!("CPUs: {error}"));
+        let mut cpus = (0..CpuSet::count()).filter(|cpu| usable.is_set(*cpu).unwrap_or(false));
+        let cpus = [cpus.next()?, cpus.next()?];
+        let (object, start) = (&self.loaded.object, Barrier::new(2));
+        let indices =
+            lists.map(|list| list.iter().map(|input| self.ifindex(input.device)).collect::<Vec<_>>());
+        Some(thread::scope(|scope| {
+            let start = &start;
+            let mut number = 0;
+            let threads = lists.map(|list| {
+                let (cpu, indices) = (cpus[number], &indices[number]);
+                number += 1;
+                scope.spawn(move || {
+                    let mut one = CpuSet::new();
+                    one.set(cpu)
+                        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &one))
+                        .unwrap_or_else(|error| panic!("staying on CPU {cpu}: {error}"));
+                    start.wait();
+                    list.iter()
+                        .zip(indices)
+                        .filter(|(input, index)| {
+                            let (verdict, _) = super::run::execute(object, **index, input);
+                            input.hook.way(verdict) != super::Way::Pass
+                        })
+                        .count()
+                })
+            });
+            threads.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        }))
+    }
+}

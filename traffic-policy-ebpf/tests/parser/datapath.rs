@@ -1,0 +1,149 @@
+//! The packet path's modules that parse packets, and in place of the others what the host has for them. A packet word outside of
+//! the frame is a panic, as it is a refusal of the kernel's verifier.
+
+#[macro_use]
+#[path = "../../src/datapath/value.rs"]
+pub mod value;
+
+#[path = "../../src/datapath/parse/mod.rs"]
+pub mod parse;
+
+pub mod words {
+    use super::ctx;
+
+    macro_rules! load {
+        ($name:ident, $type:ty) => {
+            pub fn $name<const OFFSET: i16>(at: usize) -> $type {
+                let at = at.checked_add_signed(OFFSET.into()).expect("an address");
+                <$type>::from_ne_bytes(ctx::bytes(at))
+            }
+        };
+    }
+
+    load!(load8, u8);
+    load!(load16, u16);
+    load!(load32, u32);
+    load!(load64, u64);
+}
+
+pub mod barrier {
+    pub fn opaque(value: u64) -> u64 {
+        value
+    }
+}
+
+pub mod verdict {
+    use traffic_policy_ebpf::outcome::Outcome;
+
+    pub struct Decision(Outcome);
+
+    impl From<Outcome> for Decision {
+        fn from(outcome: Outcome) -> Self {
+            Self(outcome)
+        }
+    }
+}
+
+pub mod ctx {
+    use std::cell::RefCell;
+
+    use super::family::Family;
+
+    /// What the parser asks of a packet.
+    pub trait Packet: Copy {
+        const TC: bool;
+
+        fn data(self) -> usize;
+        fn end(self) -> usize;
+        fn pull(self, wanted: u32);
+        fn length(self) -> u32;
+        fn segment(self) -> u32;
+        fn jump<F: Family, const PROGRAM: u32>(self) {}
+    }
+
+    /// Where a frame begins, as the programs count: any number but 0.
+    const START: usize = 0x1000;
+
+    thread_local! {
+        static FRAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The frame of this thread.
+    #[derive(Clone, Copy)]
+    pub struct Frame;
+
+    impl Frame {
+        pub fn with(bytes: &[u8], work: impl FnOnce(Self)) {
+            FRAME.with_borrow_mut(|frame| *frame = bytes.to_vec());
+            work(Self);
+        }
+    }
+
+    impl Packet for Frame {
+        const TC: bool = false;
+
+        fn data(self) -> usize {
+            START
+        }
+        fn end(self) -> usize {
+            START + FRAME.with_borrow(Vec::len)
+        }
+        fn pull(self, _: u32) {}
+        fn length(self) -> u32 {
+            FRAME.with_borrow(Vec::len) as u32
+        }
+        fn segment(self) -> u32 {
+            0
+        }
+    }
+
+    /// Bytes of the frame.
+    pub fn bytes<const SIZE: usize>(at: usize) -> [u8; SIZE] {
+        FRAME.with_borrow(|frame| {
+            let from = at.checked_sub(START).expect("no byte before the frame is read");
+            let bytes = frame.get(from..from + SIZE).expect("no byte after the frame is read");
+            bytes.try_into().expect("as many as asked for")
+        })
+    }
+}
+
+pub mod family {
+    use std::{cell::Cell, ptr};
+
+    use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
+
+    pub trait Family: 'static {
+        type Address: Address;
+        const V6: bool;
+
+        fn scratch() -> Option<*mut Scratch<Self::Address>>;
+    }
+
+    pub struct V4;
+    pub struct V6;
+
+    impl Family for V4 {
+        type Address = Address4;
+        const V6: bool = false;
+
+        fn scratch() -> Option<*mut Scratch<Address4>> {
+            None
+        }
+    }
+
+    impl Family for V6 {
+        type Address = Address6;
+        const V6: bool = true;
+
+        fn scratch() -> Option<*mut Scratch<Address6>> {
+            thread_local! {
+                static SCRATCH: Cell<*mut Scratch<Address6>> = const { Cell::new(ptr::null_mut()) };
+            }
+            if SCRATCH.get().is_null() {
+                // One for each thread, as long as the test.
+                SCRATCH.set(Box::into_raw(Box::default()));
+            }
+            Some(SCRATCH.get())
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The packet path's parser, compiled for the host: no byte outside a frame is read, and what was written is read.
+
+#![cfg(not(target_arch = "bpf"))]
+
+#[expect(dead_code, unused_macros, reason = "of the packet path only what parses packets is run here")]
+#[macro_use]
+mod datapath;
+mod frames;
+
+use proptest::prelude::*;
+use traffic_policy_ebpf::{
+    abi::{Ports, Tuple},
+    outcome::Outcome,
+};
+
+use crate::{
+    datapath::{
+        ctx::Frame,
+        family::{V4, V6},
+        parse::{self, Parse, Parsed, icmp_error::ParseIcmpError, variable::ParseVariable},
+    },
+    frames::{Ip4, Ip6, icmp},
+};
+
+const ETHERNET: u32 = 14;
+
+/// Whatever a program does with a frame of a family until it knows what the frame is.
+fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
+    let finish = |frame: Frame, parsed: Parsed<F>| {
+        if parsed.tcp != 0 && parsed.l4 + 20 > frame.end() {
+            return;
+        }
+        if parse::finish(frame, &parsed).is_ok() {
+            let header = if parsed.tcp != 0 { 20 } else { 8 };
+            assert!(parsed.l4_offset + header <= ETHERNET + parsed.length, "the headers are longer than it");
+            assert!((ETHERNET + parsed.length) as usize <= bytes.len(), "it is longer than its frame");
+            if parsed.tcp != 0 {
+                let _ = parsed.segment();
+            }
+        }
+    };
+    use crate::datapath::ctx::Packet as _;
+    Frame::with(bytes, |frame| {
+        if let Ok(parsed) = F::parse_fixed(frame) {
+            finish(frame, parsed);
+        }
+        let _ = F::is_icmp_error(frame);
+        if let Ok(headers) = F::parse_variable(frame)
+            && headers.later == 0
+        {
+            finish(frame, headers.parsed);
+        }
+        if let Ok(error) = F::parse_icmp_error(frame) {
+            assert!(error.l4 + 8 <= frame.end() && (ETHERNET + error.length) as usize <= bytes.len());
+        }
+    });
+}
+
+fn both(bytes: &[u8]) {
+    all::<V4>(bytes);
+    all::<V6>(bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes(mut bytes in proptest::collection::vec(any::<u8>(), 14..400), first in any::<u8>(), protocol in 0_u8..64) {
+        if bytes.len() > 23 {
+            (bytes[14], bytes[20], bytes[23]) = (first, protocol, protocol);
+        }
+        both(&bytes);
+    }
+
+    #[test]
+    fn damaged_ipv4(ip in Ip4::any(), damage in frames::damage()) {
+        both(&frames::damaged(ip.bytes(), &damage));
+    }
+
+    #[test]
+    fn damaged_ipv6(ip in Ip6::any(), damage in frames::damage()) {
+        both(&frames::damaged(ip.bytes(), &damage));
+    }
+
+    #[test]
+    fn damaged_errors(v4 in Ip4::any(), v6 in Ip6::any(), damage in frames::damage(), cut in 0_usize..200) {
+        both(&frames::damaged(icmp::about4(&v4, cut), &damage));
+        both(&frames::damaged(icmp::about6(&v6, cut), &damage));
+    }
+
+    #[test]
+    fn ipv4_as_it_was_written(ip in Ip4::any()) {
+        let bytes = ip.bytes();
+        let fragment = ip.offset != 0 || ip.more;
+        Frame::with(&bytes, |frame| {
+            let fixed = V4::parse_fixed(frame);
+            match (fragment, ip.options.is_empty()) {
+                (true, _) => assert_eq!(fixed.err(), Some(Outcome::PassedFragment)),
+                (false, false) => assert_eq!(fixed.err(), Some(Outcome::PassedUnsupportedHeader)),
+                (false, true) => assert_eq!(fixed.map(|parsed| parsed.tuple), Ok(ip.tuple(true))),
+            }
+            let headers = V4::parse_variable(frame).map_err(|outcome| outcome.name()).expect("a valid packet");
+            assert_eq!((headers.fragmented, headers.later), (fragment.into(), (ip.offset != 0).into()));
+            assert_eq!(headers.identification, u32::from(ip.identification.to_be()));
+            assert_eq!(headers.parsed.tuple, ip.tuple(ip.offset == 0));
+            assert_eq!(headers.parsed.l4_offset as usize, 34 + ip.options.len());
+            assert_eq!((headers.parsed.length + ETHERNET) as usize, bytes.len());
+            assert_eq!(headers.parsed.ttl, ip.ttl);
+        });
+    }
+
+    #[test]
+    fn ipv6_as_it_was_written(ip in Ip6::any()) {
+        let bytes = ip.bytes();
+        Frame::with(&bytes, |frame| {
+            if ip.extensions.is_empty() && ip.fragment.is_none() {
+                let fixed = V6::parse_fixed(frame).map(|parsed| parsed.tuple);
+                assert_eq!(fixed, Ok(ip.tuple(true)));
+            } else {
+                assert!(V6::parse_fixed(frame).is_err());
+            }
+            let headers = V6::parse_variable(frame).map_err(|outcome| outcome.name()).expect("a valid packet");
+            let (offset, more, identification) = ip.fragment.unwrap_or_default();
+            let (fragmented, later) = (offset != 0 || more, offset != 0);
+            assert_eq!((headers.fragmented, headers.later), (fragmented.into(), later.into()));
+            if fragmented {
+                assert_eq!(headers.identification, identification.to_be());
+            }
+            let known = ip.tuple(!later);
+            assert_eq!(headers.parsed.tuple, Tuple { protocol: if later { 0 } else { known.protocol }, ..known });
+            assert_eq!(headers.parsed.l4_offset as usize, bytes.len() - ip.segment.len());
+            assert_eq!((headers.parsed.length + ETHERNET) as usize, bytes.len());
+        });
+    }
+
+    #[test]
+    fn errors_as_they_were_written(v4 in Ip4::any(), v6 in Ip6::any()) {
+        let reversed = |ports: Ports| ports.reversed();
+        Frame::with(&icmp::about4(&v4, usize::MAX), |frame| {
+            let known = v4.tuple(true);
+            let error = V4::parse_icmp_error(frame);
+            match error {
+                Ok(error) => {
+                    assert!(v4.offset == 0);
+                    assert_eq!(error.tuple.ports, reversed(known.ports));
+                    assert_eq!((error.tuple.source, error.tuple.destination), (known.destination, known.source));
+                    assert_eq!(error.tuple.protocol, known.protocol);
+                }
+                Err(outcome) => assert!(v4.offset != 0, "{}", outcome.name()),
+            }
+        });
+        Frame::with(&icmp::about6(&v6, usize::MAX), |frame| {
+            let known = v6.tuple(true);
+            let later = v6.fragment.is_some_and(|(offset, ..)| offset != 0);
+            match V6::parse_icmp_error(frame) {
+                Ok(error) => {
+                    assert!(!later);
+                    assert_eq!(error.tuple.ports, reversed(known.ports));
+                    assert_eq!((error.tuple.source, error.tuple.destination), (known.destination, known.source));
+                }
+                Err(outcome) => assert!(later, "{}", outcome.name()),
+            }
+        });
+    }
+}
