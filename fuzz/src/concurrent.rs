@@ -60,9 +60,7 @@ pub fn fuzz(
 }
 
 fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Totals) -> Result<bool, String> {
-    // A defect that is known: two CPUs that take over one port, of a connection that has ended, may both get it. Without the length of
-    // a second none is taken over.
-    harness.set_up(&topology::setup().with(|setup| setup.hz = 0));
+    harness.set_up(&topology::setup());
     let mut services = SERVICES;
     let mut sweeper = Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
     for _ in 0..ROUNDS {

@@ -120,7 +120,6 @@ fn an_unanswered_flow_translates_no_reply_but_a_syn_ack() {
 /// The reply entry of a flow that was reset and begun anew is left behind with its port; whoever takes the port must leave the new
 /// flow of the same client alone.
 #[test]
-#[ignore = "recycle::take_over does not ask whether the request entry that it removes names this reply entry"]
 fn a_port_left_behind_is_taken_from_nobody() {
     let segment = |flags| Segment { flags, ..SYN };
     let to_vip = |client, port, flags| Action::Request { client, port, service: 2, segment: segment(flags) };
@@ -135,7 +134,6 @@ fn a_port_left_behind_is_taken_from_nobody() {
 
 /// nf_conntrack calls it invalid (`tcp_error`), and so does `passed-malformed`.
 #[test]
-#[ignore = "parse::finish does not compare the data offset with the length of the segment"]
 fn a_tcp_header_longer_than_its_segment_is_malformed() {
     for words in [6, 13, 15] {
         let sender = Sender::Client { client: 0, port: 0, service: 0 };

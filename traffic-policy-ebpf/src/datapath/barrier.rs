@@ -1,5 +1,5 @@
-//! Single instructions that Rust has no words for on this target: the atomic addition, the memory fence, and the optimisation
-//! barrier.
+//! Single instructions that Rust has no words for on this target: the atomic addition and exchange, the memory fence, and the
+//! optimisation barrier.
 
 use core::arch::asm;
 
@@ -10,6 +10,18 @@ pub fn fetch_add(word: *mut u64, amount: u64) -> u64 {
     // SAFETY: one atomic instruction. The kernel loads no program in which the word is not an aligned one of a map value.
     unsafe {
         asm!("{v} = atomic_fetch_add((u64 *)({p} + 0), {v})", v = inout(reg) value, p = in(reg) word,
+            options(nostack, preserves_flags));
+    }
+    value
+}
+
+/// Puts another value into a word of a map, and returns what it was: of several CPUs one gets the former value.
+#[inline(always)]
+pub fn exchange(word: *mut u64, by: u64) -> u64 {
+    let mut value = by;
+    // SAFETY: as in `fetch_add`.
+    unsafe {
+        asm!("{v} = xchg_64({p} + 0, {v})", v = inout(reg) value, p = in(reg) word,
             options(nostack, preserves_flags));
     }
     value

@@ -14,7 +14,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::fetch_add,
+    barrier::{exchange, fetch_add},
     clock, counters,
     family::{Family, V4, V6},
     flow::table::{self, FlowTable},
@@ -204,7 +204,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let request = FlowTable::<F>::of(pending).find_in(unsafe { &*request_key }, room);
     if request.is_null() || !unsafe { names(request, key) } {
         // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
-        if idle::<F>(reply, reply, now) < AFTER_FIN * second {
+        if idle::<F>(reply, reply, now) < AFTER_FIN * second || claim(reply) == CLAIMED {
             return false;
         }
         counters::end(reply.cast_const());
@@ -225,10 +225,24 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if idle::<F>(request, reply, now) < after * second {
         return false;
     }
+    let numbers = claim(reply);
+    if numbers == CLAIMED {
+        return false;
+    }
     // For the ACK that answers the SYN.
-    unsafe { (*scratch).reply.numbers = other };
+    unsafe { (*scratch).reply.numbers = numbers };
     remove::<F>(request, request_key, reply, key, room, pending);
     true
+}
+
+/// Numbers of an entry that a CPU is taking over. (Of a connection they are these once in 2^64.)
+const CLAIMED: u64 = u64::MAX;
+
+/// The numbers of an entry that is to be taken over: [`CLAIMED`] if another CPU was first, which may have put its own flow's in its
+/// place by now.
+#[inline(always)]
+fn claim<A: Address>(reply: *mut Flow<A>) -> u64 {
+    exchange(unsafe { &raw mut (*reply).numbers }, CLAIMED)
 }
 
 /// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.

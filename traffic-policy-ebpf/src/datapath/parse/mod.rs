@@ -114,13 +114,14 @@ pub fn is_tcp(protocol: u32) -> u64 {
     opaque((protocol == PROTOCOL_TCP) as u64)
 }
 
-/// Checks that the lengths in the headers agree with each other and with the frame. The whole fixed TCP header can be read.
+/// Checks that the lengths in the headers agree with each other and with the frame: those of IP, and the data offset of TCP. The whole fixed TCP header can be read.
 #[inline(always)]
 pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
-    if parsed.is_tcp() && load8::<12>(parsed.l4) < 5 << 4 {
+    let header = if parsed.is_tcp() { load8::<12>(parsed.l4) as u32 >> 4 << 2 } else { 8 };
+    if parsed.is_tcp() && header < 20 {
         return Err(Outcome::PassedMalformed);
     }
-    let least = parsed.l4_offset - ETHERNET as u32 + if parsed.is_tcp() { 20 } else { 8 };
+    let least = parsed.l4_offset - ETHERNET as u32 + header;
     // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
     let jumbo = P::TC && packet.segment() != 0;
     if !jumbo && (parsed.length < least || parsed.length > packet.length() - ETHERNET as u32) {
