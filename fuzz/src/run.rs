@@ -220,10 +220,10 @@ impl Run<'_> {
     }
 
     /// A frame that goes on as it is.
-    fn passes(&mut self, hook: Hook, device: Device, frame: Vec<u8>) -> Result<(), String> {
+    fn passes(&mut self, hook: Hook, device: Device, frame: &[u8]) -> Result<(), String> {
         let before = self.watched();
-        let ran = self.run_frame(hook, device, frame.clone());
-        self.unchanged(&frame, &ran)?;
+        let ran = self.run_frame(hook, device, frame.to_vec());
+        self.unchanged(frame, &ran)?;
         self.untouched(before)
     }
 

@@ -115,9 +115,9 @@ impl Run<'_> {
             }
             // The two directions of a flow to another node come by the same hook.
             (Fault::Expiring, _, None) | (Fault::WrongHook, _, Some(_)) => Ok(()),
-            (Fault::WrongHook, true, None) => self.passes(self.path.hook, Device::Eth0, frame),
-            (Fault::WrongHook, false, None) => self.passes(Hook::Egress, Device::Eth0, frame),
-            _ => self.passes(sent.hook, sent.device, frame),
+            (Fault::WrongHook, true, None) => self.passes(self.path.hook, Device::Eth0, &frame),
+            (Fault::WrongHook, false, None) => self.passes(Hook::Egress, Device::Eth0, &frame),
+            _ => self.passes(sent.hook, sent.device, &frame),
         }
     }
 

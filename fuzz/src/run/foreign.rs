@@ -49,9 +49,9 @@ impl Run<'_> {
             Foreign::Truncated => {
                 let mut frame = make(node_port).bytes();
                 frame.truncate(14 + if family == Family::V4 { 20 } else { 40 } + 4);
-                return self.passes(self.path.hook, Device::Eth0, frame);
+                return self.passes(self.path.hook, Device::Eth0, &frame);
             }
         };
-        self.passes(self.path.hook, Device::Eth0, sent.bytes())
+        self.passes(self.path.hook, Device::Eth0, &sent.bytes())
     }
 }

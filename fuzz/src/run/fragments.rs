@@ -90,7 +90,7 @@ impl Run<'_> {
             if number == 0 {
                 self.first(&offer, at, size)?;
             } else {
-                self.later(at, &whole, whole.fragments(size).swap_remove(number))?;
+                self.later(at, &whole, &whole.fragments(size).swap_remove(number))?;
             }
         }
         Ok(())
@@ -102,7 +102,7 @@ impl Run<'_> {
         let first = piece(whole, Some(size));
         let tcp = matches!(whole.transport, Transport::Tcp(_));
         if tcp && size < 20 {
-            return self.passes(hook, device, first.bytes());
+            return self.passes(hook, device, &first.bytes());
         }
         let ran = self.run(hook, device, &first);
         match offer {
@@ -125,9 +125,9 @@ impl Run<'_> {
         (whole.source, whole.destination, whole.label, protocol)
     }
 
-    fn later(&mut self, (hook, device): (Hook, Device), whole: &Packet, sent: Packet) -> Result<(), String> {
+    fn later(&mut self, (hook, device): (Hook, Device), whole: &Packet, sent: &Packet) -> Result<(), String> {
         let Some(record) = self.records.get(&self.key(whole)).copied() else {
-            return self.passes(hook, device, sent.bytes());
+            return self.passes(hook, device, &sent.bytes());
         };
         let from = SocketAddr::new(whole.source, record.source);
         let to = SocketAddr::new(whole.destination, record.destination);
@@ -142,22 +142,22 @@ impl Run<'_> {
             if let Some(stale) = left {
                 // What its flow has left may be found still.
                 (stale.last, stale.found_over) = (clock, 0);
-                self.run(hook, device, &sent);
+                self.run(hook, device, sent);
                 return Ok(());
             }
-            return self.passes(hook, device, sent.bytes());
+            return self.passes(hook, device, &sent.bytes());
         };
-        let ran = self.run(hook, device, &sent);
+        let ran = self.run(hook, device, sent);
         self.totals.translated += 1;
         let flow = self.model.flows[index];
-        let (name, wanted) = translated(&flow, side, &sent, family);
+        let (name, wanted) = translated(&flow, side, sent, family);
         if ran.outcome != name {
             return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
         }
         if let Some(difference) = difference(&wanted.bytes(), &ran.frame) {
             return Err(difference);
         }
-        self.count(index, side, &sent);
+        self.count(index, side, sent);
         Ok(())
     }
 }

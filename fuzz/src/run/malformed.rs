@@ -22,7 +22,7 @@ impl Run<'_> {
         let reply = matches!(offer, Offer::Reply(_));
         let Some(frame) = damage.of(offer.packet(), reply) else { return Ok(()) };
         let (hook, device) = self.place(&offer);
-        self.passes(hook, device, frame)
+        self.passes(hook, device, &frame)
     }
 
     /// A router sends nothing on whose TTL is 1 or less, and says so (RFC 1812 section 5.3.1). As in netfilter, the flow has seen
@@ -63,7 +63,7 @@ impl Run<'_> {
             }
             Sender::Endpoint { flow } => {
                 let Some(index) = self.flow(flow, tcp) else { return Ok(()) };
-                let mut reply = self.from_endpoint(index, segment(Flags::Ack));
+                let mut reply = self.endpoint_reply(index, segment(Flags::Ack));
                 reply.packet.ttl = ttl;
                 let (hook, device) = self.endpoint_side(&self.model.flows[index]);
                 let expected = self.model.reply(index, reply.segment);

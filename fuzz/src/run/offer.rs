@@ -49,7 +49,7 @@ impl Run<'_> {
                 Offer::Request(self.to_service(self.client(client, port), service.into(), segment))
             }
             Sender::Endpoint { flow } => {
-                Offer::Reply(self.from_endpoint(self.flow(flow, segment.tcp)?, segment))
+                Offer::Reply(self.endpoint_reply(self.flow(flow, segment.tcp)?, segment))
             }
         })
     }

@@ -22,7 +22,7 @@ pub(super) struct Reply {
 }
 
 impl Run<'_> {
-    pub(super) fn from_endpoint(&self, index: usize, segment: Segment) -> Reply {
+    pub(super) fn endpoint_reply(&self, index: usize, segment: Segment) -> Reply {
         let flow = &self.model.flows[index];
         let numbers = flow.numbers(From::Endpoint, segment);
         let packet = packet(flow.target(self.path.family), flow.source, segment, numbers);
@@ -34,7 +34,7 @@ impl Run<'_> {
     }
 
     pub(super) fn reply(&mut self, index: usize, segment: Segment) -> Result<(), String> {
-        let reply = self.from_endpoint(index, segment);
+        let reply = self.endpoint_reply(index, segment);
         let (hook, device) = self.endpoint_side(&self.model.flows[index]);
         let ran = self.run(hook, device, &reply.packet);
         self.came_back(&reply, &ran)

@@ -50,6 +50,10 @@ impl Run<'_> {
     }
 
     pub(super) fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
+        // Seen, whatever becomes of it: a sweep that found the flow over begins anew.
+        if let Some(index) = request.flow {
+            self.model.flows[index].found_over = 0;
+        }
         match expected {
             Expected::Unchanged => self.unchanged(&piece(&request.packet, request.size).bytes(), ran),
             Expected::Dropped(one, other) if [one, other].contains(&ran.outcome) => Ok(()),
