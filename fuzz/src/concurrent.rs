@@ -98,7 +98,7 @@ fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Total
 
 fn wait(harness: &mut Harness, path: Path, jiffies: u32) {
     for half in harness.flows(path.family) {
-        harness.change(&half, |half| half.last = half.last.wrapping_sub(jiffies));
+        harness.change(&half, |half| half.go_back(jiffies));
     }
 }
 

@@ -39,7 +39,7 @@ impl Damage {
             4 => Self::Shorter(rng.u8(..)),
             5 => Self::Cut(rng.u8(..)),
             // More than the segment has: see what is not decided in `tests/tests/reference.rs`.
-            6 => Self::DataOffset(rng.u8(..5)),
+            6 => Self::DataOffset(rng.u8(..16)),
             _ => Self::NoPort,
         }
     }

@@ -81,6 +81,9 @@ impl Model {
             return match (segment.tcp && opens, self.flows[index].ended) {
                 (true, Ended::Yes) => self.new_flow(service, Some(index)),
                 (true, Ended::Unspecified) => Expected::Either(index),
+                (true, Ended::No) if self.flows[index].may_be_forgotten(self.clock) => {
+                    Expected::Either(index)
+                }
                 _ => Expected::Translated(index),
             };
         }
@@ -164,7 +167,8 @@ impl Model {
         });
         let rival = rival.filter(|rival| Some(*rival) != replaced);
         if let Some(rival) = rival
-            && (!flow.tcp || self.flows[rival].ended == Ended::No)
+            && (!flow.tcp
+                || self.flows[rival].ended == Ended::No && !self.flows[rival].may_give_way(self.clock))
         {
             return Err(format!("{} towards {target} is {:?}'s", flow.source, self.flows[rival]));
         }
@@ -196,7 +200,10 @@ impl Model {
             hosts: [host(initial), host(endpoint_initial)],
             counts: [Count::default(); 2],
             last: [self.clock; 2],
+            belonged: self.clock,
             seen: Instant::now(),
+            belongs: false,
+            asked: None,
             reset: false,
             found_over: 0,
             noticed: false,
@@ -210,13 +217,14 @@ impl Model {
         self.flows[index].found_over = 0;
     }
 
-    /// The reply entry of a flow is left behind.
+    /// The reply entry of a flow is left behind. Of TCP none is.
     fn leave(&mut self, index: usize) {
         let old = &self.flows[index];
+        if old.tcp {
+            return;
+        }
         self.stale.push(Stale {
             tcp: old.tcp,
-            client: old.client,
-            frontend: old.frontend,
             source: old.source,
             target: old.target(self.family),
             last: old.last[From::Endpoint as usize],
@@ -224,16 +232,9 @@ impl Model {
         });
     }
 
-    /// The request entry of a flow is gone.
-    pub fn remove(&mut self, index: usize) {
-        self.leave(index);
-        self.flows.remove(index);
-    }
-
     /// A packet of a flow was translated.
     pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
-        let pause = self.flows[index].pause(self.clock);
-        self.flows[index].follow(from, segment, sequence, pause);
+        self.flows[index].follow(from, segment, sequence, self.clock);
     }
 }
 

@@ -18,6 +18,8 @@ pub const TIMEOUTS: Timeouts = Timeouts {
 };
 /// Jiffies around a time-out within which nothing is certain: a run takes some time itself.
 pub const SLACK: u64 = 5_000;
+/// Jiffies after which a port of an unanswered SYN may be taken: ten seconds, less what a run may take for rounding.
+const SILENT: u64 = 900;
 /// Steps of time, each beyond one time-out more.
 pub const STEPS: [u32; 6] = [8_000, 30_000, 50_000, 100_000, 350_000, 1_100_000];
 
@@ -33,9 +35,6 @@ pub enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub tcp: bool,
-    /// Its packets went to this client, from this Service.
-    pub client: SocketAddr,
-    pub frontend: SocketAddr,
     pub source: SocketAddr,
     pub target: SocketAddr,
     pub last: u64,
@@ -53,6 +52,11 @@ impl Flow {
         clock - self.last[0].max(self.last[1])
     }
 
+    /// The longest time for which it may have been: not all of its packets belong to it for certain.
+    fn longest_idle(&self, clock: u64) -> u64 {
+        clock - self.belonged
+    }
+
     /// The shortest and the longest time for which it may be idle, as far as its state is certain.
     fn limits(&self) -> (u32, u32) {
         let one = |limit| (limit, limit);
@@ -66,6 +70,7 @@ impl Flow {
             (Ended::Yes, _) if self.reset => TIMEOUTS.reset,
             (Ended::Yes, _) => TIMEOUTS.finished,
             (_, false) => TIMEOUTS.unassured,
+            _ if self.hosts.iter().all(|host| host.fin) => TIMEOUTS.finished,
             _ if self.hosts.iter().any(|host| host.fin) => TIMEOUTS.half_closed,
             _ => TIMEOUTS.established,
         })
@@ -76,10 +81,16 @@ impl Flow {
         self.tcp && self.ended == Ended::Yes && !self.loose && self.idle(clock) > SLACK
     }
 
+    /// Whether another flow may have taken its port: it was never established, and for ten seconds nothing has come. A middlebox that
+    /// does not see all of it may be mistaken.
+    pub fn may_give_way(&self, clock: u64) -> bool {
+        self.tcp && (self.loose || !self.assured && self.longest_idle(clock) > SILENT)
+    }
+
     /// A sweep notices a flow that was idle for too long, and the next one that finds it still so removes it.
     fn sweep(&mut self, clock: u64) -> Fate {
         let (idle, (least, most)) = (self.idle(clock), self.limits());
-        if idle + SLACK < least.into() {
+        if self.longest_idle(clock) + SLACK < least.into() {
             return Fate::Stays;
         }
         let noticed_before = self.noticed;

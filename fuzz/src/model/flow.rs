@@ -63,8 +63,14 @@ pub struct Flow {
     pub counts: [Count; 2],
     /// Its last packet in each direction: [`super::Model::clock`].
     pub last: [u64; 2],
-    /// The client's last packet, by this machine's clock.
+    /// Its last packet that belongs to it for certain: others do not keep it alive.
+    pub belonged: u64,
+    /// The same, by this machine's clock.
     pub seen: Instant,
+    /// Whether the packet that was followed last does.
+    pub belongs: bool,
+    /// A SYN that came when it was assured, if nothing that belongs to it has come since.
+    pub asked: Option<u64>,
     /// It ended by an RST.
     pub reset: bool,
     /// Sweeps since its last packet that found it idle for too long, and whether any may have noticed it.
@@ -106,7 +112,7 @@ impl From {
     }
 }
 
-/// How long ago the client's last packet was.
+/// How long ago the last packet of either side was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     Short,
@@ -116,29 +122,39 @@ pub enum Pause {
 
 /// A client waits a second before it sends its SYN again (RFC 6298 section 2); a quarter of it is a pause.
 const PAUSE: u64 = 1000;
-const NO_PAUSE: Duration = Duration::from_millis(200);
+const NO_PAUSE: Duration = Duration::from_millis(60);
+/// Jiffies after which nobody who knows the connection has answered: three seconds, less what a run may take for rounding.
+const SILENCE: u64 = 200;
 
 impl Flow {
     pub fn pause(&self, clock: u64) -> Pause {
-        if clock - self.last[0] > PAUSE {
+        if clock - self.last[0].max(self.last[1]) > PAUSE {
             Pause::Long
-        } else if self.seen.elapsed() < NO_PAUSE {
+        } else if clock == self.belonged && self.seen.elapsed() < NO_PAUSE {
             Pause::Short
         } else {
             Pause::Unspecified
         }
     }
 
-    /// A SYN of another number before the endpoint has answered.
+    /// A SYN of another number before the client has acknowledged the answer to the first.
     fn attempt(&mut self, sequence: u32, pause: Pause) {
         match pause {
             Pause::Short => {}
             Pause::Long => {
                 self.hosts[0].initial = sequence;
                 self.hosts[0].next = sequence.wrapping_add(1);
+                // What the endpoint sends of the connection before is not told apart.
+                self.loose |= self.answered;
+                self.answered = false;
             }
             Pause::Unspecified => self.loose = true,
         }
+    }
+
+    /// Whether a SYN, or what a host sends that has accepted one, may begin another connection: the endpoint has forgotten this one.
+    pub fn may_be_forgotten(&self, clock: u64) -> bool {
+        self.asked.is_some_and(|asked| clock - asked > SILENCE)
     }
 
     /// Sequence and acknowledgement number of a segment of this flow. A SYN on a connection that has been answered is that of a
@@ -171,8 +187,10 @@ impl Flow {
     pub fn count(&mut self, from: From, bytes: u64, clock: u64) {
         self.last[from as usize] = clock;
         self.found_over = 0;
-        if from == From::Client {
+        if !self.tcp || self.belongs {
+            self.belonged = clock;
             self.seen = Instant::now();
+            self.belongs = false;
         }
         let count = &mut self.counts[from as usize];
         count.packets += 1;
@@ -180,7 +198,9 @@ impl Flow {
     }
 
     /// Follows a segment that was translated, of these numbers.
-    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, pause: Pause) {
+    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, clock: u64) {
+        let pause = self.pause(clock);
+        self.belongs = false;
         if !segment.tcp {
             self.answered |= from == From::Endpoint;
             self.assured |= self.answered && from == From::Client;
@@ -189,9 +209,13 @@ impl Flow {
         let (exact_sequence, exact_acknowledgement) =
             (segment.sequence.is_right(), segment.acknowledgement.is_right());
         match (segment.flags, from) {
+            (Flags::Syn, From::Client) if self.assured || self.loose => {
+                self.asked.get_or_insert(clock);
+                return;
+            }
             // A SYN of another number that follows at once may be forged: the first one's answer is awaited.
             (Flags::Syn, From::Client) => {
-                if !self.answered && sequence != self.hosts[0].initial {
+                if sequence != self.hosts[0].initial {
                     self.attempt(sequence, pause);
                 }
                 return;
@@ -241,6 +265,13 @@ impl Flow {
         }
         if exact_sequence && (exact_acknowledgement || segment.flags == Flags::Rst) {
             self.follow_exact(from, segment, reset);
+            self.belongs = self.assured && !self.loose && self.ended == Ended::No && !reset;
+            if self.belongs && self.asked.is_some_and(|asked| clock > asked) {
+                self.asked = None;
+            }
+        } else if !reset && self.may_be_forgotten(clock) {
+            self.loose = true;
+            self.ended = Ended::Unspecified;
         } else if reset && exact_sequence {
             // RFC 5961 section 3.2 asks for the sequence number alone.
             self.ended = Ended::Unspecified;
@@ -285,7 +316,9 @@ impl Flow {
             own.fin = true;
             own.next = own.next.wrapping_add(1);
         }
-        if self.hosts.iter().all(|host| host.fin) && self.ended == Ended::No {
+        let [client, endpoint] = &self.hosts;
+        let acknowledged = client.acknowledged == endpoint.next && endpoint.acknowledged == client.next;
+        if client.fin && endpoint.fin && acknowledged && self.ended == Ended::No {
             self.ended = if sure { Ended::Yes } else { Ended::Unspecified };
         }
     }

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 
 use traffic_policy_testing::{
-    harness::{Device, Half, Ran, Spot},
+    harness::{Device, Ran, Spot},
     packet::{Packet, difference},
 };
 
 use super::{Run, offer::piece};
 use crate::{
-    model::{Expected, Flow, From, NewFlow, Stale},
+    model::{Expected, Flow, From, NewFlow},
     segment::{Segment, end, packet},
     topology::{Endpoint, POOL},
 };
@@ -115,17 +115,6 @@ impl Run<'_> {
         difference(&piece(&wanted, request.size).bytes(), &ran.frame).map_or(Ok(()), Err)
     }
 
-    /// A defect that is known: see `a_port_left_behind_is_taken_from_nobody` in `tests/tests/reference.rs`. Whoever takes the port of a reply
-    /// entry that a replaced flow has left may end the flow that has replaced it.
-    fn lose(&mut self, left: Stale, halves: &[Half]) {
-        let successor = self.model.find(left.tcp, left.client, left.frontend);
-        if let Some(index) = successor.filter(|_| left.tcp)
-            && !halves.iter().any(|half| self.model.flows[index].has_request(half))
-        {
-            self.model.remove(index);
-        }
-    }
-
     fn begun(&mut self, replaced: Option<usize>, request: &Request, ran: &Ran) -> Result<(), String> {
         let &Request { client, frontend, service, segment, numbers, .. } = request;
         let tcp = segment.tcp;
@@ -157,15 +146,7 @@ impl Run<'_> {
             return Err(format!("{source} is not what the endpoint should see"));
         }
         let flow = NewFlow { tcp, service, client, frontend, endpoint, source, sequence: numbers.0 };
-        let left =
-            self.model.stale.iter().find(|each| each.is(tcp, source, flow.target(self.path.family))).copied();
         self.model.begin(replaced, flow)?;
-        // Not in rows: one of them is about it.
-        if let Some(left) = left
-            && self.compared > 1
-        {
-            self.lose(left, &halves);
-        }
         let index = self.model.flows.len() - 1;
         self.requested(index, request, ran)?;
         self.count(index, From::Client, &piece(&request.packet, request.size));

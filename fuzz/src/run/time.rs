@@ -14,7 +14,7 @@ impl Run<'_> {
     /// As if so many jiffies had gone by.
     pub(super) fn wait(&mut self, jiffies: u32) {
         for half in self.harness.flows(self.path.family) {
-            self.harness.change(&half, |half| half.last = half.last.wrapping_sub(jiffies));
+            self.harness.change(&half, |half| half.go_back(jiffies));
         }
         self.model.clock += u64::from(jiffies);
     }

@@ -117,6 +117,14 @@ impl Half {
         }
     }
 
+    /// As if all that it has noted had been so many jiffies earlier.
+    pub fn go_back(&mut self, jiffies: u32) {
+        self.last = self.last.wrapping_sub(jiffies);
+        if self.asked != 0 {
+            self.asked = self.asked.wrapping_sub(jiffies);
+        }
+    }
+
     /// Whether it is a request half.
     pub fn is_request(&self) -> bool {
         matches!(self.kind, kind::FORWARD | kind::DELIVER)

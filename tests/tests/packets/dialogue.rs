@@ -115,13 +115,9 @@ impl Dialogue {
     pub(crate) fn idle(self, harness: &mut Harness, seconds: u32) {
         let jiffies = seconds * HZ;
         let (request, reply) = self.halves(harness);
-        harness.change(&request, |half| {
-            half.last = half.last.wrapping_sub(jiffies);
-            if half.asked != 0 {
-                half.asked = half.asked.wrapping_sub(jiffies);
-            }
-        });
-        harness.change(&reply, |half| half.last = half.last.wrapping_sub(jiffies));
+        for half in [request, reply] {
+            harness.change(&half, |half| half.go_back(jiffies));
+        }
     }
 
     /// Opens it and assures it: SYN, SYN-ACK, ACK; or three datagrams.
