@@ -99,7 +99,7 @@ proptest! {
                 (false, false) => assert_eq!(fixed.err(), Some(Outcome::PassedUnsupportedHeader)),
                 (false, true) => assert_eq!(fixed.map(|parsed| parsed.tuple), Ok(ip.tuple(true))),
             }
-            let headers = V4::parse_variable(frame).map_err(|outcome| outcome.name()).expect("a valid packet");
+            let headers = V4::parse_variable(frame).map_err(Outcome::name).expect("a valid packet");
             assert_eq!((headers.fragmented, headers.later), (fragment.into(), (ip.offset != 0).into()));
             assert_eq!(headers.identification, u32::from(ip.identification.to_be()));
             assert_eq!(headers.parsed.tuple, ip.tuple(ip.offset == 0));
@@ -119,7 +119,7 @@ proptest! {
             } else {
                 assert!(V6::parse_fixed(frame).is_err());
             }
-            let headers = V6::parse_variable(frame).map_err(|outcome| outcome.name()).expect("a valid packet");
+            let headers = V6::parse_variable(frame).map_err(Outcome::name).expect("a valid packet");
             let (offset, more, identification) = ip.fragment.unwrap_or_default();
             let (fragmented, later) = (offset != 0 || more, offset != 0);
             assert_eq!((headers.fragmented, headers.later), (fragmented.into(), later.into()));
