@@ -27,7 +27,7 @@ pub enum Foreign {
     OtherHost,
 }
 
-/// Who sends a packet.
+/// Sender of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// A client, to a Service.
@@ -81,7 +81,7 @@ pub enum Action {
     },
     /// An ICMP error about a packet of a flow.
     Error {
-        /// Who has sent that packet.
+        /// Sender of the packet that the error quotes.
         sender: Sender,
         segment: Segment,
         kind: u8,

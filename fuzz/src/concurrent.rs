@@ -25,7 +25,7 @@ const ROUNDS: usize = 50;
 const PACKETS: usize = 40;
 /// Two CPUs that see the client's first word at the same moment both count it: what the sweep leaves as it is.
 const DRIFT: u64 = 1024;
-/// Sequence numbers of every SYN and SYN-ACK: whoever sends next continues the conversation.
+/// Sequence numbers of every SYN and SYN-ACK, so that each later segment fits.
 const SYN: u32 = 1_000;
 const ANSWER: u32 = 5_000;
 
@@ -43,7 +43,7 @@ const FLAGS: [Flags; 8] = [
 /// Runs sequences until `enough` says so; false on a machine with one CPU.
 ///
 /// # Errors
-/// What does not hold.
+/// The first rule that is broken.
 pub fn fuzz(
     harness: &mut Harness,
     path: Path,
@@ -155,7 +155,7 @@ fn allowed(path: Path, halves: &[Half]) -> Result<(), String> {
     Ok(())
 }
 
-/// What is left when all flows are over.
+/// Entries and directory places that are left when all flows are over: none.
 fn nothing_left(harness: &Harness, path: Path) -> Result<(), String> {
     let halves = harness.flows(path.family);
     if !halves.is_empty() {

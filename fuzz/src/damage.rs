@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use traffic_policy_testing::packet::{Packet, Transport};
 
-/// What is wrong with a frame.
+/// A defect of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// It is of another protocol, or tagged.

@@ -17,7 +17,7 @@ pub use self::{
     flow::{Count, Ended, Flow, From, Host},
 };
 
-/// What must become of a packet.
+/// The fate that the model demands of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Passed on as it is, and no state changes.
@@ -73,7 +73,7 @@ impl Model {
         0xffff_ff00_u32.wrapping_add(self.connections.wrapping_mul(0x0101_0101))
     }
 
-    /// What must become of a client's packet.
+    /// The fate of a client's packet.
     pub fn request(&self, flow: Option<usize>, service: usize, segment: Segment) -> Expected {
         let of = &self.services[service];
         let opens = !segment.tcp || segment.flags == Flags::Syn;
@@ -101,7 +101,7 @@ impl Model {
         self.new_flow(service, None)
     }
 
-    /// What must become of a packet that begins a flow.
+    /// The fate of a packet that begins a flow.
     pub fn new_flow(&self, service: usize, replaced: Option<usize>) -> Expected {
         let service = &self.services[service];
         if !service.candidates().is_empty() {
@@ -113,7 +113,7 @@ impl Model {
         Expected::Dropped("dropped-no-local-endpoint", "dropped-no-local-endpoint")
     }
 
-    /// What must become of an endpoint's packet.
+    /// The fate of an endpoint's packet.
     pub fn reply(&self, index: usize, segment: Segment) -> Expected {
         let flow = &self.flows[index];
         let exact = segment.sequence.is_right()

@@ -48,11 +48,11 @@ pub struct Difference {
     /// Index of the action.
     pub at: usize,
     pub what: String,
-    /// What the program was given last, and what it made of it.
+    /// The last packet that the program was given, and its fate.
     pub packet: Option<(Input, &'static str, Vec<u8>)>,
 }
 
-/// What a run consisted of.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub packets: u64,

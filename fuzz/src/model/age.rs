@@ -23,7 +23,7 @@ const SILENT: u64 = 900;
 /// Steps of time, each beyond one time-out more.
 pub const STEPS: [u32; 6] = [8_000, 30_000, 50_000, 100_000, 350_000, 1_100_000];
 
-/// What a sweep makes of a flow.
+/// The fate of a flow in a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Stays,
@@ -108,7 +108,7 @@ impl Flow {
 }
 
 impl Model {
-    /// What a sweep makes of each flow. Stale entries that must be gone are forgotten.
+    /// The fate of each flow in a sweep. Stale entries that must be gone are forgotten.
     pub fn sweep(&mut self) -> Vec<Fate> {
         let clock = self.clock;
         self.stale.retain_mut(|stale| {

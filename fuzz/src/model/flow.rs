@@ -28,7 +28,7 @@ pub struct Host {
     pub initial: u32,
     /// Sequence number that it sends next.
     pub next: u32,
-    /// What it has acknowledged last.
+    /// The acknowledgement number of its last segment.
     pub acknowledged: u32,
     pub fin: bool,
 }

@@ -26,10 +26,10 @@ use crate::{
     segment::{Flags, Segment},
 };
 
-/// What the fragments of one packet have in common: addresses, identification, and the protocol, of IPv4.
+/// The key that the fragments of one packet share: addresses, identification, and the protocol, of IPv4.
 pub(super) type Key = (IpAddr, IpAddr, u16, Option<bool>);
 
-/// What later fragments belong to.
+/// The packet that later fragments belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     tcp: bool,

@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Run<'_> {
-    /// What is no packet goes to the stack, which judges it, and changes nothing: conntrack calls it invalid.
+    /// A frame that is no packet goes to the stack, which judges it, and changes nothing: conntrack calls it invalid.
     pub(super) fn malformed(
         &mut self,
         damage: Damage,

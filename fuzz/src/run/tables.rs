@@ -16,11 +16,11 @@ pub fn is_reply_of(reply: &Half, request: &Half) -> bool {
         && (reply.new_from, reply.new_to) == (request.to, request.from)
 }
 
-/// What holds of every table, whoever has written it: request entries have their reply entries, and no two flows share a port
+/// Rules of every table, the model aside: request entries have their reply entries, and no two flows share a port
 /// towards one endpoint.
 ///
 /// # Errors
-/// What does not hold.
+/// The first rule that is broken.
 pub fn sound(halves: &[Half]) -> Result<(), String> {
     let mut taken = HashSet::new();
     for request in halves.iter().filter(|half| half.is_request()) {
