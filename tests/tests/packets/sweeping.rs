@@ -282,6 +282,13 @@ fn opened(dialogue: Dialogue, harness: &Harness) {
     dialogue.open(harness);
 }
 
+/// How many flows must go for 70 % of the table of 256 to be left. A later flow may have taken the port of one that is over, on a machine
+/// so slow that it was over for seconds: then there are fewer.
+fn too_many(harness: &Harness, terms: Terms) -> u32 {
+    let left = SIZES.flows4 * 70 / 100;
+    (harness.flows(terms.family).len() as u32 - left).div_ceil(2)
+}
+
 /// What four sweeps remove.
 fn sweeps(harness: &mut Harness, terms: Terms) -> [u32; 4] {
     let mut sweeper = sweeper();
@@ -311,8 +318,8 @@ fn a_nearly_full_table_lets_no_more_go_than_it_must() {
         set_up(harness, Spot::Near);
         let over = if terms.tcp { closed } else { established };
         flows(harness, terms, 1..121, over, 300);
-        // 240 of 256 entries: down to 70 % of the table.
-        assert_eq!(sweeps(harness, terms), [0, 0, 31, 0]);
+        let expected = too_many(harness, terms);
+        assert_eq!(sweeps(harness, terms), [0, 0, expected, 0]);
     });
 }
 
@@ -328,7 +335,8 @@ fn a_nearly_full_table_keeps_established_connections() {
             set_up(harness, Spot::Near);
             flows(harness, terms, 1..41, established, idle);
             flows(harness, terms, 41..121, reach, fresh);
-            assert_eq!(sweeps(harness, terms), [0, 0, 31, 0]);
+            let expected = too_many(harness, terms);
+            assert_eq!(sweeps(harness, terms), [0, 0, expected, 0]);
             let kept = ports(harness, terms);
             assert!((1..41).all(|port| kept.contains(&port)), "{kept:?}");
         }
@@ -353,7 +361,8 @@ fn a_nearly_full_table_goes_by_classes() {
         flows(harness, terms, 11..21, opened, 1_000);
         flows(harness, terms, 21..91, half_closed, 2_000);
         flows(harness, terms, 91..121, established, 100_000);
-        assert_eq!(sweeps(harness, terms), [0, 0, 31, 0]);
+        let expected = too_many(harness, terms);
+        assert_eq!(sweeps(harness, terms), [0, 0, expected, 0]);
         let kept = ports(harness, terms);
         assert!(kept.iter().all(|port| *port > 20), "{kept:?}");
         assert!((91..121).all(|port| kept.contains(&port)), "{kept:?}");
@@ -372,7 +381,8 @@ fn answered_datagrams_take_no_connection_its_place() {
         flows(harness, terms, 1..21, half_closed, 50_000);
         flows(harness, terms, 21..41, established, 50_000);
         flows(harness, udp, 41..121, established, 200);
-        assert_eq!(sweeps(harness, terms), [0, 0, 31, 0]);
+        let expected = too_many(harness, terms);
+        assert_eq!(sweeps(harness, terms), [0, 0, expected, 0]);
         let kept = ports(harness, terms);
         assert!((1..41).all(|port| kept.contains(&port)), "{kept:?}");
     });
