@@ -143,9 +143,9 @@ pub static FRAGMENTS6: LruHashMap<FragmentKey<Address6>, Fragment, 8_192> = LruH
 pub const NOEXIST: u64 = 1;
 pub const ANY: u64 = 0;
 /// -EEXIST
-pub const EXISTS: i64 = -17;
+pub const EXISTS: i32 = -17;
 /// -E2BIG
-pub const FULL: i64 = -7;
+pub const FULL: i32 = -7;
 
 /// A hash map by its address, so that code generic over the family needs no generic map type.
 #[derive(Clone, Copy)]
@@ -171,10 +171,13 @@ impl Table {
         if value.is_null() { None } else { Some(value) }
     }
 
+    /// 0, or the negative number of an error. 32 bits of it: where the verifier has put a direct call to the map's own function in the
+    /// helper's place, the upper half is only defined since Linux 6.4, when these began to return `long`.
+    /// <https://github.com/aya-rs/aya/issues/1331>
     #[inline(always)]
-    pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i64 {
+    pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i32 {
         // SAFETY: as above; the kernel copies key and value.
-        unsafe { bpf_map_update_elem(self.0, ptr::from_ref(key).cast(), value.cast(), flags) }
+        unsafe { bpf_map_update_elem(self.0, ptr::from_ref(key).cast(), value.cast(), flags) as i32 }
     }
 
     #[inline(always)]

@@ -102,7 +102,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         if next_port::<F>(false) == 0 {
             unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
         }
-        match unsafe { (*scratch).port_search.result } as i64 {
+        match unsafe { (*scratch).port_search.result } {
             0 => Ok(()),
             EXISTS => Err(Outcome::DroppedNoSnatPort.into()),
             _ => Err(Outcome::DroppedTableFull.into()),
@@ -228,7 +228,7 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
 
 /// Tries to insert the reply entry; a key that the other table has is taken, too.
 #[inline(always)]
-fn insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i64 {
+fn insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     unsafe {
         let room = &raw mut (*scratch).flow_key;
         let (key, reply, pending) =
@@ -273,7 +273,7 @@ fn next_port<F: Family>(take_over: bool) -> i64 {
     } else if result == EXISTS && !(take_over && recycle::take_over::<F>(scratch)) {
         advance(scratch);
     }
-    unsafe { (*scratch).port_search.result = result as i32 };
+    unsafe { (*scratch).port_search.result = result };
     (result != EXISTS) as i64
 }
 

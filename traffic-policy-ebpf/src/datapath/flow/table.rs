@@ -47,7 +47,7 @@ impl<F: Family> FlowTable<F> {
 
     /// `entry` keeps what belongs to the tuple: [`traffic_policy_ebpf::abi::Fold::kept`].
     #[inline(always)]
-    pub fn insert(&self, tuple: &Tuple<F::Address>, entry: *const Flow<F::Address>, flags: u64) -> i64 {
+    pub fn insert(&self, tuple: &Tuple<F::Address>, entry: *const Flow<F::Address>, flags: u64) -> i32 {
         let mut room = MaybeUninit::uninit();
         self.table.insert(key(tuple, &mut room), entry, flags)
     }
@@ -83,7 +83,7 @@ impl<F: Family> FlowTable<F> {
         room: *mut FlowKey<F::Address>,
         entry: *const Flow<F::Address>,
         flags: u64,
-    ) -> i64 {
+    ) -> i32 {
         self.table.insert(key_in(tuple, room), entry, flags)
     }
 
