@@ -110,7 +110,8 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
     ];
     let missing: Vec<_> = wanted.iter().filter(|name| !outcomes.contains(**name)).collect();
     assert!(missing.is_empty(), "no {missing:?} in {outcomes:?}");
-    for flow in flows.iter().step_by(17) {
+    // One by one, as people ask; each question loads every program.
+    for flow in flows.iter().step_by(37) {
         let destination = format!("{}/{}", flow.destination, flow.protocol);
         for output in ["table", "json"] {
             let source = flow.source.to_string();
