@@ -98,7 +98,7 @@ impl Loaded {
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
         feeder.keep_ready(fixture.idle)?;
-        service::set_state(&mut tables);
+        service::set_config(&mut tables);
         service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;
         Ok(Self { ours, feeder, tables, setup })
@@ -107,13 +107,13 @@ impl Loaded {
     /// From how many flows on that are not assured, new ones are kept apart: 0 is what a flood leads to.
     pub fn set_unassured_limit(&mut self, limit: u32) {
         // SAFETY: a field of the mapped element.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).unassured_limit }, [limit; 2]);
+        self.tables.config.store(|s| unsafe { &raw mut (*s).unassured_limit }, [limit; 2]);
     }
 
     /// Answers that the packet path may send per jiffy.
     pub fn set_answers_per_jiffy(&mut self, answers: u32) {
         // SAFETY: a field of the mapped element.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
+        self.tables.config.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
     }
 
     /// Runs a program on so many packets of a window.

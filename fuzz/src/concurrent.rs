@@ -81,7 +81,7 @@ fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Total
                 let number = rng.usize(..services.len());
                 services[number].endpoints = rng.u8(..8);
                 harness.put(number as u32 + 1, &services[number].frontend());
-                harness.change_state(|state| state.route = state.route.wrapping_add(1) & 0xffff | 1);
+                harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
             }
             1 => wait(harness, path, STEPS[rng.usize(..STEPS.len())]),
             2 => drop(harness.sweep(&mut sweeper, false)),

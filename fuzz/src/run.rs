@@ -161,7 +161,7 @@ impl Run<'_> {
                 self.model.services[service].endpoints = endpoints;
                 self.harness.put(service as u32 + 1, &self.model.services[service].frontend());
                 // As the agent does for slots that are written again.
-                self.harness.change_state(|state| state.route = state.route.wrapping_add(1) & 0xffff | 1);
+                self.harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
                 Ok(())
             }
         }

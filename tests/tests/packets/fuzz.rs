@@ -12,7 +12,7 @@ fn set_up(harness: &mut Harness) {
     harness.set_up(&Setup::of(Frontend::new(Spot::Node, PORT).endpoints(&endpoints)));
     // Every packet is looked at, whatever its port.
     // SAFETY: the element is mapped, and no program runs meanwhile.
-    unsafe { harness.tables.filter.pointer().write_bytes(0xff, 1) };
+    unsafe { harness.tables.prefilter.pointer().write_bytes(0xff, 1) };
 }
 
 fn run(cases: u32, frames: &(impl Strategy<Value = Vec<u8>> + Clone), terms: Terms, harness: &Harness) {

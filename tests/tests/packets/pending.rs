@@ -76,7 +76,7 @@ fn a_confirmed_flow_moves_when_there_is_room() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1000).pool(5000..6000));
         (1..=128).for_each(|port| Dialogue::new(terms, VIP).with_port(port).establish(harness));
-        harness.change_state(|state| state.unassured_limit = [0; 2]);
+        harness.change_config(|config| config.unassured_limit = [0; 2]);
         let dialogue = Dialogue::new(terms, VIP).with_port(500);
         dialogue.establish(harness);
         dialogue.send(harness, ACK).expect("forwarded");
@@ -154,7 +154,7 @@ fn a_port_taken_in_one_table_is_taken_in_the_other() {
         Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
         Dialogue::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
-        harness.change_state(|state| state.unassured_limit = [100; 2]);
+        harness.change_config(|config| config.unassured_limit = [100; 2]);
         Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
     });
 }

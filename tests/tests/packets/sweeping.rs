@@ -218,7 +218,7 @@ fn pending_flows_leave_a_gone_endpoint() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, endpoint);
-            harness.change_state(|state| state.unassured_limit = [0; 2]);
+            harness.change_config(|config| config.unassured_limit = [0; 2]);
             let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
             dialogue.open(harness);
             let Half { service, new_to: gone, .. } = dialogue.halves(harness).0;
@@ -431,7 +431,7 @@ fn flows_to_this_node_need_no_pool_bits() {
 fn pending_flows_are_asked_for_only_while_there_are_some() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
-        harness.change_state(|state| state.unassured_limit = [0; 2]);
+        harness.change_config(|config| config.unassured_limit = [0; 2]);
         let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         dialogue.open(harness);
         assert_eq!(harness.sweep(&mut sweeper, false)[terms.family as usize].pending, 2);
@@ -441,7 +441,7 @@ fn pending_flows_are_asked_for_only_while_there_are_some() {
         }
         assert_eq!(harness.flows(terms.family), []);
         let mut swept = 0;
-        harness.change_state(|state| swept = state.pending_swept);
+        harness.change_config(|config| swept = config.pending_swept);
         assert_eq!(swept, harness.usage().pending_created);
         dialogue.establish(harness);
     });

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use serde::Serialize;
 use traffic_policy_ebpf::{
-    abi::{Port, Range, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
+    abi::{IndexRange, Port, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
     outcome::{Outcome, Verdict as Kernel},
 };
 
@@ -217,7 +217,7 @@ impl Explainer {
                     facts.flags = step.words[0] as u32;
                 }
                 step::LIST => {
-                    let range = Range { base: step.words[0] as u32, len: step.words[1] as u32 };
+                    let range = IndexRange { base: step.words[0] as u32, len: step.words[1] as u32 };
                     facts.candidates = self.simulator.candidates(ipv6, range)?;
                 }
                 step::SLOT => facts.chosen = Some(self.simulator.endpoint(ipv6, step.value)?),

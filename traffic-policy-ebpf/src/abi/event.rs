@@ -3,10 +3,10 @@
 use super::{Port, Ports};
 
 /// One packet or call that was refused, or that made a flow. Written to the ring `tp_events` while
-/// [`State::monitor_until`][super::State::monitor_until] lies ahead.
+/// [`RuntimeConfig::monitor_until`][super::RuntimeConfig::monitor_until] lies ahead.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Event {
+pub struct MonitorEvent {
     /// CLOCK_MONOTONIC nanoseconds, coarse.
     pub time: u64,
     /// [`Address::wide`][super::Address::wide] of the packet as it came; zero where a socket has no source yet.

@@ -3,9 +3,9 @@
 use super::Port;
 
 /// Notes that one packet may leave.
-pub const STEPS: usize = 32;
+pub const TRACE_STEPS: usize = 32;
 
-/// What a [`Step`] is about. In each, `value` and `words` hold what is said there.
+/// What a [`TraceStep`] is about. In each, `value` and `words` hold what is said there.
 pub mod step {
     /// Bit arrays asked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a frontend, 3 the address of a Service.
     pub const FILTER: u32 = 1;
@@ -51,7 +51,7 @@ pub mod list {
 /// One step of a packet's way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Step {
+pub struct TraceStep {
     /// See [`step`].
     pub kind: u32,
     pub value: u32,
@@ -61,11 +61,11 @@ pub struct Step {
 /// All notes of one packet. One element of `tp_trace`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Trace {
+pub struct PacketTrace {
     /// Notes made, those that found no room included.
     pub count: u32,
     pub zero: u32,
-    pub steps: [Step; STEPS],
+    pub steps: [TraceStep; TRACE_STEPS],
 }
 
 /// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of

@@ -5,7 +5,7 @@
 //! No TCP connection begins with an answer, so this is about UDP alone.
 
 use traffic_policy_ebpf::{
-    abi::{Device, Tuple, scope},
+    abi::{DeviceInfo, Tuple, scope},
     tcp::GONE,
 };
 
@@ -32,7 +32,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     }
     // What came by an attached device is a reply that TC sends on: it has the same source.
     let came_by = packet.came_by();
-    if came_by != 0 && Table::of(&raw const DEVICES).lookup::<u32, Device>(&came_by).is_some() {
+    if came_by != 0 && Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_some() {
         return;
     }
     let frontend = select::frontend::<F>(&Target {

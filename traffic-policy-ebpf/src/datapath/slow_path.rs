@@ -193,12 +193,12 @@ fn create<P: Packet, F: Family>(
     if P::TC && restart.is_null() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
-    let (Some(state), Some(usage), Some(scratch)) =
+    let (Some(config), Some(usage), Some(scratch)) =
         (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr_mut(0), F::scratch())
     else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
+    let hash = hash::tuple(&parsed.tuple, unsafe { (*config).seed });
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     // Before its source is judged: a peer may answer from a port that is a Service's, too.
     if own_datagrams::is_answered_by(parsed, now) {
@@ -235,7 +235,7 @@ fn create<P: Packet, F: Family>(
     let pending = restart.is_null()
         // Signed: it may be a few below zero, until the sweep sets it right.
         && unsafe {
-            let limit = (*state).unassured_limit[F::INDEX] as i64;
+            let limit = (*config).unassured_limit[F::INDEX] as i64;
             let limit = if parsed.is_tcp() { limit } else { limit * UDP_SHARE };
             *table::unassured::<F>(usage, parsed.tuple.protocol) as i64 >= limit
         };
@@ -248,7 +248,7 @@ fn create<P: Packet, F: Family>(
     let new_flow =
         NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending, stays };
     new_flow
-        .insert_reply(hash, usage, unsafe { (*state).pool_len })
+        .insert_reply(hash, usage, unsafe { (*config).pool_len })
         .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
     trace::note(step::PORT, unsafe { (*scratch).port_search.ports }.source().to_host() as u32, [0; 2]);
     let key = unsafe { &(*scratch).key };

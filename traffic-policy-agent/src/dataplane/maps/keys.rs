@@ -6,7 +6,7 @@ use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Device, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SourceRange,
+    Address, Address4, Address6, DeviceInfo, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SourceRange,
 };
 
 use super::reader::Reader;
@@ -97,7 +97,7 @@ pub trait SetAddresses {
     fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>);
 }
 
-impl SetAddresses for Device {
+impl SetAddresses for DeviceInfo {
     fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>) {
         for address in addresses.rev() {
             match address {

@@ -8,7 +8,10 @@ use core::ptr;
 
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
-    abi::{Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, kind, mark},
+    abi::{
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, SocketKey, Sweep, TranslatedSocket, Tuple, kind,
+        mark,
+    },
     tcp::{ASSURED, GONE, MARKED, RST, class},
 };
 
@@ -111,7 +114,7 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
 
 /// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
 #[inline(always)]
-pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socket) {
+pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut TranslatedSocket) {
     let (forward, protocol, socket_ipv6, ipv6) =
         unsafe { ((*key).forward, (*key).protocol, (*key).ipv6, (*sweep).ipv6) };
     if forward == 0 || socket_ipv6 != ipv6 {

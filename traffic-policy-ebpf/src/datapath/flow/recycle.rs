@@ -9,7 +9,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, Tuple, Usage, kind},
+    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, TableUsage, Tuple, kind},
     tcp::{ASSURED, MARKED, RST, numbers},
 };
 
@@ -92,7 +92,7 @@ pub fn leave_place<F: Family>(place: &u32) {
 
 /// Notes that an entry has found no room in the main table.
 #[inline(always)]
-pub fn note_full(usage: *mut Usage, now: u32) {
+pub fn note_full(usage: *mut TableUsage, now: u32) {
     unsafe { (*usage).full_at = now };
 }
 
@@ -107,7 +107,7 @@ pub fn is_agent_late(now: u32) -> bool {
 
 /// Looks for flows that are over, if the main table was full not long ago.
 #[inline(always)]
-pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut Usage, now: u32) {
+pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
     if now.wrapping_sub(unsafe { (*usage).full_at }) < FULL_FOR {
         unsafe { (*scratch).port_search.now = now };
         unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) };

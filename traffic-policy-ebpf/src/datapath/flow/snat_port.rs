@@ -4,7 +4,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, Tuple, Usage, kind},
+    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, TableUsage, Tuple, kind},
     checksum, hash,
     outcome::Outcome,
 };
@@ -47,7 +47,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     /// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a
     /// port of the pool. Leaves its key and ports in `Scratch`.
     #[inline(always)]
-    pub fn insert_reply(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Decision> {
+    pub fn insert_reply(&self, hash: u64, usage: *mut TableUsage, pool_len: u32) -> Result<(), Decision> {
         if self.pending {
             // Announced before there is anything to find.
             unsafe { fetch_add(&raw mut (*usage).pending_created, 1) };

@@ -5,7 +5,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, PROTOCOL_TCP, Tuple, Usage, kind},
+    abi::{Address, Flow, PROTOCOL_TCP, TableUsage, Tuple, kind},
     outcome::Outcome,
     tcp::{
         ANSWERED, ASSURED, FIN, GONE, MARKED, RST, flag,
@@ -413,7 +413,7 @@ pub unsafe fn reuse_entry<F: Family>(
     request: *mut Flow<F::Address>,
     tuple: &Tuple<F::Address>,
     reply_key: &Tuple<F::Address>,
-    usage: *mut Usage,
+    usage: *mut TableUsage,
 ) {
     unsafe {
         let was_assured = (*entry).state & ASSURED != 0;

@@ -2,7 +2,7 @@
 
 use core::{marker::PhantomData, mem::MaybeUninit, ptr};
 
-use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Tuple, Usage};
+use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, PROTOCOL_TCP, TableUsage, Tuple};
 
 use crate::datapath::{
     family::Family,
@@ -112,13 +112,13 @@ pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, boo
 /// Whether `tp_pending` may hold anything.
 #[inline(always)]
 pub fn pending_in_use() -> bool {
-    let (Some(state), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
-    unsafe { (*usage).pending_created != (*state).pending_swept }
+    let (Some(config), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
+    unsafe { (*usage).pending_created != (*config).pending_swept }
 }
 
 /// The number of flows of a protocol in the main table that are not assured.
 #[inline(always)]
-pub fn unassured<F: Family>(usage: *mut Usage, protocol: u32) -> *mut u64 {
+pub fn unassured<F: Family>(usage: *mut TableUsage, protocol: u32) -> *mut u64 {
     // SAFETY: fields of a map value.
     unsafe {
         match (protocol == PROTOCOL_TCP, F::V6) {

@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Device, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, SLOT_LOCAL, SLOT_REMOTE,
-        Slot, SlotRoute, State, kind,
+        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, RuntimeConfig,
+        SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, kind,
     },
     outcome::Outcome,
 };
@@ -76,9 +76,9 @@ pub struct Current {
 impl Current {
     #[inline(always)]
     pub fn load() -> Option<Self> {
-        let state = CONFIG.get_ptr(0)?;
+        let config = CONFIG.get_ptr(0)?;
         let (route, hop_epoch, max_age) =
-            (get!(state.route) as u16, get!(state.hop_epoch), get!(state.hop_max_age));
+            (get!(config.route) as u16, get!(config.hop_epoch), get!(config.hop_max_age));
         Some(Self { route, hop_epoch, max_age })
     }
 
@@ -104,7 +104,7 @@ fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
 /// Current route epoch.
 #[inline(always)]
 fn epoch() -> u16 {
-    CONFIG.get_ptr(0).map_or(0, |state| (get!(state.route) as u16))
+    CONFIG.get_ptr(0).map_or(0, |config| (get!(config.route) as u16))
 }
 
 /// A flow entry that a packet can be forwarded by, and its next hop.
@@ -229,7 +229,7 @@ pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
     // SAFETY: map values and packet words, checked by the verifier.
     let (ifindex, head, tail) = unsafe { ((*entry).ifindex, (*entry).mac_head, (*entry).mac_tail) };
-    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
@@ -252,9 +252,10 @@ fn resolve<F: Family>(
     destination: F::Address,
     now: u32,
 ) -> Route<F::Address> {
-    let Some(state) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
+    let Some(config) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
     // Read once: the hop belongs to the generation and epoch that held when the FIB was asked.
-    let (route, hop_epoch) = (load_once(place!(const state.route)), load_once(place!(const state.hop_epoch)));
+    let (route, hop_epoch) =
+        (load_once(place!(const config.route)), load_once(place!(const config.hop_epoch)));
 
     if ASSUME_ROUTES.load() != 0 {
         return assumed::<F>(ingress, route as u16);
@@ -282,7 +283,7 @@ fn resolve<F: Family>(
         _ => return Route::Failed(Outcome::DroppedNoRoute),
     }
     let ifindex = get!(fib.ifindex);
-    let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex);
+    let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
     let wide = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
     // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
     let family = get!(fib.family) as u16;
@@ -327,7 +328,7 @@ fn resolve<F: Family>(
             resolved: now,
             flags: flags & HOP_XDP,
         };
-        write(hop, &found, state, own);
+        write(hop, &found, config, own);
         via.hop = index as u16;
     }
     Route::Via(via)
@@ -340,7 +341,7 @@ fn resolve<F: Family>(
 /// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
 /// raised; then nobody believes the hop, and it is resolved again.
 #[inline(always)]
-fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
+fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
     store_once(place!(mut hop.macs), found.macs);
     store_once(place!(mut hop.source_mac_tail), found.source_mac_tail);
     store_once(place!(mut hop.ifindex), found.ifindex);
@@ -350,7 +351,7 @@ fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
     store_once(place!(mut hop.epoch), found.epoch);
     full_fence(own);
     let macs = load_once(place!(const hop.macs)) ^ found.macs;
-    let epoch = load_once(place!(const state.hop_epoch)) ^ found.epoch;
+    let epoch = load_once(place!(const config.hop_epoch)) ^ found.epoch;
     if macs | epoch as u64 != 0 {
         // Neither the current one, nor one to come for a long time.
         store_once(place!(mut hop.epoch), found.epoch.wrapping_sub(1));
@@ -360,7 +361,7 @@ fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
 /// The route where routes are assumed: the device's own address is the source.
 #[inline(always)]
 fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
-    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ingress) else {
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ingress) else {
         return Route::Failed(Outcome::DroppedNoRoute);
     };
     let [v4, v6_head, v6_tail] = get!(device.addresses);

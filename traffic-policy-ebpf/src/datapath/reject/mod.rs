@@ -5,7 +5,7 @@ pub mod v4;
 pub mod v6;
 
 use traffic_policy_ebpf::{
-    abi::{Bucket, NO_SERVICE, Port, Ports, Scratch, jump},
+    abi::{NO_SERVICE, Port, Ports, RejectBucket, Scratch, jump},
     checksum::{fold, port_sum, word_sum},
     outcome::{OUTCOMES, Outcome, Verdict},
 };
@@ -142,10 +142,12 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
 /// Takes a token of this CPU.
 #[inline(always)]
 fn take() -> bool {
-    let (Some(bucket), Some(state)) = (REJECT_LIMITS.get_ptr_mut(0), CONFIG.get_ptr(0)) else { return false };
+    let (Some(bucket), Some(config)) = (REJECT_LIMITS.get_ptr_mut(0), CONFIG.get_ptr(0)) else {
+        return false;
+    };
     let now = clock::jiffies();
-    let Bucket { tokens, filled } = load(bucket);
-    let rate = get!(state.answers_per_jiffy);
+    let RejectBucket { tokens, filled } = load(bucket);
+    let rate = get!(config.answers_per_jiffy);
     let elapsed = now.wrapping_sub(filled);
     let elapsed = if elapsed > BURST { BURST } else { elapsed };
     let full = rate.wrapping_mul(BURST);
@@ -154,7 +156,7 @@ fn take() -> bool {
     if tokens == 0 {
         return false;
     }
-    store(bucket, Bucket { tokens: tokens - 1, filled: now });
+    store(bucket, RejectBucket { tokens: tokens - 1, filled: now });
     true
 }
 

@@ -3,7 +3,7 @@
 /// One element of `tp_heartbeat`. Programs read [`Self::hz`], [`Self::jiffies`]. Times are CLOCK_MONOTONIC nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Agent {
+pub struct AgentHeartbeat {
     /// When it had loaded its programs; 0 = it has not, or never ran.
     pub started: u64,
     /// Its last sign of life.
