@@ -65,8 +65,7 @@ pub fn may_be_service<F: Family>(destination: F::Address, port: Port) -> bool {
 #[inline(always)]
 pub fn is_frontend_port(port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    // SAFETY: a map value, and an index below its length.
-    unsafe { bit((&raw const (*filter).frontends).cast(), port.to_host()) }
+    bit(place!(const filter.frontends).cast(), port.to_host())
 }
 
 /// The ports of endpoints, wherever they are: a bit array of the prefilter.

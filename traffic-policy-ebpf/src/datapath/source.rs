@@ -20,8 +20,7 @@ use crate::datapath::{
 #[inline(always)]
 pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };
-    // SAFETY: map values, checked by the verifier.
-    let check = unsafe { (*node).source_check };
+    let check = get!(node.source_check);
     if check == source_check::OFF {
         return false;
     }
@@ -37,8 +36,7 @@ pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
 #[inline(always)]
 fn is_pod<F: Family>(node: *const LocalNode, address: F::Address) -> bool {
     let ([a, b], [head, tail], [mask, tail_mask]) =
-        // SAFETY: map values, checked by the verifier.
-        unsafe { (address.wide(), (*node).pods[F::INDEX], (*node).pod_masks[F::INDEX]) };
+        (address.wide(), get!(node.pods[F::INDEX]), get!(node.pod_masks[F::INDEX]));
     mask != 0 && (a ^ head) & mask | (b ^ tail) & tail_mask == 0
 }
 

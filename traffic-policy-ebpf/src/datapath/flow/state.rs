@@ -23,6 +23,7 @@ use crate::datapath::{
     },
     maps::{FULL, NOEXIST, TABLE_USAGE},
     parse::Parsed,
+    value::{borrow, load, store, store_once},
     words::load64,
 };
 
@@ -63,14 +64,11 @@ pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
 /// Notes the numbers of an established flow's packet, those of [`numbers_of`]; false: they do not simply continue it. UDP: both are 0.
 #[inline(always)]
 pub fn advance<A: Address>(entry: *mut Flow<A>, numbers: u64) -> bool {
-    // SAFETY: a field of a map value, aligned: one load and one store.
-    unsafe {
-        let continues = numbers::continues(numbers, (*entry).numbers);
-        if continues {
-            (*entry).numbers = numbers;
-        }
-        continues
+    let continues = numbers::continues(numbers, get!(entry.numbers));
+    if continues {
+        set!(entry.numbers = numbers);
     }
+    continues
 }
 
 /// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
@@ -80,16 +78,14 @@ pub fn counterpart_key<F: Family>(
     protocol: u32,
 ) -> Option<&'static Tuple<F::Address>> {
     let scratch = F::scratch()?;
-    unsafe {
-        (*scratch).other = (*entry).translated(protocol).reversed();
-        Some(&(*scratch).other)
-    }
+    set!(scratch.other = table::translated(entry, protocol).reversed());
+    Some(borrow(place!(const scratch.other)))
 }
 
 /// Whether `other` is an entry whose packets come back as packets of `tuple`.
 #[inline(always)]
 fn is_counterpart<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
-    (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
+    table::translated(other, tuple.protocol) == tuple.reversed()
 }
 
 /// Whether the other entry of a packet's entry is there, and names it.
@@ -111,7 +107,7 @@ pub fn track<F: Family>(
     entry: *mut Flow<F::Address>,
     pending: bool,
 ) -> Transition<F::Address> {
-    match unsafe { (*entry).kind } {
+    match get!(entry.kind) {
         kind::FORWARD | kind::DELIVER => {
             unmark(entry);
             let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
@@ -133,7 +129,7 @@ pub fn track_reply<F: Family>(
     pending: bool,
 ) -> Transition<F::Address> {
     unmark(entry);
-    let gone = unsafe { (*entry).state } & GONE != 0;
+    let gone = get!(entry.state) & GONE != 0;
     if !pending && !gone && !parsed.is_tcp() {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
         return reply(parsed, entry, ptr::null(), true);
@@ -151,10 +147,8 @@ pub fn track_reply<F: Family>(
 /// Takes the mark of the last sweep off.
 #[inline(always)]
 fn unmark<A: Address>(entry: *mut Flow<A>) {
-    unsafe {
-        if (*entry).state & MARKED != 0 {
-            (*entry).state &= !MARKED;
-        }
+    if get!(entry.state) & MARKED != 0 {
+        set!(entry.state &= !MARKED);
     }
 }
 
@@ -186,57 +180,55 @@ fn request<F: Family>(
         // Its reply entry is gone: nothing that this flow sends could come back.
         return if !parsed.is_tcp() || parsed.opens() { again } else { Transition::Forget };
     }
-    let (mut state, reply_state) = unsafe { ((*entry).state, (*reply).state) };
+    let (mut state, reply_state) = (get!(entry.state), get!(reply.state));
     let answered = reply_state & ANSWERED != 0;
     if parsed.is_tcp() {
         let segment = parsed.segment();
-        let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
+        let (own, other) = (get!(entry.numbers), get!(reply.numbers));
         if parsed.opens() {
             if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
                 return again;
             }
             if state & ASSURED == 0 {
-                return if unsafe { attempt(entry, reply, &segment) } {
+                return if attempt(entry, reply, &segment) {
                     Transition::Keep(entry)
                 } else {
                     Transition::Ignore(entry)
                 };
             }
             // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
-            return match unsafe { unanswered_for(entry, reply) } {
+            return match unanswered_for(entry, reply) {
                 Some(time) if is_silence(time) => again,
                 Some(_) => Transition::Ignore(entry),
                 None => {
                     // Never 0, which stands for no SYN.
-                    unsafe { (*entry).mac_tail = (clock::jiffies() | 1).to_ne_bytes() };
+                    set!(entry.mac_tail = (clock::jiffies() | 1).to_ne_bytes());
                     Transition::Ignore(entry)
                 }
             };
         }
         if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
-                unsafe { (*entry).state = state | RST };
+                set!(entry.state = state | RST);
                 return Transition::Keep(entry);
             }
             if !answered || !numbers::assures(&segment, own, other) {
                 return Transition::Ignore(entry);
             }
-            unsafe {
-                (*entry).numbers = segment.numbers;
-                (*reply).numbers = numbers::assured_reply(&segment, other);
-            }
+            set!(entry.numbers = segment.numbers);
+            set!(reply.numbers = numbers::assured_reply(&segment, other));
             // It goes on after all.
             state &= !RST;
         }
-        let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
+        let (own, other) = (get!(entry.numbers), get!(reply.numbers));
         let after = numbers::assured(state, own, other, &segment);
         if !after.fits {
-            if !unsafe { goes_on_anew(entry, entry, reply, &segment) } {
+            if !goes_on_anew(entry, entry, reply, &segment) {
                 return Transition::Ignore(entry);
             }
             return Transition::Keep(entry);
         }
-        unsafe { take(entry, &after) };
+        take(entry, &after);
         state = after.state;
     } else if state & GONE != 0 {
         return again;
@@ -256,10 +248,8 @@ fn assure<F: Family>(
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Transition<F::Address> {
-    unsafe {
-        (*entry).state |= ASSURED;
-        (*reply).state |= ASSURED;
-    }
+    set!(entry.state |= ASSURED);
+    set!(reply.state |= ASSURED);
     if !pending {
         if let Some(usage) = TABLE_USAGE.get_ptr_mut(0) {
             fetch_add(table::unassured::<F>(usage, parsed.tuple.protocol), u64::MAX);
@@ -276,12 +266,12 @@ fn assure<F: Family>(
         }
         return Transition::Keep(entry);
     }
-    unsafe { (*entry).ifindex = recycle::place::<F>(parsed.tuple.ports.wire()) };
+    set!(entry.ifindex = recycle::place::<F>(parsed.tuple.ports.wire()));
     if FlowTable::<F>::main().insert(&parsed.tuple, entry.cast_const(), NOEXIST) != 0 {
         FlowTable::<F>::main().remove(key);
         return Transition::Keep(entry);
     }
-    recycle::enter::<F>(unsafe { (*entry).ifindex }, &parsed.tuple);
+    recycle::enter::<F>(get!(entry.ifindex), &parsed.tuple);
     FlowTable::<F>::pending().remove(&parsed.tuple);
     FlowTable::<F>::pending().remove(key);
     let entry = FlowTable::<F>::main().find(&parsed.tuple);
@@ -290,28 +280,26 @@ fn assure<F: Family>(
 
 /// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or acknowledged.
 #[inline(always)]
-unsafe fn attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
-    unsafe {
-        if (*entry).numbers == syn.opening() {
-            return true;
-        }
-        let (now, second) = (clock::jiffies(), clock::hz());
-        let quiet = if (*reply).state & ANSWERED == 0 { second / NEW_ATTEMPT } else { SILENCE * second };
-        if now.wrapping_sub((*entry).last) < quiet || now.wrapping_sub((*reply).last) < quiet {
-            return false;
-        }
-        (*entry).numbers = syn.opening();
-        (*reply).state &= !ANSWERED;
+fn attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
+    if get!(entry.numbers) == syn.opening() {
+        return true;
     }
+    let (now, second) = (clock::jiffies(), clock::hz());
+    let quiet = if get!(reply.state) & ANSWERED == 0 { second / NEW_ATTEMPT } else { SILENCE * second };
+    if now.wrapping_sub(get!(entry.last)) < quiet || now.wrapping_sub(get!(reply.last)) < quiet {
+        return false;
+    }
+    set!(entry.numbers = syn.opening());
+    set!(reply.state &= !ANSWERED);
     true
 }
 
 /// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to the flow came after it.
 #[inline(always)]
-unsafe fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
+fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
     let now = clock::jiffies();
     let (asked, request_last, reply_last) =
-        unsafe { (u32::from_ne_bytes((*request).mac_tail), (*request).last, (*reply).last) };
+        (u32::from_ne_bytes(get!(request.mac_tail)), get!(request.last), get!(reply.last));
     let since = now.wrapping_sub(asked);
     if asked == 0 || now.wrapping_sub(request_last) < since || now.wrapping_sub(reply_last) < since {
         return None;
@@ -328,7 +316,7 @@ fn is_silence(time: u32) -> bool {
 /// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a SYN came: its endpoint had forgotten
 /// the connection and has accepted another one. Returns whether it does.
 #[inline(always)]
-unsafe fn goes_on_anew<A: Address>(
+fn goes_on_anew<A: Address>(
     entry: *mut Flow<A>,
     request: *const Flow<A>,
     reply: *const Flow<A>,
@@ -337,26 +325,22 @@ unsafe fn goes_on_anew<A: Address>(
     if segment.flags & (flag::SYN | flag::RST | flag::ACK) != flag::ACK {
         return false;
     }
-    let anew = unsafe { unanswered_for(request, reply) }.is_some_and(is_silence);
+    let anew = unanswered_for(request, reply).is_some_and(is_silence);
     if anew {
-        unsafe {
-            (*entry).numbers = segment.numbers;
-            (*entry).state &= !FIN;
-        }
+        set!(entry.numbers = segment.numbers);
+        set!(entry.state &= !FIN);
     }
     anew
 }
 
 /// Notes what a segment has made of its entry.
 #[inline(always)]
-unsafe fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
-    unsafe {
-        if after.numbers != (*entry).numbers {
-            (*entry).numbers = after.numbers;
-        }
-        if after.state != (*entry).state {
-            (*entry).state = after.state;
-        }
+fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
+    if after.numbers != get!(entry.numbers) {
+        set!(entry.numbers = after.numbers);
+    }
+    if after.state != get!(entry.state) {
+        set!(entry.state = after.state);
     }
 }
 
@@ -371,10 +355,10 @@ fn reply<F: Family>(
     if !believed {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
-    let mut state = unsafe { (*entry).state };
+    let mut state = get!(entry.state);
     if !parsed.is_tcp() {
         if state & ANSWERED == 0 {
-            unsafe { (*entry).state = state | ANSWERED };
+            set!(entry.state = state | ANSWERED);
         }
         return Transition::Keep(entry);
     }
@@ -382,7 +366,7 @@ fn reply<F: Family>(
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
     let segment = parsed.segment();
-    let (own, other, request_state) = unsafe { ((*entry).numbers, (*request).numbers, (*request).state) };
+    let (own, other, request_state) = (get!(entry.numbers), get!(request.numbers), get!(request.state));
     // Another CPU may have written an old state over it.
     state |= request_state & ASSURED;
     let after = if state & ASSURED == 0 {
@@ -395,12 +379,12 @@ fn reply<F: Family>(
         if state & ASSURED == 0 || numbers::is_over((state, request_state), own, other) {
             return Transition::Leave(Outcome::PassedOutOfWindow);
         }
-        if !unsafe { goes_on_anew(entry, request, entry, &segment) } {
+        if !goes_on_anew(entry, request, entry, &segment) {
             return Transition::Ignore(entry);
         }
         return Transition::Keep(entry);
     }
-    unsafe { take(entry, &after) };
+    take(entry, &after);
     Transition::Keep(entry)
 }
 
@@ -408,29 +392,27 @@ fn reply<F: Family>(
 /// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
 /// checksum if it gets a mixture of both.
 #[inline(always)]
-pub unsafe fn reuse_entry<F: Family>(
+pub fn reuse_entry<F: Family>(
     entry: *mut Flow<F::Address>,
     request: *mut Flow<F::Address>,
     tuple: &Tuple<F::Address>,
     reply_key: &Tuple<F::Address>,
     usage: *mut TableUsage,
 ) {
-    unsafe {
-        let was_assured = (*entry).state & ASSURED != 0;
-        mark_stale::<F>(entry, tuple, reply_key);
-        counters::end(entry.cast_const());
-        let kind = (*request).kind;
-        (*request).kind = 0;
-        // It is this CPU's own.
-        let own = &raw mut (*request).bytes;
-        ptr::write_volatile(&raw mut (*entry).kind, 0);
-        full_fence(own);
-        *entry = *request;
-        full_fence(own);
-        ptr::write_volatile(&raw mut (*entry).kind, kind);
-        if was_assured {
-            fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
-        }
+    let was_assured = get!(entry.state) & ASSURED != 0;
+    mark_stale::<F>(entry, tuple, reply_key);
+    counters::end(entry.cast_const());
+    let kind = get!(request.kind);
+    set!(request.kind = 0);
+    // It is this CPU's own.
+    let own = place!(mut request.bytes);
+    store_once(place!(mut entry.kind), 0);
+    full_fence(own);
+    store(entry, load(request));
+    full_fence(own);
+    store_once(place!(mut entry.kind), kind);
+    if was_assured {
+        fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
     }
 }
 
@@ -438,7 +420,7 @@ pub unsafe fn reuse_entry<F: Family>(
 /// former connection is no answer to the new one, and its port is free: whoever opens and resets connections on one port must not
 /// fill table and pool.
 #[inline(always)]
-unsafe fn mark_stale<F: Family>(
+fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,
     tuple: &Tuple<F::Address>,
     successor: &Tuple<F::Address>,
@@ -451,7 +433,7 @@ unsafe fn mark_stale<F: Family>(
     if old.is_null() || !is_counterpart::<F>(old, tuple) {
         return;
     }
-    unsafe { (*old).state |= GONE };
+    set!(old.state |= GONE);
     if tuple.protocol == PROTOCOL_TCP {
         counters::end(old.cast_const());
         FlowTable::<F>::main().remove(key);

@@ -208,39 +208,33 @@ pub fn resolve_egress<P: Packet, F: Family>(
 #[inline(always)]
 pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool {
     let Some(scratch) = F::scratch() else { return false };
-    // SAFETY: map values and packet words, checked by the verifier.
-    let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
+    let fib = place!(mut scratch.fib).cast::<FibParameters>();
     let ingress = packet.ingress();
-    // SAFETY: map values and packet words, checked by the verifier.
-    unsafe {
-        (*scratch).fib = [0; 8];
-        (*fib).family = F::AF as u8;
-        (*fib).ifindex = ingress;
-        fib.cast::<u8>().add(DESTINATION).cast::<F::Address>().write_unaligned(address);
-    }
-    // SAFETY: map values and packet words, checked by the verifier.
+    set!(scratch.fib = [0; 8]);
+    set!(fib.family = F::AF as u8);
+    set!(fib.ifindex = ingress);
+    store_unaligned(after(fib.cast::<u8>(), DESTINATION), address);
+    // SAFETY: a helper of the kernel: the verifier checks its arguments.
     let ret = unsafe { bpf_fib_lookup(packet.raw(), fib, size_of::<FibParameters>() as i32, 0) };
-    // SAFETY: map values and packet words, checked by the verifier.
-    matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && unsafe { (*fib).ifindex } == ingress
+    matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && get!(fib.ifindex) == ingress
 }
 
 /// Without a route to the client: back where the request came from.
 #[inline(always)]
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
-    // SAFETY: map values and packet words, checked by the verifier.
-    let (ifindex, head, tail) = unsafe { ((*entry).ifindex, (*entry).mac_head, (*entry).mac_tail) };
+    let (ifindex, head, tail) = (get!(entry.ifindex), get!(entry.mac_head), get!(entry.mac_tail));
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
-    // SAFETY: map values and packet words, checked by the verifier.
-    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).ingress_device_hop) };
-    spare.macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
-    spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
-    spare.ifindex = ifindex;
-    spare.mtu = 0xffff;
-    spare.flags = get!(device.flags) & HOP_XDP;
-    Ok(ptr::from_ref(spare))
+    let (own, spare) = (get!(device.mac), place!(mut scratch.ingress_device_hop));
+    let macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
+    set!(spare.macs = macs);
+    set!(spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]));
+    set!(spare.ifindex = ifindex);
+    set!(spare.mtu = 0xffff);
+    set!(spare.flags = get!(device.flags) & HOP_XDP);
+    Ok(spare.cast_const())
 }
 
 /// Asks the FIB for the way from `source` (zero: not known yet) to `destination`.

@@ -19,7 +19,7 @@ use crate::datapath::{
     forward::Rewrite,
     maps::{CONFIG, REJECT_LIMITS},
     parse::Parsed,
-    value::{load, store},
+    value::{borrow, load, store},
     verdict::{self, Decision},
     words::{load16, load32, store16, store32, store64},
 };
@@ -107,8 +107,7 @@ fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
     if service != NO_SERVICE {
         return service;
     }
-    // SAFETY: scratch memory: nobody else writes it while this program runs.
-    let key = unsafe { &(*scratch).key };
+    let key = borrow(place!(const scratch.key));
     let entry = FlowTable::<F>::main().find(key);
     if entry.is_null() { NO_SERVICE } else { get!(entry.service) }
 }
