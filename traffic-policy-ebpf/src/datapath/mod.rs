@@ -53,8 +53,8 @@
 //! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
 //! - [`own_datagrams`]: what this node itself has asked from a Service's port.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
-//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::snat_port`]: entries of a new flow and the port
-//!   search; [`flow::recycle`]: flows that are over, removed for a new one.
+//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist;
+//!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::recycle`]: flows that are over, removed for a new one.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::fragment`]: later fragments;
 //!   [`forward::icmp`]: translation of ICMP errors.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for

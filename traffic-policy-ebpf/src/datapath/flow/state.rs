@@ -8,8 +8,8 @@ use traffic_policy_ebpf::{
     abi::{Address, Flow, PROTOCOL_TCP, TableUsage, Tuple, kind},
     outcome::Outcome,
     tcp::{
-        ANSWERED, ASSURED, FIN, GONE, MARKED, RST, flag,
-        numbers::{self, After, Segment},
+        ANSWERED, ASSURED, GONE, MARKED, RST, flag,
+        numbers::{self, After},
     },
 };
 
@@ -18,7 +18,7 @@ use crate::datapath::{
     clock, counters,
     family::Family,
     flow::{
-        recycle,
+        recycle, silence,
         table::{self, FlowTable},
     },
     maps::{FULL, NOEXIST, TABLE_USAGE},
@@ -40,13 +40,6 @@ pub enum Transition<A: Address> {
     Forget,
     Leave(Outcome),
 }
-
-/// A SYN with another number is a new attempt if nothing has come for so long, as a part of a second. Before, it may be a stranger's,
-/// and the answer to the first one is on its way.
-const NEW_ATTEMPT: u32 = 4;
-/// Seconds without an answer after which nobody is there who knows a connection. A host that does answers a SYN by an ACK (RFC 9293
-/// section 3.10.7.4); SYNs are sent again after 1, 3, 7 … seconds.
-const SILENCE: u32 = 3;
 
 /// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing but their translation, if they
 /// [continue][advance] it.
@@ -190,22 +183,14 @@ fn request<F: Family>(
                 return again;
             }
             if state & ASSURED == 0 {
-                return if attempt(entry, reply, &segment) {
+                return if silence::is_attempt(entry, reply, &segment) {
                     Transition::Keep(entry)
                 } else {
                     Transition::Ignore(entry)
                 };
             }
             // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
-            return match unanswered_for(entry, reply) {
-                Some(time) if is_silence(time) => again,
-                Some(_) => Transition::Ignore(entry),
-                None => {
-                    // Never 0, which stands for no SYN.
-                    set!(entry.mac_tail = (clock::jiffies() | 1).to_ne_bytes());
-                    Transition::Ignore(entry)
-                }
-            };
+            return if silence::after_syn(entry, reply) { again } else { Transition::Ignore(entry) };
         }
         if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
@@ -223,7 +208,7 @@ fn request<F: Family>(
         let (own, other) = (get!(entry.numbers), get!(reply.numbers));
         let after = numbers::assured(state, own, other, &segment);
         if !after.fits {
-            if !goes_on_anew(entry, entry, reply, &segment) {
+            if !silence::goes_on_anew(entry, entry, reply, &segment) {
                 return Transition::Ignore(entry);
             }
             return Transition::Keep(entry);
@@ -278,61 +263,6 @@ fn assure<F: Family>(
     if entry.is_null() { Transition::Leave(Outcome::DroppedTableFull) } else { Transition::Keep(entry) }
 }
 
-/// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or acknowledged.
-#[inline(always)]
-fn attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
-    if get!(entry.numbers) == syn.opening() {
-        return true;
-    }
-    let (now, second) = (clock::jiffies(), clock::hz());
-    let quiet = if get!(reply.state) & ANSWERED == 0 { second / NEW_ATTEMPT } else { SILENCE * second };
-    if now.wrapping_sub(get!(entry.last)) < quiet || now.wrapping_sub(get!(reply.last)) < quiet {
-        return false;
-    }
-    set!(entry.numbers = syn.opening());
-    set!(reply.state &= !ANSWERED);
-    true
-}
-
-/// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to the flow came after it.
-#[inline(always)]
-fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
-    let now = clock::jiffies();
-    let (asked, request_last, reply_last) =
-        (u32::from_ne_bytes(get!(request.mac_tail)), get!(request.last), get!(reply.last));
-    let since = now.wrapping_sub(asked);
-    if asked == 0 || now.wrapping_sub(request_last) < since || now.wrapping_sub(reply_last) < since {
-        return None;
-    }
-    Some(since)
-}
-
-#[inline(always)]
-fn is_silence(time: u32) -> bool {
-    let second = clock::hz();
-    second != 0 && time >= SILENCE * second
-}
-
-/// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a SYN came: its endpoint had forgotten
-/// the connection and has accepted another one. Returns whether it does.
-#[inline(always)]
-fn goes_on_anew<A: Address>(
-    entry: *mut Flow<A>,
-    request: *const Flow<A>,
-    reply: *const Flow<A>,
-    segment: &Segment,
-) -> bool {
-    if segment.flags & (flag::SYN | flag::RST | flag::ACK) != flag::ACK {
-        return false;
-    }
-    let anew = unanswered_for(request, reply).is_some_and(is_silence);
-    if anew {
-        set!(entry.numbers = segment.numbers);
-        set!(entry.state &= !FIN);
-    }
-    anew
-}
-
 /// Notes what a segment has made of its entry.
 #[inline(always)]
 fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
@@ -379,7 +309,7 @@ fn reply<F: Family>(
         if state & ASSURED == 0 || numbers::is_over((state, request_state), own, other) {
             return Transition::Leave(Outcome::PassedOutOfWindow);
         }
-        if !goes_on_anew(entry, request, entry, &segment) {
+        if !silence::goes_on_anew(entry, request, entry, &segment) {
             return Transition::Ignore(entry);
         }
         return Transition::Keep(entry);
