@@ -290,8 +290,7 @@ fn create<P: Packet, F: Family>(
             // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
             // too: for an endpoint on this node both have the same.
             let winner = FlowTable::<F>::main().find(&parsed.tuple);
-            let shared =
-                !winner.is_null() && table::translated(winner, parsed.tuple.protocol).reversed() == *key;
+            let shared = !winner.is_null() && table::is_counterpart(winner, key);
             if !shared {
                 FlowTable::<F>::of(pending).remove(key);
             }

@@ -40,13 +40,6 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
-#[inline(always)]
-fn idle(now: u32, last: u32) -> u32 {
-    let idle = now.wrapping_sub(last);
-    // A packet of this very moment is a tick ahead.
-    if idle > u32::MAX / 2 { 0 } else { idle }
-}
-
 /// The count of flows of a protocol that are not assured.
 #[inline(always)]
 fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
@@ -179,18 +172,15 @@ fn request<F: Family>(
     let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
     let reply_key = flow.translated(tuple.protocol).reversed();
     let reply = FlowTable::<F>::main().find(&reply_key);
-    let mut quiet_for = idle(now, flow.last);
+    let mut quiet_for = clock::since(flow.last, now);
     let mut reply_state = RST;
     if !reply.is_null() {
-        let since = idle(now, get!(reply.last));
+        let since = clock::since(get!(reply.last), now);
         quiet_for = if since < quiet_for { since } else { quiet_for };
         reply_state = get!(reply.state);
     }
     let mut state = flow.state;
-    if !reply.is_null()
-        && (state ^ reply_state) & ASSURED != 0
-        && table::translated(reply, tuple.protocol).reversed() == *tuple
-    {
+    if !reply.is_null() && (state ^ reply_state) & ASSURED != 0 && table::is_counterpart(reply, tuple) {
         // Set on both at once; a CPU that was about to write an older state over it has undone that.
         set!(entry.state |= ASSURED);
         set!(reply.state |= ASSURED);
@@ -256,12 +246,12 @@ fn reply<F: Family>(
 ) {
     let (now, timeouts) = (get!(sweep.now), get!(sweep.timeouts));
     // First what costs nothing: most entries have had a packet not long ago.
-    if idle(now, flow.last) <= timeouts.unassured {
+    if clock::since(flow.last, now) <= timeouts.unassured {
         return;
     }
     let key = flow.translated(tuple.protocol).reversed();
     let request = FlowTable::<F>::main().find(&key);
-    if !request.is_null() && table::translated(request, tuple.protocol).reversed() == *tuple {
+    if !request.is_null() && table::is_counterpart(request, tuple) {
         return;
     }
     if flow.state & MARKED == 0 {
@@ -285,7 +275,7 @@ pub fn pending_entry<F: Family>(
     let tuple = key.tuple(&flow);
     let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
-    if mark != mark::ONLY && idle(now, flow.last) > timeouts.unassured
+    if mark != mark::ONLY && clock::since(flow.last, now) > timeouts.unassured
         || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
         counters::end(entry.cast_const());

@@ -146,7 +146,7 @@ fn look<F: Family>() -> i64 {
     name_counterpart(request, protocol, reply_key);
     let reply = table.find_in(borrow(reply_key), room);
     // Without its reply entry nothing that the flow sends could come back; another's must stay.
-    if reply.is_null() || !names(reply, request_key) {
+    if reply.is_null() || !is_counterpart(reply, request_key) {
         return 0;
     }
     let limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, get!(request.state), get!(reply.state));
@@ -194,13 +194,13 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return false;
     }
     name_counterpart(reply, key.protocol, request_key);
-    let own = names(place!(const scratch.reply), request_key);
+    let own = is_counterpart(place!(const scratch.reply), request_key);
     if own {
         // Of the very entry that is about to be written over.
         return false;
     }
     let request = FlowTable::<F>::of(pending).find_in(borrow(request_key), room);
-    if request.is_null() || !names(request, key) {
+    if request.is_null() || !is_counterpart(request, key) {
         // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
         if idle::<F>(reply, reply, now) < AFTER_FIN * second || claim(reply) == CLAIMED {
             return false;
@@ -252,9 +252,9 @@ fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut 
     set!(key.protocol = protocol);
 }
 
-/// Whether an entry's packets come back as packets of a tuple.
+/// As [`table::is_counterpart`], field by field like [`name_counterpart`].
 #[inline(always)]
-fn names<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
+fn is_counterpart<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
     get!(key.source) == get!(entry.destination)
         && get!(key.destination) == get!(entry.source)
         && get!(key.ports) == get!(entry.ports).reversed()
@@ -263,12 +263,7 @@ fn names<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
 /// Jiffies since the last packet of a flow.
 #[inline(always)]
 fn idle<F: Family>(request: *const Flow<F::Address>, reply: *const Flow<F::Address>, now: u32) -> u32 {
-    let since = |last: u32| {
-        let idle = now.wrapping_sub(last);
-        // A packet of this very moment is a tick ahead.
-        if idle > u32::MAX / 2 { 0 } else { idle }
-    };
-    let (one, other) = (since(get!(request.last)), since(get!(reply.last)));
+    let (one, other) = (clock::since(get!(request.last), now), clock::since(get!(reply.last), now));
     if one < other { one } else { other }
 }
 

@@ -119,8 +119,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     fn take_over_reply(&self) -> bool {
         let key = borrow(place!(const (self.scratch).key));
         let old = FlowTable::<F>::of(self.pending).find(key);
-        if old.is_null() || table::translated(old, self.parsed.tuple.protocol) != self.parsed.tuple.reversed()
-        {
+        if old.is_null() || !table::is_counterpart(old, &self.parsed.tuple) {
             return false;
         }
         // Where another CPU made it just now, there is nothing to count yet.

@@ -75,12 +75,6 @@ pub fn counterpart_key<F: Family>(
     Some(borrow(place!(const scratch.other)))
 }
 
-/// Whether `other` is an entry whose packets come back as packets of `tuple`.
-#[inline(always)]
-fn is_counterpart<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
-    table::translated(other, tuple.protocol) == tuple.reversed()
-}
-
 /// Whether the other entry of a packet's entry is there, and names it.
 #[inline(always)]
 pub fn is_paired<F: Family>(
@@ -90,7 +84,7 @@ pub fn is_paired<F: Family>(
 ) -> bool {
     let Some(key) = counterpart_key::<F>(entry, tuple.protocol) else { return false };
     let other = FlowTable::<F>::of(pending).find(key);
-    !other.is_null() && is_counterpart::<F>(other, tuple)
+    !other.is_null() && table::is_counterpart(other, tuple)
 }
 
 /// Notes what the packet says of its conversation.
@@ -154,7 +148,7 @@ fn counterpart<F: Family>(
     pending: bool,
 ) -> *mut Flow<F::Address> {
     let other = FlowTable::<F>::of(pending).find(key);
-    if !other.is_null() && !is_counterpart::<F>(other, &parsed.tuple) {
+    if !other.is_null() && !table::is_counterpart(other, &parsed.tuple) {
         return ptr::null_mut();
     }
     other
@@ -360,7 +354,7 @@ fn mark_stale<F: Family>(
         return;
     }
     let old = FlowTable::<F>::main().find(key);
-    if old.is_null() || !is_counterpart::<F>(old, tuple) {
+    if old.is_null() || !table::is_counterpart(old, tuple) {
         return;
     }
     set!(old.state |= GONE);

@@ -112,6 +112,12 @@ pub fn translated<A: Address>(entry: *const Flow<A>, protocol: u32) -> Tuple<A> 
     }
 }
 
+/// Whether an entry's packets come back as packets of a tuple: then that tuple's entry is the other one of its flow.
+#[inline(always)]
+pub fn is_counterpart<A: Address>(entry: *const Flow<A>, tuple: &Tuple<A>) -> bool {
+    translated(entry, tuple.protocol) == tuple.reversed()
+}
+
 /// The entry of a packet, null if it has none, and whether it lies in `tp_pending`.
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
