@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use aya::{Ebpf, programs::ProgramFd};
-use traffic_policy_agent::dataplane::{Kernel, Maps, Sizes, jumps, load, load_programs};
+use traffic_policy_agent::dataplane::{Kernel, MapSizes, Maps, jumps, load, load_programs};
 use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
 
 use super::{
@@ -64,10 +64,10 @@ impl Subject {
     }
 }
 
-/// Sizes of maps, and of the Service.
+/// MapSizes of maps, and of the Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    pub sizes: Sizes,
+    pub sizes: MapSizes,
     pub room: Room,
     /// Endpoints of the Service: each takes as many flows as there are source ports.
     pub endpoints: u32,
@@ -75,7 +75,7 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { sizes: Sizes::default(), room: Room::default(), endpoints: 8 }
+        Self { sizes: MapSizes::default(), room: Room::default(), endpoints: 8 }
     }
 }
 

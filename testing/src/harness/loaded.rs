@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use traffic_policy_agent::dataplane::{self, Kernel, Maps, Sizes};
+use traffic_policy_agent::dataplane::{self, Kernel, MapSizes, Maps};
 use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, Flow, FlowKey, HOPS, RejectBucket,
 };
@@ -31,7 +31,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub(super) fn load(sizes: Sizes) -> Result<Self> {
+    pub(super) fn load(sizes: MapSizes) -> Result<Self> {
         dataplane::check_privileges()?;
         let mut object = dataplane::load(sizes, None, &Kernel::running()?)?;
         dataplane::load_programs(&mut object)?;

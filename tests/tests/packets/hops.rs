@@ -66,7 +66,7 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
                 (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
             dialogue.establish(harness);
             sharer.establish(harness);
-            assert_eq!(dialogue.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
+            assert_eq!(dialogue.entries(harness).0.hop, sharer.entries(harness).0.hop, "one hop for both");
             neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
             age_hops(harness, MAX_AGE / 10 * 9);
             for dialogue in [dialogue, sharer] {
@@ -105,7 +105,7 @@ fn a_route_that_moves_to_another_device() {
         set_up(harness);
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);
-        let before = dialogue.halves(harness).0;
+        let before = dialogue.entries(harness).0;
         route(harness, terms, Spot::Near, Spot::RouterFar);
         harness.change_config(|config| config.route += 1);
         for _ in 0..2 {
@@ -145,13 +145,13 @@ fn a_neighbour_that_is_lost() {
         set_up(harness);
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);
-        let before = dialogue.halves(harness);
+        let before = dialogue.entries(harness);
         route(harness, terms, Spot::Near, Spot::RouterSilent);
         harness.change_config(|config| config.route += 1);
         let ran = dialogue.send(harness, ACK);
         if terms.xdp() {
             ran.expect("passed-to-tc");
-            assert_eq!(dialogue.halves(harness), before, "nothing was noted");
+            assert_eq!(dialogue.entries(harness), before, "nothing was noted");
         } else {
             ran.expect("forwarded");
         }
@@ -172,7 +172,7 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
             assert_eq!(harness.flows(terms.family), []);
             assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         } else {
-            assert_eq!(dialogue.halves(harness).0.hop, 0, "to be asked for again");
+            assert_eq!(dialogue.entries(harness).0.hop, 0, "to be asked for again");
             dialogue.establish(harness);
         }
     });
@@ -203,7 +203,7 @@ fn a_way_that_was_not_written_in_one_piece_is_asked_for_anew() {
         }
         let second = Dialogue::new(terms, VIP).with_port(2);
         second.establish(harness);
-        let sources = [first, second].map(|dialogue| dialogue.halves(harness).0.new_from.ip());
+        let sources = [first, second].map(|dialogue| dialogue.entries(harness).0.new_from.ip());
         assert_eq!(sources[0], sources[1], "the node's own");
     });
 }
@@ -221,6 +221,6 @@ fn no_room_for_another_hop() {
         // The other generation is empty.
         harness.change_config(|config| config.route = 1 << 16 | 2);
         dialogue.open(harness).expect("forwarded");
-        assert!(u32::from(dialogue.halves(harness).0.hop) > HOPS_PER_GENERATION);
+        assert!(u32::from(dialogue.entries(harness).0.hop) > HOPS_PER_GENERATION);
     });
 }

@@ -48,7 +48,7 @@ pub use self::{
     bpf::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
-        loader::{Sizes, load, object_bytes},
+        loader::{MapSizes, load, object_bytes},
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
         programs::{jump_table, jumps, load_programs},
         test_context::{sk_buff, xdp_md},
@@ -178,7 +178,7 @@ impl Dataplane {
 
     /// Lets the planner begin with what the maps hold.
     fn plan_anew(&mut self) -> Result<()> {
-        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
+        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_capacity());
         self.stale = false;
         Ok(())
     }

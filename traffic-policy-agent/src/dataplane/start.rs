@@ -81,7 +81,7 @@ impl Dataplane {
         }
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_sizes());
+        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
         let gc = Gc::new(sweeper, apply::gone(&maps)?);
         set_up_state(&mut maps, &object, hz, flows)?;
         node::name_namespace(&mut maps, config.source_check)?;

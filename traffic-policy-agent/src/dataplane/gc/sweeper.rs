@@ -33,7 +33,7 @@ const DRIFT: u64 = 1024;
 /// What a sweep found in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Halves in the table.
+    /// Entries in the table.
     pub entries: u32,
     pub snat: u32,
     pub unassured: u32,
@@ -70,7 +70,7 @@ struct UnderWay {
 }
 
 impl Sweeper {
-    /// Time-outs in jiffies, sizes in halves: IPv4, IPv6.
+    /// Time-outs in jiffies, sizes in entries: IPv4, IPv6.
     pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
         Self {
             timeouts,

@@ -24,7 +24,7 @@ use traffic_policy_ebpf::abi::{
 };
 
 use self::mmap::Mapped;
-use super::sync::{SERVICE_PORTS, budget::Sizes};
+use super::sync::{SERVICE_PORTS, budget::Capacity};
 
 /// The tables of one IP family.
 pub struct Family<A: Address, const W: usize> {
@@ -36,7 +36,7 @@ pub struct Family<A: Address, const W: usize> {
     pub node_addresses: HashMap<MapData, A, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
-    /// Halves that fit into `flows`.
+    /// Entries that fit into `flows`.
     pub size: u32,
 }
 
@@ -106,9 +106,9 @@ pub struct Room {
 
 impl Room {
     /// As the planner takes them.
-    pub fn plan_sizes(&self) -> Sizes {
+    pub fn plan_capacity(&self) -> Capacity {
         let Self { frontends, source_ranges, slots, .. } = *self;
-        Sizes { frontends, source_ranges, slots: slots[0].min(slots[1]), services: SERVICE_PORTS }
+        Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services: SERVICE_PORTS }
     }
 
     fn of(object: &Ebpf) -> Result<Self> {
