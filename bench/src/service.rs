@@ -135,8 +135,8 @@ fn service(endpoints: u32) -> Frontend {
 }
 
 fn device() -> DeviceInfo {
-    let [a, b] = wide(V6.node);
-    DeviceInfo { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node)[0], a, b] }
+    let [a, b] = wide(V6.node).wire();
+    DeviceInfo { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node).wire()[0], a, b] }
 }
 
 /// The address of an endpoint.

@@ -10,7 +10,7 @@ use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, AgentHeartbeat, DeviceInfo, Frontend as FrontendEntry, FrontendKey, HOP_XDP,
     IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket, RuntimeConfig, SLOT_LOCAL,
-    SLOT_REMOTE, ServiceCidr, Slot, TableUsage, scope, source_check,
+    SLOT_REMOTE, ServiceCidr, Slot, TableUsage, WideAddress, scope, source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -101,11 +101,11 @@ impl Harness {
         }
         self.describe_node(setup)?;
         for (device, xdp) in &setup.devices {
-            let v6 = wide(device.spot().of(Family::V6));
+            let v6 = wide(device.spot().of(Family::V6)).wire();
             let entry = DeviceInfo {
                 mac: device.mac(),
                 flags: if *xdp { HOP_XDP } else { 0 },
-                addresses: [wide(device.spot().of(Family::V4))[0], v6[0], v6[1]],
+                addresses: [wide(device.spot().of(Family::V4)).wire()[0], v6[0], v6[1]],
                 ..DeviceInfo::default()
             };
             let index = self.ifindex(*device);
@@ -117,7 +117,7 @@ impl Harness {
     /// As the agent does: the pods of this node are behind pod0.
     fn describe_node(&mut self, setup: &Setup) -> Result<()> {
         let pods = Spot::NodePod0.addresses().network();
-        let masks = [wide(IpAddr::from([255, 255, 255, 0])), [u64::MAX, 0]];
+        let masks = [wide(IpAddr::from([255, 255, 255, 0])), WideAddress::from_wire([u64::MAX, 0])];
         let node = LocalNode {
             pods: [wide(pods.v4.into()), wide(pods.v6.into())],
             pod_masks: masks,

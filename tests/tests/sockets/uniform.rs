@@ -38,13 +38,13 @@ fn counts(fixture: &SocketCluster, family: Family) -> BTreeMap<u8, u32> {
             let address = endpoint(number);
             let wide =
                 if family == Family::V4 { address.v4.to_wire().wide() } else { address.v6.to_wire().wide() };
-            (wide, number)
+            (wide.wire(), number)
         })
         .collect();
     for entry in &sockets {
         let (key, socket) = entry.unwrap();
         if key.forward == 1 && (key.ipv6 == 1) == (family == Family::V6) {
-            *counts.entry(known[&socket.address]).or_default() += 1;
+            *counts.entry(known[&socket.address.wire()]).or_default() += 1;
         }
     }
     counts

@@ -12,7 +12,7 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Address4, Address6, LocalNode};
+use traffic_policy_ebpf::abi::{Address4, Address6, LocalNode, WideAddress};
 
 use super::{
     config::SourceCheck,
@@ -32,7 +32,7 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
     let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
     let first = |addresses: &[IpAddr]| {
         [IpAddr::is_ipv4, IpAddr::is_ipv6]
-            .map(|of_family| addresses.iter().copied().find(of_family).map_or([0; 2], wide))
+            .map(|of_family| addresses.iter().copied().find(of_family).map_or(WideAddress::UNSPECIFIED, wide))
     };
     let pod_bits = [false, true].map(|ipv6| {
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
@@ -40,7 +40,7 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
     });
     let pod_masks = [false, true].map(|ipv6| {
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
-        range.map_or([0; 2], |range| wide(range.netmask()))
+        range.map_or(WideAddress::UNSPECIFIED, |range| wide(range.netmask()))
     });
     put(maps, |node| LocalNode { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
 }

@@ -1,7 +1,7 @@
 //! The steps of a traced packet as sentences.
 
 use traffic_policy_ebpf::{
-    abi::{TraceStep, frontend, frontend_kind as kind_number, list, step},
+    abi::{TraceStep, WideAddress, frontend, frontend_kind as kind_number, list, step},
     outcome::Outcome,
 };
 
@@ -111,7 +111,7 @@ impl Describer<'_> {
                 format!("endpoint: {}, {place}, one of {many}, chosen {how}", chosen.address)
             }
             step::ROUTE => {
-                let source = from_wide(step.words, destination.is_ipv6());
+                let source = from_wide(WideAddress::from_wire(step.words), destination.is_ipv6());
                 match step.value {
                     0 => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
                     1 if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),

@@ -1,6 +1,6 @@
 //! Events: refusals and new flows, for `monitor`.
 
-use super::{Port, Ports};
+use super::{Port, Ports, WideAddress};
 
 /// One packet or call that was refused, or that made a flow. Written to the ring `tp_events` while
 /// [`RuntimeConfig::monitor_until`][super::RuntimeConfig::monitor_until] lies ahead.
@@ -9,11 +9,11 @@ use super::{Port, Ports};
 pub struct MonitorEvent {
     /// CLOCK_MONOTONIC nanoseconds, coarse.
     pub time: u64,
-    /// [`Address::wide`][super::Address::wide] of the packet as it came; zero where a socket has no source yet.
-    pub source: [u64; 2],
-    pub destination: [u64; 2],
+    /// Of the packet as it came; zero where a socket has no source yet.
+    pub source: WideAddress,
+    pub destination: WideAddress,
     /// The endpoint of a new flow, else zero.
-    pub endpoint: [u64; 2],
+    pub endpoint: WideAddress,
     pub ports: Ports,
     pub endpoint_port: Port,
     pub protocol: u8,

@@ -1,5 +1,7 @@
 //! This node, and which sources packets from outside may have.
 
+use super::WideAddress;
+
 /// Which sources new flows may have: `--source-check`.
 pub mod source_check {
     pub const OFF: u32 = 0;
@@ -15,14 +17,14 @@ pub mod source_check {
 pub struct LocalNode {
     /// Cookie of the network namespace that the node's own processes live in.
     pub netns: u64,
-    /// Wide form of the node's primary addresses: IPv4, IPv6; zero if it has none.
-    pub primary: [[u64; 2]; 2],
-    /// Wide form of the first address of the node's pod ranges: IPv4, IPv6; zero if not known.
-    pub pods: [[u64; 2]; 2],
+    /// The node's primary addresses: IPv4, IPv6; zero if it has none.
+    pub primary: [WideAddress; 2],
+    /// The first address of the node's pod ranges: IPv4, IPv6; zero if not known.
+    pub pods: [WideAddress; 2],
     /// Prefix lengths of these ranges, for display; the packet path does not read them.
     pub pod_bits: [u32; 2],
-    /// The same as masks, in wide form; zero if not known.
-    pub pod_masks: [[u64; 2]; 2],
+    /// The same as masks; zero if not known.
+    pub pod_masks: [WideAddress; 2],
     /// See [`source_check`].
     pub source_check: u32,
     pub zero: u32,

@@ -1,5 +1,7 @@
 //! Next hops, and the devices that lead to them.
 
+use super::WideAddress;
+
 /// A frame may be sent to this hop from XDP.
 pub const HOP_XDP: u32 = 1;
 
@@ -27,7 +29,7 @@ pub struct Hop {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct HopKey {
-    pub gateway: [u64; 2],
+    pub gateway: WideAddress,
     pub ifindex: u32,
     /// 2 (AF_INET) or 10 (AF_INET6).
     pub family: u8,

@@ -1,6 +1,6 @@
 //! Sockets of this node and its pods whose destination was translated to an endpoint.
 
-use super::Port;
+use super::{Port, WideAddress};
 
 /// Key of `tp_sockets` and `tp_conn_udp`.
 #[repr(C)]
@@ -8,9 +8,8 @@ use super::Port;
 pub struct SocketKey {
     /// The kernel's number of the socket; never used twice.
     pub cookie: u64,
-    /// [`Address::wide`][super::Address::wide] of the other end: the endpoint, or in a forward entry what the application
-    /// named.
-    pub address: [u64; 2],
+    /// The other end: the endpoint, or in a forward entry what the application named.
+    pub address: WideAddress,
     pub port: Port,
     pub protocol: u8,
     /// 0: keyed by the endpoint, for replies; 1: keyed by the frontend, for datagrams of an unconnected socket.
@@ -22,7 +21,7 @@ pub struct SocketKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct TranslatedSocket {
-    pub address: [u64; 2],
+    pub address: WideAddress,
     pub port: Port,
     pub zero: u16,
     /// Index of the Service port.

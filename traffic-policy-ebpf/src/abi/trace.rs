@@ -1,6 +1,6 @@
 //! The trace of a packet's steps, written by a copy of the programs for `explain`.
 
-use super::Port;
+use super::{Port, WideAddress};
 
 /// Notes that one packet may leave.
 pub const TRACE_STEPS: usize = 32;
@@ -22,7 +22,7 @@ pub mod step {
     /// An endpoint chosen. `value`: its index in `tp_endpoints`.
     pub const SLOT: u32 = 7;
     /// Its route. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not resolved yet, 3 none.
-    /// `words`: wide form of the source address towards it.
+    /// `words`: those of the [`WideAddress`][crate::abi::WideAddress] of the source towards it.
     pub const ROUTE: u32 = 8;
     /// A source port claimed. `value`: the port, host order.
     pub const PORT: u32 = 9;
@@ -73,10 +73,9 @@ pub struct PacketTrace {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SocketQuestion {
-    /// [`Address::wide`][super::Address::wide].
-    pub destination: [u64; 2],
+    pub destination: WideAddress,
     /// Zero if the socket is not bound.
-    pub source: [u64; 2],
+    pub source: WideAddress,
     /// Cookie of the socket's network namespace; not 0.
     pub netns: u64,
     /// Spreads clients over endpoints.

@@ -228,7 +228,7 @@ fn create<P: Packet, F: Family>(
             (false, via.source, 0, 0, via.ifindex)
         }
     };
-    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
+    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide().wire());
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }

@@ -36,7 +36,7 @@ pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
 #[inline(always)]
 fn is_pod<F: Family>(node: *const LocalNode, address: F::Address) -> bool {
     let ([a, b], [head, tail], [mask, tail_mask]) =
-        (address.wide(), get!(node.pods[F::INDEX]), get!(node.pod_masks[F::INDEX]));
+        (address.wide().wire(), get!(node.pods[F::INDEX]).wire(), get!(node.pod_masks[F::INDEX]).wire());
     mask != 0 && (a ^ head) & mask | (b ^ tail) & tail_mask == 0
 }
 

@@ -14,7 +14,7 @@ use aya::{
     maps::{Map, MapData},
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use traffic_policy_ebpf::abi::{AgentHeartbeat, RuntimeConfig, TableUsage};
+use traffic_policy_ebpf::abi::{AgentHeartbeat, RuntimeConfig, TableUsage, WideAddress};
 
 /// The one element of an mmapable array.
 pub struct Mapped<T> {
@@ -127,7 +127,7 @@ words!(heartbeat, AgentHeartbeat,
     hz: u32 = hz;
     synced: u64 = synced;
     failing: u64 = failing;
-    address: [u64; 2] = address;
+    address: super::WideAddress = address;
     port: u32 = port;
     ipv6: u32 = ipv6;
     pid: u32 = pid;

@@ -5,7 +5,8 @@ use std::{net::IpAddr, path::Path};
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Frontend, FrontendKey, HOP_XDP, IndexRange, SLOT_LOCAL, Slot, frontend, frontend_kind,
+    Address, Frontend, FrontendKey, HOP_XDP, IndexRange, SLOT_LOCAL, Slot, WideAddress, frontend,
+    frontend_kind,
 };
 
 use super::{Entrance, PacketHook, Simulator};
@@ -84,9 +85,9 @@ impl Simulator {
     /// The map cannot be read.
     pub fn node(&self) -> Result<(Vec<IpAddr>, Vec<IpNet>)> {
         let node = self.copy.maps.local_node.get(&0, 0).context("reading what the node is failed")?;
-        let known = |wide: [[u64; 2]; 2]| {
+        let known = |wide: [WideAddress; 2]| {
             (0..2)
-                .filter(move |family| wide[*family] != [0; 2])
+                .filter(move |family| wide[*family] != WideAddress::UNSPECIFIED)
                 .map(move |family| (family, from_wide(wide[family], family == 1)))
         };
         let primary = known(node.primary).map(|(_, address)| address).collect();

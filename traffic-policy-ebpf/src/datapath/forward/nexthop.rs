@@ -7,7 +7,7 @@ use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, h
 use traffic_policy_ebpf::{
     abi::{
         Address, DeviceInfo, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, RuntimeConfig,
-        SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, kind,
+        SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
 };
@@ -283,13 +283,14 @@ fn resolve<F: Family>(
     let family = get!(fib.family) as u16;
     let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
     let [a, b] = gateway;
+    let gateway = WideAddress::from_wire(gateway);
     set!(scratch.neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]);
     let mut via = Via {
         hop: 0,
         epoch: route as u16,
         ifindex,
         attached: device.is_some(),
-        source: F::narrow(load_unaligned::<[u64; 2]>(after(base, SOURCE))),
+        source: F::narrow(load_unaligned::<WideAddress>(after(base, SOURCE))),
     };
     let flags = device.map_or(0, |device| get!(device.flags));
     if FIB_SOURCE.load() == 0
@@ -297,7 +298,11 @@ fn resolve<F: Family>(
         && let Some(device) = device
     {
         let addresses = get!(device.addresses);
-        via.source = F::narrow(if F::V6 { [addresses[1], addresses[2]] } else { [addresses[0], 0] });
+        via.source = F::narrow(WideAddress::from_wire(if F::V6 {
+            [addresses[1], addresses[2]]
+        } else {
+            [addresses[0], 0]
+        }));
     }
     if ret == RET_NO_NEIGHBOUR {
         return Route::Via(via);
@@ -359,7 +364,7 @@ fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
         return Route::Failed(Outcome::DroppedNoRoute);
     };
     let [v4, v6_head, v6_tail] = get!(device.addresses);
-    let source = F::narrow(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] });
+    let source = F::narrow(WideAddress::from_wire(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] }));
     Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
 }
 

@@ -34,7 +34,7 @@ pub fn endpoint_of_client<F: Family>(
     let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
     set!(
         lookup.key = AffinityKey {
-            client: if client.netns == 0 { client.source.wide() } else { [client.netns, 0] },
+            client: if client.netns == 0 { client.source.wide().wire() } else { [client.netns, 0] },
             service: list.service,
             list: list.local as u16,
             kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },

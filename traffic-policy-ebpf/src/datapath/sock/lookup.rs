@@ -92,7 +92,7 @@ impl<A: Address> Translation<A> {
 /// takes for loopback.
 #[inline(always)]
 fn is_loopback<F: Family>(address: F::Address) -> bool {
-    let [head, tail] = address.wide();
+    let [head, tail] = address.wide().wire();
     if F::V6 {
         return head == 0 && (tail == 0 || tail == u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 1]));
     }
