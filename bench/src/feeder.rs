@@ -50,7 +50,7 @@ impl Hook {
 pub struct Room {
     /// Frames that can be placed at a time.
     pub frames: u32,
-    /// Halves of the floor's flows: as many as the packet path's, so that memory costs both the same.
+    /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the same.
     pub floor_flows: u32,
 }
 

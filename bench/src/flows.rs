@@ -188,10 +188,10 @@ fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes both halves of flows.
+/// Removes both entries of flows.
 ///
 /// # Errors
-/// A half that is missing.
+/// An entry that is missing.
 pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
@@ -217,10 +217,10 @@ where
     Ok(())
 }
 
-/// Removes both halves of flows that the floor made.
+/// Removes both entries of flows that the floor made.
 ///
 /// # Errors
-/// A half that is missing.
+/// An entry that is missing.
 pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     let table = &mut loaded.feeder.floor;
     for flow in flows {
@@ -312,10 +312,10 @@ where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,
 {
-    let half = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
+    let entry = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
     Ok((
-        SocketAddr::new(half.source.to_ip(), half.ports.source().to_host()),
-        SocketAddr::new(half.destination.to_ip(), half.ports.destination().to_host()),
+        SocketAddr::new(entry.source.to_ip(), entry.ports.source().to_host()),
+        SocketAddr::new(entry.destination.to_ip(), entry.ports.destination().to_host()),
     ))
 }
 

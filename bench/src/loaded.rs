@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use aya::{Ebpf, programs::ProgramFd};
-use traffic_policy_agent::dataplane::{Kernel, Maps, Sizes, jumps, load, load_programs};
+use traffic_policy_agent::dataplane::{Kernel, MapSizes, Maps, jumps, load, load_programs};
 use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
 
 use super::{
@@ -64,10 +64,10 @@ impl Subject {
     }
 }
 
-/// Sizes of maps, and of the Service.
+/// MapSizes of maps, and of the Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    pub sizes: Sizes,
+    pub sizes: MapSizes,
     pub room: Room,
     /// Endpoints of the Service: each takes as many flows as there are source ports.
     pub endpoints: u32,
@@ -75,7 +75,7 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { sizes: Sizes::default(), room: Room::default(), endpoints: 8 }
+        Self { sizes: MapSizes::default(), room: Room::default(), endpoints: 8 }
     }
 }
 
@@ -98,7 +98,7 @@ impl Loaded {
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
         feeder.keep_ready(fixture.idle)?;
-        service::set_state(&mut tables);
+        service::set_config(&mut tables);
         service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;
         Ok(Self { ours, feeder, tables, setup })
@@ -107,13 +107,13 @@ impl Loaded {
     /// From how many flows on that are not assured, new ones are kept apart: 0 is what a flood leads to.
     pub fn set_unassured_limit(&mut self, limit: u32) {
         // SAFETY: a field of the mapped element.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).unassured_limit }, [limit; 2]);
+        self.tables.config.store(|s| unsafe { &raw mut (*s).unassured_limit }, [limit; 2]);
     }
 
     /// Answers that the packet path may send per jiffy.
     pub fn set_answers_per_jiffy(&mut self, answers: u32) {
         // SAFETY: a field of the mapped element.
-        self.tables.state.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
+        self.tables.config.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
     }
 
     /// Runs a program on so many packets of a window.

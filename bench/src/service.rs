@@ -8,7 +8,7 @@ use aya::maps::{Array, HashMap};
 use traffic_policy_agent::dataplane::{Maps, ToWire, wide};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::abi::{
-    Address4, Device, Frontend, FrontendKey, HOP_XDP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Range, Slot,
+    Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, PROTOCOL_TCP, PROTOCOL_UDP, Port, Slot,
     frontend, scope,
 };
 
@@ -29,32 +29,33 @@ pub(super) const TARGET_PORT: u16 = 8_080;
 pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
 
 /// Writes what the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
-pub(super) fn set_state(tables: &mut Maps) {
-    let (state, filter, pool) = (&mut tables.state, &mut tables.filter, &mut tables.pool);
+pub(super) fn set_config(tables: &mut Maps) {
+    let (config, prefilter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
     // SAFETY: fields of mapped elements, and elements of their arrays.
     unsafe {
-        state.store(|s| &raw mut (*s).route, 1);
-        state.store(|s| &raw mut (*s).hop_epoch, 1);
-        state.store(|s| &raw mut (*s).hop_max_age, u32::MAX);
-        state.store(|s| &raw mut (*s).pool_len, u32::from(POOL.end - POOL.start));
-        state.store(|s| &raw mut (*s).unassured_limit, [16_384, 4_096]);
-        state.store(|s| &raw mut (*s).seed, 0x5eed_5eed_5eed_5eed);
+        config.store(|c| &raw mut (*c).route, 1);
+        config.store(|c| &raw mut (*c).hop_epoch, 1);
+        config.store(|c| &raw mut (*c).hop_max_age, u32::MAX);
+        config.store(|c| &raw mut (*c).pool_len, u32::from(POOL.end - POOL.start));
+        config.store(|c| &raw mut (*c).unassured_limit, [16_384, 4_096]);
+        config.store(|c| &raw mut (*c).seed, 0x5eed_5eed_5eed_5eed);
         for (i, port) in POOL.enumerate() {
             pool.store(|p| p.cast::<u16>().add(i), port);
-            let word = filter.load(|f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)));
-            filter.store(
+            let word = prefilter.load(|f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)));
+            prefilter.store(
                 |f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)),
                 word | 1 << (port & 63),
             );
         }
         for port in [NODE_PORT, NO_ENDPOINT_PORT, NO_LOCAL_PORT] {
-            let word = filter.load(|f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)));
-            filter.store(
+            let word =
+                prefilter.load(|f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)));
+            prefilter.store(
                 |f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)),
                 word | 1 << (port & 63),
             );
         }
-        filter.store(
+        prefilter.store(
             |f| (&raw mut (*f).endpoints).cast::<u64>().add(usize::from(TARGET_PORT >> 6)),
             1 << (TARGET_PORT & 63),
         );
@@ -127,15 +128,15 @@ fn service(endpoints: u32) -> Frontend {
     Frontend {
         service: 1,
         flags: frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS,
-        cluster: Range { base: 0, len: endpoints },
-        local: Range { base: 0, len: 0 },
+        cluster: IndexRange { base: 0, len: endpoints },
+        local: IndexRange { base: 0, len: 0 },
         ..Frontend::default()
     }
 }
 
-fn device() -> Device {
-    let [a, b] = wide(V6.node);
-    Device { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node)[0], a, b] }
+fn device() -> DeviceInfo {
+    let [a, b] = wide(V6.node).wire();
+    DeviceInfo { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node).wire()[0], a, b] }
 }
 
 /// The address of an endpoint.

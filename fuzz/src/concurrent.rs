@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use fastrand::Rng;
 use traffic_policy_agent::dataplane::Sweeper;
 use traffic_policy_testing::{
-    harness::{Device, Half, Harness, Hook, Input, SIZES, Spot},
+    harness::{Device, FlowEntry, Harness, Hook, Input, SIZES, Spot},
     packet::Packet,
 };
 
@@ -64,8 +64,8 @@ fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Total
     let mut services = SERVICES;
     let mut sweeper = Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
     for _ in 0..ROUNDS {
-        let halves = harness.flows(path.family);
-        let one: Vec<_> = (0..PACKETS).map(|_| random(path, &halves, rng)).collect();
+        let entries = harness.flows(path.family);
+        let one: Vec<_> = (0..PACKETS).map(|_| random(path, &entries, rng)).collect();
         let mut other = one.clone();
         if rng.bool() {
             rng.shuffle(&mut other);
@@ -73,15 +73,15 @@ fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Total
         let Some(sent) = harness.at_once([&one, &other]) else { return Ok(false) };
         totals.packets += 2 * PACKETS as u64;
         totals.translated += sent.iter().sum::<usize>() as u64;
-        let halves = harness.flows(path.family);
-        sound(&halves)?;
-        allowed(path, &halves)?;
+        let entries = harness.flows(path.family);
+        sound(&entries)?;
+        allowed(path, &entries)?;
         match rng.u8(..8) {
             0 => {
                 let number = rng.usize(..services.len());
                 services[number].endpoints = rng.u8(..8);
                 harness.put(number as u32 + 1, &services[number].frontend());
-                harness.change_state(|state| state.route = state.route.wrapping_add(1) & 0xffff | 1);
+                harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
             }
             1 => wait(harness, path, STEPS[rng.usize(..STEPS.len())]),
             2 => drop(harness.sweep(&mut sweeper, false)),
@@ -97,19 +97,19 @@ fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Total
 }
 
 fn wait(harness: &mut Harness, path: Path, jiffies: u32) {
-    for half in harness.flows(path.family) {
-        harness.change(&half, |half| half.go_back(jiffies));
+    for entry in harness.flows(path.family) {
+        harness.change(&entry, |entry| entry.go_back(jiffies));
     }
 }
 
 /// A packet of a client to a Service, or of an endpoint by one of the entries.
-fn random(path: Path, halves: &[Half], rng: &mut Rng) -> Input {
-    let replies: Vec<_> = halves.iter().filter(|half| !half.is_request()).collect();
+fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
+    let replies: Vec<_> = entries.iter().filter(|entry| !entry.is_request()).collect();
     let flags = FLAGS[rng.usize(..FLAGS.len())];
     if rng.bool() && !replies.is_empty() {
-        let half = replies[rng.usize(..replies.len())];
-        let packet = packet(half.protocol == 6, half.from, half.to, flags, (ANSWER, SYN));
-        let of = |spot: Spot| spot.of(path.family) == half.from.ip();
+        let entry = replies[rng.usize(..replies.len())];
+        let packet = packet(entry.protocol == 6, entry.from, entry.to, flags, (ANSWER, SYN));
+        let of = |spot: Spot| spot.of(path.family) == entry.from.ip();
         let way = ENDPOINTS.iter().find(|endpoint| of(endpoint.spot)).and_then(|endpoint| endpoint.way);
         return match way {
             Some((device, router)) => input(path.hook, device, &packet.macs(router.mac(), device.mac())),
@@ -140,8 +140,8 @@ fn packet(tcp: bool, from: SocketAddr, to: SocketAddr, flags: Flags, (own, other
 }
 
 /// Every flow is of a Service, to one of the endpoints that there are.
-fn allowed(path: Path, halves: &[Half]) -> Result<(), String> {
-    for request in halves.iter().filter(|half| half.is_request()) {
+fn allowed(path: Path, entries: &[FlowEntry]) -> Result<(), String> {
+    for request in entries.iter().filter(|entry| entry.is_request()) {
         let service = SERVICES.iter().any(|service| service.at(path.family) == request.to);
         let to = |spot: Spot| SocketAddr::new(spot.of(path.family), TARGET);
         let Some(endpoint) = ENDPOINTS.iter().find(|endpoint| to(endpoint.spot) == request.new_to) else {
@@ -157,9 +157,9 @@ fn allowed(path: Path, halves: &[Half]) -> Result<(), String> {
 
 /// Entries and directory places that are left when all flows are over: none.
 fn nothing_left(harness: &Harness, path: Path) -> Result<(), String> {
-    let halves = harness.flows(path.family);
-    if !halves.is_empty() {
-        return Err(format!("after the last sweep: {halves:?}"));
+    let entries = harness.flows(path.family);
+    if !entries.is_empty() {
+        return Err(format!("after the last sweep: {entries:?}"));
     }
     let places = harness.places(path.family);
     if places > 0 {

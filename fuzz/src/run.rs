@@ -15,7 +15,7 @@ use std::{collections::HashMap, net::SocketAddr};
 use fastrand::Rng;
 use traffic_policy_agent::dataplane::Sweeper;
 use traffic_policy_testing::{
-    harness::{Device, Half, Harness, Hook, Input, Ran, Way},
+    harness::{Device, FlowEntry, Harness, Hook, Input, Ran, Way},
     lab::Family,
     packet::{Packet, difference},
 };
@@ -161,7 +161,7 @@ impl Run<'_> {
                 self.model.services[service].endpoints = endpoints;
                 self.harness.put(service as u32 + 1, &self.model.services[service].frontend());
                 // As the agent does for slots that are written again.
-                self.harness.change_state(|state| state.route = state.route.wrapping_add(1) & 0xffff | 1);
+                self.harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
                 Ok(())
             }
         }
@@ -228,20 +228,20 @@ impl Run<'_> {
     }
 
     /// The flow table, to see whether the next packet touches it; now and then, as it takes long to read.
-    fn watched(&self) -> Option<Vec<Half>> {
-        (self.compared == 1 || self.totals.packets.is_multiple_of(8)).then(|| self.halves())
+    fn watched(&self) -> Option<Vec<FlowEntry>> {
+        (self.compared == 1 || self.totals.packets.is_multiple_of(8)).then(|| self.entries())
     }
 
-    fn untouched(&self, before: Option<Vec<Half>>) -> Result<(), String> {
+    fn untouched(&self, before: Option<Vec<FlowEntry>>) -> Result<(), String> {
         match before {
-            Some(before) if self.halves() != before => Err("it changed the flow table".to_owned()),
+            Some(before) if self.entries() != before => Err("it changed the flow table".to_owned()),
             _ => Ok(()),
         }
     }
 
     /// The flow table without the ways out: whoever needs one first looks it up.
-    fn halves(&self) -> Vec<Half> {
-        let halves = self.harness.flows(self.path.family).into_iter();
-        halves.map(|half| Half { hop: 0, epoch: 0, ..half }).collect()
+    fn entries(&self) -> Vec<FlowEntry> {
+        let entries = self.harness.flows(self.path.family).into_iter();
+        entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()
     }
 }

@@ -17,7 +17,7 @@ pub type Counted = BTreeMap<(&'static str, &'static str), u64>;
 const HOOKS: [(&str, u32); 3] = [("xdp", hook::XDP), ("tc", hook::INGRESS), ("socket", hook::SOCKET)];
 
 /// The counters of a packet path, each the sum over all CPUs.
-pub struct Counters(PerCpuArray<MapData, abi::Counters>);
+pub struct Counters(PerCpuArray<MapData, abi::OutcomeCounters>);
 
 impl Counters {
     pub fn of(agent: &Agent) -> Result<Self> {

@@ -25,10 +25,10 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use aya::maps::MapError;
-use traffic_policy_agent::dataplane::{self, Found, Sizes, Sweeper};
+use traffic_policy_agent::dataplane::{self, Found, MapSizes, Sweeper};
 use traffic_policy_ebpf::abi::jump;
 
-pub use self::flows::{Half, Place};
+pub use self::flows::{FlowEntry, Place};
 pub use self::loaded::Loaded;
 use self::pool::Pool;
 pub use self::run::{Hook, Input, Ran, Way};
@@ -44,8 +44,8 @@ pub struct Harness {
 }
 
 /// Small tables, so that they can be filled.
-pub const SIZES: Sizes =
-    Sizes { flows4: 256, flows6: 256, pending: 64, frontends: 65_536, source_ranges: 65_536 };
+pub const SIZES: MapSizes =
+    MapSizes { flows4: 256, flows6: 256, pending: 64, frontends: 65_536, source_ranges: 65_536 };
 
 /// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of this
 /// process, if one has ended well.
@@ -61,11 +61,11 @@ pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
 ///
 /// # Panics
 /// As there.
-pub fn with_sizes<T: Send>(sizes: Sizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+pub fn with_sizes<T: Send>(sizes: MapSizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     lent(sizes, &Pool::new(), work)
 }
 
-fn lent<T: Send>(sizes: Sizes, idle: &Pool<Loaded>, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+fn lent<T: Send>(sizes: MapSizes, idle: &Pool<Loaded>, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let name = format!("tp-packets-{}-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let create =

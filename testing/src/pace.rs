@@ -32,8 +32,20 @@ pub fn scaled(limit: Duration) -> Duration {
 /// If it does not hold by then.
 #[track_caller]
 pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    wait_for(what, limit, || holds().then_some(()));
+}
+
+/// Waits until there is something, for at most this time, [`scaled`], and gives it.
+///
+/// # Panics
+/// If there is nothing by then.
+#[track_caller]
+pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
-    while !holds() {
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
         assert!(start.elapsed() < scaled(limit), "waited for {what} in vain");
         sleep(Duration::from_millis(50));
     }

@@ -45,7 +45,7 @@ pub fn address<A: Address>(a: A) -> u16 {
 /// of the first 64.
 #[inline(always)]
 pub fn prefix<A: Address>(a: A) -> u16 {
-    let wide = a.wide()[0];
+    let wide = a.wide().wire()[0];
     if size_of::<A>() == 4 { u16::from_be(wide as u16) } else { (wide.wrapping_mul(MULTIPLIER) >> 48) as u16 }
 }
 

@@ -67,7 +67,7 @@ mod programs {
         bindings::{__sk_buff, bpf_sock, bpf_sock_addr, xdp_md},
         cty::c_void,
     };
-    use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, Socket, SocketKey};
+    use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, SocketKey, TranslatedSocket};
 
     use crate::datapath::{
         clock,
@@ -148,7 +148,7 @@ mod programs {
         tp_gc_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
         tp_gc_pending4: FlowKey<Address4> => Flow<Address4>, gc::pending_entry::<V4>;
         tp_gc_pending6: FlowKey<Address6> => Flow<Address6>, gc::pending_entry::<V6>;
-        tp_gc_sockets: SocketKey => Socket, gc::socket_entry;
+        tp_gc_sockets: SocketKey => TranslatedSocket, gc::socket_entry;
     }
 }
 

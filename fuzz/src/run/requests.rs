@@ -90,8 +90,9 @@ impl Run<'_> {
     /// Whether a flow's request entry is that of the connection before: a new one has counted this packet alone.
     fn keeps(&self, index: usize) -> Result<bool, String> {
         let flow = &self.model.flows[index];
-        let halves = self.harness.flows(self.path.family);
-        let request = halves.iter().find(|half| flow.has_request(half)).ok_or("its request entry is gone")?;
+        let entries = self.harness.flows(self.path.family);
+        let request =
+            entries.iter().find(|entry| flow.has_request(entry)).ok_or("its request entry is gone")?;
         Ok(request.packets > 1)
     }
 
@@ -126,10 +127,10 @@ impl Run<'_> {
             return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
         }
         self.totals.flows += 1;
-        let halves = self.harness.flows(self.path.family);
+        let entries = self.harness.flows(self.path.family);
         let protocol = if tcp { 6 } else { 17 };
-        let made = halves.iter().find(|half| {
-            half.is_request() && half.protocol == protocol && half.from == client && half.to == frontend
+        let made = entries.iter().find(|entry| {
+            entry.is_request() && entry.protocol == protocol && entry.from == client && entry.to == frontend
         });
         let Some(made) = made else { return Err(format!("{}: no flow was made", ran.outcome)) };
         let of = |endpoint: &&Endpoint| endpoint.spot.of(self.path.family) == made.new_to.ip();

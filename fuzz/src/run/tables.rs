@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 
 use traffic_policy_ebpf::tcp::{ASSURED, FIN, RST};
-use traffic_policy_testing::{harness::Half, lab::Family};
+use traffic_policy_testing::{harness::FlowEntry, lab::Family};
 
 use super::Run;
 use crate::model::{Count, Ended, Flow, From, Stale};
 
 /// Whether an entry is the reply entry of a request entry.
-pub fn is_reply_of(reply: &Half, request: &Half) -> bool {
+pub fn is_reply_of(reply: &FlowEntry, request: &FlowEntry) -> bool {
     !reply.is_request()
         && reply.protocol == request.protocol
         && (reply.from, reply.to) == (request.new_to, request.new_from)
@@ -21,13 +21,13 @@ pub fn is_reply_of(reply: &Half, request: &Half) -> bool {
 ///
 /// # Errors
 /// The first rule that is broken.
-pub fn sound(halves: &[Half]) -> Result<(), String> {
+pub fn sound(entries: &[FlowEntry]) -> Result<(), String> {
     let mut taken = HashSet::new();
-    for request in halves.iter().filter(|half| half.is_request()) {
+    for request in entries.iter().filter(|entry| entry.is_request()) {
         if !taken.insert((request.protocol, request.new_from, request.new_to)) {
             return Err(format!("two flows share a port: {request:?}"));
         }
-        if !halves.iter().any(|half| is_reply_of(half, request)) {
+        if !entries.iter().any(|entry| is_reply_of(entry, request)) {
             return Err(format!("no reply entry of {request:?}"));
         }
     }
@@ -35,22 +35,25 @@ pub fn sound(halves: &[Half]) -> Result<(), String> {
 }
 
 impl Flow {
-    pub(super) fn has_request(&self, half: &Half) -> bool {
+    pub(super) fn has_request(&self, entry: &FlowEntry) -> bool {
         let protocol = if self.tcp { 6 } else { 17 };
-        half.is_request() && half.protocol == protocol && half.from == self.client && half.to == self.frontend
+        entry.is_request()
+            && entry.protocol == protocol
+            && entry.from == self.client
+            && entry.to == self.frontend
     }
 
-    pub(super) fn has_reply(&self, half: &Half, family: Family) -> bool {
+    pub(super) fn has_reply(&self, entry: &FlowEntry, family: Family) -> bool {
         let protocol = if self.tcp { 6 } else { 17 };
-        !half.is_request()
-            && half.protocol == protocol
-            && (half.from, half.to) == (self.target(family), self.source)
+        !entry.is_request()
+            && entry.protocol == protocol
+            && (entry.from, entry.to) == (self.target(family), self.source)
     }
 
     /// Compares what its entries have counted and noted.
-    fn compare(&self, request: &Half, reply: &Half) -> Result<(), String> {
-        for (half, from) in [(request, From::Client), (reply, From::Endpoint)] {
-            let (counted, count) = (Count { packets: half.packets, bytes: half.bytes }, self.counted(from));
+    fn compare(&self, request: &FlowEntry, reply: &FlowEntry) -> Result<(), String> {
+        for (entry, from) in [(request, From::Client), (reply, From::Endpoint)] {
+            let (counted, count) = (Count { packets: entry.packets, bytes: entry.bytes }, self.counted(from));
             if counted != count {
                 return Err(format!("{from:?}: counted {counted:?} instead of {count:?} of {self:?}"));
             }
@@ -65,9 +68,9 @@ impl Flow {
         if !self.tcp || !assured || self.ended == Ended::Unspecified {
             return Ok(());
         }
-        for (half, host) in [request, reply].into_iter().zip(&self.hosts) {
-            if self.ended == Ended::No && (half.state & RST != 0 || (half.state & FIN != 0) != host.fin) {
-                return Err(format!("state {:#x}, but {self:?}", half.state));
+        for (entry, host) in [request, reply].into_iter().zip(&self.hosts) {
+            if self.ended == Ended::No && (entry.state & RST != 0 || (entry.state & FIN != 0) != host.fin) {
+                return Err(format!("state {:#x}, but {self:?}", entry.state));
             }
         }
         Ok(())
@@ -77,18 +80,18 @@ impl Flow {
 impl Run<'_> {
     /// The flow table holds the model's flows, each with both entries, and no others.
     pub(super) fn compare_tables(&self) -> Result<(), String> {
-        let halves = self.harness.flows(self.path.family);
-        sound(&halves)?;
-        let requests: Vec<_> = halves.iter().filter(|half| half.is_request()).collect();
+        let entries = self.harness.flows(self.path.family);
+        sound(&entries)?;
+        let requests: Vec<_> = entries.iter().filter(|entry| entry.is_request()).collect();
         for flow in &self.model.flows {
-            let Some(request) = requests.iter().find(|half| flow.has_request(half)) else {
+            let Some(request) = requests.iter().find(|entry| flow.has_request(entry)) else {
                 return Err(format!("no request entry of {flow:?}"));
             };
             let source = (request.new_from, request.new_to);
             if source != (flow.source, flow.target(self.path.family)) {
                 return Err(format!("its request entry makes {source:?} of {flow:?}"));
             }
-            let Some(reply) = halves.iter().find(|half| is_reply_of(half, request)) else {
+            let Some(reply) = entries.iter().find(|entry| is_reply_of(entry, request)) else {
                 return Err(format!("no reply entry of {flow:?}"));
             };
             flow.compare(request, reply)?;
@@ -96,22 +99,23 @@ impl Run<'_> {
         if requests.len() != self.model.flows.len() {
             return Err(format!("{} request entries of {} flows", requests.len(), self.model.flows.len()));
         }
-        for half in halves.iter().filter(|half| !half.is_request()) {
-            let stale = |each: &Stale| each.is(half.protocol == 6, half.to, half.from);
-            if !requests.iter().any(|request| is_reply_of(half, request))
+        for entry in entries.iter().filter(|entry| !entry.is_request()) {
+            let stale = |each: &Stale| each.is(entry.protocol == 6, entry.to, entry.from);
+            if !requests.iter().any(|request| is_reply_of(entry, request))
                 && !self.model.stale.iter().any(stale)
             {
-                return Err(format!("a reply entry of no flow: {half:?}"));
+                return Err(format!("a reply entry of no flow: {entry:?}"));
             }
         }
         self.compare_counts(&requests)
     }
 
     /// The number of flows that are not assured, which the program keeps beside the table.
-    fn compare_counts(&self, requests: &[&Half]) -> Result<(), String> {
+    fn compare_counts(&self, requests: &[&FlowEntry]) -> Result<(), String> {
         for tcp in [true, false] {
             let kept = self.harness.unassured(self.path.family, tcp);
-            let of = requests.iter().filter(|half| (half.protocol == 6) == tcp && half.state & ASSURED == 0);
+            let of =
+                requests.iter().filter(|entry| (entry.protocol == 6) == tcp && entry.state & ASSURED == 0);
             let there = of.count() as u64;
             if kept != there {
                 return Err(format!("it counts {kept} flows that are not assured, of {there}; TCP: {tcp}"));

@@ -13,8 +13,8 @@ const MOST: usize = SIZES.flows4 as usize * 2 / 3;
 impl Run<'_> {
     /// As if so many jiffies had gone by.
     pub(super) fn wait(&mut self, jiffies: u32) {
-        for half in self.harness.flows(self.path.family) {
-            self.harness.change(&half, |half| half.go_back(jiffies));
+        for entry in self.harness.flows(self.path.family) {
+            self.harness.change(&entry, |entry| entry.go_back(jiffies));
         }
         self.model.clock += u64::from(jiffies);
     }
@@ -31,8 +31,8 @@ impl Run<'_> {
         let after = self.harness.flows(family);
         for (index, fate) in self.model.sweep().into_iter().enumerate().rev() {
             let flow = &self.model.flows[index];
-            let request = after.iter().any(|half| flow.has_request(half));
-            let reply = after.iter().any(|half| flow.has_reply(half, family));
+            let request = after.iter().any(|entry| flow.has_request(entry));
+            let reply = after.iter().any(|entry| flow.has_reply(entry, family));
             match (fate, request, reply) {
                 (Fate::Stays | Fate::Either, true, true) => {}
                 (Fate::Goes | Fate::Either, false, false) => drop(self.model.flows.remove(index)),
@@ -46,7 +46,7 @@ impl Run<'_> {
         if found.deleted == 0 && found.entries as usize != before.len() {
             return Err(format!("a sweep found {} of {} entries", found.entries, before.len()));
         }
-        let unassured = after.iter().filter(|half| half.is_request() && half.state & ASSURED == 0).count();
+        let unassured = after.iter().filter(|entry| entry.is_request() && entry.state & ASSURED == 0).count();
         if found.unassured as usize != unassured {
             return Err(format!(
                 "a sweep counts {} of {unassured} flows that are not assured",

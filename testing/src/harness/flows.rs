@@ -1,4 +1,4 @@
-//! The flow tables in the terms of a test: halves of both families alike.
+//! The flow tables in the terms of a test: entries of both families alike.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -33,7 +33,7 @@ impl Wire for Address6 {
     }
 }
 
-/// The table that holds a half.
+/// The table that holds an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     Main,
@@ -42,7 +42,7 @@ pub enum Place {
 
 /// One half of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Half {
+pub struct FlowEntry {
     pub place: Place,
     pub protocol: u8,
     /// The packets that it matches.
@@ -57,14 +57,14 @@ pub struct Half {
     pub epoch: u16,
     /// Jiffies of its last packet.
     pub last: u32,
-    /// Request half: jiffies of a SYN that came when the flow was assured, or 0.
+    /// Request entry: jiffies of a SYN that came when the flow was assured, or 0.
     pub asked: u32,
     pub service: u32,
     pub packets: u64,
     pub bytes: u64,
 }
 
-impl Half {
+impl FlowEntry {
     fn read<A: Address + FromWire>(place: Place, key: &FlowKey<A>, flow: &Flow<A>) -> Self {
         let tuple = key.tuple(flow);
         let end = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
@@ -125,16 +125,16 @@ impl Half {
         }
     }
 
-    /// Whether it is a request half.
+    /// Whether it is a request entry.
     pub fn is_request(&self) -> bool {
         matches!(self.kind, kind::FORWARD | kind::DELIVER)
     }
 }
 
 impl Harness {
-    /// All halves of a family, requests first, by the addresses that they match.
-    pub fn flows(&self, family: Family) -> Vec<Half> {
-        let mut halves = match family {
+    /// All entries of a family, requests first, by the addresses that they match.
+    pub fn flows(&self, family: Family) -> Vec<FlowEntry> {
+        let mut entries = match family {
             Family::V4 => [
                 dump::<Address4>(Place::Main, self.map("tp_flows4")),
                 dump::<Address4>(Place::Pending, self.map("tp_pending4")),
@@ -145,55 +145,55 @@ impl Harness {
             ],
         }
         .concat();
-        halves.sort_by_key(|half| (!half.is_request(), half.place, half.from, half.to, half.protocol));
-        halves
+        entries.sort_by_key(|entry| (!entry.is_request(), entry.place, entry.from, entry.to, entry.protocol));
+        entries
     }
 
-    /// The only flow of a family: its request half and its reply half.
-    pub fn flow(&self, family: Family) -> (Half, Half) {
+    /// The only flow of a family: its request entry and its reply entry.
+    pub fn flow(&self, family: Family) -> (FlowEntry, FlowEntry) {
         match self.flows(family).as_slice() {
             [request, reply] if request.is_request() && !reply.is_request() => (*request, *reply),
-            other => panic!("not one pair of halves: {other:#?}"),
+            other => panic!("not one pair of entries: {other:#?}"),
         }
     }
 
-    /// Changes a half: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, or the ports that its packets get.
-    pub fn change(&mut self, half: &Half, change: impl FnOnce(&mut Half)) {
-        let mut half = *half;
-        change(&mut half);
-        match (half.from.is_ipv4(), half.place) {
-            (true, Place::Main) => edit(&mut self.tables.v4.flows, &half),
-            (true, Place::Pending) => edit(&mut self.pending4, &half),
-            (false, Place::Main) => edit(&mut self.tables.v6.flows, &half),
-            (false, Place::Pending) => edit(&mut self.pending6, &half),
+    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, or the ports that its packets get.
+    pub fn change(&mut self, entry: &FlowEntry, change: impl FnOnce(&mut FlowEntry)) {
+        let mut entry = *entry;
+        change(&mut entry);
+        match (entry.from.is_ipv4(), entry.place) {
+            (true, Place::Main) => edit(&mut self.tables.v4.flows, &entry),
+            (true, Place::Pending) => edit(&mut self.pending4, &entry),
+            (false, Place::Main) => edit(&mut self.tables.v6.flows, &entry),
+            (false, Place::Pending) => edit(&mut self.pending6, &entry),
         }
     }
 
-    /// Makes the entry of an IPv6 half in the main table that of packets to another address whose key is the same.
-    pub fn exchange(&mut self, half: &Half, to: Ipv6Addr) -> Half {
-        let (table, key) = (&mut self.tables.v6.flows, half.key());
-        let mut flow = table.get(&key, 0).unwrap_or_else(|error| panic!("no half {half:?}: {error}"));
+    /// Makes an IPv6 entry of the main table that of packets to another address whose key is the same.
+    pub fn exchange(&mut self, entry: &FlowEntry, to: Ipv6Addr) -> FlowEntry {
+        let (table, key) = (&mut self.tables.v6.flows, entry.key());
+        let mut flow = table.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
         flow.kept = to.to_wire().kept();
-        table.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {half:?}: {error}"));
-        Half::read(half.place, &key, &flow)
+        table.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
+        FlowEntry::read(entry.place, &key, &flow)
     }
 
-    /// Deletes one half, as the kernel may in the pending table.
-    pub fn evict(&mut self, half: &Half) {
-        match (half.from.is_ipv4(), half.place) {
-            (true, Place::Main) => self.tables.v4.flows.remove(&half.key()),
-            (true, Place::Pending) => self.pending4.remove(&half.key()),
-            (false, Place::Main) => self.tables.v6.flows.remove(&half.key()),
-            (false, Place::Pending) => self.pending6.remove(&half.key()),
+    /// Deletes one entry, as the kernel may in the pending table.
+    pub fn evict(&mut self, entry: &FlowEntry) {
+        match (entry.from.is_ipv4(), entry.place) {
+            (true, Place::Main) => self.tables.v4.flows.remove(&entry.key()),
+            (true, Place::Pending) => self.pending4.remove(&entry.key()),
+            (false, Place::Main) => self.tables.v6.flows.remove(&entry.key()),
+            (false, Place::Pending) => self.pending6.remove(&entry.key()),
         }
-        .unwrap_or_else(|error| panic!("deleting {half:?}: {error}"));
+        .unwrap_or_else(|error| panic!("deleting {entry:?}: {error}"));
     }
 }
 
 /// All entries of a map, read by one call: a comparison of tables is what a fuzzer does most.
-fn dump<A: Address + FromWire>(place: Place, map: &BpfMap) -> Vec<Half> {
+fn dump<A: Address + FromWire>(place: Place, map: &BpfMap) -> Vec<FlowEntry> {
     let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
-    let halves = entries.iter().map(|(key, value)| {
+    let entries = entries.iter().map(|(key, value)| {
         assert_eq!((key.len(), value.len()), (size_of::<FlowKey<A>>(), size_of::<Flow<A>>()));
         // SAFETY: plain numbers, as many bytes as were read.
         let (key, flow) = unsafe {
@@ -202,14 +202,14 @@ fn dump<A: Address + FromWire>(place: Place, map: &BpfMap) -> Vec<Half> {
                 value.as_ptr().cast::<Flow<A>>().read_unaligned(),
             )
         };
-        Half::read(place, &key, &flow)
+        FlowEntry::read(place, &key, &flow)
     });
-    halves.collect()
+    entries.collect()
 }
 
-fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, half: &Half) {
-    let key = half.key();
-    let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no half {half:?}: {error}"));
-    half.write(&mut flow);
-    map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {half:?}: {error}"));
+fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entry: &FlowEntry) {
+    let key = entry.key();
+    let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
+    entry.write(&mut flow);
+    map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
 }

@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use traffic_policy_agent::dataplane::{self, Kernel, Maps, Sizes};
-use traffic_policy_ebpf::abi::{Address4, Address6, Affinity, AffinityKey, Bucket, Flow, FlowKey, HOPS};
+use traffic_policy_agent::dataplane::{self, Kernel, MapSizes, Maps};
+use traffic_policy_ebpf::abi::{
+    Address4, Address6, Affinity, AffinityKey, Flow, FlowKey, HOPS, RejectBucket,
+};
 
 use crate::bpf_map::{BpfMap, Entries, Kind};
 use crate::lab::Family;
@@ -22,14 +24,14 @@ pub struct Loaded {
     pub tables: Maps,
     pub(super) pending4: HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
     pub(super) pending6: HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
-    pub(super) buckets: PerCpuArray<MapData, Bucket>,
+    pub(super) buckets: PerCpuArray<MapData, RejectBucket>,
     pub(super) affinity: HashMap<MapData, AffinityKey, Affinity>,
     /// Every map of the object by name, but for constants.
     maps: BTreeMap<String, BpfMap>,
 }
 
 impl Loaded {
-    pub(super) fn load(sizes: Sizes) -> Result<Self> {
+    pub(super) fn load(sizes: MapSizes) -> Result<Self> {
         dataplane::check_privileges()?;
         let mut object = dataplane::load(sizes, None, &Kernel::running()?)?;
         dataplane::load_programs(&mut object)?;

@@ -8,9 +8,9 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Agent, Bucket, Cidr, Device as DeviceEntry, Frontend as FrontendEntry,
-    FrontendKey, HOP_XDP, Node, PROTOCOL_TCP, PROTOCOL_UDP, Port, Range, SLOT_LOCAL, SLOT_REMOTE, Slot,
-    State, Usage, scope, source_check,
+    Address, Address4, Address6, AgentHeartbeat, DeviceInfo, Frontend as FrontendEntry, FrontendKey, HOP_XDP,
+    IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket, RuntimeConfig, SLOT_LOCAL,
+    SLOT_REMOTE, ServiceCidr, Slot, TableUsage, WideAddress, scope, source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -46,7 +46,7 @@ impl Harness {
             let v6 = &mut self.loaded.tables.v6;
             write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6)?;
         }
-        let state = State {
+        let config = RuntimeConfig {
             route: 1,
             hop_epoch: 1,
             hop_max_age: setup.hop_max_age,
@@ -54,56 +54,59 @@ impl Harness {
             unassured_limit: [setup.unassured_limit; 2],
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
-            ..State::default()
+            ..RuntimeConfig::default()
         };
         // SAFETY: the elements are mapped as long as the tables live, and no program runs meanwhile. The indices are
         // below the lengths of the arrays.
         unsafe {
-            self.tables.state.pointer().write_volatile(state);
-            self.tables.agent.pointer().write_volatile(Agent { hz: setup.hz, ..Agent::default() });
-            self.tables.usage.pointer().write_volatile(Usage::default());
-            let filter = self.tables.filter.pointer();
-            filter.write_bytes(0, 1);
+            self.tables.config.pointer().write_volatile(config);
+            self.tables
+                .heartbeat
+                .pointer()
+                .write_volatile(AgentHeartbeat { hz: setup.hz, ..AgentHeartbeat::default() });
+            self.tables.usage.pointer().write_volatile(TableUsage::default());
+            let prefilter = self.tables.prefilter.pointer();
+            prefilter.write_bytes(0, 1);
             let set = |array: *mut u64, port: u16| {
                 let word = array.add(usize::from(port >> 6));
                 word.write_volatile(word.read_volatile() | 1 << (port & 63));
             };
-            destinations.into_iter().for_each(|port| set((&raw mut (*filter).frontends).cast(), port));
-            sources.into_iter().for_each(|port| set((&raw mut (*filter).endpoints).cast(), port));
+            destinations.into_iter().for_each(|port| set((&raw mut (*prefilter).frontends).cast(), port));
+            sources.into_iter().for_each(|port| set((&raw mut (*prefilter).endpoints).cast(), port));
             for address in cluster_ips.into_iter().flat_map(|spot| Family::BOTH.map(|family| spot.of(family)))
             {
                 let (hash, _) = hashes(address);
-                set((&raw mut (*filter).cluster_ips).cast(), hash);
+                set((&raw mut (*prefilter).cluster_ips).cast(), hash);
             }
             for address in
                 setup.service_cidrs.iter().flat_map(|spot| Family::BOTH.map(|family| spot.of(family)))
             {
                 let (_, prefix) = hashes(address);
-                set((&raw mut (*filter).service_cidrs).cast(), prefix);
+                set((&raw mut (*prefilter).service_cidrs).cast(), prefix);
             }
             for (index, port) in setup.pool.iter().enumerate() {
-                set((&raw mut (*filter).pool).cast(), *port);
+                set((&raw mut (*prefilter).pool).cast(), *port);
                 self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
             }
         }
         for spot in &setup.service_cidrs {
             let Addresses { v4, v6 } = spot.addresses().network();
-            let key = Cidr { address: [u32::from_ne_bytes(v4.octets())] };
+            let key = ServiceCidr { address: [u32::from_ne_bytes(v4.octets())] };
             self.tables.v4.service_cidrs.insert(&Key::new(Family::V4.prefix().into(), key), 1, 0)?;
             let words = v6.octets();
             let word =
                 |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-            let key = Cidr { address: [word(0), word(4), word(8), word(12)] };
+            let key = ServiceCidr { address: [word(0), word(4), word(8), word(12)] };
             self.tables.v6.service_cidrs.insert(&Key::new(Family::V6.prefix().into(), key), 1, 0)?;
         }
         self.describe_node(setup)?;
         for (device, xdp) in &setup.devices {
-            let v6 = wide(device.spot().of(Family::V6));
-            let entry = DeviceEntry {
+            let v6 = wide(device.spot().of(Family::V6)).wire();
+            let entry = DeviceInfo {
                 mac: device.mac(),
                 flags: if *xdp { HOP_XDP } else { 0 },
-                addresses: [wide(device.spot().of(Family::V4))[0], v6[0], v6[1]],
-                ..DeviceEntry::default()
+                addresses: [wide(device.spot().of(Family::V4)).wire()[0], v6[0], v6[1]],
+                ..DeviceInfo::default()
             };
             let index = self.ifindex(*device);
             self.tables.devices.insert(index, entry, 0)?;
@@ -114,8 +117,8 @@ impl Harness {
     /// As the agent does: the pods of this node are behind pod0.
     fn describe_node(&mut self, setup: &Setup) -> Result<()> {
         let pods = Spot::NodePod0.addresses().network();
-        let masks = [wide(IpAddr::from([255, 255, 255, 0])), [u64::MAX, 0]];
-        let node = Node {
+        let masks = [wide(IpAddr::from([255, 255, 255, 0])), WideAddress::from_wire([u64::MAX, 0])];
+        let node = LocalNode {
             pods: [wide(pods.v4.into()), wide(pods.v6.into())],
             pod_masks: masks,
             source_check: match setup.source_check {
@@ -123,9 +126,9 @@ impl Harness {
                 SourceCheck::Martian => source_check::MARTIAN,
                 SourceCheck::Strict => source_check::STRICT,
             },
-            ..Node::default()
+            ..LocalNode::default()
         };
-        self.tables.node.set(0, node, 0)?;
+        self.tables.local_node.set(0, node, 0)?;
         for device in Device::ALL {
             let Addresses { v4, v6 } = device.spot().addresses();
             self.tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
@@ -159,10 +162,14 @@ impl Harness {
     /// Gives every CPU this many answers to make; more come with time.
     pub fn fill_buckets(&mut self, tokens: u32) -> Result<()> {
         let filled = self.now();
-        let buckets = vec![Bucket { tokens, filled }; aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        let buckets =
+            vec![RejectBucket { tokens, filled }; aya::util::nr_cpus().map_err(|(_, error)| error)?];
         // A bucket that was last filled long ago is full.
         let buckets: Vec<_> = if tokens == 0 {
-            buckets.into_iter().map(|b| Bucket { filled: b.filled.wrapping_sub(1 << 20), ..b }).collect()
+            buckets
+                .into_iter()
+                .map(|b| RejectBucket { filled: b.filled.wrapping_sub(1 << 20), ..b })
+                .collect()
         } else {
             buckets
         };
@@ -172,17 +179,17 @@ impl Harness {
     /// As if every CPU had just made as many answers as it may.
     pub fn empty_buckets(&mut self) {
         // SAFETY: a field of the mapped element.
-        self.tables.state.store(|state| unsafe { &raw mut (*state).answers_per_jiffy }, 0);
+        self.tables.config.store(|config| unsafe { &raw mut (*config).answers_per_jiffy }, 0);
         self.clear_buckets().unwrap_or_else(|error| panic!("emptying the buckets: {error:#}"));
     }
 
     fn clear_buckets(&mut self) -> Result<()> {
-        let buckets = vec![Bucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        let buckets = vec![RejectBucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];
         Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
     }
 
     /// A copy of the words that the packet path writes.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> TableUsage {
         // SAFETY: the element is mapped as long as the tables live.
         unsafe { self.tables.usage.pointer().read_volatile() }
     }
@@ -205,9 +212,9 @@ impl Harness {
     }
 
     /// Changes the words that the agent writes.
-    pub fn change_state(&mut self, change: impl FnOnce(&mut State)) {
+    pub fn change_config(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
         // SAFETY: as above; no program runs meanwhile.
-        unsafe { change(&mut *self.tables.state.pointer()) }
+        unsafe { change(&mut *self.tables.config.pointer()) }
     }
 
     /// Writes one more frontend, or another one in its place.
@@ -236,7 +243,7 @@ fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
     Ok(())
 }
 
-/// Bits of an address in the filter: its own, and its prefix's.
+/// Bits of an address in the prefilter: its own, and its prefix's.
 fn hashes(address: IpAddr) -> (u16, u16) {
     match address {
         IpAddr::V4(_) => {
@@ -262,7 +269,7 @@ fn write<A: Address + Wire>(
         base + SLOTS <= ELEMENTS,
         "frontend {number}: what its slots hold would be left to the next test"
     );
-    let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<Range> {
+    let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<IndexRange> {
         for (index, (spot, port)) in (base..).zip(endpoints) {
             let address: IpAddr = spot.of(family);
             // As the agent does: by `nodeName`, and for the node's own addresses.
@@ -278,7 +285,7 @@ fn write<A: Address + Wire>(
             let slot = Slot { address: A::from_ip(address), port: Port::from_host(*port), flags, zero: 0 };
             slots.set(index, slot, 0)?;
         }
-        Ok(Range { base, len: endpoints.len() as u32 })
+        Ok(IndexRange { base, len: endpoints.len() as u32 })
     };
     let entry = FrontendEntry {
         service: number,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use aya::programs::ProgramInfo;
-use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
+use traffic_policy_agent::dataplane::{self, Kernel, MapSizes};
 
 use crate::recorded::Figures;
 
@@ -19,8 +19,8 @@ fn measure() -> Figures {
     // Says what is missing in a sentence.
     dataplane::check_privileges().unwrap_or_else(|error| panic!("budgets: {error:#}"));
     let kernel = Kernel::running().unwrap();
-    let mut object =
-        dataplane::load(Sizes::default(), None, &kernel).unwrap_or_else(|error| panic!("budgets: {error:#}"));
+    let mut object = dataplane::load(MapSizes::default(), None, &kernel)
+        .unwrap_or_else(|error| panic!("budgets: {error:#}"));
     dataplane::load_programs(&mut object).unwrap();
     let mut figures = Figures::new();
     for (name, program) in object.programs() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aya::programs::SchedClassifier;
 use aya::programs::tc::{NlOptions, TcAttachOptions, TcAttachType, TcHandle, qdisc_add_clsact};
-use traffic_policy_agent::dataplane::{self, Kernel, Sizes};
+use traffic_policy_agent::dataplane::{self, Kernel, MapSizes};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
@@ -105,7 +105,7 @@ fn programs_of_others_and_of_an_agent_that_runs() {
 fn filters_of_clsact() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
-    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64, ..Sizes::default() };
+    let sizes = MapSizes { flows4: 64, flows6: 64, pending: 64, ..MapSizes::default() };
     let mut object = dataplane::load(sizes, None, &Kernel::running().unwrap()).unwrap();
     dataplane::load_programs(&mut object).unwrap();
     let mut filter = |hook, name: &str, priority| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, Port, Range, SLOT_LOCAL, Slot, frontend,
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, Port, SLOT_LOCAL, Slot, frontend,
 };
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
@@ -139,7 +139,7 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     world.expect("forwarded", Some((2, 1)));
     maps.change(node, |frontend| {
         frontend.flags &= !frontend::HAS_ENDPOINTS;
-        (frontend.cluster, frontend.local) = (Range::default(), Range::default());
+        (frontend.cluster, frontend.local) = (IndexRange::default(), IndexRange::default());
     });
     world.expect("rejected-no-endpoint", None);
     maps.frontends.remove(&Maps::key(node)).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use traffic_policy_ebpf::abi::Counters;
+use traffic_policy_ebpf::abi::OutcomeCounters;
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
@@ -126,7 +126,7 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
 fn quieten(counters: &mut [u8]) {
     let noise =
         [Outcome::Passed, Outcome::PassedNotIp, Outcome::PassedUnsupportedProtocol, Outcome::PassedOtherHost];
-    for of_cpu in counters.chunks_mut(size_of::<Counters>()) {
+    for of_cpu in counters.chunks_mut(size_of::<OutcomeCounters>()) {
         for outcome in noise {
             of_cpu[outcome as usize * 8..][..8].fill(0);
         }

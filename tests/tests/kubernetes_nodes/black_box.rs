@@ -1,11 +1,10 @@
 //! A node port seen from outside.
 
 use std::net::SocketAddr;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::lab::{Family, Lab, Node};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace;
 use traffic_policy_testing::traffic::{Outcome, Probe, http};
 
 pub const POD_PORT: u16 = 8080;
@@ -71,10 +70,7 @@ pub fn check_health(lab: &Lab, port: u16) {
 }
 
 /// Waits until something holds; it is what the agents will do soon.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < scaled(Duration::from_secs(20)), "waited for {what} in vain");
-        sleep(Duration::from_millis(50));
-    }
+#[track_caller]
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    pace::until(what, Duration::from_secs(20), condition);
 }

@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::Backend;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace;
 use traffic_policy_testing::traffic::{self, Outcome, Probe};
 
 use crate::cluster::{self, NODE_PORT, PATIENCE, web};
@@ -29,7 +29,8 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     let targets = both(family, |family| cluster.at(1, family, NODE_PORT));
     let client = cluster.lab.client().netns().clone();
     let ask = |port: u16| Probe::udp(targets[0]).source_port(port).answer(&client).unwrap().pod;
-    until(|| (0..40).all(|number| ask(20_100 + number) != "pod-3-1"));
+    let is_old = || (0..40).all(|number| ask(20_100 + number) != "pod-3-1");
+    pace::until("the endpoints without the new pod", Duration::from_secs(5), is_old);
 
     // Flows known by their source ports, some of them to pods that will go, one of node-1 and one of node-2.
     let ports = 21_000..21_040;
@@ -71,14 +72,6 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
         } else {
             assert!(now.contains(&answered.as_str()), "a flow from {pod} went to {answered}");
         }
-    }
-}
-
-fn until(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < scaled(Duration::from_secs(5)), "waited in vain");
-        sleep(Duration::from_millis(50));
     }
 }
 

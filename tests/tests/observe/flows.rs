@@ -146,7 +146,7 @@ fn wrong_filters_are_named() {
     }
 }
 
-/// Fills the IPv4 table with flows of 256 clients, both halves each, as the packet path would.
+/// Fills the IPv4 table with flows of 256 clients, both entries each, as the packet path would.
 fn fill(pin_dir: &Path, flows: u32) {
     let maps = pin_dir.join(format!("v{}/maps", abi::ABI_VERSION));
     let table = Map::from_map_data(MapData::from_pin(maps.join("tp_flows4")).unwrap()).unwrap();
@@ -200,7 +200,7 @@ fn a_full_table_is_listed_at_once() {
     let all = list(&agent, &[]);
     let (took, start) = (start.elapsed(), Instant::now());
     assert_eq!(all.len() as u32, FLOWS);
-    assert_eq!(all[0]["reply_packets"], 3, "both halves were found");
+    assert_eq!(all[0]["reply_packets"], 3, "both entries were found");
     let few = list(&agent, &["--client", "198.51.100.7"]);
     assert_eq!(few.len() as u32, FLOWS / 256);
     println!(

@@ -69,7 +69,7 @@ impl Monitor {
 
 fn monitor_until(pins: &Path) -> u64 {
     let state = pinned::maps(pins).unwrap()["tp_config"].values().next().unwrap().clone();
-    let at = std::mem::offset_of!(traffic_policy_ebpf::abi::State, monitor_until);
+    let at = std::mem::offset_of!(traffic_policy_ebpf::abi::RuntimeConfig, monitor_until);
     u64::from_ne_bytes(state[at..at + 8].try_into().unwrap())
 }
 

@@ -47,7 +47,11 @@ fn attached_in_sync_and_after_death() {
         assert!(status["snat_ports"].as_u64().unwrap() > 1000);
         let maps = status["maps"].as_array().unwrap();
         let flows = maps.iter().find(|map| map["name"] == "tp_flows4").unwrap();
-        assert_eq!((&flows["used"], &flows["size"]), (&2.into(), &262_144.into()), "both halves of one flow");
+        assert_eq!(
+            (&flows["used"], &flows["size"]),
+            (&2.into(), &262_144.into()),
+            "both entries of one flow"
+        );
         assert!(flows["bytes"].as_u64().unwrap() > 262_144 * 100);
         assert_eq!(status["flows"]["entries"][0], 2);
         assert!(status["map_bytes"].as_u64().unwrap() > 30_000_000);

@@ -41,9 +41,9 @@ fn past(harness: &mut Harness, dialogue: Dialogue) -> Place {
         dialogue.close(harness);
     }
     let last = harness.now().wrapping_sub(TIMEOUTS.finished + 1000);
-    let (request, reply) = dialogue.halves(harness);
-    for half in [request, reply] {
-        harness.change(&half, |half| half.last = last);
+    let (request, reply) = dialogue.entries(harness);
+    for entry in [request, reply] {
+        harness.change(&entry, |entry| entry.last = last);
     }
     request.place
 }
@@ -58,15 +58,15 @@ fn short_connections_never_fill_the_table() {
             standing.establish(harness);
             let idle = if terms.tcp { 40_000_000 } else { 500_000 };
             let last = harness.now().wrapping_sub(idle);
-            let (request, reply) = standing.halves(harness);
-            for half in [request, reply] {
-                harness.change(&half, |half| half.last = last);
+            let (request, reply) = standing.entries(harness);
+            for entry in [request, reply] {
+                harness.change(&entry, |entry| entry.last = last);
             }
             let pending =
                 (2..1280).filter(|port| past(harness, of_port(terms, *port)) == Place::Pending).count();
             // One each time the table is full again after some seconds.
             assert!(pending < 32, "{pending} connections found no room in the main table, {terms:?}");
-            assert_eq!(standing.halves(harness).0.last, last, "{terms:?}");
+            assert_eq!(standing.entries(harness).0.last, last, "{terms:?}");
             let outcome = standing.send(harness, ACK).outcome;
             assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         }
@@ -85,17 +85,18 @@ fn a_flood_is_forgotten() {
             of_port(terms, port).open(harness).expect("forwarded");
         }
         let mains: Vec<_> =
-            harness.flows(terms.family).into_iter().filter(|half| half.place == Place::Main).collect();
+            harness.flows(terms.family).into_iter().filter(|entry| entry.place == Place::Main).collect();
         let last = harness.now().wrapping_sub(TIMEOUTS.unassured + 1000);
-        for half in mains {
-            harness.change(&half, |half| half.last = last);
+        for entry in mains {
+            harness.change(&entry, |entry| entry.last = last);
         }
         // The directory has 256 places, of which each new flow looks at some.
         for port in 100..140 {
             of_port(terms, port).open(harness).expect("forwarded");
         }
-        let in_main =
-            |port| of_port(terms, port).request_half(harness).is_some_and(|half| half.place == Place::Main);
+        let in_main = |port| {
+            of_port(terms, port).request_entry(harness).is_some_and(|entry| entry.place == Place::Main)
+        };
         assert_eq!((1..=32).filter(|port| in_main(*port)).count(), 0, "{terms:?}");
         // The first ones come before all of the former have been found.
         let there = (100..140).filter(|port| in_main(*port)).count();
@@ -115,7 +116,7 @@ fn without_time_outs_nothing_is_removed() {
         for port in 200..240 {
             of_port(terms, port).open(harness).expect("forwarded");
         }
-        let mains = harness.flows(terms.family).iter().filter(|half| half.place == Place::Main).count();
+        let mains = harness.flows(terms.family).iter().filter(|entry| entry.place == Place::Main).count();
         assert_eq!(mains, 256);
     });
 }

@@ -31,7 +31,7 @@ fn setup(frontend: Frontend) -> Setup {
 fn endpoint(harness: &Harness, dialogue: Dialogue) -> SocketAddr {
     let outcome = dialogue.open(harness).outcome;
     assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
-    dialogue.request_half(harness).unwrap().new_to
+    dialogue.request_entry(harness).unwrap().new_to
 }
 
 /// The endpoint of many connections from the ports after `first`, which must be one.

@@ -3,7 +3,7 @@
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
-use traffic_policy_testing::harness::{Frontend, Half, Harness, Setup, Spot};
+use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere};
@@ -29,7 +29,7 @@ fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
     });
 }
 
-fn states((request, reply): (Half, Half)) -> (u8, u8) {
+fn states((request, reply): (FlowEntry, FlowEntry)) -> (u8, u8) {
     (request.state, reply.state)
 }
 
@@ -37,24 +37,24 @@ fn states((request, reply): (Half, Half)) -> (u8, u8) {
 fn confirmed_by_the_right_packet_only() {
     each(|harness, terms, dialogue| {
         dialogue.open(harness);
-        assert_eq!(states(dialogue.halves(harness)), (0, 0));
+        assert_eq!(states(dialogue.entries(harness)), (0, 0));
         assert_eq!(harness.unassured(terms.family, terms.tcp), 1);
         dialogue.send(harness, ACK);
-        assert_eq!(states(dialogue.halves(harness)), (0, 0), "the endpoint has not answered");
+        assert_eq!(states(dialogue.entries(harness)), (0, 0), "the endpoint has not answered");
         dialogue.answer(harness, SYN_ACK);
-        assert_eq!(states(dialogue.halves(harness)), (0, ANSWERED));
+        assert_eq!(states(dialogue.entries(harness)), (0, ANSWERED));
         if terms.tcp {
             for wrong in [ANSWER_NUMBER, ANSWER_NUMBER + 2, 0] {
                 let packet = dialogue.request(ACK).with(|p| p.tcp_mut().acknowledgement = wrong);
                 harness.run(terms.hook, &packet);
-                assert_eq!(dialogue.halves(harness).0.state, 0, "acknowledged {wrong}");
+                assert_eq!(dialogue.entries(harness).0.state, 0, "acknowledged {wrong}");
             }
             dialogue.open(harness);
             dialogue.send(harness, flag::RST | ACK);
-            assert_eq!(dialogue.halves(harness).0.state & ASSURED, 0, "an RST assures nothing");
+            assert_eq!(dialogue.entries(harness).0.state & ASSURED, 0, "an RST assures nothing");
         }
         dialogue.send(harness, ACK);
-        assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
         assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         dialogue.send(harness, ACK);
         assert_eq!(harness.unassured(terms.family, terms.tcp), 0, "counted once");
@@ -84,7 +84,7 @@ fn established_packets_go_no_further_than_the_entry_program() {
 fn packets_and_bytes_are_counted() {
     each(|harness, terms, dialogue| {
         dialogue.establish(harness);
-        let (request, reply) = dialogue.halves(harness);
+        let (request, reply) = dialogue.entries(harness);
         let length = dialogue.request(ACK).bytes().len() as u64 - 14;
         assert_eq!((request.packets, request.bytes), (2, 2 * length), "{terms:?}");
         assert_eq!(reply.packets, 1);
@@ -97,17 +97,17 @@ fn a_syn_changes_nothing_in_a_living_flow() {
     each(|harness, terms, dialogue| {
         // Retransmitted before the answer, and after it; in a flow that lives, with an endpoint more to choose from.
         dialogue.open(harness);
-        let first = dialogue.halves(harness);
+        let first = dialogue.entries(harness);
         let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(1, &more);
         dialogue.open(harness);
-        assert_eq!(dialogue.halves(harness).0.new_to, first.0.new_to);
+        assert_eq!(dialogue.entries(harness).0.new_to, first.0.new_to);
         assert_eq!(harness.flows(terms.family).len(), 2);
         dialogue.establish(harness);
-        let before = states(dialogue.halves(harness));
+        let before = states(dialogue.entries(harness));
         dialogue.open(harness);
-        assert_eq!(dialogue.halves(harness).0.new_to, first.0.new_to);
-        assert_eq!(states(dialogue.halves(harness)), before);
+        assert_eq!(dialogue.entries(harness).0.new_to, first.0.new_to);
+        assert_eq!(states(dialogue.entries(harness)), before);
         assert_eq!(harness.flows(terms.family).len(), 2);
     });
 }
@@ -120,24 +120,24 @@ fn the_end_of_a_connection() {
         }
         dialogue.establish(harness);
         dialogue.send(harness, FIN_ACK);
-        assert_eq!(dialogue.halves(harness).0.state, ASSURED | FIN);
+        assert_eq!(dialogue.entries(harness).0.state, ASSURED | FIN);
         dialogue.answer(harness, ACK);
-        let open = dialogue.halves(harness).0.new_from;
+        let open = dialogue.entries(harness).0.new_from;
         dialogue.open(harness);
-        assert_eq!(dialogue.halves(harness).0.new_from, open, "half closed is not closed");
+        assert_eq!(dialogue.entries(harness).0.new_from, open, "half closed is not closed");
         dialogue.answer(harness, FIN_ACK);
         dialogue.send(harness, ACK);
-        assert_eq!(states(dialogue.halves(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
         // Data after an RST: it was forged.
         dialogue.send(harness, flag::RST);
-        assert_eq!(dialogue.halves(harness).0.state & RST, RST);
+        assert_eq!(dialogue.entries(harness).0.state & RST, RST);
         dialogue.send(harness, ACK);
-        assert_eq!(dialogue.halves(harness).0.state & RST, RST, "an ACK from before it may come late");
+        assert_eq!(dialogue.entries(harness).0.state & RST, RST, "an ACK from before it may come late");
         harness.run(
             terms.hook,
             &dialogue.request(ACK).numbers(SYN_NUMBER + 2, ANSWER_NUMBER + 1).payload(b"more"),
         );
-        assert_eq!(dialogue.halves(harness).0.state & RST, 0);
+        assert_eq!(dialogue.entries(harness).0.state & RST, 0);
     });
 }
 
@@ -151,12 +151,12 @@ fn a_syn_before_the_last_ack_is_no_new_connection() {
         dialogue.establish(harness);
         dialogue.send(harness, FIN_ACK);
         dialogue.answer(harness, FIN_ACK);
-        let before = dialogue.halves(harness).0.new_from;
+        let before = dialogue.entries(harness).0.new_from;
         let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(1, &more);
         dialogue.open(harness);
-        assert_eq!(dialogue.halves(harness).0.new_from, before);
-        assert_eq!(states(dialogue.halves(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
+        assert_eq!(dialogue.entries(harness).0.new_from, before);
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
     });
 }
 
@@ -169,23 +169,23 @@ fn a_syn_that_nobody_answers_chooses_anew() {
         }
         let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         dialogue.establish(harness);
-        let old = dialogue.halves(harness).0.new_to;
+        let old = dialogue.entries(harness).0.new_to;
         harness.put(1, &more);
         // However long it was idle before, and however many come at once.
         dialogue.idle(harness, 1000);
         for _ in 0..5 {
             dialogue.open(harness);
         }
-        assert_eq!(dialogue.halves(harness).0.new_to, old);
+        assert_eq!(dialogue.entries(harness).0.new_to, old);
         // Answered in time, and then idle again.
         dialogue.idle(harness, 1);
         dialogue.answer(harness, ACK);
         dialogue.idle(harness, 1000);
         dialogue.open(harness);
-        assert_eq!(dialogue.halves(harness).0.new_to, old);
+        assert_eq!(dialogue.entries(harness).0.new_to, old);
         dialogue.idle(harness, 4);
         dialogue.open(harness).expect("forwarded");
-        assert_ne!(dialogue.halves(harness).0.new_to, old);
+        assert_ne!(dialogue.entries(harness).0.new_to, old);
         assert_eq!(harness.flows(terms.family).len(), 2);
         dialogue.establish(harness);
     });
@@ -241,11 +241,11 @@ fn a_forged_syn_does_not_keep_the_client_out() {
         dialogue.answer(harness, SYN_ACK).expect("passed-out-of-window");
         dialogue.idle(harness, 4);
         // Nor does it live on by whatever has its tuple.
-        let before = dialogue.halves(harness).0.last;
+        let before = dialogue.entries(harness).0.last;
         dialogue.send(harness, ACK);
-        assert_eq!(dialogue.halves(harness).0.last, before);
+        assert_eq!(dialogue.entries(harness).0.last, before);
         dialogue.establish(harness);
-        assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
     });
 }
 
@@ -268,12 +268,12 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
         for close in closings {
             dialogue.establish(harness);
             close(dialogue, harness);
-            let old = dialogue.halves(harness);
+            let old = dialogue.entries(harness);
             let late = dialogue.answer_packet(harness, ACK);
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
             let unassured = harness.unassured(terms.family, terms.tcp);
             dialogue.open(harness).expect("forwarded");
-            let new = dialogue.halves(harness);
+            let new = dialogue.entries(harness);
             assert_ne!(new.0.new_to, old.0.new_to, "another endpoint");
             assert_eq!(states(new), (0, 0));
             assert_eq!(harness.unassured(terms.family, terms.tcp), unassured + 1);
@@ -286,7 +286,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             let outcome = harness.run(hook, &late).outcome;
             assert!(outcome.starts_with("passed-"), "{outcome}");
             dialogue.establish(harness);
-            assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
+            assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
             let endpoint =
                 if old.0.kind == traffic_policy_ebpf::abi::kind::DELIVER { Spot::Local } else { Spot::Near };
             set_up(harness, &[endpoint]);
@@ -294,7 +294,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
     });
 }
 
-/// To the same endpoint of this node a new connection has the old one's tuple, and takes its reply half over.
+/// To the same endpoint of this node a new connection has the old one's tuple, and takes its reply entry over.
 #[test]
 fn a_connection_to_this_node_opens_again() {
     everywhere(|harness, terms| {
@@ -305,13 +305,13 @@ fn a_connection_to_this_node_opens_again() {
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);
         dialogue.answer(harness, flag::RST);
-        let (_, old) = dialogue.halves(harness);
+        let (_, old) = dialogue.entries(harness);
         let key = ServiceCountKey { service: old.service, outcome: Outcome::RepliedLocal as u32 };
         let counted = |harness: &Harness| harness.tables.service_counts.get(&key, 0).unwrap_or_default();
         let before = counted(harness);
         dialogue.open(harness).expect("delivered");
         assert_eq!(harness.flows(terms.family).len(), 2);
-        let (request, reply) = dialogue.halves(harness);
+        let (request, reply) = dialogue.entries(harness);
         assert_eq!(states((request, reply)), (0, 0));
         // What the old one had answered is the Service's now.
         assert_eq!((old.packets, reply.packets, reply.bytes), (2, 0, 0));
@@ -319,7 +319,7 @@ fn a_connection_to_this_node_opens_again() {
         assert_eq!((after.packets, after.flows), (before.packets + 2, before.flows + 1));
         assert_eq!(after.bytes, before.bytes + old.bytes);
         dialogue.establish(harness);
-        assert_eq!(states(dialogue.halves(harness)), (ASSURED, ASSURED | ANSWERED));
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
     });
 }
 
@@ -327,21 +327,21 @@ fn a_connection_to_this_node_opens_again() {
 fn a_vanished_endpoint_gets_nothing_new() {
     each(|harness, terms, dialogue| {
         dialogue.establish(harness);
-        let old = dialogue.halves(harness);
-        harness.change(&old.0, |half| half.state |= GONE);
+        let old = dialogue.entries(harness);
+        harness.change(&old.0, |entry| entry.state |= GONE);
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
         if terms.tcp {
             dialogue.send(harness, ACK);
-            assert_eq!(dialogue.halves(harness).0.new_to, old.0.new_to, "an open connection goes on");
+            assert_eq!(dialogue.entries(harness).0.new_to, old.0.new_to, "an open connection goes on");
         }
         if terms.tcp {
             // Nor does a SYN end it, which anybody can send: the endpoint does.
             dialogue.open(harness);
-            assert_eq!(dialogue.halves(harness).0.new_to, old.0.new_to);
+            assert_eq!(dialogue.entries(harness).0.new_to, old.0.new_to);
             dialogue.answer(harness, flag::RST);
         }
         dialogue.open(harness).expect("forwarded");
-        assert_ne!(dialogue.halves(harness).0.new_to, old.0.new_to);
+        assert_ne!(dialogue.entries(harness).0.new_to, old.0.new_to);
         dialogue.establish(harness);
     });
 }
@@ -352,8 +352,8 @@ fn a_half_that_is_being_written_translates_nothing() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
         dialogue.answer(harness, ACK);
-        let (request, _) = dialogue.halves(harness);
-        harness.change(&request, |half| half.kind = 0);
+        let (request, _) = dialogue.entries(harness);
+        harness.change(&request, |entry| entry.kind = 0);
         dialogue.send(harness, ACK).expect("passed-stale-flow");
     });
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use traffic_policy_testing::harness::{Device, HZ, Half, Harness, Hook, Ran, Spot};
+use traffic_policy_testing::harness::{Device, FlowEntry, HZ, Harness, Hook, Ran, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::table::{CLIENT_PORT, Terms};
@@ -53,29 +53,29 @@ impl Dialogue {
         harness.run(self.terms.hook, &self.request(flags))
     }
 
-    /// The two halves of this dialogue.
+    /// The two entries of this dialogue.
     #[track_caller]
-    pub(crate) fn halves(self, harness: &Harness) -> (Half, Half) {
-        let request = self.request_half(harness).expect("no request half");
+    pub(crate) fn entries(self, harness: &Harness) -> (FlowEntry, FlowEntry) {
+        let request = self.request_entry(harness).expect("no request entry");
         let flows = harness.flows(self.terms.family);
-        let mut replies = flows
-            .iter()
-            .filter(|half| (half.from, half.to) == (request.new_to, request.new_from) && !half.is_request());
-        (request, *replies.next().expect("no reply half"))
+        let mut replies = flows.iter().filter(|entry| {
+            (entry.from, entry.to) == (request.new_to, request.new_from) && !entry.is_request()
+        });
+        (request, *replies.next().expect("no reply entry"))
     }
 
-    pub(crate) fn request_half(self, harness: &Harness) -> Option<Half> {
+    pub(crate) fn request_entry(self, harness: &Harness) -> Option<FlowEntry> {
         let (address, port) = self.terms.at(self.frontend);
         let (client, client_port) = self.terms.at(self.client);
         let (from, to) = ((client, client_port).into(), (address, port).into());
         let flows = harness.flows(self.terms.family);
-        flows.into_iter().find(|half| half.is_request() && half.from == from && half.to == to)
+        flows.into_iter().find(|entry| entry.is_request() && entry.from == from && entry.to == to)
     }
 
     /// A packet of the endpoint, as it comes back by eth0 or leaves this node.
     #[track_caller]
     pub(crate) fn answer_packet(self, harness: &Harness, flags: u8) -> Packet {
-        let (request, _) = self.halves(harness);
+        let (request, _) = self.entries(harness);
         let end = |socket: std::net::SocketAddr| -> (IpAddr, u16) { (socket.ip(), socket.port()) };
         let (from, to) = (end(request.new_to), end(request.new_from));
         let packet = if self.terms.tcp {
@@ -95,7 +95,7 @@ impl Dialogue {
     /// Sends a packet of the endpoint.
     #[track_caller]
     pub(crate) fn answered(self, harness: &Harness, packet: &Packet) -> Ran {
-        let local = matches!(self.halves(harness).0.kind, traffic_policy_ebpf::abi::kind::DELIVER);
+        let local = matches!(self.entries(harness).0.kind, traffic_policy_ebpf::abi::kind::DELIVER);
         harness.run(if local { Hook::Egress } else { self.terms.hook }, packet)
     }
 
@@ -114,9 +114,9 @@ impl Dialogue {
     #[track_caller]
     pub(crate) fn idle(self, harness: &mut Harness, seconds: u32) {
         let jiffies = seconds * HZ;
-        let (request, reply) = self.halves(harness);
-        for half in [request, reply] {
-            harness.change(&half, |half| half.go_back(jiffies));
+        let (request, reply) = self.entries(harness);
+        for entry in [request, reply] {
+            harness.change(&entry, |entry| entry.go_back(jiffies));
         }
     }
 

@@ -1,6 +1,6 @@
 //! ICMP errors about packets of flows: outside and inside become what the receiver of the error knows.
 
-use traffic_policy_testing::harness::{Device, Frontend, Half, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -321,15 +321,15 @@ fn the_flow_stays_as_it_is() {
                         dialogue.open(harness);
                     }
                     // The way out is no part of the state: whoever needs it first looks it up.
-                    let flows = |harness: &Harness| -> Vec<Half> {
-                        let halves = harness.flows(terms.family).into_iter();
-                        halves.map(|half| Half { hop: 0, epoch: 0, ..half }).collect()
+                    let flows = |harness: &Harness| -> Vec<FlowEntry> {
+                        let entries = harness.flows(terms.family).into_iter();
+                        entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()
                     };
                     let before = flows(harness);
-                    let (half, _) = dialogue.halves(harness);
+                    let (entry, _) = dialogue.entries(harness);
                     let seen = dialogue
                         .opening()
-                        .source((half.new_from.ip(), half.new_from.port()))
+                        .source((entry.new_from.ip(), entry.new_from.port()))
                         .destination(terms.at(endpoint));
                     let comes = error(terms, port_unreachable(terms), endpoint.0, &seen, WHOLE);
                     if endpoint == NEAR {
@@ -350,15 +350,15 @@ fn the_flow_stays_as_it_is() {
     });
 }
 
-/// In the table of unassured flows the kernel may evict either half; what is left says no more whose it is.
+/// In the table of unassured flows the kernel may evict either entry; what is left says no more whose it is.
 #[test]
 fn half_a_flow_is_not_believed() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(NODE, NEAR).unassured_limit(0));
         let dialogue = Dialogue::new(terms, NODE);
         dialogue.open(harness).expect("forwarded");
-        let (request_half, _) = dialogue.halves(harness);
-        harness.evict(&request_half);
+        let (request_entry, _) = dialogue.entries(harness);
+        harness.evict(&request_entry);
         let comes = error(terms, port_unreachable(terms), Spot::Near, &request(terms, NODE).seen, WHOLE);
         harness.run(terms.hook, &comes).expect("passed-stale-flow");
     });

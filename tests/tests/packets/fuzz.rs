@@ -12,7 +12,7 @@ fn set_up(harness: &mut Harness) {
     harness.set_up(&Setup::of(Frontend::new(Spot::Node, PORT).endpoints(&endpoints)));
     // Every packet is looked at, whatever its port.
     // SAFETY: the element is mapped, and no program runs meanwhile.
-    unsafe { harness.tables.filter.pointer().write_bytes(0xff, 1) };
+    unsafe { harness.tables.prefilter.pointer().write_bytes(0xff, 1) };
 }
 
 fn run(cases: u32, frames: &(impl Strategy<Value = Vec<u8>> + Clone), terms: Terms, harness: &Harness) {
@@ -90,11 +90,11 @@ fn damaged_irregular_packets() {
             let request = terms.request((Spot::Node, PORT)).payload(&[7; 90]);
             harness.run(terms.hook, &request);
             let (kind, code) = if terms.v4() { (3, 3) } else { (1, 4) };
-            let (half, _) = harness.flow(terms.family);
+            let (entry, _) = harness.flow(terms.family);
             let seen = request
                 .clone()
-                .source((half.new_from.ip(), half.new_from.port()))
-                .destination((half.new_to.ip(), half.new_to.port()));
+                .source((entry.new_from.ip(), entry.new_from.port()))
+                .destination((entry.new_to.ip(), entry.new_to.port()));
             let error =
                 Packet::new(seen.destination, seen.source, Transport::Icmp { kind, code, rest: [0; 4] })
                     .payload(&seen.bytes()[14..]);

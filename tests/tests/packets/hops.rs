@@ -54,19 +54,19 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
     // Jiffies; the test itself may take seconds.
     const MAX_AGE: u32 = 1_000_000;
     let occasions: [fn(&mut Harness); 3] = [
-        |harness| harness.change_state(|state| state.hop_epoch += 1),
-        |harness| harness.change_state(|state| state.route += 1),
+        |harness| harness.change_config(|config| config.hop_epoch += 1),
+        |harness| harness.change_config(|config| config.route += 1),
         |harness| age_hops(harness, MAX_AGE + 1),
     ];
     everywhere(|harness, terms| {
         for occasion in occasions {
             set_up(harness);
-            harness.change_state(|state| state.hop_max_age = MAX_AGE);
+            harness.change_config(|config| config.hop_max_age = MAX_AGE);
             let (dialogue, sharer) =
                 (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
             dialogue.establish(harness);
             sharer.establish(harness);
-            assert_eq!(dialogue.halves(harness).0.hop, sharer.halves(harness).0.hop, "one hop for both");
+            assert_eq!(dialogue.entries(harness).0.hop, sharer.entries(harness).0.hop, "one hop for both");
             neighbour(harness, terms, Device::Eth0, Spot::RouterNear, MOVED);
             age_hops(harness, MAX_AGE / 10 * 9);
             for dialogue in [dialogue, sharer] {
@@ -91,7 +91,7 @@ fn new_flows_use_the_route_of_their_slot() {
         let second = Dialogue::new(terms, VIP).with_port(2);
         let ran = second.open(harness);
         assert_eq!(ran.frame[..6], Spot::RouterNear.mac(), "the FIB was asked once");
-        harness.change_state(|state| state.route += 1);
+        harness.change_config(|config| config.route += 1);
         let ran = Dialogue::new(terms, VIP).with_port(3).open(harness);
         assert_eq!(ran.frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
@@ -105,9 +105,9 @@ fn a_route_that_moves_to_another_device() {
         set_up(harness);
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);
-        let before = dialogue.halves(harness).0;
+        let before = dialogue.entries(harness).0;
         route(harness, terms, Spot::Near, Spot::RouterFar);
-        harness.change_state(|state| state.route += 1);
+        harness.change_config(|config| config.route += 1);
         for _ in 0..2 {
             let ran = dialogue.send(harness, ACK);
             ran.expect("forwarded");
@@ -132,7 +132,7 @@ fn a_reply_asks_for_the_way_back_once() {
         dialogue.establish(harness);
         neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
         assert_eq!(dialogue.answer(harness, ACK).frame[..6], Spot::Router.mac());
-        harness.change_state(|state| state.hop_epoch += 1);
+        harness.change_config(|config| config.hop_epoch += 1);
         assert_eq!(dialogue.answer(harness, ACK).frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
     });
@@ -145,18 +145,18 @@ fn a_neighbour_that_is_lost() {
         set_up(harness);
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);
-        let before = dialogue.halves(harness);
+        let before = dialogue.entries(harness);
         route(harness, terms, Spot::Near, Spot::RouterSilent);
-        harness.change_state(|state| state.route += 1);
+        harness.change_config(|config| config.route += 1);
         let ran = dialogue.send(harness, ACK);
         if terms.xdp() {
             ran.expect("passed-to-tc");
-            assert_eq!(dialogue.halves(harness), before, "nothing was noted");
+            assert_eq!(dialogue.entries(harness), before, "nothing was noted");
         } else {
             ran.expect("forwarded");
         }
         route(harness, terms, Spot::Near, Spot::RouterNear);
-        harness.change_state(|state| state.route += 1);
+        harness.change_config(|config| config.route += 1);
         assert_eq!(sent_to(dialogue, harness), Spot::RouterNear.mac());
     });
 }
@@ -172,7 +172,7 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
             assert_eq!(harness.flows(terms.family), []);
             assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         } else {
-            assert_eq!(dialogue.halves(harness).0.hop, 0, "to be asked for again");
+            assert_eq!(dialogue.entries(harness).0.hop, 0, "to be asked for again");
             dialogue.establish(harness);
         }
     });
@@ -203,7 +203,7 @@ fn a_way_that_was_not_written_in_one_piece_is_asked_for_anew() {
         }
         let second = Dialogue::new(terms, VIP).with_port(2);
         second.establish(harness);
-        let sources = [first, second].map(|dialogue| dialogue.halves(harness).0.new_from.ip());
+        let sources = [first, second].map(|dialogue| dialogue.entries(harness).0.new_from.ip());
         assert_eq!(sources[0], sources[1], "the node's own");
     });
 }
@@ -219,8 +219,8 @@ fn no_room_for_another_hop() {
         let outcome = dialogue.open(harness).outcome;
         assert_eq!(outcome, if terms.xdp() { "passed-to-tc" } else { "forwarded" });
         // The other generation is empty.
-        harness.change_state(|state| state.route = 1 << 16 | 2);
+        harness.change_config(|config| config.route = 1 << 16 | 2);
         dialogue.open(harness).expect("forwarded");
-        assert!(u32::from(dialogue.halves(harness).0.hop) > HOPS_PER_GENERATION);
+        assert!(u32::from(dialogue.entries(harness).0.hop) > HOPS_PER_GENERATION);
     });
 }

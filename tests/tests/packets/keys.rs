@@ -55,7 +55,7 @@ fn untranslated(harness: &Harness, hook: Hook, packet: &Packet, outcome: &str) {
 fn a_request_whose_key_is_taken_has_no_flow() {
     only_ipv6(|harness, terms, endpoint| {
         let dialogue = set_up(harness, terms, endpoint);
-        let (request, _) = dialogue.halves(harness);
+        let (request, _) = dialogue.entries(harness);
         let to = ipv6(request.to.ip());
         let taken = harness.exchange(&request, elsewhere(to));
         assert_eq!(taken.to.ip(), elsewhere(to));
@@ -64,16 +64,16 @@ fn a_request_whose_key_is_taken_has_no_flow() {
         let known = if terms.tcp { "passed-no-flow" } else { "dropped-table-full" };
         untranslated(harness, terms.hook, &dialogue.request(flag::ACK), known);
         untranslated(harness, terms.hook, &dialogue.opening(), "dropped-table-full");
-        let halves = harness.flows(terms.family);
-        assert!(halves.contains(&taken), "the other's flow is as it was: {halves:#?}");
+        let entries = harness.flows(terms.family);
+        assert!(entries.contains(&taken), "the other's flow is as it was: {entries:#?}");
 
         let back = harness.exchange(&taken, to);
         assert_eq!(back, request);
         let local = request.kind == kind::DELIVER;
         assert_eq!(dialogue.send(harness, flag::ACK).outcome, if local { "delivered" } else { "forwarded" });
-        let halves = harness.flows(terms.family);
-        // Where the endpoint is local, the reply half that was left was taken for the flow that could not be made.
-        assert_eq!(halves.len(), if local { 1 } else { 2 }, "what was tried is gone: {halves:#?}");
+        let entries = harness.flows(terms.family);
+        // Where the endpoint is local, the reply entry that was left was taken for the flow that could not be made.
+        assert_eq!(entries.len(), if local { 1 } else { 2 }, "what was tried is gone: {entries:#?}");
     });
 }
 
@@ -81,7 +81,7 @@ fn a_request_whose_key_is_taken_has_no_flow() {
 fn a_reply_whose_key_is_taken_stays_as_it_is() {
     only_ipv6(|harness, terms, endpoint| {
         let dialogue = set_up(harness, terms, endpoint);
-        let (request, reply) = dialogue.halves(harness);
+        let (request, reply) = dialogue.entries(harness);
         let local = request.kind == kind::DELIVER;
         let hook = if local { Hook::Egress } else { terms.hook };
         let answer = dialogue.answer_packet(harness, flag::ACK);

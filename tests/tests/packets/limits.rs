@@ -1,7 +1,7 @@
 //! Exhausted resources: room in the table, source ports, tuples. Other flows go on.
 
-use traffic_policy_agent::dataplane::Sizes;
-use traffic_policy_testing::harness::{self, Frontend, HZ, Half, Harness, Hook, Place, Setup, Spot};
+use traffic_policy_agent::dataplane::MapSizes;
+use traffic_policy_testing::harness::{self, FlowEntry, Frontend, HZ, Harness, Hook, Place, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -13,7 +13,7 @@ const ACK: u8 = flag::ACK;
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
 /// Tables with room for every port of a pool.
-const LARGE: Sizes = Sizes { flows4: 4096, flows6: 4096, ..harness::SIZES };
+const LARGE: MapSizes = MapSizes { flows4: 4096, flows6: 4096, ..harness::SIZES };
 
 fn setup(endpoint: Spot) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000)
@@ -23,7 +23,7 @@ fn setup(endpoint: Spot) -> Setup {
 /// in all, Linux before 6.16 may evict what was inserted last.
 #[test]
 fn a_table_full_of_flows_that_stand() {
-    harness::with_sizes(Sizes { pending: 1024, ..harness::SIZES }, |harness| {
+    harness::with_sizes(MapSizes { pending: 1024, ..harness::SIZES }, |harness| {
         for terms in Terms::all() {
             for (endpoint, outcome) in [(Spot::Near, "forwarded"), (Spot::Local, "delivered")] {
                 harness.set_up(&setup(endpoint));
@@ -40,24 +40,24 @@ fn full_of_flows_that_stand(harness: &mut Harness, terms: Terms, outcome: &str) 
     };
     (1..=128).for_each(|port| open(port, harness));
     let standing = harness.flows(terms.family);
-    assert_eq!(standing.len(), 256, "two halves a flow in a table of 256");
+    assert_eq!(standing.len(), 256, "two entries a flow in a table of 256");
     (500..520).for_each(|port| open(port, harness));
     let (main, pending): (Vec<_>, Vec<_>) =
-        harness.flows(terms.family).into_iter().partition(|half| half.place == Place::Main);
+        harness.flows(terms.family).into_iter().partition(|entry| entry.place == Place::Main);
     assert_eq!(main, standing, "no flow that stands is touched");
     assert_eq!(pending.len(), 40);
     for dialogue in [of_port(1), of_port(128), of_port(519)] {
         dialogue.establish(harness);
     }
-    // Gone are the halves of one flow, but one is enough for half a flow only.
-    let (request, reply) = of_port(5).halves(harness);
+    // Gone are the entries of one flow; room for one is not enough for another flow.
+    let (request, reply) = of_port(5).entries(harness);
     harness.evict(&request);
     open(600, harness);
-    assert_eq!(of_port(600).halves(harness).0.place, Place::Pending, "both halves in one table");
-    assert_eq!(of_port(600).halves(harness).1.place, Place::Pending, "both halves in one table");
+    assert_eq!(of_port(600).entries(harness).0.place, Place::Pending, "both entries in one table");
+    assert_eq!(of_port(600).entries(harness).1.place, Place::Pending, "both entries in one table");
     harness.evict(&reply);
     open(601, harness);
-    assert_eq!(of_port(601).halves(harness).0.place, Place::Main);
+    assert_eq!(of_port(601).entries(harness).0.place, Place::Main);
 }
 
 #[test]
@@ -68,12 +68,12 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
             Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let ports: std::collections::BTreeSet<_> = (1..=20)
-            .map(|port| Dialogue::new(terms, VIP).with_port(port).halves(harness).0.new_from.port())
+            .map(|port| Dialogue::new(terms, VIP).with_port(port).entries(harness).0.new_from.port())
             .collect();
         assert_eq!(ports, (5000..5020).collect(), "each port once");
         let late = Dialogue::new(terms, VIP).with_port(21);
         late.open(harness).expect("dropped-no-snat-port");
-        assert_eq!(late.request_half(harness), None);
+        assert_eq!(late.request_entry(harness), None);
         Dialogue::new(terms, VIP).with_port(1).establish(harness);
         let other = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         harness.put(2, &other);
@@ -144,7 +144,7 @@ fn ports_of_flows_that_are_over_are_used_again() {
         }
         for reach in [closed, reset, never_answered] {
             assert_eq!(after(harness, reach, 30), "forwarded");
-            assert_eq!(first.request_half(harness), None, "both entries of the old flow are gone");
+            assert_eq!(first.request_entry(harness), None, "both entries of the old flow are gone");
             assert_eq!(harness.flows(terms.family).len(), 2);
             assert_eq!(harness.unassured(terms.family, terms.tcp), 1);
             second.answer(harness, SYN_ACK).expect("replied");
@@ -165,14 +165,14 @@ fn a_port_that_was_left_behind_is_used_again() {
         harness.set_up(&setup(Spot::Near).pool([5000]));
         first.establish(harness);
         first.answer(harness, flag::RST);
-        let (request, left) = first.halves(harness);
-        harness.change(&request, |half| half.new_from.set_port(4999));
+        let (request, left) = first.entries(harness);
+        harness.change(&request, |entry| entry.new_from.set_port(4999));
         second.open(harness).expect("dropped-no-snat-port");
-        let long_ago = |half: &mut Half| half.last = half.last.wrapping_sub(30 * HZ);
-        harness.change(&first.request_half(harness).unwrap(), long_ago);
+        let long_ago = |entry: &mut FlowEntry| entry.last = entry.last.wrapping_sub(30 * HZ);
+        harness.change(&first.request_entry(harness).unwrap(), long_ago);
         harness.change(&left, long_ago);
         second.open(harness).expect("forwarded");
-        assert!(first.request_half(harness).is_some(), "it is another connection's now");
+        assert!(first.request_entry(harness).is_some(), "it is another connection's now");
         assert_eq!(harness.flows(terms.family).len(), 3);
     });
 }
@@ -216,7 +216,7 @@ fn two_frontends_that_meet_in_one_tuple() {
         first.open(harness).expect("delivered");
         let ran = second.open(harness);
         ran.expect("delivered");
-        let (request, _) = second.halves(harness);
+        let (request, _) = second.entries(harness);
         assert_eq!(request.new_from.ip(), request.from.ip(), "the endpoint still sees the client");
         assert!((5000..6000).contains(&request.new_from.port()), "{}", request.new_from);
         let expected = second.opening().source((request.new_from.ip(), request.new_from.port()));

@@ -1,4 +1,4 @@
-//! Flows past the share of unassured ones: in a table of their own, where the kernel may evict either half.
+//! Flows past the share of unassured ones: in a table of their own, where the kernel may evict either entry.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
 use traffic_policy_testing::harness::{Frontend, Harness, Hook, Place, Setup, Spot};
@@ -29,7 +29,7 @@ fn each(work: impl Fn(&mut Harness, Terms, Dialogue, Hook) + Sync) {
 }
 
 fn places(harness: &Harness, terms: Terms) -> Vec<Place> {
-    harness.flows(terms.family).iter().map(|half| half.place).collect()
+    harness.flows(terms.family).iter().map(|entry| entry.place).collect()
 }
 
 #[test]
@@ -40,14 +40,14 @@ fn new_flows_go_there_past_the_limit() {
         for port in 1..=4 {
             Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
-        let place = |port| Dialogue::new(terms, VIP).with_port(port).halves(harness).0.place;
+        let place = |port| Dialogue::new(terms, VIP).with_port(port).entries(harness).0.place;
         assert_eq!([1, 2, 3, 4].map(place), [Place::Main, Place::Main, Place::Pending, Place::Pending]);
         let unassured = harness.unassured(terms.family, terms.tcp);
         assert_eq!((unassured, harness.usage().pending_created), (2, 2));
         // One is assured, which makes room for one more.
         Dialogue::new(terms, VIP).with_port(1).establish(harness);
         Dialogue::new(terms, VIP).with_port(5).open(harness).expect("forwarded");
-        assert_eq!(Dialogue::new(terms, VIP).with_port(5).halves(harness).0.place, Place::Main);
+        assert_eq!(Dialogue::new(terms, VIP).with_port(5).entries(harness).0.place, Place::Main);
     });
 }
 
@@ -56,11 +56,11 @@ fn a_confirmed_flow_moves_to_the_main_table() {
     each(|harness, terms, dialogue, _| {
         dialogue.open(harness);
         dialogue.answer(harness, SYN_ACK);
-        let before = dialogue.halves(harness);
+        let before = dialogue.entries(harness);
         assert_eq!(places(harness, terms), [Place::Pending; 2]);
         dialogue.send(harness, ACK);
         assert_eq!(places(harness, terms), [Place::Main; 2]);
-        let (request, reply) = dialogue.halves(harness);
+        let (request, reply) = dialogue.entries(harness);
         assert_eq!((request.state, reply.state), (ASSURED, ASSURED | ANSWERED));
         assert_eq!((request.new_from, request.new_to), (before.0.new_from, before.0.new_to));
         assert_eq!(request.packets, before.0.packets + 1, "what was counted moves along");
@@ -76,16 +76,16 @@ fn a_confirmed_flow_moves_when_there_is_room() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 1000).pool(5000..6000));
         (1..=128).for_each(|port| Dialogue::new(terms, VIP).with_port(port).establish(harness));
-        harness.change_state(|state| state.unassured_limit = [0; 2]);
+        harness.change_config(|config| config.unassured_limit = [0; 2]);
         let dialogue = Dialogue::new(terms, VIP).with_port(500);
         dialogue.establish(harness);
         dialogue.send(harness, ACK).expect("forwarded");
-        assert_eq!(dialogue.halves(harness).0.place, Place::Pending);
-        assert_eq!(dialogue.halves(harness).0.state, ASSURED);
-        let (request, reply) = Dialogue::new(terms, VIP).with_port(1).halves(harness);
+        assert_eq!(dialogue.entries(harness).0.place, Place::Pending);
+        assert_eq!(dialogue.entries(harness).0.state, ASSURED);
+        let (request, reply) = Dialogue::new(terms, VIP).with_port(1).entries(harness);
         harness.evict(&request);
         dialogue.send(harness, ACK).expect("forwarded");
-        assert_eq!(dialogue.halves(harness).0.place, Place::Pending, "room for a half is not enough");
+        assert_eq!(dialogue.entries(harness).0.place, Place::Pending, "room for an entry is not enough");
         harness.evict(&reply);
         let later = dialogue.request(ACK).with(|packet| {
             if terms.tcp {
@@ -93,52 +93,52 @@ fn a_confirmed_flow_moves_when_there_is_room() {
             }
         });
         harness.run(terms.hook, &later).expect("forwarded");
-        assert_eq!(dialogue.halves(harness).0.place, Place::Main);
+        assert_eq!(dialogue.entries(harness).0.place, Place::Main);
         assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
         dialogue.answer(harness, ACK).expect("replied");
     });
 }
 
 #[test]
-fn without_its_request_half_a_reply_passes() {
+fn without_its_request_entry_a_reply_passes() {
     each(|harness, terms, dialogue, back| {
         dialogue.open(harness);
         let answer = dialogue.answer_packet(harness, SYN_ACK);
-        harness.evict(&dialogue.halves(harness).0);
+        harness.evict(&dialogue.entries(harness).0);
         harness.run(back, &answer).expect("passed-stale-flow");
         let outcome = dialogue.open(harness).outcome;
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         dialogue.establish(harness);
-        assert_eq!(dialogue.halves(harness).0.place, Place::Main, "{terms:?}");
+        assert_eq!(dialogue.entries(harness).0.place, Place::Main, "{terms:?}");
     });
 }
 
 #[test]
-fn without_its_reply_half_a_request_starts_anew() {
+fn without_its_reply_entry_a_request_starts_anew() {
     each(|harness, terms, dialogue, _| {
         dialogue.open(harness);
-        let (request, reply) = dialogue.halves(harness);
+        let (request, reply) = dialogue.entries(harness);
         harness.evict(&reply);
         if terms.tcp {
             dialogue.send(harness, ACK).expect("reset-no-flow");
-            assert_eq!(dialogue.request_half(harness), Some(request), "only a SYN starts anew");
+            assert_eq!(dialogue.request_entry(harness), Some(request), "only a SYN starts anew");
         }
         let outcome = dialogue.open(harness).outcome;
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
         dialogue.establish(harness);
-        assert_eq!(dialogue.halves(harness).0.place, Place::Main);
+        assert_eq!(dialogue.entries(harness).0.place, Place::Main);
     });
 }
 
-/// The key of an evicted reply half may belong to another client by now.
+/// The key of an evicted reply entry may belong to another client by now.
 #[test]
-fn a_reply_half_of_another_flow_is_not_believed() {
+fn a_reply_entry_of_another_flow_is_not_believed() {
     everywhere(|harness, terms| {
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
         first.open(harness).expect("forwarded");
-        harness.evict(&first.halves(harness).1);
+        harness.evict(&first.entries(harness).1);
         second.open(harness).expect("forwarded");
         first.open(harness).expect("dropped-no-snat-port");
         second.answer(harness, SYN_ACK).expect("replied");
@@ -154,7 +154,7 @@ fn a_port_taken_in_one_table_is_taken_in_the_other() {
         Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
         harness.set_up(&setup(Spot::Near, 0).pool([5000]));
         Dialogue::new(terms, VIP).with_port(1).open(harness).expect("forwarded");
-        harness.change_state(|state| state.unassured_limit = [100; 2]);
+        harness.change_config(|config| config.unassured_limit = [100; 2]);
         Dialogue::new(terms, VIP).with_port(2).open(harness).expect("dropped-no-snat-port");
     });
 }
@@ -170,16 +170,16 @@ fn a_flood_evicts_pending_flows_only() {
             Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
         let (main, pending): (Vec<_>, Vec<_>) =
-            harness.flows(terms.family).into_iter().partition(|half| half.place == Place::Main);
+            harness.flows(terms.family).into_iter().partition(|entry| entry.place == Place::Main);
         let unassured = if terms.tcp { 1 } else { 2 };
         assert_eq!(main.len(), 2 + 2 * unassured, "the established flow, and the one that may be unassured");
-        assert!(pending.len() <= 64, "{} pending halves", pending.len());
+        assert!(pending.len() <= 64, "{} pending entries", pending.len());
         established.send(harness, ACK).expect("forwarded");
         established.answer(harness, ACK).expect("replied");
         let last = Dialogue::new(terms, VIP).with_port(2999);
         last.answer(harness, SYN_ACK).expect("replied");
         last.send(harness, ACK).expect("forwarded");
-        assert_eq!(last.halves(harness).0.place, Place::Main);
+        assert_eq!(last.entries(harness).0.place, Place::Main);
     });
 }
 
@@ -192,13 +192,13 @@ fn tcp_and_udp_are_counted_apart() {
         for port in 1..=10 {
             Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
-        let place = |harness: &Harness, dialogue: Dialogue| dialogue.halves(harness).0.place;
+        let place = |harness: &Harness, dialogue: Dialogue| dialogue.entries(harness).0.place;
         let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
         assert_eq!(place(harness, of_port(share)), Place::Main);
         assert_eq!(place(harness, of_port(share + 1)), Place::Pending);
         let other = Dialogue::new(Terms { tcp: !terms.tcp, ..terms }, VIP).with_port(1000);
         other.open(harness).expect("forwarded");
-        let mains = harness.flows(terms.family).iter().filter(|half| half.place == Place::Main).count();
+        let mains = harness.flows(terms.family).iter().filter(|entry| entry.place == Place::Main).count();
         assert_eq!(mains, 2 * usize::from(share + 1), "the other protocol has its own share");
     });
 }

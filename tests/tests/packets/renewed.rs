@@ -23,7 +23,7 @@ fn nothing_of_an_earlier_test_is_left() {
         for terms in Terms::all() {
             let frontend = Frontend::new(Spot::Vip, PORT).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
             harness.set_up(&Setup::of(frontend));
-            harness.change_state(|state| state.monitor_until = u64::MAX);
+            harness.change_config(|config| config.monitor_until = u64::MAX);
             Dialogue::new(terms, (Spot::Vip, PORT)).establish(harness);
         }
         let mut hop = harness.tables.hops.get(&1, 0).unwrap();

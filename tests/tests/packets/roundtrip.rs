@@ -65,8 +65,8 @@ fn one(harness: &mut Harness, terms: Terms, draw: &Draw) {
 
     let there = harness.run(terms.hook, &request);
     assert_eq!(verify(&there.frame, false), Checksum::Valid);
-    let (_, reply_half) = harness.flow(terms.family);
-    let (to, from) = (reply_half.to, reply_half.from);
+    let (_, reply_entry) = harness.flow(terms.family);
+    let (to, from) = (reply_entry.to, reply_entry.from);
     assert_eq!(from, SocketAddr::from(terms.at(endpoint)), "replies come from the endpoint");
     let local = draw.endpoint == Spot::Local;
     assert_eq!(there.outcome, if local { "delivered" } else { "forwarded" });

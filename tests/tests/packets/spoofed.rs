@@ -45,7 +45,7 @@ fn spoof(harness: &Harness, dialogue: Dialogue, reply: bool, flags: u8, (sequenc
 }
 
 fn states(harness: &Harness, dialogue: Dialogue) -> (u8, u8) {
-    let (request, reply) = dialogue.halves(harness);
+    let (request, reply) = dialogue.entries(harness);
     (request.state, reply.state)
 }
 
@@ -55,7 +55,7 @@ const OPEN: (u8, u8) = (ASSURED, ASSURED | ANSWERED);
 #[track_caller]
 fn lives(harness: &mut Harness, dialogue: Dialogue, before: std::net::SocketAddr) {
     assert_eq!(states(harness, dialogue), OPEN);
-    assert_eq!(dialogue.halves(harness).0.new_from, before, "the mapping was changed");
+    assert_eq!(dialogue.entries(harness).0.new_from, before, "the mapping was changed");
     dialogue.answer(harness, ACK);
     harness.without_jumps(|harness| {
         let (there, back) = (dialogue.send(harness, ACK).outcome, dialogue.answer(harness, ACK).outcome);
@@ -69,7 +69,7 @@ fn lives(harness: &mut Harness, dialogue: Dialogue, before: std::net::SocketAddr
 fn segments_without_the_right_numbers_change_nothing() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
-        let mapping = dialogue.halves(harness).0.new_from;
+        let mapping = dialogue.entries(harness).0.new_from;
         for reply in [false, true] {
             for flags in [flag::RST, RST_ACK, FIN_ACK, SYN_ACK, flag::FIN, flag::FIN | RST_ACK] {
                 for guess in GUESSES {
@@ -95,7 +95,7 @@ fn segments_without_the_right_numbers_change_nothing() {
 fn a_spoofed_reset_and_a_syn_keep_the_mapping() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
-        let mapping = dialogue.halves(harness).0.new_from;
+        let mapping = dialogue.entries(harness).0.new_from;
         for guess in GUESSES {
             spoof(harness, dialogue, false, flag::RST, (guess, 0));
             spoof(harness, dialogue, true, flag::RST, (guess, 0));
@@ -113,7 +113,7 @@ fn segments_without_the_right_numbers_do_not_keep_a_flow_alive() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
         dialogue.idle(harness, 50);
-        let before = dialogue.halves(harness);
+        let before = dialogue.entries(harness);
         for reply in [false, true] {
             for flags in [ACK, FIN_ACK, SYN_ACK, RST_ACK] {
                 spoof(harness, dialogue, reply, flags, (1 << 20, 1 << 20));
@@ -121,7 +121,7 @@ fn segments_without_the_right_numbers_do_not_keep_a_flow_alive() {
         }
         let syn = dialogue.opening().numbers(SYN_NUMBER.wrapping_add(1 << 20), 0);
         harness.run(dialogue.terms.hook, &syn);
-        let after = dialogue.halves(harness);
+        let after = dialogue.entries(harness);
         assert_eq!((after.0.last, after.1.last), (before.0.last, before.1.last));
     });
 }
@@ -137,7 +137,7 @@ fn a_spoofed_reset_does_not_shorten_the_idle_time() {
             let mut sweeper = sweeping::sweeper();
             sweeping::idle(
                 harness,
-                dialogue.halves(harness),
+                dialogue.entries(harness),
                 sweeping::TIMEOUTS.established - sweeping::SLACK,
             );
             for _ in 0..3 {
@@ -153,13 +153,13 @@ fn a_spoofed_reset_does_not_shorten_the_idle_time() {
 fn a_syn_does_not_move_a_connection_whose_endpoint_was_replaced() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
-        let (old, _) = dialogue.halves(harness);
-        harness.change(&old, |half| half.state |= GONE);
+        let (old, _) = dialogue.entries(harness);
+        harness.change(&old, |entry| entry.state |= GONE);
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
         spoof(harness, dialogue, false, FIN_ACK, (1 << 20, 1 << 20));
         spoof(harness, dialogue, false, RST_ACK, (1 << 20, 1 << 20));
         harness.run(dialogue.terms.hook, &dialogue.opening().numbers(77_777, 0));
-        let (request, reply) = dialogue.halves(harness);
+        let (request, reply) = dialogue.entries(harness);
         assert_eq!((request.new_to, request.new_from), (old.new_to, old.new_from));
         assert_eq!((request.state, reply.state), (ASSURED | GONE, ASSURED | ANSWERED));
         let outcome = dialogue.answer(harness, ACK).outcome;
@@ -175,9 +175,9 @@ fn a_retransmission_behind_a_fin_does_not_open_the_connection_again() {
         let lost = dialogue.request(ACK).payload(&[7; 100]);
         let fin = dialogue.request(FIN_ACK).with(|packet| packet.tcp_mut().sequence += 100);
         harness.run(dialogue.terms.hook, &fin);
-        assert_eq!(dialogue.halves(harness).0.state, ASSURED | FIN);
+        assert_eq!(dialogue.entries(harness).0.state, ASSURED | FIN);
         harness.run(dialogue.terms.hook, &lost);
-        assert_eq!(dialogue.halves(harness).0.state, ASSURED | FIN, "the retransmission");
+        assert_eq!(dialogue.entries(harness).0.state, ASSURED | FIN, "the retransmission");
         dialogue.answer(harness, ACK);
         dialogue.answer(harness, FIN_ACK);
         harness.run(dialogue.terms.hook, &lost);
@@ -185,7 +185,7 @@ fn a_retransmission_behind_a_fin_does_not_open_the_connection_again() {
         // Data beyond it, in the window: it was none of this connection.
         let beyond = dialogue.request(ACK).with(|packet| packet.tcp_mut().sequence += 101).payload(&[7; 100]);
         harness.run(dialogue.terms.hook, &beyond);
-        assert_eq!(dialogue.halves(harness).0.state, ASSURED);
+        assert_eq!(dialogue.entries(harness).0.state, ASSURED);
     });
 }
 

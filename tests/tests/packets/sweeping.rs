@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use traffic_policy_agent::dataplane::{GoneEndpoint, Sweeper, endpoint_key};
 use traffic_policy_agent::model::Protocol;
 use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
-use traffic_policy_testing::harness::{Frontend, Half, Harness, SIZES, Setup, Spot};
+use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -39,10 +39,10 @@ fn set_up(harness: &mut Harness, endpoint: Spot) {
 }
 
 /// As if the flow had been idle for so long.
-pub(crate) fn idle(harness: &mut Harness, (request, reply): (Half, Half), jiffies: u32) {
+pub(crate) fn idle(harness: &mut Harness, (request, reply): (FlowEntry, FlowEntry), jiffies: u32) {
     let last = harness.now().wrapping_sub(jiffies);
-    harness.change(&request, |half| half.last = last);
-    harness.change(&reply, |half| half.last = last);
+    harness.change(&request, |entry| entry.last = last);
+    harness.change(&reply, |entry| entry.last = last);
 }
 
 /// Packets that bring a flow into a state.
@@ -100,19 +100,19 @@ fn each_state_has_its_time() {
                 set_up(harness, endpoint);
                 reach(dialogue, harness);
                 let mut sweeper = sweeper();
-                idle(harness, dialogue.halves(harness), timeout - SLACK);
+                idle(harness, dialogue.entries(harness), timeout - SLACK);
                 for _ in 0..3 {
                     let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                     assert_eq!((found.entries, found.deleted), (2, 0));
                 }
-                assert_eq!(dialogue.halves(harness).0.state & MARKED, 0);
-                idle(harness, dialogue.halves(harness), timeout + SLACK);
+                assert_eq!(dialogue.entries(harness).0.state & MARKED, 0);
+                idle(harness, dialogue.entries(harness), timeout + SLACK);
                 let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                 assert_eq!((found.entries, found.deleted), (2, 0), "two passes");
-                assert_eq!(dialogue.halves(harness).0.state & MARKED, MARKED);
+                assert_eq!(dialogue.entries(harness).0.state & MARKED, MARKED);
                 let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                 assert_eq!(found.deleted, 1);
-                assert_eq!(harness.flows(terms.family), [], "both halves");
+                assert_eq!(harness.flows(terms.family), [], "both entries");
                 assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
             }
         }
@@ -130,21 +130,21 @@ fn traffic_between_the_passes_keeps_a_flow() {
             set_up(harness, Spot::Near);
             let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
             dialogue.establish(harness);
-            idle(harness, dialogue.halves(harness), TIMEOUTS.established * 2);
+            idle(harness, dialogue.entries(harness), TIMEOUTS.established * 2);
             harness.sweep(&mut sweeper, false);
             packet(dialogue, harness);
             let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
             assert_eq!((found.entries, found.deleted), (2, 0));
             dialogue.send(harness, ACK).expect("forwarded");
-            assert_eq!(dialogue.halves(harness).0.state & MARKED, 0, "a packet takes the mark off");
+            assert_eq!(dialogue.entries(harness).0.state & MARKED, 0, "a packet takes the mark off");
             harness.without_jumps(|harness| dialogue.send(harness, ACK).expect("forwarded").clone());
         }
     });
 }
 
-/// After a restart nobody names the old reply half. (Of TCP none stays.)
+/// After a restart nobody names the old reply entry. (Of TCP none stays.)
 #[test]
-fn a_reply_half_that_nobody_names_goes() {
+fn a_reply_entry_that_nobody_names_goes() {
     everywhere(|harness, terms| {
         if terms.tcp {
             return;
@@ -152,14 +152,14 @@ fn a_reply_half_that_nobody_names_goes() {
         set_up(harness, Spot::Near);
         let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         dialogue.establish(harness);
-        let (request, old) = dialogue.halves(harness);
-        harness.change(&request, |half| half.state |= GONE);
+        let (request, old) = dialogue.entries(harness);
+        harness.change(&request, |entry| entry.state |= GONE);
         dialogue.open(harness).expect("forwarded");
         assert_eq!(harness.flows(terms.family).len(), 3);
         let last = harness.now().wrapping_sub(TIMEOUTS.unassured + SLACK);
-        harness.change(&old, |half| {
-            half.last = last;
-            half.state |= GONE;
+        harness.change(&old, |entry| {
+            entry.last = last;
+            entry.state |= GONE;
         });
         harness.sweep(&mut sweeper, false);
         assert_eq!(harness.flows(terms.family).len(), 3);
@@ -185,7 +185,7 @@ fn gone_endpoints_are_marked_and_no_others() {
         let (address, port) = terms.at(endpoints[0]);
         let gone = SocketAddr::new(address, port);
         let mut sweeper = sweeper();
-        let service = dialogues[0].halves(harness).0.service;
+        let service = dialogues[0].entries(harness).0.service;
         let same = gone_from(terms, service, gone);
         let protocol = if terms.tcp { Protocol::Udp } else { Protocol::Tcp };
         for (what, other) in [
@@ -194,19 +194,19 @@ fn gone_endpoints_are_marked_and_no_others() {
         ] {
             harness.tables.gone.insert(endpoint_key(&other), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
-            assert!(dialogues.iter().all(|dialogue| dialogue.halves(harness).0.state & GONE == 0), "{what}");
+            assert!(dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & GONE == 0), "{what}");
         }
         harness.tables.gone.insert(endpoint_key(&same), 1, 0).unwrap();
         harness.sweep(&mut sweeper, false);
         assert!(
-            dialogues.iter().all(|dialogue| dialogue.halves(harness).0.state & GONE == 0),
+            dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & GONE == 0),
             "not asked to"
         );
         harness.sweep(&mut sweeper, true);
-        let marked = dialogues.iter().filter(|dialogue| dialogue.halves(harness).0.new_to == gone).count();
+        let marked = dialogues.iter().filter(|dialogue| dialogue.entries(harness).0.new_to == gone).count();
         assert!((1..20).contains(&marked), "{marked} of 20 flows to one of two endpoints");
         for dialogue in dialogues {
-            let (request, _) = dialogue.halves(harness);
+            let (request, _) = dialogue.entries(harness);
             assert_eq!(request.state & GONE != 0, request.new_to == gone);
         }
     });
@@ -218,32 +218,32 @@ fn pending_flows_leave_a_gone_endpoint() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, endpoint);
-            harness.change_state(|state| state.unassured_limit = [0; 2]);
+            harness.change_config(|config| config.unassured_limit = [0; 2]);
             let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
             dialogue.open(harness);
-            let Half { service, new_to: gone, .. } = dialogue.halves(harness).0;
+            let FlowEntry { service, new_to: gone, .. } = dialogue.entries(harness).0;
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
             harness.sweep(&mut sweeper, true);
             dialogue.open(harness);
-            assert_eq!(dialogue.halves(harness).0.new_to, gone, "not named yet");
+            assert_eq!(dialogue.entries(harness).0.new_to, gone, "not named yet");
             harness.tables.gone.insert(endpoint_key(&gone_from(terms, service, gone)), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
             dialogue.open(harness).expect("forwarded");
-            assert_ne!(dialogue.halves(harness).0.new_to, gone);
+            assert_ne!(dialogue.entries(harness).0.new_to, gone);
             dialogue.establish(harness);
         }
     });
 }
 
-/// All flows, request half first.
-fn pairs(harness: &Harness, terms: Terms) -> Vec<(Half, Half)> {
+/// All flows, request entry first.
+fn pairs(harness: &Harness, terms: Terms) -> Vec<(FlowEntry, FlowEntry)> {
     let flows = harness.flows(terms.family);
-    let reply = |request: &Half| {
+    let reply = |request: &FlowEntry| {
         let mut replies =
-            flows.iter().filter(|half| (half.from, half.to) == (request.new_to, request.new_from));
+            flows.iter().filter(|entry| (entry.from, entry.to) == (request.new_to, request.new_from));
         *replies.next().unwrap()
     };
-    flows.iter().filter(|half| half.is_request()).map(|request| (*request, reply(request))).collect()
+    flows.iter().filter(|entry| entry.is_request()).map(|request| (*request, reply(request))).collect()
 }
 
 /// So many flows from these ports on, each brought into a state, all idle for so long.
@@ -251,9 +251,9 @@ fn flows(harness: &mut Harness, terms: Terms, ports: std::ops::Range<u16>, reach
     for port in ports.clone() {
         reach(Dialogue::new(terms, VIP).with_port(port), harness);
     }
-    for halves in pairs(harness, terms) {
-        if ports.contains(&halves.0.from.port()) {
-            idle(harness, halves, jiffies);
+    for entries in pairs(harness, terms) {
+        if ports.contains(&entries.0.from.port()) {
+            idle(harness, entries, jiffies);
         }
     }
 }
@@ -403,7 +403,7 @@ fn the_pool_bits_are_asked_only_while_there_are_flows() {
         }
         harness.run(terms.hook, &stray).expect("passed-not-service");
         dialogue.answer(harness, ACK).expect("replied");
-        idle(harness, dialogue.halves(harness), TIMEOUTS.established * 2);
+        idle(harness, dialogue.entries(harness), TIMEOUTS.established * 2);
         harness.sweep(&mut sweeper, false);
         harness.sweep(&mut sweeper, false);
         assert_eq!(harness.flows(terms.family), []);
@@ -431,17 +431,17 @@ fn flows_to_this_node_need_no_pool_bits() {
 fn pending_flows_are_asked_for_only_while_there_are_some() {
     everywhere(|harness, terms| {
         set_up(harness, Spot::Near);
-        harness.change_state(|state| state.unassured_limit = [0; 2]);
+        harness.change_config(|config| config.unassured_limit = [0; 2]);
         let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         dialogue.open(harness);
         assert_eq!(harness.sweep(&mut sweeper, false)[terms.family as usize].pending, 2);
-        idle(harness, dialogue.halves(harness), TIMEOUTS.unassured + SLACK);
+        idle(harness, dialogue.entries(harness), TIMEOUTS.unassured + SLACK);
         for _ in 0..3 {
             harness.sweep(&mut sweeper, false);
         }
         assert_eq!(harness.flows(terms.family), []);
         let mut swept = 0;
-        harness.change_state(|state| swept = state.pending_swept);
+        harness.change_config(|config| swept = config.pending_swept);
         assert_eq!(swept, harness.usage().pending_created);
         dialogue.establish(harness);
     });

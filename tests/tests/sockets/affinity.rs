@@ -51,7 +51,7 @@ fn a_namespace_stays_with_its_endpoint() {
             .map(|(_, backend)| backend.clone())
             .collect();
         fixture.cluster.manifests.endpoints(&sticky(600), &rest).unwrap();
-        let second = until("the client stays with an endpoint that is gone", || {
+        let second = until("the client to leave an endpoint that is gone", || {
             let now = pod(&one, kind);
             (now != first).then_some(now)
         });
@@ -80,7 +80,7 @@ fn it_ends_after_its_time() {
     });
     let caller = fixture.on_node(1);
     let first = pod(&caller, Kind::V4);
-    until("the client never leaves its endpoint", || {
+    until("the client to leave its endpoint", || {
         std::thread::sleep(Duration::from_millis(1200));
         (pod(&caller, Kind::V4) != first).then_some(())
     });

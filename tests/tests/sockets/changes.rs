@@ -86,7 +86,7 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
         fixture.cluster.manifests.endpoints(&service(NUMBER), &both).unwrap();
         // Until both are chosen again.
         for kind in Kind::ALL {
-            until("the endpoint does not come back", || {
+            until("the endpoint to come back", || {
                 (callers[0].ask(kind, service_at(NUMBER, kind)).unwrap().0.pod == gone).then_some(())
             });
         }
@@ -163,7 +163,7 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
         // The only endpoint that new ones get, for so long that both are hardly chosen by chance.
         let new_ones_go_elsewhere = || {
             let mut in_a_row = 0;
-            until("new conversations still go there", || {
+            until("new conversations to go elsewhere", || {
                 let elsewhere = caller.udp(kind).exchange(to).unwrap().1.pod == "pod-1-2";
                 in_a_row = if elsewhere { in_a_row + 1 } else { 0 };
                 (in_a_row == 20).then_some(())
@@ -178,7 +178,7 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
         new_ones_go_elsewhere();
         stays();
         fixture.cluster.manifests.apply(&service(NUMBER), &both).unwrap();
-        until("the endpoint does not come back", || {
+        until("the endpoint to come back", || {
             (caller.udp(kind).exchange(to).unwrap().1.pod == "pod-2-1").then_some(())
         });
         stays();
@@ -199,7 +199,7 @@ fn datagrams_leave_an_endpoint_that_went_long_ago() {
     fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
     for (to, _) in &sockets {
         let mut in_a_row = 0;
-        until("new conversations still go there", || {
+        until("new conversations to go elsewhere", || {
             let kind = if to.is_ipv4() { Kind::V4 } else { Kind::Mapped };
             let elsewhere = caller.udp(kind).exchange(*to).unwrap().1.pod == "pod-1-2";
             in_a_row = if elsewhere { in_a_row + 1 } else { 0 };
@@ -235,7 +235,7 @@ fn datagrams_move_and_connections_stay() {
             .endpoints(&service(NUMBER), &[one_endpoint(&fixture, other(&gone))])
             .unwrap();
         let before = fixture.calls(1, "connected");
-        until("the datagrams do not move", || {
+        until("the datagrams to move", || {
             let (from, answer) = socket.exchange(to).unwrap();
             assert_eq!(from, to, "{kind:?}");
             (answer.pod != gone).then_some(())
@@ -246,7 +246,7 @@ fn datagrams_move_and_connections_stay() {
             .manifests
             .endpoints(&service(NUMBER), &[fixture.backend(1, 2), fixture.backend(2, 1)])
             .unwrap();
-        until("the endpoint does not come back", || {
+        until("the endpoint to come back", || {
             let (answer, _) = caller.ask(kind, service_at(NUMBER, kind)).unwrap();
             assert_eq!(socket.exchange(to).unwrap().1.pod, other(&gone), "{kind:?}");
             (answer.pod == gone).then_some(())

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use traffic_policy_testing::agent::Agent;
@@ -10,7 +9,7 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace;
 
 use crate::caller::{Caller, Kind};
 
@@ -108,15 +107,9 @@ pub fn service(number: u8) -> Service {
 }
 
 /// Waits until `work` gives something.
-pub fn until<T>(what: &str, mut work: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = work() {
-            return found;
-        }
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{what}");
-        sleep(Duration::from_millis(20));
-    }
+#[track_caller]
+pub fn until<T>(what: &str, work: impl FnMut() -> Option<T>) -> T {
+    pace::wait_for(what, Duration::from_secs(10), work)
 }
 
 /// The number of an error that must have come at once: not after something was sent again, which takes a second.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
-use traffic_policy_ebpf::abi::{Address, Socket, SocketKey};
+use traffic_policy_ebpf::abi::{Address, SocketKey, TranslatedSocket};
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::object::Backend;
 
@@ -31,20 +31,20 @@ fn endpoint(number: u8) -> Addresses {
 fn counts(fixture: &SocketCluster, family: Family) -> BTreeMap<u8, u32> {
     let version = fs::read_dir(fixture.cluster.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
     let map = MapData::from_pin(version.join("maps/tp_sockets")).unwrap();
-    let sockets: HashMap<_, SocketKey, Socket> = Map::LruHashMap(map).try_into().unwrap();
+    let sockets: HashMap<_, SocketKey, TranslatedSocket> = Map::LruHashMap(map).try_into().unwrap();
     let mut counts = BTreeMap::new();
     let known: BTreeMap<[u64; 2], u8> = (1..=ENDPOINTS)
         .map(|number| {
             let address = endpoint(number);
             let wide =
                 if family == Family::V4 { address.v4.to_wire().wide() } else { address.v6.to_wire().wide() };
-            (wide, number)
+            (wide.wire(), number)
         })
         .collect();
     for entry in &sockets {
         let (key, socket) = entry.unwrap();
         if key.forward == 1 && (key.ipv6 == 1) == (family == Family::V6) {
-            *counts.entry(known[&socket.address]).or_default() += 1;
+            *counts.entry(known[&socket.address.wire()]).or_default() += 1;
         }
     }
     counts

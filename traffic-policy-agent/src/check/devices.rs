@@ -17,7 +17,7 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
             Finding::error("device", found, "correct --device")
         })
         .collect();
-    findings.extend(facts.left_out.iter().map(|device| {
+    findings.extend(facts.without_ethernet.iter().map(|device| {
         let found = format!(
             "{}: what comes by it from outside is not served, and connections to endpoints behind it are refused (dropped-unattached-device)",
             device.found()

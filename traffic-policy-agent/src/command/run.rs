@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use crate::{
     controller::{self, NodePortAddresses, Origin, Settings},
     dataplane::{
-        Cgroup, Config, DEFAULT_PINS, Extras, IdleTimes, Mode, OnOtherLayout, Pool, PortRanges, Sizes,
+        Cgroup, Config, DEFAULT_PINS, Extras, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges,
         SourceCheck, drop_privileges,
     },
     model::{address::parse_cidr, parse_duration},
@@ -119,11 +119,11 @@ struct SourceArguments {
 struct ServiceArguments {
     /// Addresses with a port on which Services are reached (ClusterIPs, node ports, load balancer addresses, external IPs), of
     /// each family, and one more for each ClusterIP. A Service port that does not fit is left out, and named.
-    #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = Sizes::default().frontends, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = MapSizes::default().frontends, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     frontend_entries: u32,
     /// Ranges of all loadBalancerSourceRanges, of each family.
-    #[arg(long, env = "TRAFFIC_POLICY_SOURCE_RANGE_ENTRIES", default_value_t = Sizes::default().source_ranges, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_SOURCE_RANGE_ENTRIES", default_value_t = MapSizes::default().source_ranges, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     source_range_entries: u32,
 }
@@ -133,15 +133,15 @@ struct ServiceArguments {
 #[command(next_help_heading = "Flow table")]
 struct TableArguments {
     /// Entries for IPv4, two a flow; best twice as many as flows need. 128 bytes each.
-    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES", default_value_t = Sizes::default().flows4, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES", default_value_t = MapSizes::default().flows4, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries: u32,
     /// Entries for IPv6. 176 bytes each.
-    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = Sizes::default().flows6, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = MapSizes::default().flows6, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries_v6: u32,
     /// Entries for flows that a flood has pushed out of the main table until they prove real.
-    #[arg(long, env = "TRAFFIC_POLICY_PENDING_ENTRIES", default_value_t = Sizes::default().pending, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_PENDING_ENTRIES", default_value_t = MapSizes::default().pending, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     pending_entries: u32,
     /// Idle time of an established TCP connection.
@@ -250,7 +250,7 @@ impl Arguments {
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 on_other_layout: self.on_other_layout,
-                sizes: Sizes {
+                sizes: MapSizes {
                     flows4: table.flow_entries,
                     flows6: table.flow_entries_v6,
                     pending: table.pending_entries,

@@ -107,7 +107,7 @@ struct Flows {
     size: [u64; 2],
     /// Flows that no client has confirmed.
     unassured: [u64; 2],
-    /// Halves in the tables for flows that a flood has pushed out.
+    /// Entries in the tables for flows that a flood has pushed out.
     pending: [u64; 2],
 }
 

@@ -35,7 +35,7 @@ pub(super) struct NodeNetwork {
     /// Devices that could not be attached to, as has been logged.
     warned_of: BTreeSet<u32>,
     /// Devices without Ethernet header that were reported, by name.
-    left_out: BTreeSet<String>,
+    without_ethernet: BTreeSet<String>,
     /// Devices could not be looked at, or one of them not be attached to.
     needs_rescan: bool,
     /// Addresses of the Node object, as they were when devices were last looked for.
@@ -55,7 +55,7 @@ impl NodeNetwork {
             missing: BTreeSet::new(),
             routes_changed: None,
             warned_of: BTreeSet::new(),
-            left_out: BTreeSet::new(),
+            without_ethernet: BTreeSet::new(),
             needs_rescan: false,
             primary: Vec::new(),
             attachments: Attachments::default(),
@@ -226,8 +226,8 @@ impl NodeNetwork {
             tracing::info!(device = name, "detached: no route of this node's needs the device any more");
             changed = true;
         }
-        for refusal in node::left_out(&self.named, links, &self.addresses, routes, &self.primary) {
-            if self.left_out.insert(refusal.name.clone()) {
+        for refusal in node::without_ethernet(&self.named, links, &self.addresses, routes, &self.primary) {
+            if self.without_ethernet.insert(refusal.name.clone()) {
                 tracing::warn!(
                     "{refusal}; what comes by it is not served, and connections to endpoints of other nodes behind it are refused (dropped-unattached-device)"
                 );

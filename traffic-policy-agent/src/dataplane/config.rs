@@ -7,7 +7,7 @@ use traffic_policy_ebpf::{abi::source_check, tcp::Timeouts};
 use super::{
     bpf::{
         attach::{Cgroup, Mode},
-        loader::Sizes,
+        loader::MapSizes,
         pins::OnOtherLayout,
     },
     sync::{budget::LeftOut, snat_ports::Wanted as Pool},
@@ -45,7 +45,7 @@ pub struct Config {
     /// Folder on a bpffs; `None`: nothing outlives this process (tests).
     pub pins: Option<PathBuf>,
     pub on_other_layout: OnOtherLayout,
-    pub sizes: Sizes,
+    pub sizes: MapSizes,
     pub idle: IdleTimes,
     pub pool: Pool,
     pub drain: Duration,

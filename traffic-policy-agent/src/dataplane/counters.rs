@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use aya::maps::{Map, MapData, PerCpuArray};
 use traffic_policy_ebpf::{
-    abi::{Counters, hook},
+    abi::{OutcomeCounters, hook},
     outcome::Outcome,
 };
 
@@ -13,7 +13,7 @@ use traffic_policy_ebpf::{
 pub type Counter = (&'static str, Outcome, u64);
 
 /// Every counter of every hook, also those that are zero.
-pub(super) fn all(map: &PerCpuArray<MapData, Counters>) -> Result<Vec<Counter>> {
+pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Counter>> {
     let hooks = [
         (hook::XDP, "xdp"),
         (hook::INGRESS, "tc-ingress"),

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
-use traffic_policy_ebpf::abi::{Device, HOP_XDP};
+use traffic_policy_ebpf::abi::{DeviceInfo, HOP_XDP};
 
 use super::{
     bpf::{
@@ -194,7 +194,7 @@ impl Devices {
 /// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
 fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result<()> {
     let held = maps.devices.get(&interface.ifindex, 0).ok();
-    let mut device = Device {
+    let mut device = DeviceInfo {
         mac: interface.mac,
         zero: 0,
         flags: match xdp {

@@ -14,7 +14,7 @@ use super::{
     maps::{
         Maps,
         keys::wide,
-        mmap::{agent, state},
+        mmap::{config, heartbeat},
     },
 };
 
@@ -27,17 +27,17 @@ pub struct Earlier {
 
 /// This process has the maps and loads its programs: it has not started yet. Returns what was there before.
 pub fn loading(maps: &mut Maps) -> Earlier {
-    let words = &mut maps.agent;
-    let earlier = Earlier { started: words.load(agent::started), pid: words.load(agent::pid) };
-    words.store(agent::started, 0);
-    words.store(agent::pid, std::process::id());
+    let words = &mut maps.heartbeat;
+    let earlier = Earlier { started: words.load(heartbeat::started), pid: words.load(heartbeat::pid) };
+    words.store(heartbeat::started, 0);
+    words.store(heartbeat::pid, std::process::id());
     earlier
 }
 
 /// After a start that failed: the last word is the earlier agent's again.
 pub fn restore(maps: &mut Maps, earlier: Earlier) {
-    maps.agent.store(agent::started, earlier.started);
-    maps.agent.store(agent::pid, earlier.pid);
+    maps.heartbeat.store(heartbeat::started, earlier.started);
+    maps.heartbeat.store(heartbeat::pid, earlier.pid);
 }
 
 /// The programs are loaded; `hz`: jiffies per second.
@@ -45,20 +45,20 @@ pub fn restore(maps: &mut Maps, earlier: Earlier) {
 /// # Errors
 /// See [`beat`].
 pub fn begin(maps: &mut Maps, object: &Ebpf, hz: u32) -> Result<()> {
-    let words = &mut maps.agent;
-    words.store(agent::hz, hz);
-    words.store(agent::started, clock::monotonic()?);
-    words.store(agent::failing, 0);
-    words.store(agent::pid, std::process::id());
+    let words = &mut maps.heartbeat;
+    words.store(heartbeat::hz, hz);
+    words.store(heartbeat::started, clock::monotonic()?);
+    words.store(heartbeat::failing, 0);
+    words.store(heartbeat::pid, std::process::id());
     beat(maps, object)
 }
 
 /// Where `/healthz` and `/status` are answered.
 pub fn address(maps: &mut Maps, address: SocketAddr) {
-    let words = &mut maps.agent;
-    words.store(agent::address, wide(address.ip()));
-    words.store(agent::ipv6, u32::from(address.is_ipv6()));
-    words.store(agent::port, address.port().into());
+    let words = &mut maps.heartbeat;
+    words.store(heartbeat::address, wide(address.ip()));
+    words.store(heartbeat::ipv6, u32::from(address.is_ipv6()));
+    words.store(heartbeat::port, address.port().into());
 }
 
 /// A sign of life, with which idle times in jiffies can be read by another clock.
@@ -67,8 +67,8 @@ pub fn address(maps: &mut Maps, address: SocketAddr) {
 /// The kernel refuses to tell the time.
 pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
     let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "tp_clock")?);
-    maps.agent.store(agent::jiffies, jiffies);
-    maps.agent.store(agent::seen, seen);
+    maps.heartbeat.store(heartbeat::jiffies, jiffies);
+    maps.heartbeat.store(heartbeat::seen, seen);
     end_monitor(maps, seen);
     Ok(())
 }
@@ -78,8 +78,8 @@ pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
 /// # Errors
 /// None on Linux.
 pub fn synced(maps: &mut Maps) -> Result<()> {
-    maps.agent.store(agent::synced, clock::monotonic()?);
-    maps.agent.store(agent::failing, 0);
+    maps.heartbeat.store(heartbeat::synced, clock::monotonic()?);
+    maps.heartbeat.store(heartbeat::failing, 0);
     Ok(())
 }
 
@@ -88,20 +88,20 @@ pub fn synced(maps: &mut Maps) -> Result<()> {
 /// # Errors
 /// None on Linux.
 pub fn failing(maps: &mut Maps) -> Result<()> {
-    if maps.agent.load(agent::failing) == 0 {
-        maps.agent.store(agent::failing, clock::monotonic()?);
+    if maps.heartbeat.load(heartbeat::failing) == 0 {
+        maps.heartbeat.store(heartbeat::failing, clock::monotonic()?);
     }
     Ok(())
 }
 
 /// Forgets a listener that was killed: from now on packets need not even look at the clock.
 fn end_monitor(maps: &mut Maps, now: u64) {
-    let until = maps.state.load(state::monitor_until);
+    let until = maps.config.load(config::monitor_until);
     if until == 0 || until > now {
         return;
     }
     // SAFETY: an aligned word of the mapped element, which lives as long as the tables. Compared, for a new listener
     // may have written it meanwhile.
-    let word = unsafe { AtomicU64::from_ptr(state::monitor_until(maps.state.pointer())) };
+    let word = unsafe { AtomicU64::from_ptr(config::monitor_until(maps.config.pointer())) };
     let _ = word.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
 }

@@ -36,7 +36,7 @@ use self::{
     bpf::pins::Pins,
     devices::Devices,
     gc::Gc,
-    maps::{mmap::state, prefilter::Needed},
+    maps::{mmap, prefilter::Needed},
     sockets::Sockets,
     sync::{
         apply,
@@ -48,7 +48,7 @@ pub use self::{
     bpf::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
-        loader::{Sizes, load, object_bytes},
+        loader::{MapSizes, load, object_bytes},
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
         programs::{jump_table, jumps, load_programs},
         test_context::{sk_buff, xdp_md},
@@ -130,7 +130,7 @@ impl Dataplane {
             Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
         let plan = self.planner.plan(desired, changed, &context);
         let needed = apply::needed(&plan.ops, self.planner.cluster_ips());
-        let mut elements = needed.add_to(&mut self.maps.filter);
+        let mut elements = needed.add_to(&mut self.maps.prefilter);
         if !plan.ops.is_empty() {
             self.needs_prune = true;
             self.gc.written();
@@ -178,7 +178,7 @@ impl Dataplane {
 
     /// Lets the planner begin with what the maps hold.
     fn plan_anew(&mut self) -> Result<()> {
-        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_sizes());
+        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_capacity());
         self.stale = false;
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Dataplane {
         for range in self.planner.service_cidrs() {
             needed.service_cidr(*range);
         }
-        needed.replace_all(&mut self.maps.filter);
+        needed.replace_all(&mut self.maps.prefilter);
         self.needs_prune = false;
     }
 
@@ -373,7 +373,7 @@ impl Dataplane {
     /// # Errors
     /// The maps cannot be written.
     pub fn compare_network(&mut self, fingerprint: u32) -> Result<bool> {
-        let changed = self.maps.state.load(state::network) != fingerprint;
+        let changed = self.maps.config.load(mmap::config::network) != fingerprint;
         if changed {
             self.raise(Changed::Routes)?;
             self.note_network(fingerprint);
@@ -383,7 +383,7 @@ impl Dataplane {
 
     /// Remembers the fingerprint of routes that [`Self::raise`] was called for.
     pub fn note_network(&mut self, fingerprint: u32) {
-        self.maps.state.store(state::network, fingerprint);
+        self.maps.config.store(mmap::config::network, fingerprint);
     }
 
     /// Next hops that packets take now.

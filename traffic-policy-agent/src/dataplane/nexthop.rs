@@ -16,7 +16,7 @@ use traffic_policy_ebpf::abi::{HOPS_PER_GENERATION, HopKey};
 use super::maps::{
     Maps,
     keys::from_wide,
-    mmap::{state, used_hops},
+    mmap::{config, used_hops},
 };
 
 /// What may be wrong.
@@ -46,8 +46,8 @@ pub fn raise(maps: &mut Maps, changed: Changed) -> Result<()> {
         let route = route(maps);
         set_route(maps, route >> 16, next_epoch(route));
     }
-    let epoch = maps.state.load(state::hop_epoch);
-    maps.state.store(state::hop_epoch, epoch.wrapping_add(1).max(1));
+    let epoch = maps.config.load(config::hop_epoch);
+    maps.config.store(config::hop_epoch, epoch.wrapping_add(1).max(1));
     Ok(())
 }
 
@@ -101,11 +101,11 @@ pub fn list(maps: &Maps) -> Result<Vec<NextHop>> {
 }
 
 fn route(maps: &Maps) -> u32 {
-    maps.state.load(state::route)
+    maps.config.load(config::route)
 }
 
 fn set_route(maps: &mut Maps, generation: u32, epoch: u16) {
-    maps.state.store(state::route, generation << 16 | u32::from(epoch));
+    maps.config.store(config::route, generation << 16 | u32::from(epoch));
 }
 
 /// 0 stands for "never resolved".

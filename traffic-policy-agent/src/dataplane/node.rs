@@ -12,7 +12,7 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Address4, Address6, Node};
+use traffic_policy_ebpf::abi::{Address4, Address6, LocalNode, WideAddress};
 
 use super::{
     config::SourceCheck,
@@ -32,7 +32,7 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
     let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
     let first = |addresses: &[IpAddr]| {
         [IpAddr::is_ipv4, IpAddr::is_ipv6]
-            .map(|of_family| addresses.iter().copied().find(of_family).map_or([0; 2], wide))
+            .map(|of_family| addresses.iter().copied().find(of_family).map_or(WideAddress::UNSPECIFIED, wide))
     };
     let pod_bits = [false, true].map(|ipv6| {
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
@@ -40,15 +40,15 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
     });
     let pod_masks = [false, true].map(|ipv6| {
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
-        range.map_or([0; 2], |range| wide(range.netmask()))
+        range.map_or(WideAddress::UNSPECIFIED, |range| wide(range.netmask()))
     });
-    put(maps, |node| Node { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
+    put(maps, |node| LocalNode { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
 }
 
 /// Tells the packet path which network namespace is the node's own: this process's; and which sources new flows may have.
 pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     let netns = kernel::netns_cookie()?;
-    put(maps, |node| Node { netns, source_check: check.number(), ..node })
+    put(maps, |node| LocalNode { netns, source_check: check.number(), ..node })
 }
 
 /// Tells the packet path this node's own addresses, from which no packet comes from outside. Returns how many found no room:
@@ -95,13 +95,13 @@ fn equal<A: Pod + Eq + Hash>(map: &mut HashMap<MapData, A, u32>, wanted: &HashSe
     Ok(())
 }
 
-fn put(maps: &mut Maps, change: impl FnOnce(Node) -> Node) -> Result<()> {
-    let held = maps.node.get(&0, 0).context("reading the description of the node failed")?;
+fn put(maps: &mut Maps, change: impl FnOnce(LocalNode) -> LocalNode) -> Result<()> {
+    let held = maps.local_node.get(&0, 0).context("reading the description of the node failed")?;
     let node = change(held);
     if node == held {
         return Ok(());
     }
-    maps.node.set(0, node, 0).context("writing the description of the node failed")
+    maps.local_node.set(0, node, 0).context("writing the description of the node failed")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use aya::{
     Ebpf,
     maps::{HashMap, Map, MapData},
 };
-use traffic_policy_ebpf::abi::{Socket, SocketKey};
+use traffic_policy_ebpf::abi::{SocketKey, TranslatedSocket};
 
 use super::{
     bpf::{attach::cgroup, pins::Pins},
@@ -20,7 +20,7 @@ use super::{
 use crate::model::Protocol;
 
 /// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
-pub struct ConnectedUdp(HashMap<MapData, SocketKey, Socket>);
+pub struct ConnectedUdp(HashMap<MapData, SocketKey, TranslatedSocket>);
 
 impl ConnectedUdp {
     /// Those of these endpoints by cookie, but not those that another Service connected to one of them. A socket that was connected to several of them in turn is in

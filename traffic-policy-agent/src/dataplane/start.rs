@@ -17,7 +17,7 @@ use super::{
     devices::{Devices, pinned_devices},
     gc::Gc,
     heartbeat, jumps,
-    maps::mmap::state,
+    maps::mmap::config,
     nexthop, node,
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports},
@@ -81,7 +81,7 @@ impl Dataplane {
         }
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_sizes());
+        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
         let gc = Gc::new(sweeper, apply::gone(&maps)?);
         set_up_state(&mut maps, &object, hz, flows)?;
         node::name_namespace(&mut maps, config.source_check)?;
@@ -113,19 +113,19 @@ impl Dataplane {
 }
 
 fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Result<()> {
-    let words = &mut maps.state;
-    if words.load(state::seed) == 0 {
+    let words = &mut maps.config;
+    if words.load(config::seed) == 0 {
         let mut seed = [0; 8];
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
             .context("/dev/urandom cannot be read")?;
-        words.store(state::seed, u64::from_ne_bytes(seed) | 1);
+        words.store(config::seed, u64::from_ne_bytes(seed) | 1);
     }
     heartbeat::begin(maps, object, hz)?;
-    let words = &mut maps.state;
-    words.store(state::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
-    words.store(state::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
-    words.store(state::unassured_limit, flows.map(|flows| flows / UNASSURED_SHARE));
-    if words.load(state::route) & 0xffff == 0 {
+    let words = &mut maps.config;
+    words.store(config::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
+    words.store(config::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
+    words.store(config::unassured_limit, flows.map(|flows| flows / UNASSURED_SHARE));
+    if words.load(config::route) & 0xffff == 0 {
         nexthop::raise(maps, Changed::Routes)?;
     }
     Ok(())

@@ -9,7 +9,10 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues},
 };
 use traffic_policy_ebpf::{
-    abi::{Affinity, AffinityKey, Bucket, STEPS, SocketQuestion, Step, Trace, Usage, step},
+    abi::{
+        Affinity, AffinityKey, PacketTrace, RejectBucket, SocketQuestion, TRACE_STEPS, TableUsage, TraceStep,
+        step,
+    },
     outcome::Outcome,
 };
 
@@ -22,7 +25,7 @@ use super::{
     kernel::Kernel,
     maps::{
         Maps,
-        mmap::{Mapped, state},
+        mmap::{Mapped, config},
     },
 };
 
@@ -36,7 +39,7 @@ pub enum PacketHook {
 /// What the programs noted, and made of the packet.
 #[derive(Clone, Debug)]
 pub struct Judged {
-    pub steps: Vec<Step>,
+    pub steps: Vec<TraceStep>,
     pub outcome: Outcome,
     /// The frame as it leaves; empty for a socket.
     pub frame: Vec<u8>,
@@ -47,9 +50,9 @@ pub struct TracingCopy {
     object: Ebpf,
     /// Its maps: its own, and those that it shares with the running packet path.
     pub maps: Maps,
-    trace: Array<MapData, Trace>,
+    trace: Array<MapData, PacketTrace>,
     question: Array<MapData, SocketQuestion>,
-    buckets: PerCpuArray<MapData, Bucket>,
+    buckets: PerCpuArray<MapData, RejectBucket>,
     affinity: HashMap<MapData, AffinityKey, Affinity>,
     /// The running packet path: looked at, never written.
     running: Option<Running>,
@@ -59,7 +62,7 @@ pub struct TracingCopy {
 /// What the copy must know of the running packet path from time to time.
 struct Running {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
-    usage: Mapped<Usage>,
+    usage: Mapped<TableUsage>,
 }
 
 impl TracingCopy {
@@ -131,18 +134,18 @@ impl TracingCopy {
         empty(&mut self.maps.v4.flows).context("forgetting flows failed")?;
         empty(&mut self.maps.v6.flows).context("forgetting flows failed")?;
         self.forget_usage();
-        self.trace.set(0, Trace::default(), 0).context("emptying the trace failed")?;
+        self.trace.set(0, PacketTrace::default(), 0).context("emptying the trace failed")?;
         // As after a long silence: answers are not what is asked about.
-        let buckets = PerCpuValues::try_from(vec![Bucket::default(); self.cpus])?;
+        let buckets = PerCpuValues::try_from(vec![RejectBucket::default(); self.cpus])?;
         self.buckets.set(0, buckets, 0).context("filling the buckets failed")
     }
 
     /// No flow of the copy stands; whether replies of SNAT flows may come is as the running packet path has it.
     fn forget_usage(&mut self) {
         let snat_created = self.running.as_ref().map_or(0, |running| running.usage.read().snat_created);
-        let pending_created = self.maps.state.load(state::pending_swept);
+        let pending_created = self.maps.config.load(config::pending_swept);
         let held = self.maps.usage.read();
-        self.maps.usage.write(Usage {
+        self.maps.usage.write(TableUsage {
             snat_created,
             pending_created,
             unassured: [0; 2],
@@ -154,7 +157,7 @@ impl TracingCopy {
     fn end(&mut self, frame: Vec<u8>) -> Result<Judged> {
         empty(&mut self.affinity).context("forgetting clients failed")?;
         let trace = self.trace.get(&0, 0).context("reading the trace failed")?;
-        let count = (trace.count as usize).min(STEPS);
+        let count = (trace.count as usize).min(TRACE_STEPS);
         let steps = trace.steps[..count].to_vec();
         let outcome = steps
             .iter()

@@ -9,7 +9,7 @@ use super::{
     gc::{Gc, sweeper::Found},
     maps::{
         Maps,
-        mmap::{state, used_hops},
+        mmap::{config, used_hops},
     },
     sync::{SERVICE_PORTS, plan::Planner},
 };
@@ -56,7 +56,7 @@ impl DataplaneUsage {
                 .map(|(map, used, size)| MapUsage { map, ipv6: Some(ipv6), used, size }),
             );
         }
-        let generation = maps.state.load(state::route) >> 16 & 1;
+        let generation = maps.config.load(config::route) >> 16 & 1;
         entries.extend(
             [
                 ("services", usage.services, SERVICE_PORTS),
@@ -73,7 +73,7 @@ impl DataplaneUsage {
         Self {
             maps: entries,
             found: gc.found(),
-            snat_ports: maps.state.load(state::pool_len),
+            snat_ports: maps.config.load(config::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
     }

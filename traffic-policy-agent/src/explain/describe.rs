@@ -1,7 +1,7 @@
 //! The steps of a traced packet as sentences.
 
 use traffic_policy_ebpf::{
-    abi::{Step, frontend, frontend_kind as kind_number, list, step},
+    abi::{TraceStep, WideAddress, frontend, frontend_kind as kind_number, list, step},
     outcome::Outcome,
 };
 
@@ -45,7 +45,7 @@ pub struct Describer<'a> {
 
 impl Describer<'_> {
     /// A step as a sentence; `None` for those that explain nothing.
-    pub fn describe(&self, step: &Step) -> Option<String> {
+    pub fn describe(&self, step: &TraceStep) -> Option<String> {
         let Flow { destination, transport, .. } = self.flow;
         Some(match step.kind {
             step::FILTER => match step.value {
@@ -111,7 +111,7 @@ impl Describer<'_> {
                 format!("endpoint: {}, {place}, one of {many}, chosen {how}", chosen.address)
             }
             step::ROUTE => {
-                let source = from_wide(step.words, destination.is_ipv6());
+                let source = from_wide(WideAddress::from_wire(step.words), destination.is_ipv6());
                 match step.value {
                     0 => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
                     1 if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),
@@ -128,7 +128,7 @@ impl Describer<'_> {
         })
     }
 
-    fn list(&self, step: &Step) -> String {
+    fn list(&self, step: &TraceStep) -> String {
         let internal = frontend::kind(self.facts.flags) == kind_number::CLUSTER_IP;
         let policy = if internal { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
         let count = self.facts.candidates.len();

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use serde::Serialize;
 use traffic_policy_ebpf::{
-    abi::{Port, Range, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
+    abi::{IndexRange, Port, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
     outcome::{Outcome, Verdict as Kernel},
 };
 
@@ -217,7 +217,7 @@ impl Explainer {
                     facts.flags = step.words[0] as u32;
                 }
                 step::LIST => {
-                    let range = Range { base: step.words[0] as u32, len: step.words[1] as u32 };
+                    let range = IndexRange { base: step.words[0] as u32, len: step.words[1] as u32 };
                     facts.candidates = self.simulator.candidates(ipv6, range)?;
                 }
                 step::SLOT => facts.chosen = Some(self.simulator.endpoint(ipv6, step.value)?),
@@ -228,7 +228,7 @@ impl Explainer {
     }
 
     fn client(&self, flow: &Flow, from: From) -> [u64; 2] {
-        if from == From::External { wide(flow.source.ip()) } else { [self.netns, 0] }
+        if from == From::External { wide(flow.source.ip()).wire() } else { [self.netns, 0] }
     }
 
     /// What an endpoint sees of a socket: the source it is bound to, and for one that spoke to loopback the address that
@@ -253,9 +253,8 @@ fn client_kind(from: From) -> u16 {
 /// Sockets have no port yet when they choose: any number spreads them.
 fn spread(flow: &Flow) -> u64 {
     let port = u64::from(flow.source.port());
-    (wide(flow.source.ip())[1] ^ wide(flow.source.ip())[0] ^ port << 32 | port)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        >> 32
+    let [head, tail] = wide(flow.source.ip()).wire();
+    (tail ^ head ^ port << 32 | port).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
 const fn hook_name(number: u32) -> &'static str {

@@ -49,7 +49,7 @@ pub struct ServiceCount {
     pub bytes: u64,
 }
 
-/// The outcome that packets of a half have.
+/// The outcome that packets of an entry have.
 pub fn outcome(kind: u8) -> Option<Outcome> {
     Some(match kind {
         kind::FORWARD => Outcome::Forwarded,
@@ -101,7 +101,7 @@ impl Counts {
                 counts.packets.entry((key.service, outcome)).or_default().add(count.packets, count.bytes);
             }
         })?;
-        let mut half = |kind, service, packets, bytes| {
+        let mut add = |kind, service, packets, bytes| {
             let Some(outcome) = outcome(kind) else { return };
             counts.packets.entry((service, outcome)).or_default().add(packets, bytes);
             if matches!(kind, kind::FORWARD | kind::DELIVER) {
@@ -110,12 +110,12 @@ impl Counts {
         };
         for name in ["tp_flows4", "tp_pending4"] {
             pinned.map(name)?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
-                half(flow.kind, flow.service, flow.packets, flow.bytes);
+                add(flow.kind, flow.service, flow.packets, flow.bytes);
             })?;
         }
         for name in ["tp_flows6", "tp_pending6"] {
             pinned.map(name)?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
-                half(flow.kind, flow.service, flow.packets, flow.bytes);
+                add(flow.kind, flow.service, flow.packets, flow.bytes);
             })?;
         }
         Ok(counts)

@@ -42,7 +42,7 @@ pub struct Flow {
     /// Since the last packet of either direction.
     pub idle: Duration,
     pub request: Traffic,
-    /// `None` if the reply half is gone.
+    /// `None` if the reply entry is gone.
     pub reply: Option<Traffic>,
     /// How its packets leave towards the endpoint: device number and gateway; `None` if delivered here, or not resolved.
     pub hop: Option<(u32, IpAddr)>,
@@ -80,7 +80,7 @@ pub enum FlowState {
 }
 
 impl FlowState {
-    /// By the states of both halves: see [`traffic_policy_ebpf::tcp`].
+    /// By the states of both entries: see [`traffic_policy_ebpf::tcp`].
     fn of(request: u8, reply: u8) -> Self {
         if (request | reply) & RST != 0 {
             Self::Reset
@@ -132,10 +132,10 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
 ) -> Result<()> {
     for (map, pending) in maps.into_iter().zip([false, true]) {
         let (mut requests, mut replies) = (Vec::new(), HashMap::new());
-        pinned.map(map)?.each(|key: FlowKey<A>, half: abi::Flow<A>| match half.kind {
-            kind::FORWARD | kind::DELIVER => requests.push((key.tuple(&half), half)),
+        pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
+            kind::FORWARD | kind::DELIVER => requests.push((key.tuple(&entry), entry)),
             kind::REPLY | kind::REPLY_LOCAL => {
-                replies.insert(key.tuple(&half), half);
+                replies.insert(key.tuple(&entry), entry);
             }
             // Being written at this moment.
             _ => {}
@@ -172,7 +172,7 @@ fn join<A: Address + FromWire>(
     clock: &Clock,
 ) -> Flow {
     let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
-    let traffic = |half: &abi::Flow<A>| Traffic { packets: half.packets, bytes: half.bytes };
+    let traffic = |entry: &abi::Flow<A>| Traffic { packets: entry.packets, bytes: entry.bytes };
     let idle = clock.idle(request.last);
     Flow {
         service: request.service,

@@ -1,9 +1,9 @@
-//! The heartbeat of the agent, as it left it in the map `tp_heartbeat`: [`Agent`].
+//! The heartbeat of the agent, as it left it in the map `tp_heartbeat`: [`AgentHeartbeat`].
 
 use std::{fs, net::SocketAddr, time::Duration};
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::Agent;
+use traffic_policy_ebpf::abi::AgentHeartbeat;
 
 use super::pinned::Pinned;
 use crate::dataplane::{bpf::pins, clock, maps::keys::from_wide};
@@ -14,7 +14,7 @@ const FRESH: Duration = Duration::from_secs(5);
 /// The agent, as the maps tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
-    word: Agent,
+    word: AgentHeartbeat,
     now: u64,
 }
 
@@ -65,7 +65,7 @@ impl Heartbeat {
     /// # Errors
     /// No agent has said what time it is.
     pub(super) fn clock(&self) -> Result<Clock> {
-        let Agent { seen, jiffies, hz, .. } = self.word;
+        let AgentHeartbeat { seen, jiffies, hz, .. } = self.word;
         anyhow::ensure!(hz != 0 && seen != 0, "no agent has told the time yet: wait until `run` is ready");
         let ticks = u128::from(self.now.saturating_sub(seen)) * u128::from(hz) / 1_000_000_000;
         Ok(Clock { jiffies: jiffies.wrapping_add(ticks as u32), hz })
@@ -95,7 +95,7 @@ struct Holder {
 
 impl Presence {
     /// `fresh`: there may be a lock that cannot be seen here, and a sign of life is recent.
-    fn of(word: &Agent, holder: Option<Holder>, fresh: bool) -> Self {
+    fn of(word: &AgentHeartbeat, holder: Option<Holder>, fresh: bool) -> Self {
         match holder {
             None if fresh => Self::Running { process: word.pid },
             None => Self::Absent,
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn presence_of_an_agent() {
-        let word = |started, pid| Agent { started, pid, ..Agent::default() };
+        let word = |started, pid| AgentHeartbeat { started, pid, ..AgentHeartbeat::default() };
         let holder = |process, near| Some(Holder { process, near });
         let (new, old, taken) = (word(0, 0), word(9, 41), word(0, 42));
         for (word, holder, fresh, expected) in [
@@ -187,7 +187,12 @@ mod tests {
 
     #[test]
     fn the_clock_goes_on_without_an_agent() {
-        let word = Agent { seen: 5_000_000_000, jiffies: u32::MAX - 10, hz: 250, ..Agent::default() };
+        let word = AgentHeartbeat {
+            seen: 5_000_000_000,
+            jiffies: u32::MAX - 10,
+            hz: 250,
+            ..AgentHeartbeat::default()
+        };
         let report = Heartbeat { word, now: 7_000_000_000 };
         let clock = report.clock().unwrap();
         assert_eq!(clock.jiffies, 489, "500 ticks later, over the end of the word");
@@ -196,6 +201,6 @@ mod tests {
         assert_eq!(report.seen(), Some(Duration::from_secs(2)));
         assert!(report.is_fresh() && !Heartbeat { now: 10_000_000_000, ..report }.is_fresh());
         assert_eq!(report.synced(), None);
-        assert!(Heartbeat { word: Agent::default(), now: 1 }.clock().is_err());
+        assert!(Heartbeat { word: AgentHeartbeat::default(), now: 1 }.clock().is_err());
     }
 }

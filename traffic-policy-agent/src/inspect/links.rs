@@ -3,7 +3,7 @@
 use std::{fs, io::ErrorKind};
 
 use anyhow::{Context, Result};
-use traffic_policy_ebpf::abi::Device;
+use traffic_policy_ebpf::abi::DeviceInfo;
 
 use super::pinned::Pinned;
 use crate::dataplane::{
@@ -75,7 +75,7 @@ impl Link {
             }
         }
         if !Kernel::running()?.has_tcx() {
-            for (ifindex, _) in pinned.map("tp_devices")?.entries::<u32, Device>()? {
+            for (ifindex, _) in pinned.map("tp_devices")?.entries::<u32, DeviceInfo>()? {
                 let name = device_name(ifindex);
                 let present = name.is_some();
                 let target = name.unwrap_or_default();

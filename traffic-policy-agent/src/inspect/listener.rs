@@ -109,7 +109,7 @@ impl Drop for Listener {
     }
 }
 
-fn decode(event: &abi::Event) -> Result<Event> {
+fn decode(event: &abi::MonitorEvent) -> Result<Event> {
     let outcome = Outcome::numbered(event.outcome).with_context(|| {
         format!("an event has outcome {}, which this version does not know", event.outcome)
     })?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use traffic_policy_ebpf::abi::{ABI_VERSION, State, Usage};
+use traffic_policy_ebpf::abi::{ABI_VERSION, RuntimeConfig, TableUsage};
 
 use crate::dataplane::{
     bpf::pins,
@@ -64,7 +64,7 @@ impl Pinned {
     ///
     /// # Errors
     /// The map cannot be read.
-    pub fn state(&self) -> Result<State> {
+    pub fn state(&self) -> Result<RuntimeConfig> {
         self.element("tp_config")
     }
 
@@ -72,7 +72,7 @@ impl Pinned {
     ///
     /// # Errors
     /// The map cannot be read.
-    pub fn usage(&self) -> Result<Usage> {
+    pub fn usage(&self) -> Result<TableUsage> {
         self.element("tp_table_usage")
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, PROTOCOL_UDP, Range, SLOT_LOCAL, SLOT_REMOTE,
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, PROTOCOL_UDP, SLOT_LOCAL, SLOT_REMOTE,
     ServiceInfo, Slot, frontend, frontend_kind, policy, scope,
 };
 
@@ -229,7 +229,7 @@ fn add_source_ranges<const W: usize>(
     Ok(())
 }
 
-fn endpoints<A: Address + FromWire>(slots: &Reader, range: Range) -> Result<Vec<Endpoint>>
+fn endpoints<A: Address + FromWire>(slots: &Reader, range: IndexRange) -> Result<Vec<Endpoint>>
 where
     Slot<A>: Pod,
 {
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn phases() {
-        let range = |len| Range { base: 7, len };
+        let range = |len| IndexRange { base: 7, len };
         let local = frontend::LOCAL | frontend::HAS_ENDPOINTS;
         let of = |flags, cluster, local, drain_until| {
             let frontend = Frontend {

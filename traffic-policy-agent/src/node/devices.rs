@@ -33,7 +33,7 @@ pub fn wanted<'a>(
 
 /// Devices that lead to the outside or to other nodes' pods, and cannot be attached to: those by which devices are found, unless they are
 /// named; and in any case tunnels with routes, whose pods of other nodes would be taken for this node's.
-pub fn left_out(
+pub fn without_ethernet(
     named: &[String],
     links: &[Link],
     addresses: &[Address],
@@ -139,13 +139,13 @@ mod tests {
         ];
         let (found, missing) = wanted(&[], &links, &[], &routes, &[]);
         assert_eq!((found.as_slice(), missing.len()), (&[&links[1]][..], 0));
-        let [tunnel] = left_out(&[], &links, &[], &routes, &[]).try_into().unwrap();
+        let [tunnel] = without_ethernet(&[], &links, &[], &routes, &[]).try_into().unwrap();
         assert_eq!((tunnel.name.as_str(), tunnel.kind.as_str()), ("tunl0", "ipip"));
         // Also where the devices are named; WireGuard's routes have no gateway.
         let routes = [routes[0], Route { link: 3, default: false, gateway: false }];
         for named in [vec![], vec!["eth0".to_owned()]] {
-            assert_eq!(left_out(&named, &links, &[], &routes, &[]), std::slice::from_ref(&tunnel));
+            assert_eq!(without_ethernet(&named, &links, &[], &routes, &[]), std::slice::from_ref(&tunnel));
         }
-        assert_eq!(left_out(&[], &links, &[], &routes[..1], &[]), [], "a tunnel that leads nowhere");
+        assert_eq!(without_ethernet(&[], &links, &[], &routes[..1], &[]), [], "a tunnel that leads nowhere");
     }
 }

@@ -16,7 +16,7 @@ mod without_ethernet;
 
 pub use self::{
     details::{Details, Filter},
-    devices::{check, left_out, wanted},
+    devices::{check, wanted, without_ethernet},
     events::{Event, Events, Neighbour},
     headers::Header,
     link::{Address, Link, Route, local},

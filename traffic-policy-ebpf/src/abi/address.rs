@@ -9,8 +9,8 @@ const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
 pub trait Address: Fold + Copy + PartialEq + Default + 'static {
     /// Sum of its 16-bit words, not folded.
     fn sum(self) -> u64;
-    /// Its first eight bytes and its last eight, zero filled: the form of [`HopKey`][super::HopKey].
-    fn wide(self) -> [u64; 2];
+    /// The form in maps that serve both families.
+    fn wide(self) -> WideAddress;
     /// Both words mixed into one word.
     fn mixed(self) -> u64;
     /// Whether it is of a network that no packet may have as its source.
@@ -26,6 +26,45 @@ pub struct Address4(u32);
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Address6([u64; 2]);
+
+/// An address of either family in network byte order, in maps that serve both: of IPv6 its first eight bytes and its last eight; of IPv4
+/// its four bytes, zero filled. Which of the two it is, is said beside it.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct WideAddress([u64; 2]);
+
+impl WideAddress {
+    /// 0.0.0.0 or ::, "not known".
+    pub const UNSPECIFIED: Self = Self([0, 0]);
+
+    /// The address in two words that have been loaded as they lie: as [`Address6::from_wire`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_wire(words: [u64; 2]) -> Self {
+        Self(words)
+    }
+
+    /// The words to be stored.
+    #[inline(always)]
+    #[must_use]
+    pub const fn wire(self) -> [u64; 2] {
+        self.0
+    }
+
+    /// As an IPv4 address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn ipv4(self) -> Address4 {
+        Address4(self.0[0] as u32)
+    }
+
+    /// As an IPv6 address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn ipv6(self) -> Address6 {
+        Address6(self.0)
+    }
+}
 
 impl Address4 {
     /// 0.0.0.0, "not known".
@@ -96,8 +135,8 @@ impl Address for Address4 {
         (self.0 & 0xffff) as u64 + (self.0 >> 16) as u64
     }
     #[inline(always)]
-    fn wide(self) -> [u64; 2] {
-        [self.0 as u64, 0]
+    fn wide(self) -> WideAddress {
+        WideAddress([self.0 as u64, 0])
     }
     #[inline(always)]
     fn mixed(self) -> u64 {
@@ -118,8 +157,8 @@ impl Address for Address6 {
         (a & 0xffff_ffff) + (a >> 32) + (b & 0xffff_ffff) + (b >> 32)
     }
     #[inline(always)]
-    fn wide(self) -> [u64; 2] {
-        self.0
+    fn wide(self) -> WideAddress {
+        WideAddress(self.0)
     }
     #[inline(always)]
     fn mixed(self) -> u64 {

@@ -1,6 +1,6 @@
 //! Session affinity: the endpoint that a client was sent to last (`sessionAffinity: ClientIP`).
 
-use super::Port;
+use super::{Port, WideAddress};
 
 /// What a client is known by.
 pub mod client {
@@ -14,7 +14,7 @@ pub mod client {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AffinityKey {
-    /// [`Address::wide`][super::Address::wide] of its address, or the cookie.
+    /// The words of its [`WideAddress`], or the cookie.
     pub client: [u64; 2],
     /// Index of the Service port.
     pub service: u32,
@@ -28,7 +28,7 @@ pub struct AffinityKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Affinity {
-    pub endpoint: [u64; 2],
+    pub endpoint: WideAddress,
     /// CLOCK_MONOTONIC nanoseconds (coarse) of the last new connection.
     pub used: u64,
     /// Its place within the list.

@@ -1,6 +1,6 @@
 //! Endpoints: those that may be chosen, and those that were removed.
 
-use super::Port;
+use super::{Port, WideAddress};
 
 /// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered here whatever the routes
 /// say.
@@ -23,8 +23,7 @@ pub struct Slot<A> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EndpointKey {
-    /// [`Address::wide`][super::Address::wide].
-    pub address: [u64; 2],
+    pub address: WideAddress,
     pub port: Port,
     pub protocol: u8,
     pub ipv6: u8,

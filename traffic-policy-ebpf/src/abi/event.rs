@@ -1,19 +1,19 @@
 //! Events: refusals and new flows, for `monitor`.
 
-use super::{Port, Ports};
+use super::{Port, Ports, WideAddress};
 
 /// One packet or call that was refused, or that made a flow. Written to the ring `tp_events` while
-/// [`State::monitor_until`][super::State::monitor_until] lies ahead.
+/// [`RuntimeConfig::monitor_until`][super::RuntimeConfig::monitor_until] lies ahead.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Event {
+pub struct MonitorEvent {
     /// CLOCK_MONOTONIC nanoseconds, coarse.
     pub time: u64,
-    /// [`Address::wide`][super::Address::wide] of the packet as it came; zero where a socket has no source yet.
-    pub source: [u64; 2],
-    pub destination: [u64; 2],
+    /// Of the packet as it came; zero where a socket has no source yet.
+    pub source: WideAddress,
+    pub destination: WideAddress,
     /// The endpoint of a new flow, else zero.
-    pub endpoint: [u64; 2],
+    pub endpoint: WideAddress,
     pub ports: Ports,
     pub endpoint_port: Port,
     pub protocol: u8,

@@ -44,22 +44,22 @@ pub struct SourceQuery<A> {
 /// A range that ClusterIPs are taken from, in a longest-prefix trie. `W` as in [`SourceRange`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cidr<const W: usize> {
+pub struct ServiceCidr<const W: usize> {
     pub address: [u32; W],
 }
 
 /// The key of a look-up in that trie; `#[repr(C, packed(4))]`, for the address follows the length at once.
 #[repr(C, packed(4))]
 #[derive(Clone, Copy)]
-pub struct CidrQuery<A> {
+pub struct ServiceCidrQuery<A> {
     pub bits: u32,
     pub address: A,
 }
 
-/// A range of `tp_endpoints`, written as one aligned word.
+/// Consecutive indices of an array map, such as the slots of a list in `tp_endpoints`; written as one aligned word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Range {
+pub struct IndexRange {
     pub base: u32,
     pub len: u32,
 }
@@ -103,8 +103,8 @@ pub struct Frontend {
     /// See [`frontend`].
     pub flags: u32,
     /// Slots of the endpoints for policy Cluster, and for policy Local.
-    pub cluster: Range,
-    pub local: Range,
+    pub cluster: IndexRange,
+    pub local: IndexRange,
     /// CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other nodes although the policy is
     /// Local and no endpoint is here; 0 = not draining.
     pub drain_until: u64,

@@ -7,52 +7,56 @@
 
 mod address;
 mod affinity;
-mod agent;
 mod endpoint;
 mod event;
 mod flow;
 mod flow_key;
 mod fragment;
 mod frontends;
+mod heartbeat;
+mod local_node;
 mod nexthop;
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod;
 mod prefilter;
 mod programs;
+mod runtime_config;
 mod scratch;
 mod service;
 mod slot_route;
 mod socket;
-mod state;
 mod sweep;
+mod table_usage;
 mod trace;
 mod tuple;
 
 use core::mem::{align_of, offset_of, size_of};
 
 pub use self::{
-    address::{Address, Address4, Address6, Fold},
+    address::{Address, Address4, Address6, Fold, WideAddress},
     affinity::{Affinity, AffinityKey, client},
-    agent::Agent,
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
-    event::{Event, EventBucket},
+    event::{EventBucket, MonitorEvent},
     flow::{Flow, kind},
     flow_key::FlowKey,
     fragment::{Fragment, FragmentKey, REASSEMBLY},
     frontends::{
-        Cidr, CidrQuery, Frontend, FrontendKey, Range, SourceQuery, SourceRange, frontend, frontend_kind,
-        scope,
+        Frontend, FrontendKey, IndexRange, ServiceCidr, ServiceCidrQuery, SourceQuery, SourceRange, frontend,
+        frontend_kind, scope,
     },
-    nexthop::{Device, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
-    prefilter::{Filter, PORT_WORDS},
-    programs::{Bucket, Counters, hook, jump},
-    scratch::{AffinityLookup, PortSearch, Scratch, Walked},
+    heartbeat::AgentHeartbeat,
+    local_node::{LocalNode, source_check},
+    nexthop::{DeviceInfo, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
+    prefilter::{PORT_WORDS, Prefilter},
+    programs::{OutcomeCounters, RejectBucket, hook, jump},
+    runtime_config::RuntimeConfig,
+    scratch::{AffinityLookup, ExtensionWalk, PortSearch, Scratch},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},
-    socket::{Node, Socket, SocketKey, source_check},
-    state::{State, Usage},
+    socket::{SocketKey, TranslatedSocket},
     sweep::{Sweep, mark},
-    trace::{STEPS, SocketQuestion, Step, Trace, list, step},
+    table_usage::TableUsage,
+    trace::{PacketTrace, SocketQuestion, TRACE_STEPS, TraceStep, list, step},
     tuple::{PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, Tuple},
 };
 
@@ -76,24 +80,24 @@ const _: () = {
     assert!(size_of::<Frontend>() == 40);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
-    assert!(size_of::<CidrQuery<Address4>>() == 4 + size_of::<Cidr<1>>());
-    assert!(size_of::<CidrQuery<Address6>>() == 4 + size_of::<Cidr<4>>());
+    assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());
+    assert!(size_of::<ServiceCidrQuery<Address6>>() == 4 + size_of::<ServiceCidr<4>>());
     assert!(size_of::<Slot<Address4>>() == 12);
     assert!(size_of::<Slot<Address6>>() == 24);
     assert!(size_of::<SlotRoute<Address4>>() == 12);
     assert!(size_of::<SlotRoute<Address6>>() == 24);
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
     assert!(size_of::<HopKey>() == 24);
-    assert!(size_of::<Device>() == 40);
-    assert!(size_of::<State>() == 64);
-    assert!(size_of::<Usage>() == 128);
+    assert!(size_of::<DeviceInfo>() == 40);
+    assert!(size_of::<RuntimeConfig>() == 64);
+    assert!(size_of::<TableUsage>() == 128);
     assert!(size_of::<EndpointKey>() == 24);
     assert!(size_of::<AffinityKey>() == 24);
     assert!(size_of::<Affinity>() == 32);
     assert!(size_of::<SocketKey>() == 32);
-    assert!(size_of::<Socket>() == 40);
-    assert!(size_of::<Node>() == 120);
-    assert!(size_of::<Event>() == 96);
+    assert!(size_of::<TranslatedSocket>() == 40);
+    assert!(size_of::<LocalNode>() == 120);
+    assert!(size_of::<MonitorEvent>() == 96);
     assert!(size_of::<FragmentKey<Address4>>() == 16);
     assert!(size_of::<FragmentKey<Address6>>() == 40);
     assert!(size_of::<Fragment>() == 16);

@@ -1,5 +1,7 @@
 //! Next hops, and the devices that lead to them.
 
+use super::WideAddress;
+
 /// A frame may be sent to this hop from XDP.
 pub const HOP_XDP: u32 = 1;
 
@@ -27,18 +29,18 @@ pub struct Hop {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct HopKey {
-    pub gateway: [u64; 2],
+    pub gateway: WideAddress,
     pub ifindex: u32,
     /// 2 (AF_INET) or 10 (AF_INET6).
     pub family: u8,
-    /// 0 or 1, see [`State::route`][super::State::route].
+    /// 0 or 1, see [`RuntimeConfig::route`][super::RuntimeConfig::route].
     pub generation: u8,
     /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery found), not of the
     /// gateway alone.
     pub mtu: u16,
 }
 
-/// Number of hops; half of them are in use at a time (see [`State::route`][super::State::route]).
+/// Number of hops; half of them are in use at a time (see [`RuntimeConfig::route`][super::RuntimeConfig::route]).
 pub const HOPS: u32 = 16_384;
 /// Hops of one generation.
 pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
@@ -46,7 +48,7 @@ pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
 /// An attached device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Device {
+pub struct DeviceInfo {
     pub mac: [u8; 6],
     pub zero: u16,
     /// [`HOP_XDP`] if it takes frames from XDP.

@@ -27,27 +27,27 @@ unsafe impl aya::Pod for Hop {}
 // SAFETY: as above.
 unsafe impl aya::Pod for HopKey {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Device {}
+unsafe impl aya::Pod for DeviceInfo {}
 // SAFETY: as above.
-unsafe impl aya::Pod for State {}
+unsafe impl aya::Pod for RuntimeConfig {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Usage {}
+unsafe impl aya::Pod for TableUsage {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Filter {}
+unsafe impl aya::Pod for Prefilter {}
 // SAFETY: as above.
 unsafe impl aya::Pod for EndpointKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Sweep {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Bucket {}
+unsafe impl aya::Pod for RejectBucket {}
 // SAFETY: as above.
 unsafe impl aya::Pod for EventBucket {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Agent {}
+unsafe impl aya::Pod for AgentHeartbeat {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Event {}
+unsafe impl aya::Pod for MonitorEvent {}
 // SAFETY: as above.
-unsafe impl<const W: usize> aya::Pod for Cidr<W> {}
+unsafe impl<const W: usize> aya::Pod for ServiceCidr<W> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for AffinityKey {}
 // SAFETY: as above.
@@ -61,11 +61,11 @@ unsafe impl aya::Pod for ServiceCount {}
 // SAFETY: as above.
 unsafe impl aya::Pod for SocketKey {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Socket {}
+unsafe impl aya::Pod for TranslatedSocket {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Node {}
+unsafe impl aya::Pod for LocalNode {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Trace {}
+unsafe impl aya::Pod for PacketTrace {}
 // SAFETY: as above.
 unsafe impl aya::Pod for SocketQuestion {}
 // SAFETY: as above.

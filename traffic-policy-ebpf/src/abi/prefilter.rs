@@ -6,7 +6,7 @@ pub const PORT_WORDS: usize = 1024;
 /// Bit arrays of the prefilter, read before any lookup. Ports in host order.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Filter {
+pub struct Prefilter {
     /// Destination ports of frontends but for ClusterIPs.
     pub frontends: [u64; PORT_WORDS],
     /// Ports used as source towards endpoints.

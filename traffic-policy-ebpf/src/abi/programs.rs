@@ -19,7 +19,7 @@ pub mod jump {
 }
 
 /// Packets of one hook by outcome: one element of `tp_counters`.
-pub type Counters = [u64; crate::outcome::OUTCOMES as usize];
+pub type OutcomeCounters = [u64; crate::outcome::OUTCOMES as usize];
 
 /// Hooks, index into `tp_counters`.
 pub mod hook {
@@ -34,7 +34,7 @@ pub mod hook {
 /// A token bucket of one CPU for answers that the program makes itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Bucket {
+pub struct RejectBucket {
     pub tokens: u32,
     /// Low half of jiffies.
     pub filled: u32,

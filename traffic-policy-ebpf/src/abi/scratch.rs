@@ -33,7 +33,7 @@ pub struct Scratch<A: Address> {
     pub fragment: Fragment,
     /// 1 if it is a fragment.
     pub fragmented: u64,
-    pub walked: Walked,
+    pub walked: ExtensionWalk,
     /// The place of `tp_flow_dir4` or `tp_flow_dir6` that this CPU took last, and the one that it looks at.
     pub directory_at: u32,
     pub directory_look: u32,
@@ -44,7 +44,7 @@ pub struct Scratch<A: Address> {
 /// Where the walk over IPv6 extension headers ended.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Walked {
+pub struct ExtensionWalk {
     /// TCP or UDP; 0, not known, of a later fragment.
     pub protocol: u32,
     /// Bytes from the IP header to what follows the extension headers.

@@ -44,7 +44,7 @@ pub struct Sweep {
     pub visited: u32,
     /// 1: the piece ends before the next element.
     pub pause: u32,
-    /// Out: Usage words at the start.
+    /// Out: [`TableUsage`][super::TableUsage] words at the start.
     pub snat_created: u64,
     pub pending_created: u64,
 }

@@ -1,11 +1,11 @@
 //! The trace of a packet's steps, written by a copy of the programs for `explain`.
 
-use super::Port;
+use super::{Port, WideAddress};
 
 /// Notes that one packet may leave.
-pub const STEPS: usize = 32;
+pub const TRACE_STEPS: usize = 32;
 
-/// What a [`Step`] is about. In each, `value` and `words` hold what is said there.
+/// What a [`TraceStep`] is about. In each, `value` and `words` hold what is said there.
 pub mod step {
     /// Bit arrays asked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a frontend, 3 the address of a Service.
     pub const FILTER: u32 = 1;
@@ -22,7 +22,7 @@ pub mod step {
     /// An endpoint chosen. `value`: its index in `tp_endpoints`.
     pub const SLOT: u32 = 7;
     /// Its route. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not resolved yet, 3 none.
-    /// `words`: wide form of the source address towards it.
+    /// `words`: those of the [`WideAddress`][crate::abi::WideAddress] of the source towards it.
     pub const ROUTE: u32 = 8;
     /// A source port claimed. `value`: the port, host order.
     pub const PORT: u32 = 9;
@@ -51,7 +51,7 @@ pub mod list {
 /// One step of a packet's way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Step {
+pub struct TraceStep {
     /// See [`step`].
     pub kind: u32,
     pub value: u32,
@@ -61,11 +61,11 @@ pub struct Step {
 /// All notes of one packet. One element of `tp_trace`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Trace {
+pub struct PacketTrace {
     /// Notes made, those that found no room included.
     pub count: u32,
     pub zero: u32,
-    pub steps: [Step; STEPS],
+    pub steps: [TraceStep; TRACE_STEPS],
 }
 
 /// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of
@@ -73,10 +73,9 @@ pub struct Trace {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SocketQuestion {
-    /// [`Address::wide`][super::Address::wide].
-    pub destination: [u64; 2],
+    pub destination: WideAddress,
     /// Zero if the socket is not bound.
-    pub source: [u64; 2],
+    pub source: WideAddress,
     /// Cookie of the socket's network namespace; not 0.
     pub netns: u64,
     /// Spreads clients over endpoints.

@@ -16,11 +16,18 @@ pub fn jiffies() -> u32 {
     unsafe { bpf_jiffies64() as u32 }
 }
 
+/// Jiffies from `last`, the time of a packet, to `now`.
+#[inline(always)]
+pub fn since(last: u32, now: u32) -> u32 {
+    let since = now.wrapping_sub(last);
+    // A packet of this very moment is a tick ahead.
+    if since > u32::MAX / 2 { 0 } else { since }
+}
+
 /// Jiffies per second, as the agent measured them; 0 before the first agent has.
 #[inline(always)]
 pub fn hz() -> u32 {
-    // SAFETY: a map value, checked by the verifier.
-    HEARTBEAT.get_ptr(0).map_or(0, |agent| unsafe { (*agent).hz })
+    HEARTBEAT.get_ptr(0).map_or(0, |heartbeat| get!(heartbeat.hz))
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, as of the last tick.

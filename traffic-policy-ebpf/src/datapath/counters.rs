@@ -6,7 +6,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Counters, Flow, NO_SERVICE, ServiceCount, ServiceCountKey, hook, kind},
+    abi::{Address, Flow, NO_SERVICE, OutcomeCounters, ServiceCount, ServiceCountKey, hook, kind},
     outcome::Outcome,
 };
 
@@ -18,13 +18,13 @@ use crate::datapath::{
 
 /// This CPU's counters of a hook; null never, but the verifier does not know.
 #[inline(always)]
-pub fn of_hook(hook: u32) -> *mut Counters {
+pub fn of_hook(hook: u32) -> *mut OutcomeCounters {
     COUNTERS.get_ptr_mut(hook).unwrap_or(ptr::null_mut())
 }
 
 /// Adds one packet.
 #[inline(always)]
-pub fn count(counters: *mut Counters, outcome: Outcome) {
+pub fn count(counters: *mut OutcomeCounters, outcome: Outcome) {
     if !counters.is_null() {
         let count = counters.cast::<u64>().wrapping_add(outcome as usize);
         store(count, load(count) + 1);

@@ -73,8 +73,7 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
         return Outcome::PassedStaleFlow;
     }
     let established = !pending
-        // SAFETY: an entry that the look-up has given.
-        && state::is_established(unsafe { (*entry).state }, parsed.tcp_flags())
+        && state::is_established(get!(entry.state), parsed.tcp_flags())
         && state::advance(entry, state::numbers_of(parsed));
     let mut last = clock::jiffies();
     if !established {

@@ -4,7 +4,7 @@
 
 use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
-    abi::{Address, Event, Port, Tuple},
+    abi::{Address, MonitorEvent, Port, Tuple},
     outcome::Outcome,
 };
 
@@ -39,8 +39,8 @@ pub struct NewEvent<A> {
 /// Writes an event, if somebody listens and not too many came. `new_event` is asked only then.
 #[inline(always)]
 pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
-    let Some(state) = CONFIG.get_ptr(0) else { return };
-    let until = get!(state.monitor_until);
+    let Some(config) = CONFIG.get_ptr(0) else { return };
+    let until = get!(config.monitor_until);
     if until == 0 {
         return;
     }
@@ -57,9 +57,10 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
         return;
     }
     // SAFETY: a helper of the kernel: the verifier checks its arguments, and that what it gives is handed in once.
-    let event =
-        unsafe { bpf_ringbuf_reserve(Table::of(&raw const EVENTS).raw(), size_of::<Event>() as u64, 0) }
-            .cast::<Event>();
+    let event = unsafe {
+        bpf_ringbuf_reserve(Table::of(&raw const EVENTS).raw(), size_of::<MonitorEvent>() as u64, 0)
+    }
+    .cast::<MonitorEvent>();
     if event.is_null() {
         set!(bucket.left_out += 1);
         return;

@@ -1,7 +1,7 @@
 //! IPv4 and IPv6 as types, so that the packet path is written once.
 
 use aya_ebpf::Global;
-use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch};
+use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, WideAddress};
 
 use crate::datapath::maps::{
     ENDPOINT_ROUTES4, ENDPOINT_ROUTES6, ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4,
@@ -46,7 +46,7 @@ pub trait Family: 'static {
     /// Room of this CPU for what the stack has none for, and for what one program leaves to the next.
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
     /// From the wide form of the FIB.
-    fn narrow(wide: [u64; 2]) -> Self::Address;
+    fn narrow(wide: WideAddress) -> Self::Address;
 }
 
 pub struct V4;
@@ -111,8 +111,8 @@ impl Family for V4 {
         SCRATCH4.get_ptr_mut(0)
     }
     #[inline(always)]
-    fn narrow(wide: [u64; 2]) -> Address4 {
-        Address4::from_wire(wide[0] as u32)
+    fn narrow(wide: WideAddress) -> Address4 {
+        wide.ipv4()
     }
 }
 
@@ -175,7 +175,7 @@ impl Family for V6 {
         SCRATCH6.get_ptr_mut(0)
     }
     #[inline(always)]
-    fn narrow(wide: [u64; 2]) -> Address6 {
-        Address6::from_wire(wide)
+    fn narrow(wide: WideAddress) -> Address6 {
+        wide.ipv6()
     }
 }

@@ -74,8 +74,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
         let entry = FlowTable::<F>::main().find(&parsed.tuple);
         if !entry.is_null() {
-            // SAFETY: an entry that the look-up has given.
-            let (kind, entry_state) = unsafe { ((*entry).kind, (*entry).state) };
+            let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
             let (index, epoch) = table::next_hop(entry);
             if entry_state & !ANSWERED == ASSURED {
                 let mut hop = ptr::null();

@@ -9,10 +9,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use traffic_policy_ebpf::abi::{
-    Address4, Address6, Affinity, AffinityKey, Agent, Bucket, Cidr, Counters, Device, EndpointKey, Event,
-    EventBucket, Filter, Flow, FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop,
-    HopKey, Node, Scratch, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket, SocketKey,
-    SocketQuestion, SourceRange, State, Sweep, Trace, Tuple, Usage, hook, jump,
+    Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, EndpointKey, EventBucket, Flow,
+    FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, LocalNode,
+    MonitorEvent, OutcomeCounters, PacketTrace, Prefilter, RejectBucket, RuntimeConfig, Scratch, ServiceCidr,
+    ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange,
+    Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
@@ -53,9 +54,9 @@ pub static SOURCE_RANGES4: LpmTrie<SourceRange<1>, u32, 65_536> = LpmTrie::new()
 pub static SOURCE_RANGES6: LpmTrie<SourceRange<4>, u32, 65_536> = LpmTrie::new();
 /// Ranges that ClusterIPs are taken from.
 #[btf_map(name = "tp_svc_cidrs4")]
-pub static SERVICE_CIDRS4: LpmTrie<Cidr<1>, u32, 1024> = LpmTrie::new();
+pub static SERVICE_CIDRS4: LpmTrie<ServiceCidr<1>, u32, 1024> = LpmTrie::new();
 #[btf_map(name = "tp_svc_cidrs6")]
-pub static SERVICE_CIDRS6: LpmTrie<Cidr<4>, u32, 1024> = LpmTrie::new();
+pub static SERVICE_CIDRS6: LpmTrie<ServiceCidr<4>, u32, 1024> = LpmTrie::new();
 /// This node's own addresses: no packet from outside comes from them.
 #[btf_map(name = "tp_node_addrs4")]
 pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
@@ -72,21 +73,21 @@ pub static SERVICE_NAMES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashM
 pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
 /// Sockets whose destination was translated: TCP, and UDP that is not connected.
 #[btf_map(name = "tp_sockets")]
-pub static SOCKETS: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
+pub static SOCKETS: LruHashMap<SocketKey, TranslatedSocket, 65_536> = LruHashMap::new();
 /// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
 /// long must not be pushed out by many that do not.
 #[btf_map(name = "tp_conn_udp")]
-pub static CONNECTED_UDP: LruHashMap<SocketKey, Socket, 65_536> = LruHashMap::new();
+pub static CONNECTED_UDP: LruHashMap<SocketKey, TranslatedSocket, 65_536> = LruHashMap::new();
 #[btf_map(name = "tp_local_node")]
-pub static LOCAL_NODE: Array<Node, 1> = Array::new();
+pub static LOCAL_NODE: Array<LocalNode, 1> = Array::new();
 /// Steps of a packet in a traced copy of the programs.
 #[btf_map(name = "tp_trace")]
-pub static TRACE: Array<Trace, 1> = Array::new();
+pub static TRACE: Array<PacketTrace, 1> = Array::new();
 #[btf_map(name = "tp_explain_call")]
 pub static EXPLAIN_CALL: Array<SocketQuestion, 1> = Array::new();
 /// Refusals and new flows, for whoever listens.
 #[btf_map(name = "tp_events")]
-pub static EVENTS: RingBuf<Event, 262_144> = RingBuf::new();
+pub static EVENTS: RingBuf<MonitorEvent, 262_144> = RingBuf::new();
 #[btf_map(name = "tp_event_limit")]
 pub static EVENT_LIMITS: PerCpuArray<EventBucket, 1> = PerCpuArray::new();
 #[btf_map(name = "tp_endpoints4")]
@@ -102,27 +103,27 @@ pub static NEXTHOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
 #[btf_map(name = "tp_nexthop_ids")]
 pub static NEXTHOP_IDS: HashMap<HopKey, u32, { HOP_COUNT as usize }, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_config")]
-pub static CONFIG: Array<State, 1, MMAPABLE> = Array::new();
+pub static CONFIG: Array<RuntimeConfig, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_table_usage")]
-pub static TABLE_USAGE: Array<Usage, 1, MMAPABLE> = Array::new();
+pub static TABLE_USAGE: Array<TableUsage, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_prefilter")]
-pub static PREFILTER: Array<Filter, 1, MMAPABLE> = Array::new();
+pub static PREFILTER: Array<Prefilter, 1, MMAPABLE> = Array::new();
 /// The agent's heartbeat.
 #[btf_map(name = "tp_heartbeat")]
-pub static HEARTBEAT: Array<Agent, 1, MMAPABLE> = Array::new();
-/// Ports that may be used as source towards endpoints, host order, the first `State::pool_len` are valid.
+pub static HEARTBEAT: Array<AgentHeartbeat, 1, MMAPABLE> = Array::new();
+/// Ports that may be used as source towards endpoints, host order, the first `RuntimeConfig::pool_len` are valid.
 #[btf_map(name = "tp_snat_ports")]
 pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_devices")]
-pub static DEVICES: HashMap<u32, Device, 256, NO_PREALLOC> = HashMap::new();
+pub static DEVICES: HashMap<u32, DeviceInfo, 256, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_removed_eps")]
 pub static REMOVED_ENDPOINTS: HashMap<EndpointKey, u32, 65_536, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_gc_pass")]
 pub static GC_PASS: Array<Sweep, 1> = Array::new();
 #[btf_map(name = "tp_counters")]
-pub static COUNTERS: PerCpuArray<Counters, { hook::COUNT as usize }> = PerCpuArray::new();
+pub static COUNTERS: PerCpuArray<OutcomeCounters, { hook::COUNT as usize }> = PerCpuArray::new();
 #[btf_map(name = "tp_reject_limit")]
-pub static REJECT_LIMITS: PerCpuArray<Bucket, 1> = PerCpuArray::new();
+pub static REJECT_LIMITS: PerCpuArray<RejectBucket, 1> = PerCpuArray::new();
 
 #[btf_map(name = "tp_scratch4")]
 pub static SCRATCH4: PerCpuArray<Scratch<Address4>, 1> = PerCpuArray::new();

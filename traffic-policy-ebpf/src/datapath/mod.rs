@@ -53,8 +53,8 @@
 //! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
 //! - [`own_datagrams`]: what this node itself has asked from a Service's port.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
-//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::snat_port`]: entries of a new flow and the port
-//!   search; [`flow::recycle`]: flows that are over, removed for a new one.
+//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist;
+//!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::recycle`]: flows that are over, removed for a new one.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::fragment`]: later fragments;
 //!   [`forward::icmp`]: translation of ICMP errors.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
@@ -71,12 +71,12 @@
 //! - *packet words*: [`words`];
 //! - *map values and contexts*: `value`, field by field through the raw pointer that [`maps::Table::lookup`], `get_ptr` or the kernel gave:
 //!   other CPUs and the agent write the same value;
+//! - *scratch memory* ([`family::Family::scratch`]): references by `value`, too, for it is a map value of this CPU alone, and a CPU handles one
+//!   packet after the other (programs of sockets, which packets may interrupt, do not use it);
 //! - *map look-ups*: [`maps::Table`];
 //! - *atomics and fences*: [`barrier`].
 //!
-//! What remains has its sentence where it stands: references to scratch memory ([`family::Family::scratch`]), a map value of this CPU alone,
-//! and a CPU handles one packet after the other (programs of sockets, which packets may interrupt, do not use it); and helpers of the kernel,
-//! whose arguments the verifier checks.
+//! What remains has its sentence where it stands: helpers of the kernel, whose arguments the verifier checks.
 
 #[macro_use]
 mod value;
@@ -89,10 +89,6 @@ pub mod egress;
 pub mod events;
 pub mod family;
 pub mod fast_path;
-#[expect(
-    clippy::undocumented_unsafe_blocks,
-    reason = "entries of the flow tables and scratch memory of this CPU: their SAFETY sentence is in value.rs"
-)]
 pub mod flow;
 pub mod forward;
 pub mod icmp_errors;
@@ -102,10 +98,6 @@ pub mod own_datagrams;
 pub mod parse;
 pub mod prefilter;
 pub mod reject;
-#[expect(
-    clippy::undocumented_unsafe_blocks,
-    reason = "entries of the flow tables and scratch memory of this CPU: their SAFETY sentence is in value.rs"
-)]
 pub mod slow_path;
 pub mod sock;
 pub mod source;

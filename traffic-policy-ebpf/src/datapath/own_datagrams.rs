@@ -5,7 +5,7 @@
 //! No TCP connection begins with an answer, so this is about UDP alone.
 
 use traffic_policy_ebpf::{
-    abi::{Device, Tuple, scope},
+    abi::{DeviceInfo, Tuple, scope},
     tcp::GONE,
 };
 
@@ -18,6 +18,7 @@ use crate::datapath::{
     maps::{ANY, DEVICES, TABLE_USAGE, Table},
     parse::Parsed,
     prefilter,
+    value::{borrow, load, store},
 };
 
 /// Seconds after which an answer is taken for a request: `nf_conntrack_udp_timeout`.
@@ -32,7 +33,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     }
     // What came by an attached device is a reply that TC sends on: it has the same source.
     let came_by = packet.came_by();
-    if came_by != 0 && Table::of(&raw const DEVICES).lookup::<u32, Device>(&came_by).is_some() {
+    if came_by != 0 && Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_some() {
         return;
     }
     let frontend = select::frontend::<F>(&Target {
@@ -46,24 +47,21 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
         return;
     }
     let now = clock::jiffies();
-    // SAFETY: map values, checked by the verifier.
-    unsafe {
-        if (*usage).own_datagram_at != now {
-            (*usage).own_datagram_at = now;
-        }
-        (*scratch).other = parsed.tuple.reversed();
-        let key: &Tuple<F::Address> = &(*scratch).other;
-        match F::own_datagrams().lookup::<_, u32>(key) {
-            Some(last) => *last = now,
-            None => {
-                // A flow that an answer has made before, when nothing was known of the question.
-                let diverted = FlowTable::<F>::main().find(key);
-                if !diverted.is_null() {
-                    (*diverted).state |= GONE;
-                }
-                (*scratch).directory_look = now;
-                F::own_datagrams().insert(key, &raw const (*scratch).directory_look, ANY);
+    if get!(usage.own_datagram_at) != now {
+        set!(usage.own_datagram_at = now);
+    }
+    set!(scratch.other = parsed.tuple.reversed());
+    let key: &Tuple<F::Address> = borrow(place!(const scratch.other));
+    match F::own_datagrams().lookup::<_, u32>(key) {
+        Some(last) => store(last, now),
+        None => {
+            // A flow that an answer has made before, when nothing was known of the question.
+            let diverted = FlowTable::<F>::main().find(key);
+            if !diverted.is_null() {
+                set!(diverted.state |= GONE);
             }
+            set!(scratch.directory_look = now);
+            F::own_datagrams().insert(key, place!(const scratch.directory_look), ANY);
         }
     }
 }
@@ -76,13 +74,11 @@ pub fn is_answered_by<F: Family>(parsed: &Parsed<F>, now: u32) -> bool {
     }
     let Some(usage) = TABLE_USAGE.get_ptr(0) else { return false };
     let lasts = LASTS * clock::hz();
-    // SAFETY: map values, checked by the verifier.
-    if now.wrapping_sub(unsafe { (*usage).own_datagram_at }) > lasts {
+    if now.wrapping_sub(get!(usage.own_datagram_at)) > lasts {
         return false;
     }
     match F::own_datagrams().lookup::<_, u32>(&parsed.tuple) {
-        // SAFETY: map values, checked by the verifier.
-        Some(last) => now.wrapping_sub(unsafe { *last }) <= lasts,
+        Some(last) => now.wrapping_sub(load(last)) <= lasts,
         None => false,
     }
 }

@@ -48,8 +48,8 @@ pub fn may_be_cluster_ip<F: Family>(destination: F::Address) -> bool {
 /// Whether there may be flows with SNAT.
 #[inline(always)]
 fn snat_in_use() -> bool {
-    let (Some(state), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
-    get!(usage.snat_created) != get!(state.snat_swept)
+    let (Some(config), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
+    get!(usage.snat_created) != get!(config.snat_swept)
 }
 
 /// Whether a destination may be a Service by the bit arrays: all that other calls pay for.
@@ -65,8 +65,7 @@ pub fn may_be_service<F: Family>(destination: F::Address, port: Port) -> bool {
 #[inline(always)]
 pub fn is_frontend_port(port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    // SAFETY: a map value, and an index below its length.
-    unsafe { bit((&raw const (*filter).frontends).cast(), port.to_host()) }
+    bit(place!(const filter.frontends).cast(), port.to_host())
 }
 
 /// The ports of endpoints, wherever they are: a bit array of the prefilter.

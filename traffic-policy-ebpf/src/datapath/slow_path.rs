@@ -31,6 +31,7 @@ use crate::datapath::{
     own_datagrams,
     parse::{self, Parsed},
     reject, source, trace,
+    value::{borrow, load},
     verdict::{self, Decision},
 };
 
@@ -45,7 +46,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                 let decision = match prepare(packet, &parsed, now) {
                     Ok((forwarding, last)) => {
                         let decision = forward::forward(packet, &parsed, &forwarding, last);
-                        Decision { service: unsafe { (*forwarding.entry).service }, ..decision }
+                        Decision { service: get!((forwarding.entry).service), ..decision }
                     }
                     Err(decision) => decision,
                 };
@@ -70,19 +71,19 @@ pub fn prepare<P: Packet, F: Rewrite>(
     let mut kept = ptr::null_mut();
     let mut last = now;
     if !entry.is_null() {
-        if unsafe { (*entry).kind } == kind::REPLY_LOCAL {
+        if get!(entry.kind) == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
         match state::track(parsed, entry, pending) {
             Transition::Keep(entry) => kept = entry,
             Transition::Ignore(entry) => {
                 kept = entry;
-                last = unsafe { (*entry).last };
+                last = get!(entry.last);
             }
             Transition::Restart(entry) => restart = entry,
             Transition::Forget => {}
             Transition::Leave(outcome) => {
-                return Err(Decision::refused(outcome, unsafe { (*entry).service }));
+                return Err(Decision::refused(outcome, get!(entry.service)));
             }
         }
     }
@@ -106,7 +107,7 @@ fn new_flow<P: Packet, F: Rewrite>(
     entry: *const Flow<F::Address>,
 ) -> NewEvent<F::Address> {
     let (kind, service, address, ports) =
-        unsafe { ((*entry).kind, (*entry).service, (*entry).destination, (*entry).ports) };
+        (get!(entry.kind), get!(entry.service), get!(entry.destination), get!(entry.ports));
     NewEvent {
         hook: P::HOOK,
         outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
@@ -159,7 +160,7 @@ fn list<P: Packet, F: Family>(
     if parsed.is_tcp() && !parsed.opens() {
         // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
         // continues a connection that an earlier proxy left in conntrack.
-        let flags = unsafe { (*list.frontend).flags };
+        let flags = get!((list.frontend).flags);
         let segment = parsed.tcp_flags();
         if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
             return Err(Outcome::PassedNoFlow.into());
@@ -176,8 +177,8 @@ fn list<P: Packet, F: Family>(
 #[inline(always)]
 fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
-    let key = unsafe { &mut (*scratch).other };
-    *key = parsed.tuple.reversed();
+    set!(scratch.other = parsed.tuple.reversed());
+    let key = borrow(place!(const scratch.other));
     !FlowTable::<F>::main().find(key).is_null()
         || table::pending_in_use() && !FlowTable::<F>::pending().find(key).is_null()
 }
@@ -193,24 +194,24 @@ fn create<P: Packet, F: Family>(
     if P::TC && restart.is_null() && delivered(parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
-    let (Some(state), Some(usage), Some(scratch)) =
+    let (Some(config), Some(usage), Some(scratch)) =
         (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr_mut(0), F::scratch())
     else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    let hash = hash::tuple(&parsed.tuple, unsafe { (*state).seed });
+    let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     // Before its source is judged: a peer may answer from a port that is a Service's, too.
     if own_datagrams::is_answered_by(parsed, now) {
         return Err(Outcome::PassedOwnAnswer.into());
     }
     let list = list(packet, parsed, &client)?;
-    let index = select::slot::<F>(&list, &client, unsafe { &raw mut (*scratch).affinity_lookup });
+    let index = select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup));
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
     // Its range is quarantined before it is written again, so it does not change while this program runs.
-    let slot = unsafe { &*slot.cast_const() };
+    let slot = borrow(slot);
 
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
@@ -227,17 +228,17 @@ fn create<P: Packet, F: Family>(
             (false, via.source, 0, 0, via.ifindex)
         }
     };
-    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide());
+    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide().wire());
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }
 
     let pending = restart.is_null()
         // Signed: it may be a few below zero, until the sweep sets it right.
-        && unsafe {
-            let limit = (*state).unassured_limit[F::INDEX] as i64;
+        && {
+            let limit = get!(config.unassured_limit[F::INDEX]) as i64;
             let limit = if parsed.is_tcp() { limit } else { limit * UDP_SHARE };
-            *table::unassured::<F>(usage, parsed.tuple.protocol) as i64 >= limit
+            load(table::unassured::<F>(usage, parsed.tuple.protocol)) as i64 >= limit
         };
     let stays = !restart.is_null();
     if pending && recycle::is_agent_late(now) {
@@ -248,23 +249,23 @@ fn create<P: Packet, F: Family>(
     let new_flow =
         NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending, stays };
     new_flow
-        .insert_reply(hash, usage, unsafe { (*state).pool_len })
+        .insert_reply(hash, usage, get!(config.pool_len))
         .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
-    trace::note(step::PORT, unsafe { (*scratch).port_search.ports }.source().to_host() as u32, [0; 2]);
-    let key = unsafe { &(*scratch).key };
+    trace::note(step::PORT, get!(scratch.port_search.ports).source().to_host() as u32, [0; 2]);
+    let key = borrow(place!(const scratch.key));
     // The main table may have had no room.
-    let mut pending = unsafe { (*scratch).port_search.pending } != 0;
+    let mut pending = get!(scratch.port_search.pending) != 0;
     let place = if pending {
         0
     } else if restart.is_null() {
         recycle::place::<F>(hash as u32)
     } else {
-        unsafe { (*restart).ifindex }
+        get!(restart.ifindex)
     };
-    let request = new_flow.request(unsafe { (*scratch).port_search.ports }, hop, epoch, place);
+    let request = new_flow.request(get!(scratch.port_search.ports), hop, epoch, place);
 
     if !restart.is_null() {
-        unsafe { state::reuse_entry::<F>(restart, request, &parsed.tuple, key, usage) };
+        state::reuse_entry::<F>(restart, request, &parsed.tuple, key, usage);
         return Ok(Created { request: restart, unresolved });
     }
     let flags = if pending { ANY } else { NOEXIST };
@@ -277,13 +278,11 @@ fn create<P: Packet, F: Family>(
         FULL if !pending => {
             // There was room for one entry, not for two: both into the other table.
             recycle::note_full(usage, now);
-            unsafe {
-                fetch_add(&raw mut (*usage).pending_created, 1);
-                (*request).ifindex = 0;
-            }
+            fetch_add(place!(mut usage.pending_created), 1);
+            set!(request.ifindex = 0);
             FlowTable::<F>::main().remove(key);
             let table = FlowTable::<F>::pending();
-            table.insert(key, unsafe { &raw const (*scratch).reply }, ANY);
+            table.insert(key, place!(const scratch.reply), ANY);
             table.insert(&parsed.tuple, request.cast_const(), ANY);
             pending = true;
         }
@@ -291,8 +290,7 @@ fn create<P: Packet, F: Family>(
             // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
             // too: for an endpoint on this node both have the same.
             let winner = FlowTable::<F>::main().find(&parsed.tuple);
-            let shared = !winner.is_null()
-                && unsafe { (*winner).translated(parsed.tuple.protocol) }.reversed() == *key;
+            let shared = !winner.is_null() && table::is_counterpart(winner, key);
             if !shared {
                 FlowTable::<F>::of(pending).remove(key);
             }

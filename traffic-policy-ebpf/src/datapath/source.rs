@@ -4,7 +4,7 @@
 //! source that is a frontend would come back by the way it went, and be a request again: one datagram to an endpoint that
 //! echoes would go round until somebody stops it.
 
-use traffic_policy_ebpf::abi::{Address, Node, scope, source_check};
+use traffic_policy_ebpf::abi::{Address, LocalNode, scope, source_check};
 
 use crate::datapath::{
     ctx::Packet,
@@ -20,8 +20,7 @@ use crate::datapath::{
 #[inline(always)]
 pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };
-    // SAFETY: map values, checked by the verifier.
-    let check = unsafe { (*node).source_check };
+    let check = get!(node.source_check);
     if check == source_check::OFF {
         return false;
     }
@@ -35,10 +34,9 @@ pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
 
 /// Whether an address is one of this node's pods: programs are attached to uplinks, by which they do not come.
 #[inline(always)]
-fn is_pod<F: Family>(node: *const Node, address: F::Address) -> bool {
+fn is_pod<F: Family>(node: *const LocalNode, address: F::Address) -> bool {
     let ([a, b], [head, tail], [mask, tail_mask]) =
-        // SAFETY: map values, checked by the verifier.
-        unsafe { (address.wide(), (*node).pods[F::INDEX], (*node).pod_masks[F::INDEX]) };
+        (address.wide().wire(), get!(node.pods[F::INDEX]).wire(), get!(node.pod_masks[F::INDEX]).wire());
     mask != 0 && (a ^ head) & mask | (b ^ tail) & tail_mask == 0
 }
 

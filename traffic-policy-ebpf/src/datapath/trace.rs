@@ -2,7 +2,7 @@
 //! verifier takes out what a constant switches off.
 
 use aya_ebpf::Global;
-use traffic_policy_ebpf::abi::{STEPS, Step};
+use traffic_policy_ebpf::abi::{TRACE_STEPS, TraceStep};
 
 use crate::datapath::{maps::TRACE, value::store};
 
@@ -19,8 +19,8 @@ pub fn note(kind: u32, value: u32, words: [u64; 2]) {
     let Some(trace) = TRACE.get_ptr_mut(0) else { return };
     let count = get!(trace.count);
     set!(trace.count = count + 1);
-    if (count as usize) < STEPS {
-        let step = place!(mut trace.steps).cast::<Step>().wrapping_add(count as usize);
-        store(step, Step { kind, value, words });
+    if (count as usize) < TRACE_STEPS {
+        let step = place!(mut trace.steps).cast::<TraceStep>().wrapping_add(count as usize);
+        store(step, TraceStep { kind, value, words });
     }
 }

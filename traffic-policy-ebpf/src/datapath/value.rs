@@ -61,6 +61,10 @@ macro_rules! place {
         // SAFETY: as above.
         unsafe { &raw const (*$pointer).$($field)+ }
     }};
+    (const ($pointer:expr).$($field:tt)+) => {{
+        let pointer = $pointer;
+        place!(const pointer.$($field)+)
+    }};
 }
 
 /// The address so many bytes after the beginning of a structure.
@@ -68,6 +72,13 @@ macro_rules! place {
 pub fn after<T>(start: *mut u8, bytes: usize) -> *mut T {
     // SAFETY: as for `place!`.
     unsafe { start.add(bytes) }.cast()
+}
+
+/// A reference to what nobody else writes while this program runs: scratch memory, and what the caller says of.
+#[inline(always)]
+pub fn borrow<'a, T>(pointer: *const T) -> &'a T {
+    // SAFETY: as for `get!`; scratch memory is this CPU's alone (`Family::scratch`).
+    unsafe { &*pointer }
 }
 
 /// Reads a whole value.

@@ -2,7 +2,7 @@
 
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::{
-    abi::{Counters, NO_SERVICE, step},
+    abi::{NO_SERVICE, OutcomeCounters, step},
     outcome::{Outcome, Verdict},
 };
 
@@ -61,7 +61,12 @@ pub fn finish<P: Packet>(packet: P, hook: u32, decision: Decision) -> i32 {
 
 /// As [`finish`], with counters that were looked up before.
 #[inline(always)]
-pub fn finish_with<P: Packet>(packet: P, hook: u32, counters: *mut Counters, decision: Decision) -> i32 {
+pub fn finish_with<P: Packet>(
+    packet: P,
+    hook: u32,
+    counters: *mut OutcomeCounters,
+    decision: Decision,
+) -> i32 {
     log(packet.raw(), hook, decision.outcome as u32);
     trace::note(step::OUTCOME, decision.outcome as u32, [hook as u64, 0]);
     counters::count(counters, decision.outcome);

@@ -24,7 +24,7 @@ pub struct DeviceFacts {
     /// Named devices that do not exist.
     pub missing: Vec<String>,
     /// Those that lead out, and that `run` cannot attach to.
-    pub left_out: Vec<node::WithoutEthernet>,
+    pub without_ethernet: Vec<node::WithoutEthernet>,
     /// Bytes.
     pub page: usize,
     /// That there may be: drivers count those that are not plugged in yet, too.
@@ -63,7 +63,8 @@ impl DeviceFacts {
     pub async fn look(settings: &Settings, node_addresses: &[IpAddr]) -> Result<Self> {
         let (network, links, addresses, routes) = network().await?;
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
-        let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
+        let without_ethernet =
+            node::without_ethernet(&settings.devices, &links, &addresses, &routes, node_addresses);
         let own = introspect::pinned_programs(&settings.pins);
         // Not there without the module 8021q, nor without VLANs.
         let vlans = std::fs::read_to_string("/proc/self/net/vlan/config").unwrap_or_default();
@@ -101,7 +102,7 @@ impl DeviceFacts {
             names,
             attach: settings.attach,
             missing,
-            left_out,
+            without_ethernet,
             page: introspect::page_size(),
             cpus: introspect::possible_cpus(),
         })

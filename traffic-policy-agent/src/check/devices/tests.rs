@@ -40,7 +40,7 @@ fn facts(devices: Vec<Device>) -> DeviceFacts {
         names,
         attach: Mode::Auto,
         missing: Vec::new(),
-        left_out: Vec::new(),
+        without_ethernet: Vec::new(),
         page: 4096,
         cpus: 4,
     }

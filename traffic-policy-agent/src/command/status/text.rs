@@ -13,9 +13,9 @@ impl Document {
         for warning in &self.warnings {
             writeln!(out, "warning     {warning}")?;
         }
-        let [flows4, flows6] = self.flows.entries.map(|halves| halves.div_ceil(2));
+        let [flows4, flows6] = self.flows.entries.map(|entries| entries.div_ceil(2));
         let unassured: u64 = self.flows.unassured.iter().sum();
-        let pending: u64 = self.flows.pending.iter().map(|halves| halves.div_ceil(2)).sum();
+        let pending: u64 = self.flows.pending.iter().map(|entries| entries.div_ceil(2)).sum();
         writeln!(out, "flows       {flows4} IPv4, {flows6} IPv6 ({unassured} unassured, {pending} pending)")?;
         writeln!(out, "snat ports  {} towards each endpoint of another node", self.snat_ports)?;
         for draining in &self.draining {

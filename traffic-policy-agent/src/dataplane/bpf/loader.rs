@@ -24,8 +24,8 @@ const FIB_SOURCE: u32 = 1 << 4;
 
 /// Entries of the maps whose size the user chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
-    /// Halves of flows; twice the number of flows, and that twice over to stay fast.
+pub struct MapSizes {
+    /// Flow entries; twice the number of flows, and that twice over to stay fast.
     pub flows4: u32,
     pub flows6: u32,
     pub pending: u32,
@@ -35,13 +35,13 @@ pub struct Sizes {
     pub source_ranges: u32,
 }
 
-impl Default for Sizes {
+impl Default for MapSizes {
     fn default() -> Self {
         Self { flows4: 262_144, flows6: 65_536, pending: 16_384, frontends: 65_536, source_ranges: 65_536 }
     }
 }
 
-impl Sizes {
+impl MapSizes {
     fn of(&self, map: &str) -> Option<u32> {
         match map {
             "tp_flows4" => Some(self.flows4),
@@ -60,7 +60,7 @@ impl Sizes {
 ///
 /// # Errors
 /// A pinned map of another layout, missing privileges, a kernel without BTF.
-pub fn load(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
+pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
     Ok(open(sizes, pins, kernel)?.0)
 }
 
@@ -68,7 +68,7 @@ pub fn load(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> 
 ///
 /// # Errors
 /// As there.
-pub fn open(sizes: Sizes, pins: Option<&Path>, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
+pub fn open(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
     Loading { sizes, pins, shared: &|_| true, explains: None }.load(kernel)
 }
 
@@ -101,12 +101,12 @@ pub fn load_copy(
     routes: Routes,
     kernel: &Kernel,
 ) -> Result<(Ebpf, Btf)> {
-    let sizes = Sizes { flows4: 1024, flows6: 1024, pending: 64, ..Sizes::default() };
+    let sizes = MapSizes { flows4: 1024, flows6: 1024, pending: 64, ..MapSizes::default() };
     Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
 }
 
 struct Loading<'a> {
-    sizes: Sizes,
+    sizes: MapSizes,
     pins: Option<&'a Path>,
     /// Which maps are pinned.
     shared: &'a dyn Fn(&str) -> bool,

@@ -6,6 +6,9 @@
 //! | `links` | programs on devices (`xdp-2-eth0`: hook, number and name of the device) and on the cgroup |
 //! | `programs` | the entry programs `tp_xdp_ingress`, `tp_tc_ingress` and `tp_tc_egress`, for others to run: in a bench of their own, with BPF_PROG_TEST_RUN or by a tail call; on the agent's maps. They are replaced when an agent starts, and take nothing from the network by themselves |
 
+mod look;
+mod removal;
+
 use std::{
     collections::BTreeSet,
     fs::{self, File},
@@ -17,15 +20,15 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::{
     fcntl::{Flock, FlockArg},
-    sys::{
-        stat::{major, minor},
-        statfs::{BPF_FS_MAGIC, statfs},
-    },
+    sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
-use super::attach::release::Lowered;
-use crate::dataplane::sys;
+use self::removal::{remove_all, remove_version};
+pub use self::{
+    look::{Look, sees_all_locks},
+    removal::{Removed, cleanup, remove_link},
+};
 
 /// Where pins go without `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
@@ -163,62 +166,6 @@ const MAPS: &str = "maps";
 const LINKS: &str = "links";
 const PROGRAMS: &str = "programs";
 
-/// What there is below a `--pin-dir`, before anything is done with it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// It is on a BPF file system, or would be if it were made.
-    pub on_bpffs: bool,
-    /// This layout version is pinned.
-    pub pinned: bool,
-    /// Other layout versions that are pinned, as their folders are called.
-    pub other_versions: Vec<String>,
-    /// The process of the agent that uses it. Not known from another PID namespace than the agent's or one above it:
-    /// /proc/locks leaves out locks of processes that are not visible (`locks_show` in fs/locks.c), see
-    /// [`sees_all_locks`].
-    pub used_by: Option<u32>,
-}
-
-impl Look {
-    /// Looks without touching, and without the lock that would be in the way of an agent that starts meanwhile.
-    ///
-    /// # Errors
-    /// The folder cannot be read.
-    pub fn at(root: &Path) -> Result<Self> {
-        let own = format!("v{ABI_VERSION}");
-        let mut look = Self { on_bpffs: on_bpffs(root)?, ..Self::default() };
-        for version in list(root)? {
-            let name = version.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name == own {
-                look.pinned = true;
-            } else if is_version(&name) {
-                look.other_versions.push(name);
-            }
-        }
-        if let Ok(root) = fs::metadata(root) {
-            let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-            look.used_by = holder(&locks, root.dev(), root.ino());
-        }
-        Ok(look)
-    }
-}
-
-/// Who holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
-fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
-    let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
-    locks.lines().find_map(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file.as_str());
-        if held { fields[4].parse().ok() } else { None }
-    })
-}
-
-/// Whether /proc/locks tells of every process: in the first PID namespace, whose number is fixed (`PROC_PID_INIT_INO` in
-/// linux/proc_ns.h).
-pub fn sees_all_locks() -> bool {
-    const FIRST: u64 = 0xefff_fffc;
-    fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
-}
-
 /// Where the links of this layout version are pinned.
 pub fn links_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(LINKS)
@@ -297,88 +244,6 @@ pub fn maps_of_versions(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(versions(root)?.iter().map(|version| root.join(version).join(MAPS)).collect())
 }
 
-/// What was removed, by the names of the pins.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Programs taken off devices and cgroups: hook, number and name of the device.
-    pub links: Vec<String>,
-    pub programs: Vec<String>,
-    pub maps: Vec<String>,
-}
-
-/// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; `None` if there
-/// was no such folder.
-///
-/// # Errors
-/// Another agent is running, or what could not be removed.
-pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
-    if !root.exists() {
-        return Ok(None);
-    }
-    let file = File::open(root).with_context(|| format!("{} cannot be opened", root.display()))?;
-    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
-        .map_err(|_| anyhow::anyhow!("a traffic-policy-agent is using {}: stop it first", root.display()))?;
-    first();
-    let mut removed = Removed::default();
-    for version in versions(root)? {
-        let names = |folder: &str| -> Result<Vec<String>> {
-            let pins = list(&root.join(&version).join(folder))?.into_iter();
-            Ok(pins.filter_map(|pin| Some(pin.file_name()?.to_string_lossy().into_owned())).collect())
-        };
-        removed.links.extend(names(LINKS)?);
-        removed.programs.extend(names(PROGRAMS)?);
-        removed.maps.extend(names(MAPS)?);
-    }
-    removed.links.sort();
-    removed.programs.sort();
-    removed.maps.sort();
-    remove_all(root)?;
-    Ok(Some(removed))
-}
-
-fn remove_all(root: &Path) -> Result<()> {
-    for version in versions(root)? {
-        remove_version(&root.join(version))?;
-    }
-    // It stays if it is a mount point, or holds what is not ours.
-    match fs::remove_dir(root) {
-        Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => {
-            Err(error).with_context(|| format!("{} cannot be removed", root.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn remove_version(version: &Path) -> Result<()> {
-    // Links first: nothing may run on maps that are half removed.
-    for link in list(&version.join(LINKS))? {
-        remove_link(&link)?;
-    }
-    match fs::remove_dir_all(version) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("{} cannot be removed", version.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Takes a program off its device and removes the pin of its link, if there is one.
-///
-/// # Errors
-/// The pin cannot be removed.
-pub fn remove_link(path: &Path) -> Result<()> {
-    let lowered = Lowered::for_link(path);
-    // Without its pin the link would go too, but some time later.
-    sys::detach_link(path);
-    drop(lowered);
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Whether a name is that of a folder of pins: `v` and a number.
 fn is_version(name: &str) -> bool {
     name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
@@ -443,12 +308,5 @@ mod tests {
         pins.drop_others().unwrap();
         assert_eq!(pins.others(), [""; 0].map(PathBuf::from));
         assert!(!others[0].exists());
-    }
-
-    #[test]
-    fn holders_of_locks() {
-        let locks = "1: POSIX  ADVISORY  WRITE 5 00:1b:456 0 EOF\n2: FLOCK  ADVISORY  WRITE 123 00:1b:456 0 EOF\n2: -> FLOCK  ADVISORY  WRITE 124 00:1b:456 0 EOF\n";
-        assert_eq!(holder(locks, 0x1b, 456), Some(123));
-        assert_eq!(holder(locks, 0x1b, 457), None);
     }
 }

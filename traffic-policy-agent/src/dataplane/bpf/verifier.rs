@@ -19,7 +19,7 @@ use aya::{
 
 use super::{
     error::chain,
-    loader::{self, Sizes},
+    loader::{self, MapSizes},
 };
 use crate::dataplane::kernel::Kernel;
 
@@ -117,7 +117,7 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
 /// # Errors
 /// As [`load`], and as [`loader::load`].
 pub fn try_programs(kernel: &Kernel) -> Result<usize> {
-    let sizes = Sizes { flows4: 64, flows6: 64, pending: 64, ..Sizes::default() };
+    let sizes = MapSizes { flows4: 64, flows6: 64, pending: 64, ..MapSizes::default() };
     let (mut object, btf) = loader::open(sizes, None, kernel)?;
     load(&mut object, &btf)
 }

@@ -22,7 +22,7 @@ use crate::dataplane::{
     bpf::test_run,
     maps::{
         Maps,
-        mmap::{state, unassured, unassured_udp},
+        mmap::{config, unassured, unassured_udp},
     },
     sys,
 };
@@ -33,7 +33,7 @@ const DRIFT: u64 = 1024;
 /// What a sweep found in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Halves in the table.
+    /// Entries in the table.
     pub entries: u32,
     pub snat: u32,
     pub unassured: u32,
@@ -47,7 +47,7 @@ pub struct Sweeper {
     timeouts: Timeouts,
     pressure: [Pressure; 2],
     sizes: [u32; 2],
-    /// `Usage` words of the last sweep, where it found nothing of their kind.
+    /// `TableUsage` words of the last sweep, where it found nothing of their kind.
     no_snat: Option<u64>,
     no_pending: Option<u64>,
     walkers: Option<Walkers>,
@@ -65,12 +65,12 @@ struct UnderWay {
     begun: usize,
     walk: Option<File>,
     found: [Found; 2],
-    /// `Usage` words at the very beginning: flows with SNAT, and pending ones, ever created.
+    /// `TableUsage` words at the very beginning: flows with SNAT, and pending ones, ever created.
     created: Option<(u64, u64)>,
 }
 
 impl Sweeper {
-    /// Time-outs in jiffies, sizes in halves: IPv4, IPv6.
+    /// Time-outs in jiffies, sizes in entries: IPv4, IPv6.
     pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
         Self {
             timeouts,
@@ -198,12 +198,12 @@ impl Sweeper {
         // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
         let no_snat = sweep.found.iter().all(|found| found.snat == 0).then_some(snat_created);
         if no_snat.is_some() && no_snat == self.no_snat {
-            maps.state.store(state::snat_swept, snat_created);
+            maps.config.store(config::snat_swept, snat_created);
         }
         self.no_snat = no_snat;
         let no_pending = sweep.found.iter().all(|found| found.pending == 0).then_some(pending_created);
         if no_pending.is_some() && no_pending == self.no_pending {
-            maps.state.store(state::pending_swept, pending_created);
+            maps.config.store(config::pending_swept, pending_created);
         }
         self.no_pending = no_pending;
     }

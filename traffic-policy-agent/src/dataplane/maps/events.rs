@@ -9,14 +9,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues, RingBuf};
 use nix::errno::Errno;
-use traffic_policy_ebpf::abi::{Event, EventBucket, State};
+use traffic_policy_ebpf::abi::{EventBucket, MonitorEvent, RuntimeConfig};
 
-use super::mmap::{Mapped, state};
+use super::mmap::{Mapped, config};
 
 /// The pinned maps of events.
 pub struct Events {
     ring: RingBuf<MapData>,
-    state: Mapped<State>,
+    config: Mapped<RuntimeConfig>,
     buckets: PerCpuArray<MapData, EventBucket>,
 }
 
@@ -33,7 +33,7 @@ impl Events {
         };
         let mut events = Self {
             ring: RingBuf::try_from(open("tp_events")?)?,
-            state: Mapped::new(open("tp_config")?)?,
+            config: Mapped::new(open("tp_config")?)?,
             buckets: PerCpuArray::try_from(open("tp_event_limit")?)?,
         };
         while events.ring.next().is_some() {}
@@ -44,14 +44,14 @@ impl Events {
 
     /// Has the packet path write events until then: CLOCK_MONOTONIC, nanoseconds.
     pub fn listen_until(&mut self, time: u64) {
-        self.state.store(state::monitor_until, time);
+        self.config.store(config::monitor_until, time);
     }
 
     /// Waits for an event, at most for `limit`.
     ///
     /// # Errors
     /// The kernel refuses, or wrote what this version does not understand.
-    pub fn next(&mut self, limit: Duration) -> Result<Option<Event>> {
+    pub fn next(&mut self, limit: Duration) -> Result<Option<MonitorEvent>> {
         if let Some(event) = self.take()? {
             return Ok(Some(event));
         }
@@ -65,13 +65,13 @@ impl Events {
         self.take()
     }
 
-    fn take(&mut self) -> Result<Option<Event>> {
+    fn take(&mut self) -> Result<Option<MonitorEvent>> {
         let Some(item) = self.ring.next() else { return Ok(None) };
-        if item.len() < size_of::<Event>() {
-            bail!("an event has {} bytes, this version expects {}", item.len(), size_of::<Event>());
+        if item.len() < size_of::<MonitorEvent>() {
+            bail!("an event has {} bytes, this version expects {}", item.len(), size_of::<MonitorEvent>());
         }
         // SAFETY: as many bytes as an event has, and any bytes make one.
-        Ok(Some(unsafe { item.as_ptr().cast::<Event>().read_unaligned() }))
+        Ok(Some(unsafe { item.as_ptr().cast::<MonitorEvent>().read_unaligned() }))
     }
 
     /// Events left out that no event has told of yet.

@@ -6,7 +6,8 @@ use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Device, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SourceRange,
+    Address, Address4, Address6, DeviceInfo, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SourceRange,
+    WideAddress,
 };
 
 use super::reader::Reader;
@@ -79,7 +80,7 @@ pub fn number(protocol: Protocol) -> u32 {
 }
 
 /// The wide form of an address: [`Address::wide`].
-pub fn wide(address: IpAddr) -> [u64; 2] {
+pub fn wide(address: IpAddr) -> WideAddress {
     match address {
         IpAddr::V4(address) => address.to_wire().wide(),
         IpAddr::V6(address) => address.to_wire().wide(),
@@ -87,8 +88,8 @@ pub fn wide(address: IpAddr) -> [u64; 2] {
 }
 
 /// An address of the wide form.
-pub fn from_wide(wide: [u64; 2], ipv6: bool) -> IpAddr {
-    if ipv6 { Address6::from_wire(wide).to_ip() } else { Address4::from_wire(wide[0] as u32).to_ip() }
+pub fn from_wide(wide: WideAddress, ipv6: bool) -> IpAddr {
+    if ipv6 { wide.ipv6().to_ip() } else { wide.ipv4().to_ip() }
 }
 
 /// Addresses of a device, as the packet path wants them.
@@ -97,12 +98,12 @@ pub trait SetAddresses {
     fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>);
 }
 
-impl SetAddresses for Device {
+impl SetAddresses for DeviceInfo {
     fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>) {
         for address in addresses.rev() {
             match address {
-                IpAddr::V4(_) => self.addresses[0] = wide(address)[0],
-                IpAddr::V6(_) => [self.addresses[1], self.addresses[2]] = wide(address),
+                IpAddr::V4(_) => self.addresses[0] = wide(address).wire()[0],
+                IpAddr::V6(_) => [self.addresses[1], self.addresses[2]] = wide(address).wire(),
             }
         }
     }

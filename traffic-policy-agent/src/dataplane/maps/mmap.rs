@@ -14,7 +14,7 @@ use aya::{
     maps::{Map, MapData},
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use traffic_policy_ebpf::abi::{Agent, State, Usage};
+use traffic_policy_ebpf::abi::{AgentHeartbeat, RuntimeConfig, TableUsage, WideAddress};
 
 /// The one element of an mmapable array.
 pub struct Mapped<T> {
@@ -106,7 +106,7 @@ macro_rules! words {
     };
 }
 
-words!(state, State,
+words!(config, RuntimeConfig,
     route: u32 = route;
     hop_epoch: u32 = hop_epoch;
     hop_max_age: u32 = hop_max_age;
@@ -120,27 +120,27 @@ words!(state, State,
     network: u32 = network;
 );
 
-words!(agent, Agent,
+words!(heartbeat, AgentHeartbeat,
     started: u64 = started;
     seen: u64 = seen;
     jiffies: u32 = jiffies;
     hz: u32 = hz;
     synced: u64 = synced;
     failing: u64 = failing;
-    address: [u64; 2] = address;
+    address: super::WideAddress = address;
     port: u32 = port;
     ipv6: u32 = ipv6;
     pid: u32 = pid;
 );
 
 /// Number of hops handed out in a generation, 0 or 1.
-pub fn used_hops(generation: u32) -> impl Fn(*mut Usage) -> *mut u64 {
+pub fn used_hops(generation: u32) -> impl Fn(*mut TableUsage) -> *mut u64 {
     // SAFETY: an address within the mapped element; nothing is read.
     move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(generation as usize & 1) }
 }
 
-/// A word of [`Usage`].
-type Word = Box<dyn Fn(*mut Usage) -> *mut u64>;
+/// A word of [`TableUsage`].
+type Word = Box<dyn Fn(*mut TableUsage) -> *mut u64>;
 
 /// Number of TCP flows of the main table that are not assured: 0 for IPv4, 1 for IPv6.
 pub fn unassured(family: usize) -> Word {

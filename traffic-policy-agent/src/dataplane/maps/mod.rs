@@ -17,25 +17,26 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, lpm_trie::LpmTrie},
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Agent, Cidr, Counters, Device, EndpointKey, Filter, Flow, FlowKey, Frontend,
-    FrontendKey, Hop, HopKey, Node, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, Socket,
-    SocketKey, SourceRange, State, Sweep, Usage,
+    Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Flow, FlowKey, Frontend,
+    FrontendKey, Hop, HopKey, LocalNode, OutcomeCounters, Prefilter, RuntimeConfig, ServiceCidr,
+    ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SourceRange, Sweep, TableUsage,
+    TranslatedSocket,
 };
 
 use self::mmap::Mapped;
-use super::sync::{SERVICE_PORTS, budget::Sizes};
+use super::sync::{SERVICE_PORTS, budget::Capacity};
 
 /// The tables of one IP family.
 pub struct Family<A: Address, const W: usize> {
     pub flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
-    pub service_cidrs: LpmTrie<MapData, Cidr<W>, u32>,
+    pub service_cidrs: LpmTrie<MapData, ServiceCidr<W>, u32>,
     /// This node's own addresses.
     pub node_addresses: HashMap<MapData, A, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
-    /// Halves that fit into `flows`.
+    /// Entries that fit into `flows`.
     pub size: u32,
 }
 
@@ -45,22 +46,22 @@ pub struct Maps {
     pub v6: Family<Address6, 4>,
     pub services: HashMap<MapData, u32, ServiceInfo>,
     pub service_counts: HashMap<MapData, ServiceCountKey, ServiceCount>,
-    pub sockets: HashMap<MapData, SocketKey, Socket>,
-    pub node: Array<MapData, Node>,
+    pub sockets: HashMap<MapData, SocketKey, TranslatedSocket>,
+    pub local_node: Array<MapData, LocalNode>,
     pub hops: Array<MapData, Hop>,
     pub hop_index: HashMap<MapData, HopKey, u32>,
-    pub devices: HashMap<MapData, u32, Device>,
+    pub devices: HashMap<MapData, u32, DeviceInfo>,
     pub gone: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
     pub swept: Swept,
     /// Shared with those who read them whenever they like.
-    pub counters: Arc<PerCpuArray<MapData, Counters>>,
+    pub counters: Arc<PerCpuArray<MapData, OutcomeCounters>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
-    pub agent: Mapped<Agent>,
-    pub state: Mapped<State>,
-    pub usage: Mapped<Usage>,
-    pub filter: Mapped<Filter>,
+    pub heartbeat: Mapped<AgentHeartbeat>,
+    pub config: Mapped<RuntimeConfig>,
+    pub usage: Mapped<TableUsage>,
+    pub prefilter: Mapped<Prefilter>,
     pub pool: Mapped<[u16; 65_536]>,
     pub room: Room,
 }
@@ -105,9 +106,9 @@ pub struct Room {
 
 impl Room {
     /// As the planner takes them.
-    pub fn plan_sizes(&self) -> Sizes {
+    pub fn plan_capacity(&self) -> Capacity {
         let Self { frontends, source_ranges, slots, .. } = *self;
-        Sizes { frontends, source_ranges, slots: slots[0].min(slots[1]), services: SERVICE_PORTS }
+        Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services: SERVICE_PORTS }
     }
 
     fn of(object: &Ebpf) -> Result<Self> {
@@ -178,7 +179,7 @@ impl Maps {
             services: typed!(object, "tp_svc_names"),
             service_counts: typed!(object, "tp_svc_counts"),
             sockets: typed!(object, "tp_sockets"),
-            node: typed!(object, "tp_local_node"),
+            local_node: typed!(object, "tp_local_node"),
             hops: typed!(object, "tp_nexthops"),
             hop_index: typed!(object, "tp_nexthop_ids"),
             devices: typed!(object, "tp_devices"),
@@ -188,10 +189,10 @@ impl Maps {
             counters: Arc::new(typed!(object, "tp_counters")),
             xdp_jumps: typed!(object, "tp_xdp_calls"),
             tc_jumps: typed!(object, "tp_tc_calls"),
-            agent: Mapped::new(take(object, "tp_heartbeat")?)?,
-            state: Mapped::new(take(object, "tp_config")?)?,
+            heartbeat: Mapped::new(take(object, "tp_heartbeat")?)?,
+            config: Mapped::new(take(object, "tp_config")?)?,
             usage: Mapped::new(take(object, "tp_table_usage")?)?,
-            filter: Mapped::new(take(object, "tp_prefilter")?)?,
+            prefilter: Mapped::new(take(object, "tp_prefilter")?)?,
             pool: Mapped::new(take(object, "tp_snat_ports")?)?,
             room,
         })

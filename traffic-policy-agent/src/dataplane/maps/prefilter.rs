@@ -7,7 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 use traffic_policy_ebpf::{
-    abi::{Filter, PORT_WORDS},
+    abi::{PORT_WORDS, Prefilter},
     hash,
 };
 
@@ -49,7 +49,7 @@ pub enum Array {
     ServiceCidrs,
 }
 
-fn word(filter: *mut Filter, array: Array, index: usize) -> *mut u64 {
+fn word(filter: *mut Prefilter, array: Array, index: usize) -> *mut u64 {
     // SAFETY: fields of the mapped element; `index` is below PORT_WORDS in all callers.
     unsafe {
         let first = match array {
@@ -64,7 +64,7 @@ fn word(filter: *mut Filter, array: Array, index: usize) -> *mut u64 {
 }
 
 /// Sets bits; returns the number of words written. A bit is set before anything is written that needs it.
-pub fn add(filter: &mut Mapped<Filter>, array: Array, bits: &Bits) -> usize {
+pub fn add(filter: &mut Mapped<Prefilter>, array: Array, bits: &Bits) -> usize {
     (0..PORT_WORDS)
         .filter(|index| {
             let held = filter.load(|f| word(f, array, *index));
@@ -74,7 +74,7 @@ pub fn add(filter: &mut Mapped<Filter>, array: Array, bits: &Bits) -> usize {
 }
 
 /// Makes an array equal to `bits`; returns the number of words written.
-fn replace(filter: &mut Mapped<Filter>, array: Array, bits: &Bits) -> usize {
+fn replace(filter: &mut Mapped<Prefilter>, array: Array, bits: &Bits) -> usize {
     (0..PORT_WORDS).filter(|index| filter.store(|f| word(f, array, *index), bits.0[*index])).count()
 }
 
@@ -127,14 +127,14 @@ impl Needed {
     /// Takes away every other bit but those of endpoints. Only while there are no flows: those of a deleted Service need its
     /// bits. Sockets, which need the endpoints' bits to show the application the address that it named, outlive all flows
     /// and are not counted.
-    pub fn replace_all(&self, filter: &mut Mapped<Filter>) -> usize {
+    pub fn replace_all(&self, filter: &mut Mapped<Prefilter>) -> usize {
         replace(filter, Array::Frontends, &self.frontends)
             + replace(filter, Array::ClusterIps, &self.cluster_ips)
             + replace(filter, Array::ServiceCidrs, &self.service_cidrs)
     }
 
     /// Adds them; returns the number of words written.
-    pub fn add_to(&self, filter: &mut Mapped<Filter>) -> usize {
+    pub fn add_to(&self, filter: &mut Mapped<Prefilter>) -> usize {
         add(filter, Array::Frontends, &self.frontends)
             + add(filter, Array::Endpoints, &self.endpoints)
             + add(filter, Array::ClusterIps, &self.cluster_ips)

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use traffic_policy_ebpf::abi::{Frontend, Range};
+use traffic_policy_ebpf::abi::{Frontend, IndexRange};
 
 use super::{op::Op, ranges::Ranges};
 use crate::model::Endpoint;
@@ -31,12 +31,12 @@ impl EndpointLists {
     }
 
     /// The endpoints in a range.
-    pub fn get(&self, ipv6: bool, range: Range) -> &[Endpoint] {
+    pub fn get(&self, ipv6: bool, range: IndexRange) -> &[Endpoint] {
         self.held.get(&(ipv6, range.base)).map_or(&[], Vec::as_slice)
     }
 
     /// Whether a list begins where this range does.
-    pub fn holds(&self, ipv6: bool, range: Range) -> bool {
+    pub fn holds(&self, ipv6: bool, range: IndexRange) -> bool {
         self.held.contains_key(&(ipv6, range.base))
     }
 
@@ -44,11 +44,11 @@ impl EndpointLists {
     pub fn place(
         &mut self,
         ipv6: bool,
-        old: Range,
+        old: IndexRange,
         endpoints: &[Endpoint],
         now: Instant,
         ops: &mut Vec<Op>,
-    ) -> Option<Range> {
+    ) -> Option<IndexRange> {
         if old.len as usize == endpoints.len()
             && (endpoints.is_empty()
                 || self.held.get(&(ipv6, old.base)).is_some_and(|held| held == endpoints))
@@ -64,7 +64,7 @@ impl EndpointLists {
     }
 
     /// Gives a range back. An empty one has no place: the base that it names is another's.
-    pub fn free(&mut self, ipv6: bool, range: Range, now: Instant) {
+    pub fn free(&mut self, ipv6: bool, range: IndexRange, now: Instant) {
         if range.len > 0 {
             self.held.remove(&(ipv6, range.base));
             self.ranges[usize::from(ipv6)].release(range, now);

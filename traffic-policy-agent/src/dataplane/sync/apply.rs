@@ -13,8 +13,8 @@ use aya::maps::{
 use ipnet::IpNet;
 use traffic_policy_ebpf::{
     abi::{
-        Address, Cidr, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SLOT_LOCAL,
-        SLOT_REMOTE, ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
+        Address, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SLOT_LOCAL,
+        SLOT_REMOTE, ServiceCidr, ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
     },
     outcome::Outcome,
 };
@@ -261,11 +261,11 @@ fn know<A: Address>(
 }
 
 fn put_range<const W: usize>(
-    cidrs: &mut LpmTrie<MapData, Cidr<W>, u32>,
+    cidrs: &mut LpmTrie<MapData, ServiceCidr<W>, u32>,
     range: IpNet,
     known: bool,
 ) -> Result<(), aya::maps::MapError> {
-    let key = Key::new(u32::from(range.prefix_len()), Cidr { address: to_words(range.network()) });
+    let key = Key::new(u32::from(range.prefix_len()), ServiceCidr { address: to_words(range.network()) });
     if known { cidrs.insert(&key, 1, 0) } else { cidrs.remove(&key) }
 }
 

@@ -8,7 +8,7 @@ use crate::model::{Endpoint, ServicePortKey};
 
 /// How many entries fit; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct Capacity {
     /// Frontends, and the ClusterIPs beside them.
     pub frontends: [u32; 2],
     pub source_ranges: [u32; 2],
@@ -72,12 +72,15 @@ pub struct Budget {
 }
 
 impl Budget {
-    pub fn new(sizes: &Sizes, held: &Held) -> Self {
+    pub fn new(capacity: &Capacity, held: &Held) -> Self {
         let cluster_ips = held.cluster_ips.iter().map(std::net::IpAddr::is_ipv6);
         let frontends = held.frontends.keys().map(|id| id.address.is_ipv6());
         Self {
-            frontends: Entries::new(sizes.frontends, frontends.chain(cluster_ips)),
-            source_ranges: Entries::new(sizes.source_ranges, held.sources.iter().map(|source| source.ipv6)),
+            frontends: Entries::new(capacity.frontends, frontends.chain(cluster_ips)),
+            source_ranges: Entries::new(
+                capacity.source_ranges,
+                held.sources.iter().map(|source| source.ipv6),
+            ),
         }
     }
 }

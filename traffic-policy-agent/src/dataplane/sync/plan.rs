@@ -16,7 +16,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Frontend, Range};
+use traffic_policy_ebpf::abi::{Frontend, IndexRange};
 
 pub use self::usage::Usage;
 use self::{
@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     alloc::EndpointLists,
-    budget::{Budget, Lack, LeftOut, Sizes},
+    budget::{Budget, Capacity, Lack, LeftOut},
     frontend::{self, Drain},
     op::{Held, Op},
     ranges::Ranges,
@@ -56,8 +56,8 @@ pub struct Planner {
 struct Applied {
     port: Arc<ServicePort>,
     index: u32,
-    cluster: Range,
-    local: Range,
+    cluster: IndexRange,
+    local: IndexRange,
 }
 
 /// What is to be done for one change of the desired state.
@@ -86,11 +86,11 @@ pub struct Context<'a> {
 
 impl Planner {
     /// Starts from what the maps hold.
-    pub fn new(mut held: Held, sizes: Sizes) -> Self {
-        let budget = Budget::new(&sizes, &held);
+    pub fn new(mut held: Held, capacity: Capacity) -> Self {
+        let budget = Budget::new(&capacity, &held);
         let indices = held.frontends.values().map(|frontend| frontend.service);
-        let indices = indices.map(|index| Range { base: index, len: 1 });
-        let indices = Ranges::round_robin(sizes.services, indices);
+        let indices = indices.map(|index| IndexRange { base: index, len: 1 });
+        let indices = Ranges::round_robin(capacity.services, indices);
         let mut found = HashSet::new();
         for (id, frontend) in &held.frontends {
             // An empty list has no place: the base that it names is another's.
@@ -102,7 +102,7 @@ impl Planner {
             }
         }
         let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
-        let lists = EndpointLists::new(std::mem::take(&mut held.slots), sizes.slots, frontends);
+        let lists = EndpointLists::new(std::mem::take(&mut held.slots), capacity.slots, frontends);
         Self {
             held,
             ports: BTreeMap::new(),
@@ -278,7 +278,7 @@ impl Planner {
                 if index.is_none() { Lack::Indices } else { Lack::Endpoints { needed: port.cluster.len() } };
             // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
             if let (Some(index), None) = (index, adopted) {
-                self.indices.release(Range { base: index, len: 1 }, now);
+                self.indices.release(IndexRange { base: index, len: 1 }, now);
             }
             for (range, old) in [(cluster, old_cluster), (local, old_local)] {
                 if let Some(range) = range.filter(|range| *range != old) {

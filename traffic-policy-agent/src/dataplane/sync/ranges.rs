@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use traffic_policy_ebpf::abi::Range;
+use traffic_policy_ebpf::abi::IndexRange;
 
 const QUARANTINE: Duration = Duration::from_secs(1);
 
@@ -15,7 +15,7 @@ const QUARANTINE: Duration = Duration::from_secs(1);
 pub struct Ranges {
     /// Base → length.
     free: BTreeMap<u32, u32>,
-    quarantined: VecDeque<(Instant, Range)>,
+    quarantined: VecDeque<(Instant, IndexRange)>,
     /// Where to look first, for round robin.
     next: Option<u32>,
 }
@@ -23,7 +23,7 @@ pub struct Ranges {
 impl Ranges {
     /// The same, but nothing is handed out again before all that comes after it: an index may be named by what outlives
     /// its owner, as flows do. Begins behind the last that is taken.
-    pub fn round_robin(size: u32, taken: impl IntoIterator<Item = Range>) -> Self {
+    pub fn round_robin(size: u32, taken: impl IntoIterator<Item = IndexRange>) -> Self {
         let mut last = 0;
         let taken = taken.into_iter().inspect(|range| last = last.max(range.base.saturating_add(range.len)));
         let ranges = Self::new(size, taken);
@@ -31,7 +31,7 @@ impl Ranges {
     }
 
     /// All of `0..size` is free, except `taken`.
-    pub fn new(size: u32, taken: impl IntoIterator<Item = Range>) -> Self {
+    pub fn new(size: u32, taken: impl IntoIterator<Item = IndexRange>) -> Self {
         let mut taken: Vec<_> = taken.into_iter().filter(|range| range.len > 0).collect();
         taken.sort_by_key(|range| range.base);
         let mut free = BTreeMap::new();
@@ -49,9 +49,9 @@ impl Ranges {
     }
 
     /// A range of `len`; `None` if no free range is that long. An empty range needs no place.
-    pub fn take(&mut self, len: u32, now: Instant) -> Option<Range> {
+    pub fn take(&mut self, len: u32, now: Instant) -> Option<IndexRange> {
         if len == 0 {
-            return Some(Range::default());
+            return Some(IndexRange::default());
         }
         while let Some((since, range)) = self.quarantined.front().copied() {
             if now.duration_since(since) < QUARANTINE {
@@ -72,7 +72,7 @@ impl Ranges {
         if let Some(next) = &mut self.next {
             *next = base + len;
         }
-        Some(Range { base, len })
+        Some(IndexRange { base, len })
     }
 
     /// Where the first `len` free ones in a row are, from `from` on.
@@ -86,18 +86,18 @@ impl Ranges {
     }
 
     /// Gives a range back.
-    pub fn release(&mut self, range: Range, now: Instant) {
+    pub fn release(&mut self, range: IndexRange, now: Instant) {
         if range.len > 0 {
             self.quarantined.push_back((now, range));
         }
     }
 
-    fn merge(&mut self, mut range: Range) {
+    fn merge(&mut self, mut range: IndexRange) {
         if let Some((base, len)) = self.free.range(..range.base).next_back().map(|(b, l)| (*b, *l))
             && base + len == range.base
         {
             self.free.remove(&base);
-            range = Range { base, len: len + range.len };
+            range = IndexRange { base, len: len + range.len };
         }
         if let Some(len) = self.free.remove(&(range.base + range.len)) {
             range.len += len;
@@ -119,7 +119,7 @@ mod tests {
             steps in proptest::collection::vec((0u32..9, any::<bool>(), 0u64..900), 1..200),
             round: bool,
         ) {
-            let taken = [Range { base: 10, len: 3 }];
+            let taken = [IndexRange { base: 10, len: 3 }];
             let mut ranges = if round { Ranges::round_robin(64, taken) } else { Ranges::new(64, taken) };
             let mut out = taken.to_vec();
             let mut now = Instant::now();
@@ -143,7 +143,7 @@ mod tests {
                 ranges.release(range, now);
             }
             now += QUARANTINE;
-            prop_assert_eq!(ranges.take(64, now), Some(Range { base: 0, len: 64 }));
+            prop_assert_eq!(ranges.take(64, now), Some(IndexRange { base: 0, len: 64 }));
         }
     }
 
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn round_robin_hands_out_again_last() {
         let mut now = Instant::now();
-        let mut ranges = Ranges::round_robin(6, [Range { base: 1, len: 1 }]);
+        let mut ranges = Ranges::round_robin(6, [IndexRange { base: 1, len: 1 }]);
         let mut out = Vec::new();
         for _ in 0..7 {
             let range = ranges.take(1, now).unwrap();

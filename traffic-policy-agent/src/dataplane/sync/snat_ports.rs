@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     dataplane::maps::{
         Maps,
-        mmap::{pool_port, state},
+        mmap::{config, pool_port},
         prefilter::{self, Array, Bits},
     },
     node::bound_ports,
@@ -122,15 +122,15 @@ fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
 /// Uses `free` as source ports, unless the ports in use will do.
 pub fn apply(maps: &mut Maps, free: Vec<u16>) {
     let pool = &mut maps.pool;
-    let len = maps.state.load(state::pool_len);
+    let len = maps.config.load(config::pool_len);
     let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
     let Some(ports) = choose(&held, free) else { return };
     // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
-    prefilter::add(&mut maps.filter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+    prefilter::add(&mut maps.prefilter, Array::Pool, &ports.iter().copied().collect::<Bits>());
     for (place, port) in (0..).zip(&ports) {
         pool.store(pool_port(place), *port);
     }
-    maps.state.store(state::pool_len, ports.len() as u32);
+    maps.config.store(config::pool_len, ports.len() as u32);
     tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
 }
 

@@ -5,7 +5,8 @@ use std::{net::IpAddr, path::Path};
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Frontend, FrontendKey, HOP_XDP, Range, SLOT_LOCAL, Slot, frontend, frontend_kind,
+    Address, Frontend, FrontendKey, HOP_XDP, IndexRange, SLOT_LOCAL, Slot, WideAddress, frontend,
+    frontend_kind,
 };
 
 use super::{Entrance, PacketHook, Simulator};
@@ -83,10 +84,10 @@ impl Simulator {
     /// # Errors
     /// The map cannot be read.
     pub fn node(&self) -> Result<(Vec<IpAddr>, Vec<IpNet>)> {
-        let node = self.copy.maps.node.get(&0, 0).context("reading what the node is failed")?;
-        let known = |wide: [[u64; 2]; 2]| {
+        let node = self.copy.maps.local_node.get(&0, 0).context("reading what the node is failed")?;
+        let known = |wide: [WideAddress; 2]| {
             (0..2)
-                .filter(move |family| wide[*family] != [0; 2])
+                .filter(move |family| wide[*family] != WideAddress::UNSPECIFIED)
                 .map(move |family| (family, from_wide(wide[family], family == 1)))
         };
         let primary = known(node.primary).map(|(_, address)| address).collect();
@@ -101,7 +102,7 @@ impl Simulator {
     /// # Errors
     /// The map cannot be read.
     pub fn netns(&self) -> Result<u64> {
-        Ok(self.copy.maps.node.get(&0, 0).context("reading what the node is failed")?.netns)
+        Ok(self.copy.maps.local_node.get(&0, 0).context("reading what the node is failed")?.netns)
     }
 }
 
@@ -138,11 +139,11 @@ where
     let mut next = 0;
     // Frontends of one Service share their lists.
     let mut places = std::collections::HashMap::new();
-    let mut place = |list: (u32, u32, bool), endpoints: &[Slot<A>]| -> Result<Range> {
+    let mut place = |list: (u32, u32, bool), endpoints: &[Slot<A>]| -> Result<IndexRange> {
         if let Some(range) = places.get(&list) {
             return Ok(*range);
         }
-        let range = Range { base: next, len: endpoints.len() as u32 };
+        let range = IndexRange { base: next, len: endpoints.len() as u32 };
         for slot in endpoints {
             to.slots.set(next, *slot, 0).context("copying an endpoint failed")?;
             next += 1;
@@ -151,7 +152,7 @@ where
         Ok(range)
     };
     for (key, mut frontend) in frontends.entries::<FrontendKey<A>, Frontend>()? {
-        let read = |range: Range| -> Result<Vec<Slot<A>>> {
+        let read = |range: IndexRange| -> Result<Vec<Slot<A>>> {
             (range.base..range.base + range.len).map(|index| slots.value(index)).collect()
         };
         let (cluster, mut local) = (read(frontend.cluster)?, read(frontend.local)?);

@@ -7,7 +7,7 @@ mod offline;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::{Frontend, Range, SLOT_LOCAL, SocketQuestion};
+use traffic_policy_ebpf::abi::{Frontend, IndexRange, SLOT_LOCAL, SocketQuestion};
 
 pub use crate::dataplane::tracing_copy::{Judged, PacketHook};
 use crate::{
@@ -81,7 +81,7 @@ impl Simulator {
     ///
     /// # Errors
     /// The maps cannot be read.
-    pub fn candidates(&self, ipv6: bool, range: Range) -> Result<Vec<Candidate>> {
+    pub fn candidates(&self, ipv6: bool, range: IndexRange) -> Result<Vec<Candidate>> {
         (range.base..range.base.saturating_add(range.len)).map(|index| self.endpoint(ipv6, index)).collect()
     }
 

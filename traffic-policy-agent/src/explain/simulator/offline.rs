@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::{Device, HOP_XDP, Hop, State};
+use traffic_policy_ebpf::abi::{DeviceInfo, HOP_XDP, Hop, RuntimeConfig};
 
 use super::{Entrance, PacketHook, Simulator};
 use crate::{
@@ -55,7 +55,7 @@ impl Simulator {
 }
 
 fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
-    let state = State {
+    let config = RuntimeConfig {
         route: 1,
         hop_epoch: 1,
         hop_max_age: u32::MAX,
@@ -63,14 +63,14 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
         unassured_limit: [u32::MAX; 2],
         seed: 0x7472_6166_6669_6321,
         answers_per_jiffy: 1,
-        ..State::default()
+        ..RuntimeConfig::default()
     };
-    maps.state.write(state);
+    maps.config.write(config);
     for (place, port) in (0..).zip(POOL) {
         maps.pool.store(pool_port(place), port);
     }
-    prefilter::add(&mut maps.filter, Array::Pool, &POOL.collect::<Bits>());
-    let mut device = Device { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..Device::default() };
+    prefilter::add(&mut maps.prefilter, Array::Pool, &POOL.collect::<Bits>());
+    let mut device = DeviceInfo { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..DeviceInfo::default() };
     device.set_addresses(primary.iter().copied());
     maps.devices.insert(IFINDEX, device, 0)?;
     let hop = Hop { ifindex: IFINDEX, mtu: 0xffff, epoch: 1, flags: HOP_XDP, ..Hop::default() };
@@ -80,9 +80,9 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
 
 fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
     let context = Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now() };
-    let mut planner = Planner::new(Held::default(), maps.room.plan_sizes());
+    let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
     let plan = planner.plan(desired, &BTreeSet::new(), &context);
-    apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut maps.filter);
+    apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut maps.prefilter);
     for op in &plan.ops {
         apply::write(maps, op)?;
     }

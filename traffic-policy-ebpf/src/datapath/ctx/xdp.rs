@@ -5,7 +5,7 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{bpf_redirect, bpf_xdp_adjust_tail},
 };
-use traffic_policy_ebpf::abi::{Device, hook};
+use traffic_policy_ebpf::abi::{DeviceInfo, hook};
 
 use super::Packet;
 use crate::datapath::{
@@ -72,7 +72,9 @@ impl Packet for Xdp {
     #[inline(always)]
     fn is_for_host(self) -> bool {
         let ifindex = self.ingress();
-        let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else { return true };
+        let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
+            return true;
+        };
         let data = self.data();
         if data + 14 > self.end() {
             return false;

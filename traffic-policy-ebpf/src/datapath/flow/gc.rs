@@ -8,7 +8,10 @@ use core::ptr;
 
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
-    abi::{Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, Socket, SocketKey, Sweep, Tuple, kind, mark},
+    abi::{
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, SocketKey, Sweep, TranslatedSocket, Tuple, kind,
+        mark,
+    },
     tcp::{ASSURED, GONE, MARKED, RST, class},
 };
 
@@ -21,6 +24,7 @@ use crate::datapath::{
         table::{self, FlowTable},
     },
     maps::{self, GC_PASS, TABLE_USAGE, Table},
+    value::{load, load_once, store},
 };
 
 /// Whether the endpoint of a request entry takes no more new flows of its Service port.
@@ -36,29 +40,18 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
-#[inline(always)]
-fn idle(now: u32, last: u32) -> u32 {
-    let idle = now.wrapping_sub(last);
-    // A packet of this very moment is a tick ahead.
-    if idle > u32::MAX / 2 { 0 } else { idle }
-}
-
 /// The count of flows of a protocol that are not assured.
 #[inline(always)]
-unsafe fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
-    unsafe {
-        if protocol == PROTOCOL_TCP { &raw mut (*sweep).unassured } else { &raw mut (*sweep).unassured_udp }
-    }
+fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
+    if protocol == PROTOCOL_TCP { place!(mut sweep.unassured) } else { place!(mut sweep.unassured_udp) }
 }
 
 /// Begins a sweep: what follows are walks over the tables, one after the other.
 pub fn begin(_: *mut c_void) -> u32 {
     let (Some(sweep), Some(usage)) = (GC_PASS.get_ptr_mut(0), TABLE_USAGE.get_ptr(0)) else { return 0 };
-    unsafe {
-        (*sweep).now = clock::jiffies();
-        (*sweep).snat_created = (*usage).snat_created;
-        (*sweep).pending_created = (*usage).pending_created;
-    }
+    set!(sweep.now = clock::jiffies());
+    set!(sweep.snat_created = get!(usage.snat_created));
+    set!(sweep.pending_created = get!(usage.pending_created));
     0
 }
 
@@ -88,44 +81,44 @@ struct Meta {
 /// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
 #[inline(always)]
 pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, *const K, *mut V)) -> i32 {
-    let (key, value) = unsafe { ((*element).key, (*element).value) };
+    let (key, value) = (get!(element.key), get!(element.value));
     if key.is_null() || value.is_null() {
         return 0;
     }
     let Some(sweep) = GC_PASS.get_ptr_mut(0) else { return 0 };
-    if unsafe { (*sweep).pause } != 0 {
-        unsafe { (*sweep).pause = 0 };
+    if get!(sweep.pause) != 0 {
+        set!(sweep.pause = 0);
         return 1;
     }
     look(sweep, key, value);
-    unsafe {
-        (*sweep).visited += 1;
-        if (*sweep).visited % PIECE == 0 {
-            (*sweep).pause = 1;
-            let mark = 0_u8;
-            bpf_seq_write((*(*element).meta).file, (&raw const mark).cast(), 1);
-        }
+    set!(sweep.visited += 1);
+    if get!(sweep.visited) % PIECE == 0 {
+        set!(sweep.pause = 1);
+        let mark = 0_u8;
+        let file = get!((get!(element.meta)).file);
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_seq_write(file, (&raw const mark).cast(), 1) };
     }
     0
 }
 
 /// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
 #[inline(always)]
-pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Socket) {
+pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut TranslatedSocket) {
     let (forward, protocol, socket_ipv6, ipv6) =
-        unsafe { ((*key).forward, (*key).protocol, (*key).ipv6, (*sweep).ipv6) };
+        (get!(key.forward), get!(key.protocol), get!(key.ipv6), get!(sweep.ipv6));
     if forward == 0 || socket_ipv6 != ipv6 {
         return;
     }
     let endpoint = EndpointKey {
-        address: unsafe { (*socket).address },
-        port: unsafe { (*socket).port },
+        address: get!(socket.address),
+        port: get!(socket.port),
         protocol,
         ipv6: ipv6 as u8,
-        service: unsafe { (*socket).service },
+        service: get!(socket.service),
     };
     if Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
-        unsafe { (*socket).used = 0 };
+        set!(socket.used = 0);
     }
 }
 
@@ -136,18 +129,18 @@ pub fn flow_entry<F: Family>(
     key: *const FlowKey<F::Address>,
     entry: *mut Flow<F::Address>,
 ) {
-    let (key, flow) = unsafe { (*key, *entry) };
+    let (key, flow) = (load(key), load(entry));
     let tuple = key.tuple(&flow);
-    if unsafe { (*sweep).mark } == mark::ONLY {
+    if get!(sweep.mark) == mark::ONLY {
         if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
             && flow.state & GONE == 0
             && gone::<F>(&flow, tuple.protocol)
         {
-            unsafe { (*entry).state |= GONE };
+            set!(entry.state |= GONE);
         }
         return;
     }
-    unsafe { (*sweep).entries += 1 };
+    set!(sweep.entries += 1);
     match flow.kind {
         kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, entry),
         kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, entry),
@@ -164,10 +157,9 @@ fn note_class(sweep: *mut Sweep, class: usize, quiet_for: u32) -> *mut u32 {
     // Opaque, or the compiler drops masks that only the verifier needs.
     let class = opaque(class as u64) as usize & (class::COUNT - 1);
     let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) as usize & 31;
-    unsafe {
-        (*sweep).idle[class][magnitude] += 1;
-        if quiet_for >= (*sweep).pressure[class] { &raw mut (*sweep).surplus[class] } else { ptr::null_mut() }
-    }
+    let count = place!(mut sweep.idle[class][magnitude]);
+    store(count, load(count) + 1);
+    if quiet_for >= get!(sweep.pressure[class]) { place!(mut sweep.surplus[class]) } else { ptr::null_mut() }
 }
 
 #[inline(always)]
@@ -177,58 +169,48 @@ fn request<F: Family>(
     flow: &Flow<F::Address>,
     entry: *mut Flow<F::Address>,
 ) {
-    let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
+    let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
     let reply_key = flow.translated(tuple.protocol).reversed();
     let reply = FlowTable::<F>::main().find(&reply_key);
-    let mut quiet_for = idle(now, flow.last);
+    let mut quiet_for = clock::since(flow.last, now);
     let mut reply_state = RST;
     if !reply.is_null() {
-        let since = idle(now, unsafe { (*reply).last });
+        let since = clock::since(get!(reply.last), now);
         quiet_for = if since < quiet_for { since } else { quiet_for };
-        reply_state = unsafe { (*reply).state };
+        reply_state = get!(reply.state);
     }
     let mut state = flow.state;
-    if !reply.is_null()
-        && (state ^ reply_state) & ASSURED != 0
-        && unsafe { (*reply).translated(tuple.protocol) }.reversed() == *tuple
-    {
+    if !reply.is_null() && (state ^ reply_state) & ASSURED != 0 && table::is_counterpart(reply, tuple) {
         // Set on both at once; a CPU that was about to write an older state over it has undone that.
-        unsafe {
-            (*entry).state |= ASSURED;
-            (*reply).state |= ASSURED;
-        }
+        set!(entry.state |= ASSURED);
+        set!(reply.state |= ASSURED);
         state |= ASSURED;
     }
-    unsafe {
-        if flow.kind == kind::FORWARD || tuple.ports.source() != flow.ports.source() {
-            (*sweep).snat += 1;
-        }
-        if state & ASSURED == 0 {
-            *counted(sweep, tuple.protocol) += 1;
-        }
+    if flow.kind == kind::FORWARD || tuple.ports.source() != flow.ports.source() {
+        set!(sweep.snat += 1);
+    }
+    if state & ASSURED == 0 {
+        let count = counted(sweep, tuple.protocol);
+        store(count, load(count) + 1);
     }
     let tcp = tuple.protocol == PROTOCOL_TCP;
     let surplus = note_class(sweep, class(tcp, state, reply_state), quiet_for);
     if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
-        unsafe { (*entry).state |= GONE };
+        set!(entry.state |= GONE);
     }
     if quiet_for <= timeouts.of(tcp, state, reply_state) {
-        if surplus.is_null() || unsafe { *surplus } == 0 {
+        if surplus.is_null() || load(surplus) == 0 {
             return;
         }
-        unsafe { *surplus -= 1 };
+        store(surplus, load(surplus) - 1);
     }
     if flow.state & MARKED == 0 {
-        unsafe {
-            (*entry).state |= MARKED;
-            (*sweep).marked += 1;
-        }
+        set!(entry.state |= MARKED);
+        set!(sweep.marked += 1);
         return;
     }
     // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since the copy was made.
-    let now_is = unsafe {
-        (ptr::read_volatile(&raw const (*entry).state), ptr::read_volatile(&raw const (*entry).last))
-    };
+    let now_is = (load_once(place!(const entry.state)), load_once(place!(const entry.last)));
     if now_is != (flow.state, flow.last) {
         return;
     }
@@ -244,14 +226,13 @@ fn request<F: Family>(
     if !reply.is_null() {
         FlowTable::<F>::main().remove(&reply_key);
     }
-    unsafe { (*sweep).deleted += 1 };
+    set!(sweep.deleted += 1);
     if flow.state & ASSURED == 0
         && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
     {
-        unsafe {
-            fetch_add(table::unassured::<F>(usage, tuple.protocol), u64::MAX);
-            *counted(sweep, tuple.protocol) -= 1;
-        }
+        fetch_add(table::unassured::<F>(usage, tuple.protocol), u64::MAX);
+        let count = counted(sweep, tuple.protocol);
+        store(count, load(count) - 1);
     }
 }
 
@@ -263,25 +244,23 @@ fn reply<F: Family>(
     flow: &Flow<F::Address>,
     entry: *mut Flow<F::Address>,
 ) {
-    let (now, timeouts) = unsafe { ((*sweep).now, (*sweep).timeouts) };
+    let (now, timeouts) = (get!(sweep.now), get!(sweep.timeouts));
     // First what costs nothing: most entries have had a packet not long ago.
-    if idle(now, flow.last) <= timeouts.unassured {
+    if clock::since(flow.last, now) <= timeouts.unassured {
         return;
     }
     let key = flow.translated(tuple.protocol).reversed();
     let request = FlowTable::<F>::main().find(&key);
-    if !request.is_null() && unsafe { (*request).translated(tuple.protocol) }.reversed() == *tuple {
+    if !request.is_null() && table::is_counterpart(request, tuple) {
         return;
     }
     if flow.state & MARKED == 0 {
-        unsafe {
-            (*entry).state |= MARKED;
-            (*sweep).marked += 1;
-        }
+        set!(entry.state |= MARKED);
+        set!(sweep.marked += 1);
     } else {
         counters::end(entry.cast_const());
         FlowTable::<F>::main().remove(tuple);
-        unsafe { (*sweep).deleted += 1 };
+        set!(sweep.deleted += 1);
     }
 }
 
@@ -292,21 +271,19 @@ pub fn pending_entry<F: Family>(
     key: *const FlowKey<F::Address>,
     entry: *mut Flow<F::Address>,
 ) {
-    let (key, flow) = unsafe { (*key, *entry) };
+    let (key, flow) = (load(key), load(entry));
     let tuple = key.tuple(&flow);
-    let (now, timeouts, mark) = unsafe { ((*sweep).now, (*sweep).timeouts, (*sweep).mark) };
+    let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
     let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
-    if mark != mark::ONLY && idle(now, flow.last) > timeouts.unassured
+    if mark != mark::ONLY && clock::since(flow.last, now) > timeouts.unassured
         || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
     {
         counters::end(entry.cast_const());
         FlowTable::<F>::pending().remove(&tuple);
         return;
     }
-    unsafe {
-        (*sweep).pending += 1;
-        if flow.kind == kind::FORWARD {
-            (*sweep).snat += 1;
-        }
+    set!(sweep.pending += 1);
+    if flow.kind == kind::FORWARD {
+        set!(sweep.snat += 1);
     }
 }

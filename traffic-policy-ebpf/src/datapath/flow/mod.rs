@@ -2,6 +2,7 @@
 
 pub mod gc;
 pub mod recycle;
+pub mod silence;
 pub mod snat_port;
 pub mod state;
 pub mod table;

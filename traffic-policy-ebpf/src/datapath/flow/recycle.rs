@@ -9,7 +9,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, Tuple, Usage, kind},
+    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, TableUsage, Tuple, kind},
     tcp::{ASSURED, MARKED, RST, numbers},
 };
 
@@ -19,6 +19,7 @@ use crate::datapath::{
     family::{Family, V4, V6},
     flow::table::{self, FlowTable},
     maps::{GC_PASS, HEARTBEAT, TABLE_USAGE},
+    value::{borrow, load, store},
 };
 
 /// Seconds after which the port of a connection that was reset, or closed both ways, is used again, or one that a flow has left
@@ -42,21 +43,19 @@ const TRIES: u32 = 8;
 pub fn place<F: Family>(spread: u32) -> u32 {
     let Some(scratch) = F::scratch() else { return 0 };
     let last = F::directory_last();
-    unsafe {
-        let at = &raw mut (*scratch).directory_at;
-        *at = (*at + 1) & last;
-        let mut turn = 0;
-        while turn < TRIES {
-            let free = match F::directory().lookup::<u32, Tuple<F::Address>>(&*at) {
-                Some(held) => (*held).protocol == 0,
-                None => false,
-            };
-            if free && *at != 0 {
-                return *at;
-            }
-            turn += 1;
-            *at = (*at + spread.wrapping_mul(2 * turn + 1)) & last;
+    let at = place!(mut scratch.directory_at);
+    store(at, (load(at) + 1) & last);
+    let mut turn = 0;
+    while turn < TRIES {
+        let free = match F::directory().lookup::<u32, Tuple<F::Address>>(borrow(at)) {
+            Some(held) => get!(held.protocol) == 0,
+            None => false,
+        };
+        if free && load(at) != 0 {
+            return load(at);
         }
+        turn += 1;
+        store(at, (load(at) + spread.wrapping_mul(2 * turn + 1)) & last);
     }
     0
 }
@@ -65,13 +64,12 @@ pub fn place<F: Family>(spread: u32) -> u32 {
 #[inline(always)]
 pub fn enter<F: Family>(place: u32, tuple: &Tuple<F::Address>) {
     let Some(scratch) = F::scratch() else { return };
-    unsafe {
-        (*scratch).directory_look = place;
-        if place != 0
-            && let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(&(*scratch).directory_look)
-        {
-            *held = *tuple;
-        }
+    set!(scratch.directory_look = place);
+    if place != 0
+        && let Some(held) =
+            F::directory().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.directory_look)))
+    {
+        store(held, *tuple);
     }
 }
 
@@ -79,37 +77,37 @@ pub fn enter<F: Family>(place: u32, tuple: &Tuple<F::Address>) {
 #[inline(always)]
 pub fn leave<F: Family>(request: *const Flow<F::Address>) {
     // The key lies in the entry: the stack of a callback has no room for it.
-    leave_place::<F>(unsafe { &(*request).ifindex });
+    leave_place::<F>(borrow(place!(const request.ifindex)));
 }
 
 /// As [`leave`]. `place` lies on the stack or in a map: before Linux 6.2 an iterator's element is no key.
 #[inline(always)]
 pub fn leave_place<F: Family>(place: &u32) {
     if let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(place) {
-        unsafe { (*held).protocol = 0 };
+        set!(held.protocol = 0);
     }
 }
 
 /// Notes that an entry has found no room in the main table.
 #[inline(always)]
-pub fn note_full(usage: *mut Usage, now: u32) {
-    unsafe { (*usage).full_at = now };
+pub fn note_full(usage: *mut TableUsage, now: u32) {
+    set!(usage.full_at = now);
 }
 
 /// Whether there is no agent that sweeps.
 #[inline(always)]
 pub fn is_agent_late(now: u32) -> bool {
     let Some(agent) = HEARTBEAT.get_ptr(0) else { return true };
-    // SAFETY: a map value, checked by the verifier.
-    let (seen, second) = unsafe { ((*agent).jiffies, (*agent).hz) };
+    let (seen, second) = (get!(agent.jiffies), get!(agent.hz));
     second != 0 && now.wrapping_sub(seen) > LATE * second
 }
 
 /// Looks for flows that are over, if the main table was full not long ago.
 #[inline(always)]
-pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut Usage, now: u32) {
-    if now.wrapping_sub(unsafe { (*usage).full_at }) < FULL_FOR {
-        unsafe { (*scratch).port_search.now = now };
+pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
+    if now.wrapping_sub(get!(usage.full_at)) < FULL_FOR {
+        set!(scratch.port_search.now = now);
+        // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
         unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) };
     }
 }
@@ -122,41 +120,41 @@ fn look<F: Family>() -> i64 {
     else {
         return 0;
     };
-    unsafe {
-        let hand = if F::V6 { &raw mut (*usage).hand[1] } else { &raw mut (*usage).hand[0] };
-        (*scratch).directory_look = fetch_add(hand, 1) as u32 & F::directory_last();
-        let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(&(*scratch).directory_look) else {
-            return 0;
-        };
-        if (*held).protocol == 0 {
-            return 0;
-        }
-        let (request_key, reply_key, room) =
-            (&raw mut (*scratch).other, &raw mut (*scratch).key, &raw mut (*scratch).flow_key);
-        *request_key = *held;
-        let table = FlowTable::<F>::main();
-        let request = table.find_in(&*request_key, room);
-        if request.is_null() {
-            (*held).protocol = 0;
-            return 0;
-        }
-        if !matches!((*request).kind, kind::FORWARD | kind::DELIVER) {
-            return 0;
-        }
-        let protocol = (*request_key).protocol;
-        name_counterpart(request, protocol, reply_key);
-        let reply = table.find_in(&*reply_key, room);
-        // Without its reply entry nothing that the flow sends could come back; another's must stay.
-        if reply.is_null() || !names(reply, request_key) {
-            return 0;
-        }
-        let limit = (*sweep).timeouts.of(protocol == PROTOCOL_TCP, (*request).state, (*reply).state);
-        // Time-outs are there once an agent has ordered a sweep.
-        if limit == 0 || idle::<F>(request, reply, (*scratch).port_search.now) <= limit {
-            return 0;
-        }
-        remove::<F>(request, request_key, reply, &*reply_key, room, false);
+    let hand = if F::V6 { place!(mut usage.hand[1]) } else { place!(mut usage.hand[0]) };
+    set!(scratch.directory_look = fetch_add(hand, 1) as u32 & F::directory_last());
+    let Some(held) =
+        F::directory().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.directory_look)))
+    else {
+        return 0;
+    };
+    if get!(held.protocol) == 0 {
+        return 0;
     }
+    let (request_key, reply_key, room) =
+        (place!(mut scratch.other), place!(mut scratch.key), place!(mut scratch.flow_key));
+    store(request_key, load(held));
+    let table = FlowTable::<F>::main();
+    let request = table.find_in(borrow(request_key), room);
+    if request.is_null() {
+        set!(held.protocol = 0);
+        return 0;
+    }
+    if !matches!(get!(request.kind), kind::FORWARD | kind::DELIVER) {
+        return 0;
+    }
+    let protocol = get!(request_key.protocol);
+    name_counterpart(request, protocol, reply_key);
+    let reply = table.find_in(borrow(reply_key), room);
+    // Without its reply entry nothing that the flow sends could come back; another's must stay.
+    if reply.is_null() || !is_counterpart(reply, request_key) {
+        return 0;
+    }
+    let limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, get!(request.state), get!(reply.state));
+    // Time-outs are there once an agent has ordered a sweep.
+    if limit == 0 || idle::<F>(request, reply, get!(scratch.port_search.now)) <= limit {
+        return 0;
+    }
+    remove::<F>(request, request_key, reply, borrow(reply_key), room, false);
     0
 }
 
@@ -179,8 +177,8 @@ extern "C" fn look6(_: u64, _: *mut c_void) -> i64 {
 #[inline(always)]
 pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let (key, request_key, room) =
-        unsafe { (&(*scratch).key, &raw mut (*scratch).other, &raw mut (*scratch).flow_key) };
-    let now = unsafe { (*scratch).port_search.now };
+        (borrow(place!(const scratch.key)), place!(mut scratch.other), place!(mut scratch.flow_key));
+    let now = get!(scratch.port_search.now);
     let mut pending = false;
     let mut reply = FlowTable::<F>::main().find_in(key, room);
     if reply.is_null() && table::pending_in_use() {
@@ -195,14 +193,14 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if key.protocol != PROTOCOL_TCP || second == 0 {
         return false;
     }
-    unsafe { name_counterpart(reply, key.protocol, request_key) };
-    let own = unsafe { names(&raw const (*scratch).reply, request_key) };
+    name_counterpart(reply, key.protocol, request_key);
+    let own = is_counterpart(place!(const scratch.reply), request_key);
     if own {
         // Of the very entry that is about to be written over.
         return false;
     }
-    let request = FlowTable::<F>::of(pending).find_in(unsafe { &*request_key }, room);
-    if request.is_null() || !unsafe { names(request, key) } {
+    let request = FlowTable::<F>::of(pending).find_in(borrow(request_key), room);
+    if request.is_null() || !is_counterpart(request, key) {
         // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
         if idle::<F>(reply, reply, now) < AFTER_FIN * second || claim(reply) == CLAIMED {
             return false;
@@ -212,7 +210,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return true;
     }
     let (states, own, other) =
-        unsafe { (((*request).state, (*reply).state), (*request).numbers, (*reply).numbers) };
+        ((get!(request.state), get!(reply.state)), get!(request.numbers), get!(reply.numbers));
     let after = if (states.0 | states.1) & RST != 0 {
         AFTER_RST
     } else if states.0 & ASSURED == 0 {
@@ -230,7 +228,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return false;
     }
     // For the ACK that answers the SYN.
-    unsafe { (*scratch).reply.numbers = numbers };
+    set!(scratch.reply.numbers = numbers);
     remove::<F>(request, request_key, reply, key, room, pending);
     true
 }
@@ -242,39 +240,30 @@ const CLAIMED: u64 = u64::MAX;
 /// place by now.
 #[inline(always)]
 fn claim<A: Address>(reply: *mut Flow<A>) -> u64 {
-    exchange(unsafe { &raw mut (*reply).numbers }, CLAIMED)
+    exchange(place!(mut reply.numbers), CLAIMED)
 }
 
 /// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.
 #[inline(always)]
-unsafe fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
-    unsafe {
-        (*key).source = (*entry).destination;
-        (*key).destination = (*entry).source;
-        (*key).ports = (*entry).ports.reversed();
-        (*key).protocol = protocol;
-    }
+fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
+    set!(key.source = get!(entry.destination));
+    set!(key.destination = get!(entry.source));
+    set!(key.ports = get!(entry.ports).reversed());
+    set!(key.protocol = protocol);
 }
 
-/// Whether an entry's packets come back as packets of a tuple.
+/// As [`table::is_counterpart`], field by field like [`name_counterpart`].
 #[inline(always)]
-unsafe fn names<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
-    unsafe {
-        (*key).source == (*entry).destination
-            && (*key).destination == (*entry).source
-            && (*key).ports == (*entry).ports.reversed()
-    }
+fn is_counterpart<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
+    get!(key.source) == get!(entry.destination)
+        && get!(key.destination) == get!(entry.source)
+        && get!(key.ports) == get!(entry.ports).reversed()
 }
 
 /// Jiffies since the last packet of a flow.
 #[inline(always)]
 fn idle<F: Family>(request: *const Flow<F::Address>, reply: *const Flow<F::Address>, now: u32) -> u32 {
-    let since = |last: u32| {
-        let idle = now.wrapping_sub(last);
-        // A packet of this very moment is a tick ahead.
-        if idle > u32::MAX / 2 { 0 } else { idle }
-    };
-    let (one, other) = unsafe { (since((*request).last), since((*reply).last)) };
+    let (one, other) = (clock::since(get!(request.last), now), clock::since(get!(reply.last), now));
     if one < other { one } else { other }
 }
 
@@ -289,18 +278,16 @@ fn remove<F: Family>(
     room: *mut FlowKey<F::Address>,
     pending: bool,
 ) {
-    let state = unsafe {
-        (*request).state |= MARKED;
-        (*reply).state |= MARKED;
-        (*request).state
-    };
+    set!(request.state |= MARKED);
+    set!(reply.state |= MARKED);
+    let state = get!(request.state);
     if !pending {
         leave::<F>(request);
     }
     counters::end(request.cast_const());
     counters::end(reply.cast_const());
     let table = FlowTable::<F>::of(pending);
-    table.remove_in(unsafe { &*request_key }, room);
+    table.remove_in(borrow(request_key), room);
     table.remove_in(reply_key, room);
     if !pending
         && state & ASSURED == 0

@@ -4,7 +4,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, Tuple, Usage, kind},
+    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, TableUsage, Tuple, kind},
     checksum, hash,
     outcome::Outcome,
 };
@@ -20,6 +20,7 @@ use crate::datapath::{
     },
     maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS, TABLE_USAGE},
     parse::Parsed,
+    value::{borrow, load, store},
     verdict::Decision,
     words::{load16, load32},
 };
@@ -47,10 +48,10 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     /// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a
     /// port of the pool. Leaves its key and ports in `Scratch`.
     #[inline(always)]
-    pub fn insert_reply(&self, hash: u64, usage: *mut Usage, pool_len: u32) -> Result<(), Decision> {
+    pub fn insert_reply(&self, hash: u64, usage: *mut TableUsage, pool_len: u32) -> Result<(), Decision> {
         if self.pending {
             // Announced before there is anything to find.
-            unsafe { fetch_add(&raw mut (*usage).pending_created, 1) };
+            fetch_add(place!(mut usage.pending_created), 1);
         }
         self.reply();
         // A retry of the same packet starts elsewhere.
@@ -59,8 +60,8 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         // Of a small pool every port is tried.
         let step = if pool_len <= TRIES { 1 } else { 1 + hash::pick(hash, pool_len - 1) };
         let scratch = self.scratch;
-        unsafe {
-            (*scratch).port_search = PortSearch {
+        set!(
+            scratch.port_search = PortSearch {
                 client_ports: self.parsed.tuple.ports,
                 ports: Ports::NONE,
                 endpoint_port: self.slot.port,
@@ -71,14 +72,16 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 result: 0,
                 now: self.now,
                 stays: self.stays as u32,
-            };
-            (*scratch).key = Tuple {
+            }
+        );
+        set!(
+            scratch.key = Tuple {
                 source: self.slot.address,
                 destination: self.source,
                 ports: Ports::NONE,
                 protocol: self.parsed.tuple.protocol,
-            };
-        }
+            }
+        );
         if self.local {
             name_port(scratch, self.parsed.tuple.ports.source());
             let mut result = insert::<F>(scratch);
@@ -93,16 +96,17 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             }
         }
         if !self.local {
-            unsafe { fetch_add(&raw mut (*usage).snat_created, 1) };
+            fetch_add(place!(mut usage.snat_created), 1);
         }
         if pool_len == 0 {
             return Err(Outcome::DroppedNoSnatPort.into());
         }
         // The first port is nearly always free. As a callback the verifier sees one turn only of the others.
         if next_port::<F>(false) == 0 {
+            // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
             unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
         }
-        match unsafe { (*scratch).port_search.result } {
+        match get!(scratch.port_search.result) {
             0 => Ok(()),
             EXISTS => Err(Outcome::DroppedNoSnatPort.into()),
             _ => Err(Outcome::DroppedTableFull.into()),
@@ -113,25 +117,21 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     /// by another CPU just now.
     #[inline(always)]
     fn take_over_reply(&self) -> bool {
-        let key = unsafe { &(*self.scratch).key };
+        let key = borrow(place!(const (self.scratch).key));
         let old = FlowTable::<F>::of(self.pending).find(key);
-        if old.is_null()
-            || unsafe { (*old).translated(self.parsed.tuple.protocol) } != self.parsed.tuple.reversed()
-        {
+        if old.is_null() || !table::is_counterpart(old, &self.parsed.tuple) {
             return false;
         }
-        unsafe {
-            // Where another CPU made it just now, there is nothing to count yet.
-            if (*old).packets != 0 {
-                counters::end(old.cast_const());
-                (*old).packets = 0;
-                (*old).bytes = 0;
-            }
-            (*old).service = self.service;
-            // Its numbers stay: `tcp::numbers::unassured`.
-            (*old).state = 0;
-            (*old).last = self.now;
+        // Where another CPU made it just now, there is nothing to count yet.
+        if get!(old.packets) != 0 {
+            counters::end(old.cast_const());
+            set!(old.packets = 0);
+            set!(old.bytes = 0);
         }
+        set!(old.service = self.service);
+        // Its numbers stay: `tcp::numbers::unassured`.
+        set!(old.state = 0);
+        set!(old.last = self.now);
         true
     }
 
@@ -153,9 +153,10 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             (mac_head, mac_tail) = (head.to_ne_bytes(), tail.to_ne_bytes());
         }
         let (before, after) = self.address_sums();
-        let reply = unsafe { &raw mut (*self.scratch).reply };
-        unsafe {
-            *reply = Flow {
+        let reply = place!(mut (self.scratch).reply);
+        store(
+            reply,
+            Flow {
                 kept: self.source.kept(),
                 source: tuple.destination,
                 destination: tuple.source,
@@ -175,16 +176,17 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 numbers: 0,
                 ifindex: self.packet.ingress(),
                 mac_tail,
-            };
-        }
+            },
+        );
     }
 
     #[inline(always)]
     pub fn request(&self, new_ports: Ports, hop: u16, epoch: u16, place: u32) -> *mut Flow<F::Address> {
         let (before, after) = self.address_sums();
-        let request = unsafe { &raw mut (*self.scratch).request };
-        unsafe {
-            *request = Flow {
+        let request = place!(mut (self.scratch).request);
+        store(
+            request,
+            Flow {
                 kept: self.parsed.tuple.destination.kept(),
                 source: self.source,
                 destination: self.slot.address,
@@ -206,8 +208,8 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 numbers: if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 },
                 ifindex: place,
                 mac_tail: [0; 4],
-            };
-        }
+            },
+        );
         request
     }
 }
@@ -215,47 +217,46 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 /// Makes the reply entry that of this source port.
 #[inline(always)]
 fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
-    unsafe {
-        let port_search = &mut (*scratch).port_search;
-        port_search.ports = Ports::new(port, port_search.endpoint_port);
-        (*scratch).key.ports = Ports::new(port_search.endpoint_port, port);
-        (*scratch).reply.port_delta = checksum::delta(
-            checksum::port_sum(port_search.ports),
-            checksum::port_sum(port_search.client_ports),
-        );
-    }
+    let search = place!(mut scratch.port_search);
+    set!(search.ports = Ports::new(port, get!(search.endpoint_port)));
+    set!(scratch.key.ports = Ports::new(get!(search.endpoint_port), port));
+    set!(
+        scratch.reply.port_delta = checksum::delta(
+            checksum::port_sum(get!(search.ports)),
+            checksum::port_sum(get!(search.client_ports)),
+        )
+    );
 }
 
 /// Tries to insert the reply entry; a key that the other table has is taken, too.
 #[inline(always)]
 fn insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
-    unsafe {
-        let room = &raw mut (*scratch).flow_key;
-        let (key, reply, pending) =
-            (&(*scratch).key, &raw const (*scratch).reply, (*scratch).port_search.pending != 0);
-        if table::pending_in_use() && !FlowTable::<F>::of(!pending).find_in(key, room).is_null() {
-            return EXISTS;
-        }
-        FlowTable::<F>::of(pending).insert_in(key, room, reply, NOEXIST)
+    let room = place!(mut scratch.flow_key);
+    let (key, reply, pending) = (
+        borrow(place!(const scratch.key)),
+        place!(const scratch.reply),
+        get!(scratch.port_search.pending) != 0,
+    );
+    if table::pending_in_use() && !FlowTable::<F>::of(!pending).find_in(key, room).is_null() {
+        return EXISTS;
     }
+    FlowTable::<F>::of(pending).insert_in(key, room, reply, NOEXIST)
 }
 
 /// The main table is full: whether the flow may go into the other one, which the kernel evicts from.
 #[inline(always)]
 fn fall_back<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let Some(usage) = TABLE_USAGE.get_ptr_mut(0) else { return false };
-    unsafe {
-        let port_search = &raw mut (*scratch).port_search;
-        if (*port_search).pending != 0 {
-            return false;
-        }
-        recycle::note_full(usage, (*port_search).now);
-        if (*port_search).stays != 0 {
-            return false;
-        }
-        (*port_search).pending = 1;
-        fetch_add(&raw mut (*usage).pending_created, 1);
+    let port_search = place!(mut scratch.port_search);
+    if get!(port_search.pending) != 0 {
+        return false;
     }
+    recycle::note_full(usage, get!(port_search.now));
+    if get!(port_search.stays) != 0 {
+        return false;
+    }
+    set!(port_search.pending = 1);
+    fetch_add(place!(mut usage.pending_created), 1);
     true
 }
 
@@ -264,8 +265,8 @@ fn fall_back<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
 #[inline(always)]
 fn next_port<F: Family>(take_over: bool) -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };
-    let at = unsafe { (*scratch).port_search.at } & 0xffff;
-    let port = unsafe { *pool.cast::<u16>().add(at as usize) };
+    let at = get!(scratch.port_search.at) & 0xffff;
+    let port = load(pool.cast::<u16>().wrapping_add(at as usize));
     name_port(scratch, Port::from_host(port));
     let mut result = insert::<F>(scratch);
     if result == FULL && fall_back::<F>(scratch) {
@@ -273,7 +274,7 @@ fn next_port<F: Family>(take_over: bool) -> i64 {
     } else if result == EXISTS && !(take_over && recycle::take_over::<F>(scratch)) {
         advance(scratch);
     }
-    unsafe { (*scratch).port_search.result = result };
+    set!(scratch.port_search.result = result);
     (result != EXISTS) as i64
 }
 
@@ -281,14 +282,14 @@ fn next_port<F: Family>(take_over: bool) -> i64 {
 #[inline(always)]
 fn advance<A: Address>(scratch: *mut Scratch<A>) {
     // Those of a connection whose port it was about to take over.
-    unsafe { (*scratch).reply.numbers = 0 };
-    let port_search = unsafe { &mut (*scratch).port_search };
-    let at = port_search.at + port_search.step;
-    if let Some(at) = at.checked_rem(port_search.pool_len) {
-        port_search.at = at;
+    set!(scratch.reply.numbers = 0);
+    let search = place!(mut scratch.port_search);
+    let at = get!(search.at) + get!(search.step);
+    if let Some(at) = at.checked_rem(get!(search.pool_len)) {
+        set!(search.at = at);
     }
-    if port_search.pool_len > TRIES {
-        port_search.step += 1;
+    if get!(search.pool_len) > TRIES {
+        set!(search.step += 1);
     }
 }
 

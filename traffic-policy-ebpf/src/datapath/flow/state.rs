@@ -5,11 +5,11 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, PROTOCOL_TCP, Tuple, Usage, kind},
+    abi::{Address, Flow, PROTOCOL_TCP, TableUsage, Tuple, kind},
     outcome::Outcome,
     tcp::{
-        ANSWERED, ASSURED, FIN, GONE, MARKED, RST, flag,
-        numbers::{self, After, Segment},
+        ANSWERED, ASSURED, GONE, MARKED, RST, flag,
+        numbers::{self, After},
     },
 };
 
@@ -18,11 +18,12 @@ use crate::datapath::{
     clock, counters,
     family::Family,
     flow::{
-        recycle,
+        recycle, silence,
         table::{self, FlowTable},
     },
     maps::{FULL, NOEXIST, TABLE_USAGE},
     parse::Parsed,
+    value::{borrow, load, store, store_once},
     words::load64,
 };
 
@@ -40,13 +41,6 @@ pub enum Transition<A: Address> {
     Leave(Outcome),
 }
 
-/// A SYN with another number is a new attempt if nothing has come for so long, as a part of a second. Before, it may be a stranger's,
-/// and the answer to the first one is on its way.
-const NEW_ATTEMPT: u32 = 4;
-/// Seconds without an answer after which nobody is there who knows a connection. A host that does answers a SYN by an ACK (RFC 9293
-/// section 3.10.7.4); SYNs are sent again after 1, 3, 7 … seconds.
-const SILENCE: u32 = 3;
-
 /// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing but their translation, if they
 /// [continue][advance] it.
 #[inline(always)]
@@ -63,14 +57,11 @@ pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
 /// Notes the numbers of an established flow's packet, those of [`numbers_of`]; false: they do not simply continue it. UDP: both are 0.
 #[inline(always)]
 pub fn advance<A: Address>(entry: *mut Flow<A>, numbers: u64) -> bool {
-    // SAFETY: a field of a map value, aligned: one load and one store.
-    unsafe {
-        let continues = numbers::continues(numbers, (*entry).numbers);
-        if continues {
-            (*entry).numbers = numbers;
-        }
-        continues
+    let continues = numbers::continues(numbers, get!(entry.numbers));
+    if continues {
+        set!(entry.numbers = numbers);
     }
+    continues
 }
 
 /// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
@@ -80,16 +71,8 @@ pub fn counterpart_key<F: Family>(
     protocol: u32,
 ) -> Option<&'static Tuple<F::Address>> {
     let scratch = F::scratch()?;
-    unsafe {
-        (*scratch).other = (*entry).translated(protocol).reversed();
-        Some(&(*scratch).other)
-    }
-}
-
-/// Whether `other` is an entry whose packets come back as packets of `tuple`.
-#[inline(always)]
-fn is_counterpart<F: Family>(other: *const Flow<F::Address>, tuple: &Tuple<F::Address>) -> bool {
-    (unsafe { (*other).translated(tuple.protocol) }) == tuple.reversed()
+    set!(scratch.other = table::translated(entry, protocol).reversed());
+    Some(borrow(place!(const scratch.other)))
 }
 
 /// Whether the other entry of a packet's entry is there, and names it.
@@ -101,7 +84,7 @@ pub fn is_paired<F: Family>(
 ) -> bool {
     let Some(key) = counterpart_key::<F>(entry, tuple.protocol) else { return false };
     let other = FlowTable::<F>::of(pending).find(key);
-    !other.is_null() && is_counterpart::<F>(other, tuple)
+    !other.is_null() && table::is_counterpart(other, tuple)
 }
 
 /// Notes what the packet says of its conversation.
@@ -111,7 +94,7 @@ pub fn track<F: Family>(
     entry: *mut Flow<F::Address>,
     pending: bool,
 ) -> Transition<F::Address> {
-    match unsafe { (*entry).kind } {
+    match get!(entry.kind) {
         kind::FORWARD | kind::DELIVER => {
             unmark(entry);
             let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
@@ -133,7 +116,7 @@ pub fn track_reply<F: Family>(
     pending: bool,
 ) -> Transition<F::Address> {
     unmark(entry);
-    let gone = unsafe { (*entry).state } & GONE != 0;
+    let gone = get!(entry.state) & GONE != 0;
     if !pending && !gone && !parsed.is_tcp() {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
         return reply(parsed, entry, ptr::null(), true);
@@ -151,10 +134,8 @@ pub fn track_reply<F: Family>(
 /// Takes the mark of the last sweep off.
 #[inline(always)]
 fn unmark<A: Address>(entry: *mut Flow<A>) {
-    unsafe {
-        if (*entry).state & MARKED != 0 {
-            (*entry).state &= !MARKED;
-        }
+    if get!(entry.state) & MARKED != 0 {
+        set!(entry.state &= !MARKED);
     }
 }
 
@@ -167,7 +148,7 @@ fn counterpart<F: Family>(
     pending: bool,
 ) -> *mut Flow<F::Address> {
     let other = FlowTable::<F>::of(pending).find(key);
-    if !other.is_null() && !is_counterpart::<F>(other, &parsed.tuple) {
+    if !other.is_null() && !table::is_counterpart(other, &parsed.tuple) {
         return ptr::null_mut();
     }
     other
@@ -186,57 +167,47 @@ fn request<F: Family>(
         // Its reply entry is gone: nothing that this flow sends could come back.
         return if !parsed.is_tcp() || parsed.opens() { again } else { Transition::Forget };
     }
-    let (mut state, reply_state) = unsafe { ((*entry).state, (*reply).state) };
+    let (mut state, reply_state) = (get!(entry.state), get!(reply.state));
     let answered = reply_state & ANSWERED != 0;
     if parsed.is_tcp() {
         let segment = parsed.segment();
-        let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
+        let (own, other) = (get!(entry.numbers), get!(reply.numbers));
         if parsed.opens() {
             if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
                 return again;
             }
             if state & ASSURED == 0 {
-                return if unsafe { attempt(entry, reply, &segment) } {
+                return if silence::is_attempt(entry, reply, &segment) {
                     Transition::Keep(entry)
                 } else {
                     Transition::Ignore(entry)
                 };
             }
             // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
-            return match unsafe { unanswered_for(entry, reply) } {
-                Some(time) if is_silence(time) => again,
-                Some(_) => Transition::Ignore(entry),
-                None => {
-                    // Never 0, which stands for no SYN.
-                    unsafe { (*entry).mac_tail = (clock::jiffies() | 1).to_ne_bytes() };
-                    Transition::Ignore(entry)
-                }
-            };
+            return if silence::after_syn(entry, reply) { again } else { Transition::Ignore(entry) };
         }
         if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
-                unsafe { (*entry).state = state | RST };
+                set!(entry.state = state | RST);
                 return Transition::Keep(entry);
             }
             if !answered || !numbers::assures(&segment, own, other) {
                 return Transition::Ignore(entry);
             }
-            unsafe {
-                (*entry).numbers = segment.numbers;
-                (*reply).numbers = numbers::assured_reply(&segment, other);
-            }
+            set!(entry.numbers = segment.numbers);
+            set!(reply.numbers = numbers::assured_reply(&segment, other));
             // It goes on after all.
             state &= !RST;
         }
-        let (own, other) = unsafe { ((*entry).numbers, (*reply).numbers) };
+        let (own, other) = (get!(entry.numbers), get!(reply.numbers));
         let after = numbers::assured(state, own, other, &segment);
         if !after.fits {
-            if !unsafe { goes_on_anew(entry, entry, reply, &segment) } {
+            if !silence::goes_on_anew(entry, entry, reply, &segment) {
                 return Transition::Ignore(entry);
             }
             return Transition::Keep(entry);
         }
-        unsafe { take(entry, &after) };
+        take(entry, &after);
         state = after.state;
     } else if state & GONE != 0 {
         return again;
@@ -256,10 +227,8 @@ fn assure<F: Family>(
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Transition<F::Address> {
-    unsafe {
-        (*entry).state |= ASSURED;
-        (*reply).state |= ASSURED;
-    }
+    set!(entry.state |= ASSURED);
+    set!(reply.state |= ASSURED);
     if !pending {
         if let Some(usage) = TABLE_USAGE.get_ptr_mut(0) {
             fetch_add(table::unassured::<F>(usage, parsed.tuple.protocol), u64::MAX);
@@ -276,87 +245,26 @@ fn assure<F: Family>(
         }
         return Transition::Keep(entry);
     }
-    unsafe { (*entry).ifindex = recycle::place::<F>(parsed.tuple.ports.wire()) };
+    set!(entry.ifindex = recycle::place::<F>(parsed.tuple.ports.wire()));
     if FlowTable::<F>::main().insert(&parsed.tuple, entry.cast_const(), NOEXIST) != 0 {
         FlowTable::<F>::main().remove(key);
         return Transition::Keep(entry);
     }
-    recycle::enter::<F>(unsafe { (*entry).ifindex }, &parsed.tuple);
+    recycle::enter::<F>(get!(entry.ifindex), &parsed.tuple);
     FlowTable::<F>::pending().remove(&parsed.tuple);
     FlowTable::<F>::pending().remove(key);
     let entry = FlowTable::<F>::main().find(&parsed.tuple);
     if entry.is_null() { Transition::Leave(Outcome::DroppedTableFull) } else { Transition::Keep(entry) }
 }
 
-/// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or acknowledged.
-#[inline(always)]
-unsafe fn attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
-    unsafe {
-        if (*entry).numbers == syn.opening() {
-            return true;
-        }
-        let (now, second) = (clock::jiffies(), clock::hz());
-        let quiet = if (*reply).state & ANSWERED == 0 { second / NEW_ATTEMPT } else { SILENCE * second };
-        if now.wrapping_sub((*entry).last) < quiet || now.wrapping_sub((*reply).last) < quiet {
-            return false;
-        }
-        (*entry).numbers = syn.opening();
-        (*reply).state &= !ANSWERED;
-    }
-    true
-}
-
-/// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to the flow came after it.
-#[inline(always)]
-unsafe fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
-    let now = clock::jiffies();
-    let (asked, request_last, reply_last) =
-        unsafe { (u32::from_ne_bytes((*request).mac_tail), (*request).last, (*reply).last) };
-    let since = now.wrapping_sub(asked);
-    if asked == 0 || now.wrapping_sub(request_last) < since || now.wrapping_sub(reply_last) < since {
-        return None;
-    }
-    Some(since)
-}
-
-#[inline(always)]
-fn is_silence(time: u32) -> bool {
-    let second = clock::hz();
-    second != 0 && time >= SILENCE * second
-}
-
-/// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a SYN came: its endpoint had forgotten
-/// the connection and has accepted another one. Returns whether it does.
-#[inline(always)]
-unsafe fn goes_on_anew<A: Address>(
-    entry: *mut Flow<A>,
-    request: *const Flow<A>,
-    reply: *const Flow<A>,
-    segment: &Segment,
-) -> bool {
-    if segment.flags & (flag::SYN | flag::RST | flag::ACK) != flag::ACK {
-        return false;
-    }
-    let anew = unsafe { unanswered_for(request, reply) }.is_some_and(is_silence);
-    if anew {
-        unsafe {
-            (*entry).numbers = segment.numbers;
-            (*entry).state &= !FIN;
-        }
-    }
-    anew
-}
-
 /// Notes what a segment has made of its entry.
 #[inline(always)]
-unsafe fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
-    unsafe {
-        if after.numbers != (*entry).numbers {
-            (*entry).numbers = after.numbers;
-        }
-        if after.state != (*entry).state {
-            (*entry).state = after.state;
-        }
+fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
+    if after.numbers != get!(entry.numbers) {
+        set!(entry.numbers = after.numbers);
+    }
+    if after.state != get!(entry.state) {
+        set!(entry.state = after.state);
     }
 }
 
@@ -371,10 +279,10 @@ fn reply<F: Family>(
     if !believed {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
-    let mut state = unsafe { (*entry).state };
+    let mut state = get!(entry.state);
     if !parsed.is_tcp() {
         if state & ANSWERED == 0 {
-            unsafe { (*entry).state = state | ANSWERED };
+            set!(entry.state = state | ANSWERED);
         }
         return Transition::Keep(entry);
     }
@@ -382,7 +290,7 @@ fn reply<F: Family>(
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
     let segment = parsed.segment();
-    let (own, other, request_state) = unsafe { ((*entry).numbers, (*request).numbers, (*request).state) };
+    let (own, other, request_state) = (get!(entry.numbers), get!(request.numbers), get!(request.state));
     // Another CPU may have written an old state over it.
     state |= request_state & ASSURED;
     let after = if state & ASSURED == 0 {
@@ -395,12 +303,12 @@ fn reply<F: Family>(
         if state & ASSURED == 0 || numbers::is_over((state, request_state), own, other) {
             return Transition::Leave(Outcome::PassedOutOfWindow);
         }
-        if !unsafe { goes_on_anew(entry, request, entry, &segment) } {
+        if !silence::goes_on_anew(entry, request, entry, &segment) {
             return Transition::Ignore(entry);
         }
         return Transition::Keep(entry);
     }
-    unsafe { take(entry, &after) };
+    take(entry, &after);
     Transition::Keep(entry)
 }
 
@@ -408,29 +316,27 @@ fn reply<F: Family>(
 /// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
 /// checksum if it gets a mixture of both.
 #[inline(always)]
-pub unsafe fn reuse_entry<F: Family>(
+pub fn reuse_entry<F: Family>(
     entry: *mut Flow<F::Address>,
     request: *mut Flow<F::Address>,
     tuple: &Tuple<F::Address>,
     reply_key: &Tuple<F::Address>,
-    usage: *mut Usage,
+    usage: *mut TableUsage,
 ) {
-    unsafe {
-        let was_assured = (*entry).state & ASSURED != 0;
-        mark_stale::<F>(entry, tuple, reply_key);
-        counters::end(entry.cast_const());
-        let kind = (*request).kind;
-        (*request).kind = 0;
-        // It is this CPU's own.
-        let own = &raw mut (*request).bytes;
-        ptr::write_volatile(&raw mut (*entry).kind, 0);
-        full_fence(own);
-        *entry = *request;
-        full_fence(own);
-        ptr::write_volatile(&raw mut (*entry).kind, kind);
-        if was_assured {
-            fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
-        }
+    let was_assured = get!(entry.state) & ASSURED != 0;
+    mark_stale::<F>(entry, tuple, reply_key);
+    counters::end(entry.cast_const());
+    let kind = get!(request.kind);
+    set!(request.kind = 0);
+    // It is this CPU's own.
+    let own = place!(mut request.bytes);
+    store_once(place!(mut entry.kind), 0);
+    full_fence(own);
+    store(entry, load(request));
+    full_fence(own);
+    store_once(place!(mut entry.kind), kind);
+    if was_assured {
+        fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
     }
 }
 
@@ -438,7 +344,7 @@ pub unsafe fn reuse_entry<F: Family>(
 /// former connection is no answer to the new one, and its port is free: whoever opens and resets connections on one port must not
 /// fill table and pool.
 #[inline(always)]
-unsafe fn mark_stale<F: Family>(
+fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,
     tuple: &Tuple<F::Address>,
     successor: &Tuple<F::Address>,
@@ -448,10 +354,10 @@ unsafe fn mark_stale<F: Family>(
         return;
     }
     let old = FlowTable::<F>::main().find(key);
-    if old.is_null() || !is_counterpart::<F>(old, tuple) {
+    if old.is_null() || !table::is_counterpart(old, tuple) {
         return;
     }
-    unsafe { (*old).state |= GONE };
+    set!(old.state |= GONE);
     if tuple.protocol == PROTOCOL_TCP {
         counters::end(old.cast_const());
         FlowTable::<F>::main().remove(key);

@@ -2,11 +2,12 @@
 
 use core::{marker::PhantomData, mem::MaybeUninit, ptr};
 
-use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Tuple, Usage};
+use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, PROTOCOL_TCP, TableUsage, Tuple};
 
 use crate::datapath::{
     family::Family,
     maps::{CONFIG, TABLE_USAGE, Table},
+    value::{borrow, load_once, store, store_once},
 };
 
 /// A table of flows.
@@ -40,7 +41,7 @@ impl<F: Family> FlowTable<F> {
     pub fn find(&self, tuple: &Tuple<F::Address>) -> *mut Flow<F::Address> {
         let mut room = MaybeUninit::uninit();
         match self.table.lookup::<_, Flow<F::Address>>(key(tuple, &mut room)) {
-            Some(entry) if unsafe { (*entry).is_of(tuple) } => entry,
+            Some(entry) if is_of(entry, tuple) => entry,
             _ => ptr::null_mut(),
         }
     }
@@ -70,7 +71,7 @@ impl<F: Family> FlowTable<F> {
         room: *mut FlowKey<F::Address>,
     ) -> *mut Flow<F::Address> {
         match self.table.lookup::<_, Flow<F::Address>>(key_in(tuple, room)) {
-            Some(entry) if unsafe { (*entry).is_of(tuple) } => entry,
+            Some(entry) if is_of(entry, tuple) => entry,
             _ => ptr::null_mut(),
         }
     }
@@ -94,6 +95,29 @@ impl<F: Family> FlowTable<F> {
     }
 }
 
+/// Whether an entry that was found by the key of this tuple is its own: [`Flow::is_of`], where others write the entry.
+#[inline(always)]
+fn is_of<A: Address>(entry: *const Flow<A>, tuple: &Tuple<A>) -> bool {
+    get!(entry.kept) == tuple.destination.kept()
+}
+
+/// The tuple of the packets that an entry's packets become: [`Flow::translated`], where others write the entry.
+#[inline(always)]
+pub fn translated<A: Address>(entry: *const Flow<A>, protocol: u32) -> Tuple<A> {
+    Tuple {
+        source: get!(entry.source),
+        destination: get!(entry.destination),
+        ports: get!(entry.ports),
+        protocol,
+    }
+}
+
+/// Whether an entry's packets come back as packets of a tuple: then that tuple's entry is the other one of its flow.
+#[inline(always)]
+pub fn is_counterpart<A: Address>(entry: *const Flow<A>, tuple: &Tuple<A>) -> bool {
+    translated(entry, tuple.protocol) == tuple.reversed()
+}
+
 /// The entry of a packet, null if it has none, and whether it lies in `tp_pending`.
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
@@ -112,21 +136,18 @@ pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, boo
 /// Whether `tp_pending` may hold anything.
 #[inline(always)]
 pub fn pending_in_use() -> bool {
-    let (Some(state), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
-    unsafe { (*usage).pending_created != (*state).pending_swept }
+    let (Some(config), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
+    get!(usage.pending_created) != get!(config.pending_swept)
 }
 
 /// The number of flows of a protocol in the main table that are not assured.
 #[inline(always)]
-pub fn unassured<F: Family>(usage: *mut Usage, protocol: u32) -> *mut u64 {
-    // SAFETY: fields of a map value.
-    unsafe {
-        match (protocol == PROTOCOL_TCP, F::V6) {
-            (true, false) => &raw mut (*usage).unassured[0],
-            (true, true) => &raw mut (*usage).unassured[1],
-            (false, false) => &raw mut (*usage).unassured_udp[0],
-            (false, true) => &raw mut (*usage).unassured_udp[1],
-        }
+pub fn unassured<F: Family>(usage: *mut TableUsage, protocol: u32) -> *mut u64 {
+    match (protocol == PROTOCOL_TCP, F::V6) {
+        (true, false) => place!(mut usage.unassured[0]),
+        (true, true) => place!(mut usage.unassured[1]),
+        (false, false) => place!(mut usage.unassured_udp[0]),
+        (false, true) => place!(mut usage.unassured_udp[1]),
     }
 }
 
@@ -134,7 +155,7 @@ pub fn unassured<F: Family>(usage: *mut Usage, protocol: u32) -> *mut u64 {
 /// that of another.
 #[inline(always)]
 pub fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
-    let [a, b, c, d] = unsafe { ptr::read_volatile((&raw const (*entry).hop).cast::<u32>()) }.to_ne_bytes();
+    let [a, b, c, d] = load_once(place!(const entry.hop).cast::<u32>()).to_ne_bytes();
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
@@ -142,7 +163,7 @@ pub fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
 #[inline(always)]
 pub fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
     let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());
-    unsafe { ptr::write_volatile((&raw mut (*entry).hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d])) };
+    store_once(place!(mut entry.hop).cast::<u32>(), u32::from_ne_bytes([a, b, c, d]));
 }
 
 /// The key of a tuple, in `room` if it is not that tuple itself.
@@ -162,9 +183,6 @@ fn key_in<A: Address>(tuple: &Tuple<A>, room: *mut FlowKey<A>) -> &FlowKey<A> {
         // SAFETY: they lie in memory alike.
         return unsafe { &*ptr::from_ref(tuple).cast() };
     }
-    // SAFETY: scratch.
-    unsafe {
-        *room = FlowKey::of(tuple);
-        &*room
-    }
+    store(room, FlowKey::of(tuple));
+    borrow(room)
 }

@@ -20,7 +20,7 @@ use crate::datapath::{
     forward::{self, Rewrite, Translatable},
     maps::ANY,
     parse::{Parsed, variable::VariableHeaders},
-    value::{load, load_once, store_once},
+    value::{borrow, load, load_once, store_once},
     verdict::Decision,
 };
 
@@ -64,8 +64,7 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
             seen: clock::nanoseconds(),
         }
     );
-    // SAFETY: scratch memory: nobody else writes it while this program runs.
-    let key = unsafe { &(*scratch).fragment_key };
+    let key = borrow(place!(const scratch.fragment_key));
     F::fragments().insert(key, place!(const scratch.fragment), ANY);
 }
 
@@ -76,8 +75,7 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
 #[inline(always)]
 pub fn later<F: Family>(headers: VariableHeaders<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
-    // SAFETY: scratch memory: nobody else writes it while this program runs.
-    let key = unsafe { &(*scratch).fragment_key };
+    let key = borrow(place!(const scratch.fragment_key));
     let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
         return Err(Outcome::PassedFragment);
     };

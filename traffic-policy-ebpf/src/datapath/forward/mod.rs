@@ -7,7 +7,7 @@ pub mod icmp;
 pub mod nexthop;
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, Device, Flow, HOP_XDP, Hop, kind},
+    abi::{Address4, Address6, DeviceInfo, Flow, HOP_XDP, Hop, kind},
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
@@ -124,7 +124,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return translatable.ttl_exceeded().into();
     }
     if P::TC && forwarding.unresolved != 0 {
-        let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&forwarding.unresolved);
+        let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&forwarding.unresolved);
         let mtu = device.map_or(0, |device| get!(device.mtu));
         if mtu != 0 && translatable.wire_length(packet) > mtu {
             return translatable.mtu_exceeded(mtu);

@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Device, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, SLOT_LOCAL, SLOT_REMOTE,
-        Slot, SlotRoute, State, kind,
+        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, RuntimeConfig,
+        SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
 };
@@ -76,9 +76,9 @@ pub struct Current {
 impl Current {
     #[inline(always)]
     pub fn load() -> Option<Self> {
-        let state = CONFIG.get_ptr(0)?;
+        let config = CONFIG.get_ptr(0)?;
         let (route, hop_epoch, max_age) =
-            (get!(state.route) as u16, get!(state.hop_epoch), get!(state.hop_max_age));
+            (get!(config.route) as u16, get!(config.hop_epoch), get!(config.hop_max_age));
         Some(Self { route, hop_epoch, max_age })
     }
 
@@ -104,7 +104,7 @@ fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
 /// Current route epoch.
 #[inline(always)]
 fn epoch() -> u16 {
-    CONFIG.get_ptr(0).map_or(0, |state| (get!(state.route) as u16))
+    CONFIG.get_ptr(0).map_or(0, |config| (get!(config.route) as u16))
 }
 
 /// A flow entry that a packet can be forwarded by, and its next hop.
@@ -208,39 +208,33 @@ pub fn resolve_egress<P: Packet, F: Family>(
 #[inline(always)]
 pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool {
     let Some(scratch) = F::scratch() else { return false };
-    // SAFETY: map values and packet words, checked by the verifier.
-    let fib = unsafe { (&raw mut (*scratch).fib).cast::<FibParameters>() };
+    let fib = place!(mut scratch.fib).cast::<FibParameters>();
     let ingress = packet.ingress();
-    // SAFETY: map values and packet words, checked by the verifier.
-    unsafe {
-        (*scratch).fib = [0; 8];
-        (*fib).family = F::AF as u8;
-        (*fib).ifindex = ingress;
-        fib.cast::<u8>().add(DESTINATION).cast::<F::Address>().write_unaligned(address);
-    }
-    // SAFETY: map values and packet words, checked by the verifier.
+    set!(scratch.fib = [0; 8]);
+    set!(fib.family = F::AF as u8);
+    set!(fib.ifindex = ingress);
+    store_unaligned(after(fib.cast::<u8>(), DESTINATION), address);
+    // SAFETY: a helper of the kernel: the verifier checks its arguments.
     let ret = unsafe { bpf_fib_lookup(packet.raw(), fib, size_of::<FibParameters>() as i32, 0) };
-    // SAFETY: map values and packet words, checked by the verifier.
-    matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && unsafe { (*fib).ifindex } == ingress
+    matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && get!(fib.ifindex) == ingress
 }
 
 /// Without a route to the client: back where the request came from.
 #[inline(always)]
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
-    // SAFETY: map values and packet words, checked by the verifier.
-    let (ifindex, head, tail) = unsafe { ((*entry).ifindex, (*entry).mac_head, (*entry).mac_tail) };
-    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex) else {
+    let (ifindex, head, tail) = (get!(entry.ifindex), get!(entry.mac_head), get!(entry.mac_tail));
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
-    // SAFETY: map values and packet words, checked by the verifier.
-    let (own, spare) = unsafe { ((*device).mac, &mut (*scratch).ingress_device_hop) };
-    spare.macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
-    spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]);
-    spare.ifindex = ifindex;
-    spare.mtu = 0xffff;
-    spare.flags = get!(device.flags) & HOP_XDP;
-    Ok(ptr::from_ref(spare))
+    let (own, spare) = (get!(device.mac), place!(mut scratch.ingress_device_hop));
+    let macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
+    set!(spare.macs = macs);
+    set!(spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]));
+    set!(spare.ifindex = ifindex);
+    set!(spare.mtu = 0xffff);
+    set!(spare.flags = get!(device.flags) & HOP_XDP);
+    Ok(spare.cast_const())
 }
 
 /// Asks the FIB for the way from `source` (zero: not known yet) to `destination`.
@@ -252,9 +246,10 @@ fn resolve<F: Family>(
     destination: F::Address,
     now: u32,
 ) -> Route<F::Address> {
-    let Some(state) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
+    let Some(config) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
     // Read once: the hop belongs to the generation and epoch that held when the FIB was asked.
-    let (route, hop_epoch) = (load_once(place!(const state.route)), load_once(place!(const state.hop_epoch)));
+    let (route, hop_epoch) =
+        (load_once(place!(const config.route)), load_once(place!(const config.hop_epoch)));
 
     if ASSUME_ROUTES.load() != 0 {
         return assumed::<F>(ingress, route as u16);
@@ -282,19 +277,20 @@ fn resolve<F: Family>(
         _ => return Route::Failed(Outcome::DroppedNoRoute),
     }
     let ifindex = get!(fib.ifindex);
-    let device = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ifindex);
+    let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
     let wide = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
     // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
     let family = get!(fib.family) as u16;
     let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
     let [a, b] = gateway;
+    let gateway = WideAddress::from_wire(gateway);
     set!(scratch.neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]);
     let mut via = Via {
         hop: 0,
         epoch: route as u16,
         ifindex,
         attached: device.is_some(),
-        source: F::narrow(load_unaligned::<[u64; 2]>(after(base, SOURCE))),
+        source: F::narrow(load_unaligned::<WideAddress>(after(base, SOURCE))),
     };
     let flags = device.map_or(0, |device| get!(device.flags));
     if FIB_SOURCE.load() == 0
@@ -302,7 +298,11 @@ fn resolve<F: Family>(
         && let Some(device) = device
     {
         let addresses = get!(device.addresses);
-        via.source = F::narrow(if F::V6 { [addresses[1], addresses[2]] } else { [addresses[0], 0] });
+        via.source = F::narrow(WideAddress::from_wire(if F::V6 {
+            [addresses[1], addresses[2]]
+        } else {
+            [addresses[0], 0]
+        }));
     }
     if ret == RET_NO_NEIGHBOUR {
         return Route::Via(via);
@@ -327,7 +327,7 @@ fn resolve<F: Family>(
             resolved: now,
             flags: flags & HOP_XDP,
         };
-        write(hop, &found, state, own);
+        write(hop, &found, config, own);
         via.hop = index as u16;
     }
     Route::Via(via)
@@ -340,7 +340,7 @@ fn resolve<F: Family>(
 /// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
 /// raised; then nobody believes the hop, and it is resolved again.
 #[inline(always)]
-fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
+fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
     store_once(place!(mut hop.macs), found.macs);
     store_once(place!(mut hop.source_mac_tail), found.source_mac_tail);
     store_once(place!(mut hop.ifindex), found.ifindex);
@@ -350,7 +350,7 @@ fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
     store_once(place!(mut hop.epoch), found.epoch);
     full_fence(own);
     let macs = load_once(place!(const hop.macs)) ^ found.macs;
-    let epoch = load_once(place!(const state.hop_epoch)) ^ found.epoch;
+    let epoch = load_once(place!(const config.hop_epoch)) ^ found.epoch;
     if macs | epoch as u64 != 0 {
         // Neither the current one, nor one to come for a long time.
         store_once(place!(mut hop.epoch), found.epoch.wrapping_sub(1));
@@ -360,11 +360,11 @@ fn write(hop: *mut Hop, found: &Hop, state: *const State, own: *mut u64) {
 /// The route where routes are assumed: the device's own address is the source.
 #[inline(always)]
 fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
-    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, Device>(&ingress) else {
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ingress) else {
         return Route::Failed(Outcome::DroppedNoRoute);
     };
     let [v4, v6_head, v6_tail] = get!(device.addresses);
-    let source = F::narrow(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] });
+    let source = F::narrow(WideAddress::from_wire(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] }));
     Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
 }
 

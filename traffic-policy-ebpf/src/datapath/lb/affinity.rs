@@ -12,7 +12,7 @@ use crate::datapath::{
     lb::{Client, List},
     maps::{AFFINITY, ANY, Table},
     trace,
-    value::load,
+    value::{borrow, load},
 };
 
 /// Endpoints of one list that are looked through for the one that a client had.
@@ -34,7 +34,7 @@ pub fn endpoint_of_client<F: Family>(
     let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
     set!(
         lookup.key = AffinityKey {
-            client: if client.netns == 0 { client.source.wide() } else { [client.netns, 0] },
+            client: if client.netns == 0 { client.source.wide().wire() } else { [client.netns, 0] },
             service: list.service,
             list: list.local as u16,
             kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },
@@ -69,8 +69,7 @@ pub fn endpoint_of_client<F: Family>(
                 zero: 0
             }
         );
-        // SAFETY: scratch memory, or the caller's own.
-        let key = unsafe { &(*lookup).key };
+        let key = borrow(place!(const lookup.key));
         Table::of(&raw const AFFINITY).insert(key, place!(const lookup.value), ANY);
     }
     offset
@@ -80,8 +79,7 @@ pub fn endpoint_of_client<F: Family>(
 /// Leaves in `lookup` when it was used.
 #[inline(always)]
 fn remembered<F: Family>(list: &List, lookup: *mut AffinityLookup<F::Address>, valid_from: u64) -> u32 {
-    // SAFETY: scratch memory, or the caller's own.
-    let key = unsafe { &(*lookup).key };
+    let key = borrow(place!(const lookup.key));
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
     let used = get!(had.used);
     // By wrapping difference, for a time-out may reach back beyond the start of the clock.

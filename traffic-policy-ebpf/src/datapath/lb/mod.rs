@@ -4,7 +4,7 @@ pub mod affinity;
 pub mod select;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Frontend, Port, Range, Tuple, scope},
+    abi::{Address, Frontend, IndexRange, Port, Tuple, scope},
     outcome::Outcome,
 };
 
@@ -42,7 +42,7 @@ pub struct Refusal {
 pub struct List {
     pub frontend: *const Frontend,
     pub service: u32,
-    pub range: Range,
+    pub range: IndexRange,
     /// The list of policy Local.
     pub local: bool,
 }

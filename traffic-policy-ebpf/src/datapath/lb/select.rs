@@ -2,7 +2,7 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        AffinityLookup, CidrQuery, Frontend, FrontendKey, NO_SERVICE, Port, SourceQuery, frontend,
+        AffinityLookup, Frontend, FrontendKey, NO_SERVICE, Port, ServiceCidrQuery, SourceQuery, frontend,
         frontend_kind, list, scope, step,
     },
     hash,
@@ -37,7 +37,7 @@ fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
         return Outcome::RejectedUnknownPort;
     }
     let bits = size_of::<F::Address>() as u32 * 8;
-    let query = CidrQuery { bits, address: target.address };
+    let query = ServiceCidrQuery { bits, address: target.address };
     if F::service_cidrs().lookup::<_, u32>(&query).is_some() {
         return Outcome::DroppedUnallocatedClusterIp;
     }

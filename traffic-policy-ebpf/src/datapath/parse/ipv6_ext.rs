@@ -1,7 +1,7 @@
 //! IPv6 extension headers: from the fixed header to the transport header.
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Walked},
+    abi::{ExtensionWalk, PROTOCOL_TCP, PROTOCOL_UDP},
     outcome::Outcome,
 };
 
@@ -38,22 +38,22 @@ pub const MORE: u32 = 1;
 /// # Errors
 /// Other protocols, headers that cannot be skipped, and more of them than anybody sends.
 #[inline(always)]
-pub fn walk(ip: usize, end: usize) -> Result<Walked, Outcome> {
+pub fn walk(ip: usize, end: usize) -> Result<ExtensionWalk, Outcome> {
     let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
     let walked = place!(mut scratch.walked);
     walk_to(walked, ip, end)?;
-    let Walked { protocol, offset, fragment, identification } = load_once(walked);
+    let ExtensionWalk { protocol, offset, fragment, identification } = load_once(walked);
     // What the verifier has forgotten. Masked before it is compared: Linux 6.1 keeps no bound on a spilled number of which
     // only a copy was compared.
     let offset = offset & REACH_MASK;
     if offset > MAX_LENGTH as u32 {
         return Err(Outcome::PassedUnsupportedHeader);
     }
-    Ok(Walked { protocol, offset, fragment, identification })
+    Ok(ExtensionWalk { protocol, offset, fragment, identification })
 }
 
 #[inline(always)]
-fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outcome> {
+fn walk_to(walked: *mut ExtensionWalk, ip: usize, end: usize) -> Result<(), Outcome> {
     let mut protocol = load8::<6>(ip) as u32;
     let mut offset = FIXED;
     let (mut fragment, mut identification) = (0, 0);
@@ -63,7 +63,7 @@ fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outcome> {
             return Err(Outcome::PassedUnsupportedHeader);
         }
         if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP {
-            let end = Walked { protocol, offset: offset as u32, fragment, identification };
+            let end = ExtensionWalk { protocol, offset: offset as u32, fragment, identification };
             store_once(walked, end);
             return Ok(());
         }
@@ -83,7 +83,8 @@ fn walk_to(walked: *mut Walked, ip: usize, end: usize) -> Result<(), Outcome> {
                 identification = load32::<4>(at);
                 length = 8;
                 if fragment & OFFSET != 0 {
-                    let end = Walked { protocol: 0, offset: offset as u32 + 8, fragment, identification };
+                    let end =
+                        ExtensionWalk { protocol: 0, offset: offset as u32 + 8, fragment, identification };
                     store_once(walked, end);
                     return Ok(());
                 }

@@ -5,7 +5,7 @@ pub mod v4;
 pub mod v6;
 
 use traffic_policy_ebpf::{
-    abi::{Bucket, NO_SERVICE, Port, Ports, Scratch, jump},
+    abi::{NO_SERVICE, Port, Ports, RejectBucket, Scratch, jump},
     checksum::{fold, port_sum, word_sum},
     outcome::{OUTCOMES, Outcome, Verdict},
 };
@@ -19,7 +19,7 @@ use crate::datapath::{
     forward::Rewrite,
     maps::{CONFIG, REJECT_LIMITS},
     parse::Parsed,
-    value::{load, store},
+    value::{borrow, load, store},
     verdict::{self, Decision},
     words::{load16, load32, store16, store32, store64},
 };
@@ -107,8 +107,7 @@ fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
     if service != NO_SERVICE {
         return service;
     }
-    // SAFETY: scratch memory: nobody else writes it while this program runs.
-    let key = unsafe { &(*scratch).key };
+    let key = borrow(place!(const scratch.key));
     let entry = FlowTable::<F>::main().find(key);
     if entry.is_null() { NO_SERVICE } else { get!(entry.service) }
 }
@@ -142,10 +141,12 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
 /// Takes a token of this CPU.
 #[inline(always)]
 fn take() -> bool {
-    let (Some(bucket), Some(state)) = (REJECT_LIMITS.get_ptr_mut(0), CONFIG.get_ptr(0)) else { return false };
+    let (Some(bucket), Some(config)) = (REJECT_LIMITS.get_ptr_mut(0), CONFIG.get_ptr(0)) else {
+        return false;
+    };
     let now = clock::jiffies();
-    let Bucket { tokens, filled } = load(bucket);
-    let rate = get!(state.answers_per_jiffy);
+    let RejectBucket { tokens, filled } = load(bucket);
+    let rate = get!(config.answers_per_jiffy);
     let elapsed = now.wrapping_sub(filled);
     let elapsed = if elapsed > BURST { BURST } else { elapsed };
     let full = rate.wrapping_mul(BURST);
@@ -154,7 +155,7 @@ fn take() -> bool {
     if tokens == 0 {
         return false;
     }
-    store(bucket, Bucket { tokens: tokens - 1, filled: now });
+    store(bucket, RejectBucket { tokens: tokens - 1, filled: now });
     true
 }
 

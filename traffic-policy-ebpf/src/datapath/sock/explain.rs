@@ -11,6 +11,7 @@ use crate::datapath::{
     maps::EXPLAIN_CALL,
     sock::lookup::{self, Query},
     trace,
+    value::borrow,
 };
 
 #[inline(always)]
@@ -22,8 +23,8 @@ pub fn run(_: Xdp) -> u32 {
 #[inline(always)]
 fn judge() {
     let Some(asked) = EXPLAIN_CALL.get_ptr(0) else { return };
-    // SAFETY: a map value that nobody writes while the agent runs this program.
-    let asked = unsafe { &*asked };
+    // Nobody writes it while the agent runs this program.
+    let asked = borrow(asked);
     let protocol = asked.protocol as u32;
     let outcome = if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
         Outcome::PassedUnsupportedProtocol

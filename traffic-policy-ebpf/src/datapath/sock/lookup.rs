@@ -2,7 +2,10 @@
 //! the same function from an XDP program.
 
 use traffic_policy_ebpf::{
-    abi::{Address, AffinityLookup, EndpointKey, NO_SERVICE, Node, Port, Slot, Socket, scope, step},
+    abi::{
+        Address, AffinityLookup, EndpointKey, LocalNode, NO_SERVICE, Port, Slot, TranslatedSocket, scope,
+        step,
+    },
     hash,
     outcome::Outcome,
 };
@@ -32,7 +35,7 @@ pub struct Query<A> {
     /// Spreads connections over endpoints.
     pub hash: u64,
     /// Where earlier datagrams of this socket to this destination went, or null: a conversation stays with its endpoint.
-    pub had: *const Socket,
+    pub had: *const TranslatedSocket,
 }
 
 /// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
@@ -89,7 +92,7 @@ impl<A: Address> Translation<A> {
 /// takes for loopback.
 #[inline(always)]
 fn is_loopback<F: Family>(address: F::Address) -> bool {
-    let [head, tail] = address.wide();
+    let [head, tail] = address.wide().wire();
     if F::V6 {
         return head == 0 && (tail == 0 || tail == u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 1]));
     }
@@ -101,7 +104,7 @@ fn is_loopback<F: Family>(address: F::Address) -> bool {
 #[inline(always)]
 fn usual_source<F: Family>(node: bool) -> F::Address {
     let Some(this) = LOCAL_NODE.get_ptr(0) else { return F::Address::default() };
-    let this: *const Node = this;
+    let this: *const LocalNode = this;
     F::narrow(if node { get!(this.primary[F::INDEX]) } else { get!(this.pods[F::INDEX]) })
 }
 

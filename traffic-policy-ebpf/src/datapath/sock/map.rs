@@ -1,6 +1,6 @@
 //! Keys of the socket maps, and which map holds a socket.
 
-use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, Port, SocketKey};
+use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, Port, SocketKey, WideAddress};
 
 use crate::datapath::{
     family::{Family, V4, V6},
@@ -29,9 +29,11 @@ pub fn reverse<A: Address>(key: &mut SocketKey, translation: &Translation<A>) {
 /// The key of the entry about a socket whose other end is an endpoint.
 #[inline(always)]
 pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: Port) -> SocketKey {
+    // Word by word: as a whole it would be copied once for each family.
+    let [head, tail] = address.wide().wire();
     SocketKey {
         cookie,
-        address: address.wide(),
+        address: WideAddress::from_wire([head, tail]),
         port,
         protocol: protocol as u8,
         forward: 0,

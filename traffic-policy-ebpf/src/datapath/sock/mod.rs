@@ -10,7 +10,10 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
-    abi::{Address, Address4, AffinityLookup, PROTOCOL_UDP, Port, Ports, Socket, SocketKey, Tuple, hook},
+    abi::{
+        Address, Address4, AffinityLookup, PROTOCOL_UDP, Port, Ports, SocketKey, TranslatedSocket, Tuple,
+        hook,
+    },
     outcome::Outcome,
 };
 
@@ -77,7 +80,7 @@ impl<A: Address> DestinationCall<A> {
         let connected = protocol == PROTOCOL_UDP && call.is_connected();
         if connected && !self.connects {
             let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
-            let shown = map::table_of(protocol, true).lookup::<_, Socket>(&peer);
+            let shown = map::table_of(protocol, true).lookup::<_, TranslatedSocket>(&peer);
             // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
             // connect() did must go to the same endpoint.
             if peer.ipv6 == key.ipv6
@@ -91,7 +94,7 @@ impl<A: Address> DestinationCall<A> {
         let had = if self.connects {
             ptr::null_mut()
         } else {
-            map::table_of(protocol, false).lookup::<_, Socket>(&key).unwrap_or(ptr::null_mut())
+            map::table_of(protocol, false).lookup::<_, TranslatedSocket>(&key).unwrap_or(ptr::null_mut())
         };
         // SAFETY: a helper of the kernel without arguments.
         let hash = unsafe { bpf_get_prandom_u32() } as u64;
@@ -158,7 +161,7 @@ impl<A: Address> DestinationCall<A> {
     /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
     #[inline(always)]
     fn note_peer(&self, key: &mut SocketKey, netns: u64, translation: &Translation<A>) {
-        let value = Socket {
+        let value = TranslatedSocket {
             address: key.address,
             port: key.port,
             zero: 0,
@@ -180,7 +183,7 @@ impl<A: Address> DestinationCall<A> {
         key: &mut SocketKey,
         netns: u64,
         translation: &Translation<A>,
-        had: *mut Socket,
+        had: *mut TranslatedSocket,
     ) {
         let sockets = map::table_of(PROTOCOL_UDP, false);
         let (address, port) = (translation.address.wide(), translation.port);
@@ -197,7 +200,7 @@ impl<A: Address> DestinationCall<A> {
             }
         } else {
             self.note::<F>(Outcome::Connected, netns, translation);
-            let value = Socket {
+            let value = TranslatedSocket {
                 address,
                 port,
                 zero: 0,
@@ -210,7 +213,7 @@ impl<A: Address> DestinationCall<A> {
         }
         let mut back = *key;
         map::reverse(&mut back, translation);
-        let shown = sockets.lookup::<_, Socket>(&back);
+        let shown = sockets.lookup::<_, TranslatedSocket>(&back);
         // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
         // asked last.
         if shown.is_none_or(|shown| (get!(shown.address) != key.address || get!(shown.port) != key.port)) {
@@ -276,9 +279,14 @@ pub fn sendmsg6(call: Call) -> i32 {
 
 /// What the application named, where the other end is the endpoint of a translated call; or null.
 #[inline(always)]
-fn peer<F: Family>(call: Call, sockets: Table, protocol: u32, address: F::Address) -> *const Socket {
+fn peer<F: Family>(
+    call: Call,
+    sockets: Table,
+    protocol: u32,
+    address: F::Address,
+) -> *const TranslatedSocket {
     let key = map::peer_key::<F>(call.cookie(), protocol, address, call.port());
-    sockets.lookup::<_, Socket>(&key).map_or(ptr::null(), <*mut Socket>::cast_const)
+    sockets.lookup::<_, TranslatedSocket>(&key).map_or(ptr::null(), <*mut TranslatedSocket>::cast_const)
 }
 
 #[inline(always)]

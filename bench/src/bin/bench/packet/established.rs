@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::Result;
-use traffic_policy_agent::dataplane::Sizes;
+use traffic_policy_agent::dataplane::MapSizes;
 use traffic_policy_bench::{
     BenchNode, Case, Feeder, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
     flows::{flows, frames, mirror, open, supposed},
@@ -49,7 +49,7 @@ impl Size {
         }
     }
 
-    /// The default table of IPv6 has no room for both halves of 64k flows.
+    /// The default table of IPv6 has no room for both entries of 64k flows.
     pub(super) fn name(self, ipv6: bool) -> &'static str {
         match (self, ipv6) {
             (Self::One, _) => "1 flow",
@@ -67,20 +67,20 @@ impl Size {
     }
 }
 
-/// Maps of a size for so many flows: entries for twice their halves, as the default has for 64k flows.
+/// Maps of a size for so many flows: room for twice their entries, as the default has for 64k flows.
 pub(super) fn setup(size: Size, ipv6: bool) -> Setup {
-    let default = Sizes::default();
-    let halves = match size {
+    let default = MapSizes::default();
+    let entries = match size {
         Size::Million => 4_194_304,
         _ => default.flows4,
     };
     let sizes = match (size, ipv6) {
-        (Size::Million, false) => Sizes { flows4: halves, ..default },
-        (Size::Million | Size::Many | Size::ManyShuffled, true) => Sizes { flows6: halves, ..default },
+        (Size::Million, false) => MapSizes { flows4: entries, ..default },
+        (Size::Million | Size::Many | Size::ManyShuffled, true) => MapSizes { flows6: entries, ..default },
         _ => default,
     };
     // The frames of the row and, where they differ, of the floor.
-    let room = Room { frames: 2 * size.flows().max(4_000), floor_flows: halves };
+    let room = Room { frames: 2 * size.flows().max(4_000), floor_flows: entries };
     Setup { sizes, room, endpoints: if size == Size::Million { 128 } else { 8 } }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use aya::Pod;
-use traffic_policy_agent::dataplane::Sizes;
+use traffic_policy_agent::dataplane::MapSizes;
 use traffic_policy_bench::{
     BenchNode, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Took, Window,
     flows::{check_new, expected, flows, frames, learn, remove, remove_floor},
@@ -118,8 +118,8 @@ pub(super) fn measure(
     for (kind, rows) in wanted {
         let setup = match kind.ipv6 {
             // As large as that of IPv4: the default is filled by a quarter as many.
-            true => Sizes { flows6: 262_144, ..Sizes::default() },
-            false => Sizes::default(),
+            true => MapSizes { flows6: 262_144, ..MapSizes::default() },
+            false => MapSizes::default(),
         };
         let room = Room { frames: 262_144, ..Room::default() };
         let setup = Setup { sizes: setup, room, ..Setup::default() };

@@ -19,7 +19,7 @@ const ROWS: [&str; 4] = [
 ];
 const MAPS: &str = "scale, memory of maps";
 const MAP_ROWS: [&str; 4] =
-    ["all maps", "IPv4 flow, both halves", "IPv6 flow, both halves", "IPv4 Service with 10 endpoints"];
+    ["all maps", "IPv4 flow, both entries", "IPv6 flow, both entries", "IPv4 Service with 10 endpoints"];
 
 pub(super) fn rows(services: u32) -> Rows {
     let agent = ROWS.iter().map(|row| (GROUP, format!("{row}, {}", named(services))));
@@ -90,7 +90,7 @@ fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
         Ok((number("bytes")?, number("room")?))
     };
     let all: f64 = maps.iter().filter_map(|map| map["bytes"].as_f64()).sum();
-    // Two halves each.
+    // Two entries each.
     let flow = |name| find(name).map(|(bytes, room)| 2.0 * bytes / room);
     // Arrays have room for so many, whoever uses it; hashes grow.
     let each = |name| find(name).map(|(bytes, _)| bytes / f64::from(stage.services));

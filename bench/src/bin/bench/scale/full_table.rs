@@ -4,7 +4,7 @@ use std::{net::Ipv4Addr, time::Instant};
 
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
-use traffic_policy_agent::dataplane::{Sizes, ToWire};
+use traffic_policy_agent::dataplane::{MapSizes, ToWire};
 use traffic_policy_ebpf::{
     abi::{Address4, Flow, FlowKey, PROTOCOL_TCP, Ports, Tuple, kind},
     tcp::{ANSWERED, ASSURED},
@@ -24,7 +24,7 @@ const PERCENT: u32 = 78;
 const GROUP: &str = "scale, agent";
 
 fn flows() -> u32 {
-    Sizes::default().flows4 / 2 * PERCENT / 100
+    MapSizes::default().flows4 / 2 * PERCENT / 100
 }
 
 fn name(services: u32) -> String {
@@ -70,7 +70,7 @@ pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
             ports: Ports::from_host(answering, port),
             protocol: PROTOCOL_TCP,
         };
-        let half = |kind, state, becomes: Tuple<Address4>| Flow {
+        let entry = |kind, state, becomes: Tuple<Address4>| Flow {
             source: becomes.source,
             destination: becomes.destination,
             ports: becomes.ports,
@@ -80,8 +80,8 @@ pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
             packets: 1,
             ..Flow::default()
         };
-        flows.insert(FlowKey::of(&reply), half(kind::REPLY, ANSWERED, request.reversed()), 0)?;
-        flows.insert(FlowKey::of(&request), half(kind::FORWARD, ASSURED, reply.reversed()), 0)?;
+        flows.insert(FlowKey::of(&reply), entry(kind::REPLY, ANSWERED, request.reversed()), 0)?;
+        flows.insert(FlowKey::of(&request), entry(kind::FORWARD, ASSURED, reply.reversed()), 0)?;
     }
     Ok(())
 }

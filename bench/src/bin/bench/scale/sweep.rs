@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
-use traffic_policy_agent::dataplane::{Kernel, Maps, Sizes, Sweeper, jumps, load, load_programs};
+use traffic_policy_agent::dataplane::{Kernel, MapSizes, Maps, Sweeper, jumps, load, load_programs};
 use traffic_policy_ebpf::tcp::Timeouts;
 
 use super::{Rows, add, cpus, delay::Probe, full_table, wants};
@@ -139,12 +139,12 @@ struct Table {
 
 impl Table {
     fn new() -> Result<Self> {
-        let mut object = load(Sizes::default(), None, &Kernel::running()?)?;
+        let mut object = load(MapSizes::default(), None, &Kernel::running()?)?;
         load_programs(&mut object)?;
         let mut tables = Maps::take(&mut object)?;
         jumps(&object, &mut tables)?;
         let sweeper = sweeper(u32::MAX / 4);
-        Ok(Self { object, tables, sweeper, size: Sizes::default().flows4, entries: 0, deleted: 0 })
+        Ok(Self { object, tables, sweeper, size: MapSizes::default().flows4, entries: 0, deleted: 0 })
     }
 
     /// Fills the IPv4 table to the last entry.

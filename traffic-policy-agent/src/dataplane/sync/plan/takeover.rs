@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use traffic_policy_ebpf::abi::{Frontend, Range};
+use traffic_policy_ebpf::abi::{Frontend, IndexRange};
 
 use super::{
     super::{
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Index, list for policy Cluster, list for policy Local.
-pub(super) type Place = (u32, Range, Range);
+pub(super) type Place = (u32, IndexRange, IndexRange);
 
 impl Planner {
     /// Index and ranges of an earlier agent for this Service port, by its frontends.
@@ -38,7 +38,7 @@ impl Planner {
         key: &ServicePortKey,
         port: &ServicePort,
         index: u32,
-        lists: [Range; 2],
+        lists: [IndexRange; 2],
     ) -> ServicePort {
         let held = |id: FrontendId| self.held.frontends.get(&id).is_some_and(|held| held.service == index);
         let frontends = port
@@ -60,7 +60,7 @@ impl Planner {
         if self.owners.contains_key(&frontend.service) {
             return;
         }
-        self.indices.release(Range { base: frontend.service, len: 1 }, now);
+        self.indices.release(IndexRange { base: frontend.service, len: 1 }, now);
         for range in [frontend.cluster, frontend.local] {
             if self.lists.holds(ipv6, range) {
                 self.lists.free(ipv6, range, now);
@@ -83,7 +83,7 @@ impl Planner {
         for source in self.sources_of(ipv6, old.index) {
             self.remove_source(source, plan);
         }
-        self.indices.release(Range { base: old.index, len: 1 }, now);
+        self.indices.release(IndexRange { base: old.index, len: 1 }, now);
         for range in [old.cluster, old.local] {
             self.lists.free(ipv6, range, now);
         }

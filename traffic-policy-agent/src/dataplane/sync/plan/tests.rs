@@ -7,7 +7,8 @@ use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 use super::*;
 use crate::model::{FrontendKind, Policy, Protocol, ServiceName};
 
-const SIZES: Sizes = Sizes { frontends: [100, 100], source_ranges: [100, 100], slots: 100, services: 200 };
+const CAPACITY: Capacity =
+    Capacity { frontends: [100, 100], source_ranges: [100, 100], slots: 100, services: 200 };
 
 fn key(name: &str) -> ServicePortKey {
     let service = ServiceName { namespace: "default".into(), name: name.into() };
@@ -49,7 +50,7 @@ struct Node {
 impl Node {
     fn new() -> Self {
         Self {
-            planner: Planner::new(Held::default(), SIZES),
+            planner: Planner::new(Held::default(), CAPACITY),
             desired: Desired::default(),
             addresses: ["192.0.2.1".parse().unwrap()].into(),
             now: Instant::now(),
@@ -85,7 +86,7 @@ impl Node {
             cluster_ips: self.planner.held.cluster_ips.clone(),
             service_cidrs: self.planner.held.service_cidrs.clone(),
         };
-        self.planner = Planner::new(held, SIZES);
+        self.planner = Planner::new(held, CAPACITY);
     }
 
     fn frontend(&self, address: &str) -> Frontend {

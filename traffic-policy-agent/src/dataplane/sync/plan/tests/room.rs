@@ -197,7 +197,7 @@ fn without_room_the_old_endpoints_stay() {
 fn without_room_no_index_is_kept() {
     let mut node = Node::new();
     let many: Vec<_> = (0..101).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
-    for _ in 0..2 * SIZES.services {
+    for _ in 0..2 * CAPACITY.services {
         let plan = node.set("a", Some(port(A, Policy::Cluster, &many)));
         assert_eq!(keys(&plan), [key("a")]);
         node.now += Duration::from_secs(2);

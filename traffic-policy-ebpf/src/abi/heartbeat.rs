@@ -1,9 +1,11 @@
 //! The agent's heartbeat, read by `status` while the agent runs or after it ended.
 
+use super::WideAddress;
+
 /// One element of `tp_heartbeat`. Programs read [`Self::hz`], [`Self::jiffies`]. Times are CLOCK_MONOTONIC nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Agent {
+pub struct AgentHeartbeat {
     /// When it had loaded its programs; 0 = it has not, or never ran.
     pub started: u64,
     /// Its last sign of life.
@@ -16,8 +18,8 @@ pub struct Agent {
     pub synced: u64,
     /// Since when a write has been failing; 0 = none is.
     pub failing: u64,
-    /// Where it answers `/healthz` and `/status`: [`Address::wide`][super::Address::wide]; zero = not known.
-    pub address: [u64; 2],
+    /// Where it answers `/healthz` and `/status`; zero = not known.
+    pub address: WideAddress,
     /// Host order.
     pub port: u32,
     pub ipv6: u32,

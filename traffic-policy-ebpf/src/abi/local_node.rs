@@ -1,0 +1,31 @@
+//! This node, and which sources packets from outside may have.
+
+use super::WideAddress;
+
+/// Which sources new flows may have: `--source-check`.
+pub mod source_check {
+    pub const OFF: u32 = 0;
+    /// None that no packet from outside can have.
+    pub const MARTIAN: u32 = 1;
+    /// And only those to which this node's routes lead by the device that the packet came by.
+    pub const STRICT: u32 = 2;
+}
+
+/// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by the agent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct LocalNode {
+    /// Cookie of the network namespace that the node's own processes live in.
+    pub netns: u64,
+    /// The node's primary addresses: IPv4, IPv6; zero if it has none.
+    pub primary: [WideAddress; 2],
+    /// The first address of the node's pod ranges: IPv4, IPv6; zero if not known.
+    pub pods: [WideAddress; 2],
+    /// Prefix lengths of these ranges, for display; the packet path does not read them.
+    pub pod_bits: [u32; 2],
+    /// The same as masks; zero if not known.
+    pub pod_masks: [WideAddress; 2],
+    /// See [`source_check`].
+    pub source_check: u32,
+    pub zero: u32,
+}

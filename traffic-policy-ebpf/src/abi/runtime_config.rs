@@ -1,0 +1,30 @@
+//! Configuration of the packet path, as it changes while the agent runs.
+
+/// Words that the agent writes and the packet path reads: one cache line, not written per packet.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct RuntimeConfig {
+    /// Route epoch in the lower half (never 0), hop generation (0 or 1) in the upper. Raised when a stored route may be wrong.
+    pub route: u32,
+    /// Raised when a stored MAC may be wrong.
+    pub hop_epoch: u32,
+    /// Jiffies after which a hop is resolved again.
+    pub hop_max_age: u32,
+    /// Number of ports in `tp_snat_ports`.
+    pub pool_len: u32,
+    /// New flows are put in `tp_pending` while this many in the main table are not assured.
+    pub unassured_limit: [u32; 2],
+    /// Seed of the flow hash.
+    pub seed: u64,
+    /// [`TableUsage::snat_created`][super::TableUsage::snat_created] at the start of the last sweep that found no flow with SNAT.
+    pub snat_swept: u64,
+    /// [`TableUsage::pending_created`][super::TableUsage::pending_created] at the start of the last sweep that found `tp_pending` empty.
+    pub pending_swept: u64,
+    /// Answers that one CPU may make per jiffy, on average.
+    pub answers_per_jiffy: u32,
+    /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can
+    /// tell whether they changed while nobody watched.
+    pub network: u32,
+    /// CLOCK_MONOTONIC nanoseconds until which somebody reads `tp_events`; 0 = nobody does.
+    pub monitor_until: u64,
+}
