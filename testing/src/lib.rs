@@ -36,6 +36,7 @@ pub mod control_plane;
 pub mod counters;
 pub mod explain;
 pub mod exposition;
+pub mod flood;
 pub mod harness;
 pub mod lab;
 pub mod netlink;

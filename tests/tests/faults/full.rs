@@ -7,9 +7,11 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::HeldConnections;
 
 const PORT: u16 = 30080;
+const SOON: Duration = Duration::from_secs(20);
 
 fn full(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
@@ -25,6 +27,16 @@ fn full(attach: &str) {
     }
     // Another family has a table of its own.
     cluster.answer(Protocol::Tcp, cluster.at(1, Family::V6, PORT)).unwrap();
+    // The agent has noticed, and says so where people look.
+    let agent = &agents[0];
+    agent.wait_said(&["the flow table of IPv4 is full", "raise --flow-entries after"], SOON).unwrap();
+    let full = |family| {
+        let scrape = agent.scrape().unwrap();
+        scrape.value("traffic_policy_flow_table_full_total", &[("ip_family", family)]).unwrap()
+    };
+    until("the count of episodes", SOON, || full("IPv4") > 0.0);
+    assert!(full("IPv6") < 1.0, "{attach}");
+    assert!(agent.json(&["status"]).unwrap()["flows"]["full_seconds_ago"].is_number());
     let report = held.finish();
     assert!(report.broken.is_empty(), "{attach}: {report}");
     assert_eq!(agents[0].healthz().unwrap().status, 200);

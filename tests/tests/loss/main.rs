@@ -1,5 +1,5 @@
 //! Nothing is lost: not when the agent is killed, restarted or stopped, not when endpoints change behind its back, not when
-//! a policy is switched under load. With real agents and sockets. Needs root; without it each test fails with a sentence
+//! a policy is switched under load, not in a flood. With real agents and sockets. Needs root; without it each test fails with a sentence
 //! that says so.
 //!
 //! The figures are printed: `cargo test -p traffic-policy-tests --test loss -- --nocapture`.
@@ -9,7 +9,9 @@
 mod churn;
 mod cluster;
 mod control;
+mod crowd;
 mod endpoints;
+mod flood;
 mod meters;
 mod preemption;
 mod quiet;

@@ -54,6 +54,7 @@ fn attached_in_sync_and_after_death() {
         );
         assert!(flows["bytes"].as_u64().unwrap() > 262_144 * 100);
         assert_eq!(status["flows"]["entries"][0], 2);
+        assert_eq!(status["flows"]["full_seconds_ago"], Value::Null);
         assert!(status["map_bytes"].as_u64().unwrap() > 30_000_000);
 
         let seen = |status: &Value| status["agent"]["seen_seconds_ago"].as_f64().unwrap();

@@ -109,6 +109,8 @@ struct Flows {
     unassured: [u64; 2],
     /// Entries in the tables for flows that a flood has pushed out.
     pending: [u64; 2],
+    /// Since a flow found no room in a table, of either family; `None` if none did in the last hour.
+    full_seconds_ago: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -202,6 +204,7 @@ impl Flows {
             size: ["tp_flows4", "tp_flows6"].map(|name| of(name).map_or(0, |map| map.room.into())),
             unassured: [0, 1].map(|family| usage.unassured[family].wrapping_add(usage.unassured_udp[family])),
             pending: used(["tp_pending4", "tp_pending6"]),
+            full_seconds_ago: Heartbeat::read(pinned)?.full(&usage).map(|since| since.as_secs_f64()),
         })
     }
 }

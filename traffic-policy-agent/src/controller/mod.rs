@@ -64,6 +64,8 @@ struct Timing {
     debounce: Duration,
     /// Between periodic sweeps.
     sweep: Duration,
+    /// Between looks at whether a flow has found no room.
+    room: Duration,
     /// Between looks at what failed, at next hops and at the fingerprint of routes.
     maintenance: Duration,
     /// Between looks at the source ports that sockets hold.
@@ -77,6 +79,7 @@ impl Default for Timing {
         Self {
             debounce: Duration::from_millis(50),
             sweep: Duration::from_secs(2),
+            room: Duration::from_millis(250),
             maintenance: Duration::from_secs(5),
             snat_ports: Duration::from_secs(30),
             retry: Duration::from_secs(5),
@@ -223,13 +226,14 @@ impl<P: PacketPath> Controller<P> {
     async fn follow(&mut self, mut source: Source, mut events: Events, mut stop: Stop) -> Result<()> {
         self.health.follow(source.status());
         self.metrics.follow(source.status());
-        let Timing { debounce, sweep, maintenance, snat_ports, retry: retry_after } = self.timing;
-        let [mut sweep, mut maintenance, mut snat_ports] = [sweep, maintenance, snat_ports].map(|period| {
-            let mut ticks = interval(period);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            ticks.reset();
-            ticks
-        });
+        let Timing { debounce, sweep, room, maintenance, snat_ports, retry: retry_after } = self.timing;
+        let [mut sweep, mut room, mut maintenance, mut snat_ports] = [sweep, room, maintenance, snat_ports]
+            .map(|period| {
+                let mut ticks = interval(period);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                ticks.reset();
+                ticks
+            });
         let mut next_write = Instant::now();
         let mut retry = None;
         let mut look: Option<JoinHandle<Result<Vec<u16>>>> = None;
@@ -266,10 +270,11 @@ impl<P: PacketPath> Controller<P> {
                 () = sleep_until(retry_at), if retry.is_some() => {
                     retry = self.write(&source).await.then(|| Instant::now() + retry_after);
                 }
-                _ = sweep.tick() => {
-                    sockets::end_sockets(&self.path);
-                    if let Err(error) = self.path.sweep() {
-                        tracing::warn!("{error:#}");
+                _ = sweep.tick() => self.begin_sweep(),
+                _ = room.tick() => {
+                    if self.path.found_no_room() {
+                        self.begin_sweep();
+                        sweep.reset();
                     }
                 }
                 () = sleep_until(self.pacer.next_piece()), if self.path.is_sweeping() => {
@@ -296,6 +301,14 @@ impl<P: PacketPath> Controller<P> {
         }
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
+    }
+
+    /// A periodic sweep is to begin.
+    fn begin_sweep(&mut self) {
+        sockets::end_sockets(&self.path);
+        if let Err(error) = self.path.sweep() {
+            tracing::warn!("{error:#}");
+        }
     }
 
     /// A periodic sweep has ended: that is often enough for any scrape.

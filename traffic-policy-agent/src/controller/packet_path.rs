@@ -32,6 +32,8 @@ pub(super) trait PacketPath {
 
     /// Lets the next sweep be a periodic one.
     fn sweep(&mut self) -> Result<()>;
+    /// Whether a flow has found no room, so that a sweep is to begin at once.
+    fn found_no_room(&mut self) -> bool;
     fn is_sweeping(&self) -> bool;
     /// Does a piece of what is to be swept. Whether that was the end of a periodic sweep.
     fn sweep_on(&mut self) -> Result<bool>;
@@ -107,6 +109,10 @@ impl PacketPath for Dataplane {
 
     fn sweep(&mut self) -> Result<()> {
         self.sweep()
+    }
+
+    fn found_no_room(&mut self) -> bool {
+        self.found_no_room()
     }
 
     fn is_sweeping(&self) -> bool {

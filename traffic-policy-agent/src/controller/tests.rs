@@ -19,6 +19,7 @@ use super::*;
 const QUICK: Timing = Timing {
     debounce: Duration::from_millis(50),
     sweep: Duration::from_millis(100),
+    room: Duration::from_millis(50),
     maintenance: Duration::from_millis(100),
     snat_ports: Duration::from_millis(100),
     retry: Duration::from_millis(50),
@@ -205,6 +206,18 @@ async fn changes_that_come_together_are_written_together() {
     running.until("whole", |asked| asked.syncs.last().is_some_and(|[_, desired]| desired.len() == 21)).await;
     let syncs = running.fake.asked().syncs.len();
     assert!(syncs <= 3, "{syncs} writes for changes within two seconds");
+}
+
+#[tokio::test]
+async fn a_flow_without_room_is_swept_for_at_once() {
+    let timing = Timing { sweep: Duration::from_secs(3600), ..QUICK };
+    let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
+    running.until("source ports looked at", |asked| asked.refreshed >= 1).await;
+    assert_eq!(running.fake.asked().sweeps, 0, "there is no reason");
+    for sweeps in 1..=2 {
+        running.fake.asked().no_room = true;
+        running.until("swept whole", |asked| asked.sweeps == sweeps && asked.pieces == 0).await;
+    }
 }
 
 #[tokio::test]

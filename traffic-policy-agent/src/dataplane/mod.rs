@@ -36,7 +36,10 @@ use self::{
     bpf::pins::Pins,
     devices::Devices,
     gc::Gc,
-    maps::{mmap, prefilter::Needed},
+    maps::{
+        mmap::{self, table_usage},
+        prefilter::Needed,
+    },
     sockets::Sockets,
     sync::{
         apply,
@@ -210,6 +213,12 @@ impl Dataplane {
     pub fn sweep(&mut self) -> Result<()> {
         self.gc.request();
         heartbeat::beat(&mut self.maps, &self.object)
+    }
+
+    /// Whether a flow has found no room in a main table, so that a sweep is to begin at once: not more than once a second, and not
+    /// while one is under way.
+    pub fn found_no_room(&mut self) -> bool {
+        self.gc.found_no_room(self.maps.usage.load(table_usage::full_at))
     }
 
     /// Whether [`Self::sweep_on`] has something to do.

@@ -17,7 +17,7 @@ use super::{
     devices::{Devices, pinned_devices},
     gc::Gc,
     heartbeat, jumps,
-    maps::mmap::config,
+    maps::mmap::{config, table_usage},
     nexthop, node,
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports},
@@ -82,8 +82,8 @@ impl Dataplane {
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
-        let gc = Gc::new(sweeper, apply::gone(&maps)?);
         set_up_state(&mut maps, &object, hz, flows)?;
+        let gc = Gc::new(sweeper, apply::gone(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
         let [needs_prune, stale, adopted, addresses_left_out] = [false; 4];

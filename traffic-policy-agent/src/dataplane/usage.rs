@@ -31,6 +31,8 @@ pub struct DataplaneUsage {
     pub maps: Vec<MapUsage>,
     /// What the last sweep found: IPv4, IPv6.
     pub found: [Found; 2],
+    /// Episodes in which the flow table had no room for a flow: IPv4, IPv6.
+    pub full: [u64; 2],
     /// Ports that may be used as source towards endpoints.
     pub snat_ports: u32,
     /// Service ports that still forward new flows although they are Local and have no endpoint here: until when.
@@ -73,6 +75,7 @@ impl DataplaneUsage {
         Self {
             maps: entries,
             found: gc.found(),
+            full: gc.episodes(),
             snat_ports: maps.config.load(config::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }

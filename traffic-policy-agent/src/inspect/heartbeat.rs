@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, time::Duration};
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::AgentHeartbeat;
+use traffic_policy_ebpf::abi::{AgentHeartbeat, TableUsage};
 
 use super::pinned::Pinned;
 use crate::dataplane::{bpf::pins, clock, maps::keys::from_wide};
@@ -69,6 +69,22 @@ impl Heartbeat {
         anyhow::ensure!(hz != 0 && seen != 0, "no agent has told the time yet: wait until `run` is ready");
         let ticks = u128::from(self.now.saturating_sub(seen)) * u128::from(hz) / 1_000_000_000;
         Ok(Clock { jiffies: jiffies.wrapping_add(ticks as u32), hz })
+    }
+}
+
+/// For so long it is told that a table was full.
+const FULL_TOLD: Duration = Duration::from_secs(3600);
+
+impl Heartbeat {
+    /// Since a flow last found no room in a flow table; `None` if none did in the last hour, or nobody has told the time.
+    #[must_use]
+    pub fn full(&self, usage: &TableUsage) -> Option<Duration> {
+        let clock = self.clock().ok()?;
+        let ticks = clock.jiffies.wrapping_sub(usage.full_at);
+        // A packet of this very moment is a little ahead of a clock that is carried on.
+        let ticks = if ticks.wrapping_neg() <= clock.hz { 0 } else { ticks };
+        let since = Duration::from_millis(u64::from(ticks) * 1000 / u64::from(clock.hz));
+        (usage.full_at != 0 && since < FULL_TOLD).then_some(since)
     }
 }
 
@@ -199,6 +215,12 @@ mod tests {
         assert_eq!(clock.idle(u32::MAX - 10), Duration::from_secs(2));
         assert_eq!(clock.idle(490), Duration::ZERO, "a tick ahead");
         assert_eq!(report.seen(), Some(Duration::from_secs(2)));
+        let full = |full_at| report.full(&TableUsage { full_at, ..TableUsage::default() });
+        assert_eq!(full(489 - 250), Some(Duration::from_secs(1)));
+        assert_eq!(full(490), Some(Duration::ZERO), "a tick ahead");
+        assert_eq!(full(0), None, "never");
+        assert_eq!(full(489_u32.wrapping_sub(3600 * 250)), None, "long ago");
+        assert_eq!(full(489 + (1 << 31) - 1), None, "so long ago that it looks as if it were ahead");
         assert!(report.is_fresh() && !Heartbeat { now: 10_000_000_000, ..report }.is_fresh());
         assert_eq!(report.synced(), None);
         assert!(Heartbeat { word: AgentHeartbeat::default(), now: 1 }.clock().is_err());

@@ -146,6 +146,13 @@ impl Observed {
             "traffic_policy_snat_flows",
             "Flows with a source port of the pool that the last sweep found.",
         );
+        let mut full = Family::counter(
+            "traffic_policy_flow_table_full_total",
+            "Episodes in which the flow table had no room for a new flow; one ends when all have found room for a minute.",
+        );
+        for (ipv6, episodes) in [false, true].into_iter().zip(self.usage.full) {
+            full.add(&[("ip_family", ip_family(ipv6))], episodes as f64);
+        }
         for (ipv6, found) in [false, true].into_iter().zip(self.usage.found) {
             let labels = [("ip_family", ip_family(ipv6))];
             unassured.add(&labels, f64::from(found.unassured));
@@ -155,7 +162,7 @@ impl Observed {
             "traffic_policy_snat_ports",
             "Source ports towards endpoints of other nodes; each endpoint can have as many flows.",
         );
-        vec![unassured, snat, pool.with(&[], f64::from(self.usage.snat_ports))]
+        vec![unassured, full, snat, pool.with(&[], f64::from(self.usage.snat_ports))]
     }
 
     fn maps(&self) -> Vec<Family> {
@@ -306,6 +313,7 @@ mod tests {
                     MapUsage { map: "hops", ipv6: None, used: 1, size: 4 },
                 ],
                 snat_ports: 28_000,
+                full: [0, 2],
                 draining: vec![(key("web", true), end)],
                 ..DataplaneUsage::default()
             },
@@ -319,6 +327,8 @@ mod tests {
             "traffic_policy_map_entries{map=\"slots\",ip_family=\"IPv6\"} 3",
             "traffic_policy_map_max_entries{map=\"hops\"} 4",
             "traffic_policy_snat_ports 28000",
+            "traffic_policy_flow_table_full_total{ip_family=\"IPv4\"} 0",
+            "traffic_policy_flow_table_full_total{ip_family=\"IPv6\"} 2",
             "traffic_policy_drain_until_timestamp_seconds{namespace=\"ns\",service=\"web\",port=\"\",protocol=\"UDP\",ip_family=\"IPv6\"} 1.5",
             "traffic_policy_service_ports_draining 1",
             "traffic_policy_service_warnings{namespace=\"ns\",service=\"web\"} 2",

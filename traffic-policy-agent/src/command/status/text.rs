@@ -17,6 +17,13 @@ impl Document {
         let unassured: u64 = self.flows.unassured.iter().sum();
         let pending: u64 = self.flows.pending.iter().map(|entries| entries.div_ceil(2)).sum();
         writeln!(out, "flows       {flows4} IPv4, {flows6} IPv6 ({unassured} unassured, {pending} pending)")?;
+        if let Some(seconds) = self.flows.full_seconds_ago {
+            writeln!(
+                out,
+                "full        a flow found no room in its table {} ago: if that is no flood, raise --flow-entries (or --flow-entries-v6) after `cleanup`",
+                view::span(Duration::from_secs_f64(seconds))
+            )?;
+        }
         writeln!(out, "snat ports  {} towards each endpoint of another node", self.snat_ports)?;
         for draining in &self.draining {
             let rest = Duration::from_secs_f64(draining.seconds);
@@ -146,7 +153,13 @@ mod tests {
             ],
             map_bytes: 20_480,
             snat_ports: 31_000,
-            flows: Flows { entries: [64, 0], size: [128, 128], unassured: [3, 0], pending: [0, 0] },
+            flows: Flows {
+                entries: [64, 0],
+                size: [128, 128],
+                unassured: [3, 0],
+                pending: [0, 0],
+                full_seconds_ago: Some(3.2),
+            },
             draining: vec![Draining {
                 service: "shop/web:http".to_owned(),
                 address: "172.18.0.11:30080/tcp".to_owned(),
@@ -173,6 +186,7 @@ mod tests {
             "node        load balancers are told not to send here",
             "warning     eth1 is gone",
             "flows       32 IPv4, 0 IPv6 (3 unassured, 0 pending)",
+            "full        a flow found no room in its table 3.2s ago: if that is no flood, raise --flow-entries",
             "draining    shop/web:http at 172.18.0.11:30080/tcp: new connections are forwarded for 28s more",
             "tp_flows4    64   128    50  16",
             "all 2 maps: 20 KB",

@@ -35,6 +35,8 @@ pub(super) struct Asked {
     /// Ranges of cluster IPs that the last sync was given.
     pub service_cidrs: BTreeSet<IpNet>,
     pub sweeps: usize,
+    /// A flow has found no room.
+    pub no_room: bool,
     /// Pieces that are to be swept.
     pub pieces: usize,
     /// Each of them takes a while.
@@ -116,6 +118,10 @@ impl PacketPath for Fake {
         asked.sweeps += 1;
         asked.pieces += 100;
         Ok(())
+    }
+
+    fn found_no_room(&mut self) -> bool {
+        std::mem::take(&mut self.asked().no_room)
     }
 
     fn is_sweeping(&self) -> bool {

@@ -2,15 +2,19 @@
 //! large table.
 
 mod pressure;
+mod room;
 pub mod sweeper;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
 use traffic_policy_ebpf::abi::mark;
 
-use self::sweeper::{Found, Sweeper};
+use self::{
+    room::Room,
+    sweeper::{Found, Sweeper},
+};
 use super::maps::{
     Maps,
     keys::{GoneEndpoint, endpoint_key},
@@ -25,6 +29,7 @@ pub struct Gc {
     gone: BTreeSet<GoneEndpoint>,
     /// What the last periodic sweep found: IPv4, IPv6.
     found: [Found; 2],
+    room: Room,
     /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
     synced: bool,
     /// Endpoints that were named as gone, for which no marking sweep has begun.
@@ -62,13 +67,14 @@ pub struct Swept {
 }
 
 impl Gc {
-    /// `gone`: what an earlier agent had named.
-    pub fn new(sweeper: Sweeper, gone: BTreeSet<GoneEndpoint>) -> Self {
+    /// `gone`: what an earlier agent had named; `full_at`: the word of [`Self::found_no_room`] as it is now.
+    pub fn new(sweeper: Sweeper, gone: BTreeSet<GoneEndpoint>, full_at: u32) -> Self {
         Self {
             sweeper,
             unmarked: gone.clone(),
             gone,
             found: Default::default(),
+            room: Room::new(full_at),
             synced: false,
             failed: BTreeSet::new(),
             unnamed: BTreeSet::new(),
@@ -82,6 +88,18 @@ impl Gc {
     /// What the last periodic sweep found: IPv4, IPv6.
     pub fn found(&self) -> [Found; 2] {
         self.found
+    }
+
+    /// Episodes in which a flow found no room: IPv4, IPv6.
+    pub fn episodes(&self) -> [u64; 2] {
+        self.room.episodes()
+    }
+
+    /// Whether a flow has found no room since a sweep was last begun for it, and another may begin now. `full_at`:
+    /// [`traffic_policy_ebpf::abi::TableUsage::full_at`].
+    pub fn found_no_room(&mut self, full_at: u32) -> bool {
+        let busy = self.under_way.is_some() || self.due.is_some();
+        self.room.look(full_at, busy, Instant::now())
     }
 
     /// Endpoints whose flows are being marked.
@@ -141,6 +159,7 @@ impl Gc {
                 Some(Kind::Periodic { gone, written }) => {
                     tracing::trace!(?found, "swept");
                     self.found = found;
+                    self.room.swept(&found, self.sweeper.sizes());
                     for endpoint in &gone {
                         self.forget(maps, endpoint)?;
                     }

@@ -3,7 +3,7 @@
 use traffic_policy_ebpf::{abi::Sweep, tcp::class};
 
 /// From this share of a table on, in percent, flows go before their time,
-const FROM_PERCENT: u64 = 75;
+pub(super) const FROM_PERCENT: u64 = 75;
 /// down to this one.
 const TO_PERCENT: u64 = 70;
 /// UDP's share of a table; beyond it UDP goes before half closed connections.

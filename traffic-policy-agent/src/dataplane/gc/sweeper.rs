@@ -96,6 +96,11 @@ impl Sweeper {
         }
     }
 
+    /// Entries that the tables have room for: IPv4, IPv6.
+    pub fn sizes(&self) -> [u32; 2] {
+        self.sizes
+    }
+
     /// Whether the next sweep removes flows before their time.
     pub fn is_pressed(&self) -> bool {
         self.pressure.iter().any(|pressure| *pressure != Pressure::NONE)

@@ -133,6 +133,10 @@ words!(heartbeat, AgentHeartbeat,
     pid: u32 = pid;
 );
 
+words!(table_usage, TableUsage,
+    full_at: u32 = full_at;
+);
+
 /// Number of hops handed out in a generation, 0 or 1.
 pub fn used_hops(generation: u32) -> impl Fn(*mut TableUsage) -> *mut u64 {
     // SAFETY: an address within the mapped element; nothing is read.

@@ -1,0 +1,153 @@
+//! Connections that are there before a flood: some talk all the time, others are silent until they are asked. And clients that come
+//! meanwhile.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, spawn};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use socket2::SockRef;
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::{Answer, HeldConnections};
+
+/// A flood takes the place of other packets in every queue; the kernel sends them again after 1, 2, 4 … seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A client's connection to a pod.
+pub struct Conversation(BufReader<TcpStream>);
+
+impl Conversation {
+    /// From the calling thread's namespace; it has asked and been answered once.
+    pub fn open(to: SocketAddr) -> Result<Self> {
+        let stream =
+            TcpStream::connect_timeout(&to, scaled(PATIENCE)).with_context(|| format!("opening {to}"))?;
+        stream.set_read_timeout(Some(scaled(PATIENCE)))?;
+        stream.set_nodelay(true)?;
+        let mut conversation = Self(BufReader::new(stream));
+        conversation.ask()?;
+        Ok(conversation)
+    }
+
+    fn ask(&mut self) -> Result<()> {
+        self.0.get_mut().write_all(b"still there?\n")?;
+        let mut line = String::new();
+        ensure!(self.0.read_line(&mut line)? > 0, "closed by the other side");
+        Answer::parse(&line).map(drop)
+    }
+
+    pub fn client(&self) -> SocketAddr {
+        self.0.get_ref().local_addr().unwrap()
+    }
+
+    /// Ends it by an RST, and gives the client's end.
+    pub fn reset(self) -> SocketAddr {
+        SockRef::from(self.0.get_ref()).set_linger(Some(Duration::ZERO)).unwrap();
+        self.client()
+    }
+}
+
+/// Connections that must survive.
+pub struct Crowd {
+    talking: HeldConnections,
+    silent: Vec<Conversation>,
+}
+
+impl Crowd {
+    /// So many that talk and so many that are silent, to the targets in turn.
+    pub fn gather(client: &Namespace, targets: &[SocketAddr], each: usize) -> Self {
+        raise_limit_of_files();
+        let talking = HeldConnections::start(client, targets, each, Duration::from_secs(1)).unwrap();
+        let silent = client.run(|| {
+            targets.iter().cycle().take(each).map(|target| Conversation::open(*target).unwrap()).collect()
+        });
+        Self { talking, silent }
+    }
+
+    /// The clients' ends of the silent ones.
+    pub fn silent(&self) -> impl Iterator<Item = SocketAddr> {
+        self.silent.iter().map(Conversation::client)
+    }
+
+    /// Those that were silent speak, and are answered.
+    pub fn speak(&mut self, what: &str) {
+        let mut broken = Vec::new();
+        for held in &mut self.silent {
+            if let Err(error) = held.ask() {
+                broken.push(format!("{}: {error:#}", held.client()));
+            }
+            // What is broken on a quiet wire is broken at once; more would only take long.
+            if broken.len() >= 3 {
+                break;
+            }
+        }
+        assert!(broken.is_empty(), "{what}: silent connections are lost: {broken:?}");
+    }
+
+    /// None of those that talked was lost meanwhile.
+    pub fn leave(mut self, what: &str) {
+        self.speak(what);
+        let report = self.talking.finish();
+        println!("{what}: {report}");
+        assert!(report.broken.is_empty() && report.requests >= report.connections, "{what}: {report}");
+    }
+}
+
+/// Clients that come one after the other until they are told to stop.
+pub struct Newcomers {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(Vec<Duration>, Vec<String>)>,
+}
+
+impl Newcomers {
+    pub fn start(client: &Namespace, to: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (wish, client) = (stop.clone(), client.clone());
+        let thread = spawn(move || {
+            client.run(|| {
+                let (mut took, mut failures) = (Vec::new(), Vec::new());
+                while !wish.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    match Conversation::open(to) {
+                        Ok(_) => took.push(start.elapsed()),
+                        Err(error) => failures.push(format!("{error:#}")),
+                    }
+                }
+                (took, failures)
+            })
+        });
+        Self { stop, thread }
+    }
+
+    /// Whoever came was served, with the patience of a client's kernel. In a flood, an unassured flow stays for as long as some
+    /// thousand others take to come: whoever loses a packet then may be reset, and comes again.
+    pub fn finish(self, what: &str) {
+        self.stop.store(true, Ordering::Relaxed);
+        let (took, failures) = self.thread.join().unwrap();
+        let slow = took.iter().filter(|took| **took >= Duration::from_secs(1)).count();
+        let slowest = took.iter().max();
+        println!(
+            "{what}: {} newcomers, {slow} took a second or more, slowest {slowest:?}; {failures:?}",
+            took.len()
+        );
+        assert!(!took.is_empty() && failures.len() <= 2 + took.len() / 4, "{what}: {failures:?}");
+    }
+}
+
+/// Both ends of each connection are this process's.
+fn raise_limit_of_files() {
+    let wanted = 16_384;
+    // SAFETY: the structure outlives both calls.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        if limit.rlim_cur < wanted {
+            limit.rlim_cur = wanted;
+            limit.rlim_max = limit.rlim_max.max(wanted);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        }
+    }
+}
