@@ -1,7 +1,7 @@
 //! Flows past the share of unassured ones: in a table of their own, where the kernel may evict either entry.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
-use traffic_policy_testing::harness::{Frontend, Harness, Hook, Place, Setup, Spot};
+use traffic_policy_testing::harness::{Frontend, Harness, Hook, Place, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -173,7 +173,7 @@ fn a_flood_evicts_pending_flows_only() {
             harness.flows(terms.family).into_iter().partition(|entry| entry.place == Place::Main);
         let unassured = if terms.tcp { 1 } else { 2 };
         assert_eq!(main.len(), 2 + 2 * unassured, "the established flow, and the one that may be unassured");
-        assert!(pending.len() <= 64, "{} pending entries", pending.len());
+        assert!(pending.len() <= SIZES.pending as usize, "{} pending entries of 4,000", pending.len());
         established.send(harness, ACK).expect("forwarded");
         established.answer(harness, ACK).expect("replied");
         let last = Dialogue::new(terms, VIP).with_port(2999);
