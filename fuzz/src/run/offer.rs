@@ -1,4 +1,4 @@
-//! What somebody sends, before it is sent.
+//! Packets as a sender offers them, before any program has run.
 
 use traffic_policy_testing::{
     harness::{Device, Hook},

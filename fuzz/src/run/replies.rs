@@ -1,4 +1,4 @@
-//! What endpoints send back.
+//! Packets of endpoints back to clients.
 
 use traffic_policy_testing::{
     harness::{Device, Ran, Spot},

@@ -1,4 +1,4 @@
-//! What clients send to Services.
+//! Packets of clients to Services.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: a lab for people, which stays up between commands.
+//! `cargo xtask lab`: a lab to try things by hand, which stays up between commands.
 
 use std::env;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! A lab as text, for people.
+//! A drawing of a lab as text.
 
 use std::fmt;
 

@@ -101,7 +101,7 @@ fn difference(flow: &Flow, fate: &Fate, answer: &Answer) -> Result<(), String> {
     let source = answer.source.ok_or("no source")?;
     let kept = source == SocketAddr::new(flow.src, SOURCE_PORT);
     let on_the_wire = matches!(answer.hook.as_str(), "xdp" | "tc");
-    // Where a socket's address is exchanged, the kernel has not bound its source yet.
+    // Where a socket's address is translated, the kernel has not bound its source yet.
     expect(
         !on_the_wire || kept != answer.masquerade,
         format!("masquerade {}, source {source}", answer.masquerade),

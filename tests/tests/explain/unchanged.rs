@@ -121,7 +121,7 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
     }
 }
 
-/// The lab's machines go on asking for each other's addresses, so the counters of packets that are none of ours move: they
+/// The lab's machines go on asking for each other's addresses, so the counters of packets to no Service move: they
 /// are set to zero, in the elements of all CPUs.
 fn quieten(counters: &mut [u8]) {
     let noise =

@@ -110,7 +110,7 @@ fn names_service_policy_reason_and_fix() {
         assert_eq!((&last["shown"], &last["left_out"]), (&1.into(), &0.into()));
     }
 
-    // A new flow and a reject, for people.
+    // A new flow and a reject, human-readable.
     let client = cluster.lab.client().address(Family::V4).to_string();
     let monitor =
         Monitor::start(&cluster, &agent, &["--client", &client, "--outcome", "forwarded", "--count", "1"]);

@@ -1,4 +1,4 @@
-//! Packets that are none of ours, or not what they say: passed on as they came, byte for byte.
+//! Packets to no Service, and malformed ones: passed on as they came, byte for byte.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Input, Setup, Spot};
 use traffic_policy_testing::lab::Family;

@@ -126,7 +126,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A time span for people: two units at most.
+/// A human-readable time span: two units at most.
 pub fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

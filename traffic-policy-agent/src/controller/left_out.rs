@@ -55,7 +55,7 @@ impl Shortage {
         self.left_out.keys()
     }
 
-    /// One line for each port, for people.
+    /// One human-readable line for each port.
     pub(super) fn lines(&self) -> Vec<String> {
         let line = |left_out: &LeftOut| format!("{}: {}", named(left_out), left_out.lack);
         let mut lines: Vec<_> = self.left_out.values().take(NAMED).map(line).collect();

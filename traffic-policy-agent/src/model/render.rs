@@ -1,4 +1,4 @@
-//! The desired state as text: stable, one fact a line, for people and for tests.
+//! The desired state as text: stable, one fact a line, human-readable and compared by tests.
 
 use std::fmt::Display;
 

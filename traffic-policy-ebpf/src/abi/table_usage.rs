@@ -1,4 +1,4 @@
-//! How full the tables are, as the packet path counts it.
+//! Use of the flow tables, as the packet path counts it.
 
 /// Words that the packet path writes for new flows, in cache lines of their own.
 #[repr(C, align(64))]

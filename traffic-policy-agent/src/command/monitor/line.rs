@@ -106,7 +106,7 @@ impl Line {
     }
 }
 
-/// Prints a line, for programs or for people.
+/// Prints a line, as JSON or human-readable.
 pub fn show(line: &Line, json: bool) -> io::Result<()> {
     // A line at a time, for it may be read as it comes.
     let mut out = io::stdout().lock();

@@ -1,4 +1,4 @@
-//! Packets that are none of ours: all other traffic of the node.
+//! Packets to no Service: all other traffic of the node.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::{
     report::{Goal, Report, Row, Unit},
 };
 
-const GROUP: &str = "none of ours";
+const GROUP: &str = "other traffic";
 const SENDERS: u32 = 1_000;
 
 /// A packet at a hook.

@@ -1,4 +1,4 @@
-//! What fraction of a CPU each takes at equal load.
+//! Load of a CPU by each data path at equal packet rate.
 //!
 //! The generator sends a burst when one is due and is idle otherwise. A burst is timed from its beginning until all that it
 //! caused is done, which is before the generator goes on. Of these times that of the subject that only sends back is

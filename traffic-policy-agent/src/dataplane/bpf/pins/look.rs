@@ -1,4 +1,4 @@
-//! What there is below a `--pin-dir`, and who uses it, for those who only look.
+//! Read-only view of a `--pin-dir`: the pins below it, and the agent that uses them.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
