@@ -24,7 +24,7 @@ const ETHERNET: usize = 14;
 const AHEAD: u64 = 2;
 const ANSWER: Duration = Duration::from_millis(20);
 
-/// What differs from packet to packet.
+/// The fields in which the copies of a packet differ.
 #[derive(Clone, Copy, Debug)]
 pub struct Variation {
     pub source: (IpAddr, u16),

@@ -122,8 +122,8 @@ impl Newcomers {
         Self { stop, thread }
     }
 
-    /// Whoever came was served, with the patience of a client's kernel. In a flood, an unassured flow stays for as long as some
-    /// thousand others take to come: whoever loses a packet then may be reset, and comes again.
+    /// Nearly all were served, with the time-outs of a client's kernel. In a flood the kernel may evict a flow that is not assured before a
+    /// lost segment is sent again: such a client is reset, and connects anew.
     pub fn finish(self, what: &str) {
         self.stop.store(true, Ordering::Relaxed);
         let (took, failures) = self.thread.join().unwrap();

@@ -1,4 +1,4 @@
-//! Floods from a million sources at a node with a small flow table: who is connected does not notice, and whoever comes is served.
+//! Floods from a million sources at a node with a small flow table: established connections survive, and new ones are made.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -122,6 +122,7 @@ impl Attacked {
                     sequence: 0,
                 });
                 sent += self.wire.flood(Packet::udp(node, node), copies).unwrap();
+                // For the answers to pass: only a datagram after an answer assures its flow.
                 sleep(Duration::from_millis(20));
             }
             sent

@@ -62,12 +62,10 @@ fn short_connections_never_fill_the_table() {
             for entry in [request, reply] {
                 harness.change(&entry, |entry| entry.last = last);
             }
-            let began = harness.now();
             let pending =
                 (2..1280).filter(|port| past(harness, of_port(terms, *port)) == Place::Pending).count();
-            // One each time the table is full again, 1,024 jiffies after the last time.
-            let times = harness.now().wrapping_sub(began) as usize / 1024;
-            assert!(pending < 32 + times, "{pending} connections found no room in the main table, {terms:?}");
+            // One each time the table is full again after some seconds.
+            assert!(pending < 32, "{pending} connections found no room in the main table, {terms:?}");
             assert_eq!(standing.entries(harness).0.last, last, "{terms:?}");
             let outcome = standing.send(harness, ACK).outcome;
             assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");

@@ -282,8 +282,8 @@ fn opened(dialogue: Dialogue, harness: &Harness) {
     dialogue.open(harness);
 }
 
-/// How many flows must go for 70 % of the table of 256 to be left. A later flow may have taken the port of one that is over, on a machine
-/// so slow that it was over for seconds: then there are fewer.
+/// Number of flows to be removed until 70 % of the table of 256 are used. Where opening them takes more than five seconds, a later flow may
+/// have taken the port of a closed one: then there are fewer than were opened.
 fn too_many(harness: &Harness, terms: Terms) -> u32 {
     let left = SIZES.flows4 * 70 / 100;
     (harness.flows(terms.family).len() as u32 - left).div_ceil(2)

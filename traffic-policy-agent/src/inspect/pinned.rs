@@ -60,15 +60,15 @@ impl Pinned {
         self.map(name)?.value(0)
     }
 
-    /// Mapped that the agent writes for the packet path.
+    /// The configuration that the agent writes for the packet path.
     ///
     /// # Errors
     /// The map cannot be read.
-    pub fn state(&self) -> Result<RuntimeConfig> {
+    pub fn config(&self) -> Result<RuntimeConfig> {
         self.element("tp_config")
     }
 
-    /// Mapped that the packet path writes.
+    /// The use of the tables, as the packet path counts it.
     ///
     /// # Errors
     /// The map cannot be read.

@@ -18,7 +18,7 @@ pub struct AgentHeartbeat {
     pub synced: u64,
     /// Since when a write has been failing; 0 = none is.
     pub failing: u64,
-    /// Where it answers `/healthz` and `/status`; zero = not known.
+    /// Address at which it answers `/healthz` and `/status`; zero = not known.
     pub address: WideAddress,
     /// Host order.
     pub port: u32,

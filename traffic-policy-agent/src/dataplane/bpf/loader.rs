@@ -101,7 +101,8 @@ pub fn load_copy(
     routes: Routes,
     kernel: &Kernel,
 ) -> Result<(Ebpf, Btf)> {
-    let sizes = MapSizes { flows4: 1024, flows6: 1024, pending: 64, ..MapSizes::default() };
+    // Before Linux 6.16 a smaller LRU table evicts what was inserted last: each CPU claims 128 elements.
+    let sizes = MapSizes { flows4: 1024, flows6: 1024, pending: 1024, ..MapSizes::default() };
     Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
 }
 

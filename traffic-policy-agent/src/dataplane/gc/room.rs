@@ -10,10 +10,10 @@ const SPACING: Duration = Duration::from_secs(1);
 /// An episode ends when flows have found room for so long.
 const EPISODE: Duration = Duration::from_secs(60);
 
-/// What is known of flows that found no room in a main table.
+/// Episodes in which new flows find no room in a main table.
 #[derive(Debug)]
 pub(super) struct Room {
-    /// `Usage::full_at` at the last look.
+    /// `TableUsage::full_at` at the last look.
     full_at: u32,
     /// It has moved since a sweep was last begun for it,
     unswept: bool,

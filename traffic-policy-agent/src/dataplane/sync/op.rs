@@ -24,7 +24,7 @@ pub enum Op {
     },
     SetFrontend(FrontendId, Frontend),
     DeleteFrontend(FrontendId),
-    /// Says who has the index of a Service port, for `services` and whoever reads the maps.
+    /// Names the Service port that has an index, in `tp_svc_names`, which `services` reads.
     SetInfo(u32, Box<ServiceInfo>),
     /// Forgets who had an index, and what was counted for it.
     ClearInfo(u32),

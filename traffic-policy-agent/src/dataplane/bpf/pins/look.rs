@@ -8,7 +8,7 @@ use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use super::{is_version, list, on_bpffs};
 
-/// What there is below a `--pin-dir`, before anything is done with it.
+/// The pins below a `--pin-dir`, read before any of them is changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// It is on a BPF file system, or would be if it were made.
@@ -47,7 +47,7 @@ impl Look {
     }
 }
 
-/// Who holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
+/// The process that holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
 fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     locks.lines().find_map(|line| {

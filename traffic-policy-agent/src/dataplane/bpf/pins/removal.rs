@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 use super::{LINKS, MAPS, PROGRAMS, list, versions};
 use crate::dataplane::{bpf::attach::release::Lowered, sys};
 
-/// What was removed, by the names of the pins.
+/// Names of the pins that were removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Programs taken off devices and cgroups: hook, number and name of the device.
