@@ -120,3 +120,24 @@ fn without_time_outs_nothing_is_removed() {
         assert_eq!(mains, 256);
     });
 }
+
+/// The flows that are removed are those of another endpoint than the one that the new flow goes to: the memory in which they are
+/// looked up is also the new flow's.
+#[test]
+fn room_is_made_by_flows_of_another_endpoint() {
+    everywhere(|harness, terms| {
+        let near = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
+        let local = Frontend::new(Spot::Node, PORT).endpoints(&[(Spot::Local, ENDPOINT_PORT)]);
+        harness.set_up(&Setup::of(near).and(local).pool(5000..6000));
+        harness.sweep(&mut Sweeper::new(TIMEOUTS, [256; 2]), false);
+        for port in 1..=128 {
+            past(harness, of_port(terms, port));
+        }
+        let of_local = |port| Dialogue::new(terms, (Spot::Node, PORT)).with_port(port);
+        for port in 200..240 {
+            of_local(port).establish(harness);
+        }
+        let found_room = (200..240).filter(|port| of_local(*port).entries(harness).0.place == Place::Main);
+        assert!(found_room.count() >= 32, "{terms:?}");
+    });
+}

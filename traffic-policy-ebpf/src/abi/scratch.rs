@@ -22,10 +22,16 @@ pub struct Scratch<A: Address> {
     pub service: u32,
     /// Bytes of the IP packet that is refused; its tuple is in `key`.
     pub length: u32,
+    /// Words of an IPv4 packet that an ICMP error repeats.
+    pub quoted_words: u32,
+    /// Numbers of the entry that is being written over.
+    pub former_numbers: u64,
     pub port_search: PortSearch,
     pub affinity_lookup: AffinityLookup<A>,
     /// The tuple of `reply`; of a packet that is refused, its own tuple.
     pub key: Tuple<A>,
+    /// The tuple of `request`.
+    pub opening: Tuple<A>,
     /// The tuple of another entry, while that is looked up.
     pub other: Tuple<A>,
     /// What the packet's other fragments are found by, and what they are to know.
@@ -77,6 +83,8 @@ pub struct PortSearch {
     pub now: u32,
     /// 1: of a flow that has an entry in the main table, so that the other one cannot lie in `tp_pending`.
     pub stays: u32,
+    /// Says where to look for a place of the directory.
+    pub spread: u32,
 }
 
 /// Notes while the endpoint of a client with affinity is looked for.
@@ -85,6 +93,8 @@ pub struct PortSearch {
 pub struct AffinityLookup<A> {
     pub key: AffinityKey,
     pub value: Affinity,
+    /// An endpoint that a client had at this time or before is forgotten: nanoseconds, CLOCK_MONOTONIC.
+    pub valid_from: u64,
     /// The endpoint that is looked for.
     pub address: A,
     pub port: Port,

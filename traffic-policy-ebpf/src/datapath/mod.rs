@@ -60,7 +60,8 @@
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
 //!   `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
-//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; `value`: fields behind raw pointers; [`barrier`]: atomics and fences; [`clock`]: clocks.
+//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; `value`: fields behind raw pointers; [`barrier`]: atomics and fences; [`clock`]: clocks;
+//!   `global`: functions that the verifier walks by themselves.
 //!
 //! # Safety
 //!
@@ -78,6 +79,8 @@
 //!
 //! What remains has its sentence where it stands: helpers of the kernel, whose arguments the verifier checks.
 
+#[macro_use]
+mod global;
 #[macro_use]
 mod value;
 

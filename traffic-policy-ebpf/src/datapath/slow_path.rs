@@ -11,14 +11,13 @@ use traffic_policy_ebpf::{
 use core::ptr;
 
 use crate::datapath::{
-    barrier::fetch_add,
     clock,
     ctx::Packet,
     events::{self, NewEvent},
     family::Family,
     flow::{
         recycle,
-        snat_port::NewFlow,
+        snat_port::{self, NewFlow},
         state::{self, Transition},
         table::{self, FlowTable},
     },
@@ -27,7 +26,7 @@ use crate::datapath::{
         nexthop::{self, Forwarding, Route},
     },
     lb::{Client, List, Target, select},
-    maps::{ANY, CONFIG, EXISTS, FULL, NOEXIST, TABLE_USAGE},
+    maps::{CONFIG, TABLE_USAGE},
     own_datagrams,
     parse::{self, Parsed},
     reject, source, trace,
@@ -240,65 +239,33 @@ fn create<P: Packet, F: Family>(
             let limit = if parsed.is_tcp() { limit } else { limit * UDP_SHARE };
             load(table::unassured::<F>(usage, parsed.tuple.protocol)) as i64 >= limit
         };
-    let stays = !restart.is_null();
     if pending && recycle::is_agent_late(now) {
         // Nobody else lowers the count of flows that are not assured.
         recycle::note_full(usage, now);
     }
     recycle::make_room::<F>(scratch, usage, now);
-    let new_flow =
-        NewFlow { scratch, packet, parsed, slot, source, service: list.service, now, local, pending, stays };
-    new_flow
-        .insert_reply(hash, usage, get!(config.pool_len))
-        .map_err(|decision| Decision::refused(decision.outcome, list.service))?;
-    trace::note(step::PORT, get!(scratch.port_search.ports).source().to_host() as u32, [0; 2]);
-    let key = borrow(place!(const scratch.key));
-    // The main table may have had no room.
-    let mut pending = get!(scratch.port_search.pending) != 0;
-    let place = if pending {
-        0
-    } else if restart.is_null() {
-        recycle::place::<F>(hash as u32)
-    } else {
-        get!(restart.ifindex)
+    let place = if restart.is_null() { snat_port::NEW } else { get!(restart.ifindex) };
+    let new_flow = NewFlow {
+        packet,
+        parsed,
+        slot,
+        source,
+        service: list.service,
+        hop,
+        epoch,
+        now,
+        local,
+        pending,
+        place,
     };
-    let request = new_flow.request(get!(scratch.port_search.ports), hop, epoch, place);
-
+    new_flow.write(scratch, hash, get!(config.pool_len));
+    snat_port::insert::<F>(scratch, usage).map_err(|outcome| Decision::refused(outcome, list.service))?;
     if !restart.is_null() {
+        let (request, key) = (place!(mut scratch.request), borrow(place!(const scratch.key)));
         state::reuse_entry::<F>(restart, request, &parsed.tuple, key, usage);
         return Ok(Created { request: restart, unresolved });
     }
-    let flags = if pending { ANY } else { NOEXIST };
-    match FlowTable::<F>::of(pending).insert(&parsed.tuple, request.cast_const(), flags) {
-        0 if pending => {}
-        0 => {
-            fetch_add(table::unassured::<F>(usage, parsed.tuple.protocol), 1);
-            recycle::enter::<F>(place, &parsed.tuple);
-        }
-        FULL if !pending => {
-            // There was room for one entry, not for two: both into the other table.
-            recycle::note_full(usage, now);
-            fetch_add(place!(mut usage.pending_created), 1);
-            set!(request.ifindex = 0);
-            FlowTable::<F>::main().remove(key);
-            let table = FlowTable::<F>::pending();
-            table.insert(key, place!(const scratch.reply), ANY);
-            table.insert(&parsed.tuple, request.cast_const(), ANY);
-            pending = true;
-        }
-        failed => {
-            // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
-            // too: for an endpoint on this node both have the same.
-            let winner = FlowTable::<F>::main().find(&parsed.tuple);
-            let shared = !winner.is_null() && table::is_counterpart(winner, key);
-            if !shared {
-                FlowTable::<F>::of(pending).remove(key);
-            }
-            if failed != EXISTS {
-                return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
-            }
-        }
-    }
+    let pending = get!(scratch.port_search.pending) != 0;
     // The entry as it lies in the table: ours, or that of the CPU that was first.
     let request = FlowTable::<F>::of(pending).find(&parsed.tuple);
     if request.is_null() {

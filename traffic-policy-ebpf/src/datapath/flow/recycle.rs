@@ -102,14 +102,29 @@ pub fn is_agent_late(now: u32) -> bool {
     second != 0 && now.wrapping_sub(seen) > LATE * second
 }
 
-/// Looks for flows that are over, if the main table was full not long ago.
+/// Looks for flows that are over, if the main table was full not long ago. Before a new flow is written: it uses the same memory.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
     if now.wrapping_sub(get!(usage.full_at)) < FULL_FOR {
         set!(scratch.port_search.now = now);
-        // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
-        unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) };
+        if F::V6 {
+            look_around6();
+        } else {
+            look_around4();
+        }
     }
+}
+
+global_functions! {
+    look_around4 => look_around::<V4>;
+    look_around6 => look_around::<V6>;
+}
+
+/// Looks at the next places of the directory.
+#[inline(always)]
+fn look_around<F: Family>() -> i32 {
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) as i32 }
 }
 
 /// Looks at one place. The 0 makes `bpf_loop` go on.
@@ -254,7 +269,7 @@ fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut 
 
 /// As [`table::is_counterpart`], field by field like [`name_counterpart`].
 #[inline(always)]
-fn is_counterpart<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
+pub fn is_counterpart<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
     get!(key.source) == get!(entry.destination)
         && get!(key.destination) == get!(entry.source)
         && get!(key.ports) == get!(entry.ports).reversed()

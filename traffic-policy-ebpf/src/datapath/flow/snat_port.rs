@@ -1,10 +1,11 @@
-//! SNAT port search: the two entries of a new flow, and a source port for which the key of the reply entry is free.
+//! SNAT port search: the two entries of a new flow, written from its packet and inserted, with a source port for which the key of the
+//! reply entry is free.
 
 use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, TableUsage, Tuple, kind},
+    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, TableUsage, Tuple, kind, step},
     checksum, hash,
     outcome::Outcome,
 };
@@ -18,10 +19,10 @@ use crate::datapath::{
         recycle,
         table::{self, FlowTable},
     },
-    maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS, TABLE_USAGE},
+    maps::{ANY, EXISTS, FULL, NOEXIST, SNAT_PORTS, TABLE_USAGE},
     parse::Parsed,
+    trace,
     value::{borrow, load, store},
-    verdict::Decision,
     words::{load16, load32},
 };
 
@@ -30,39 +31,39 @@ const TRIES: u32 = 256;
 
 /// All that both entries are made of.
 pub struct NewFlow<'a, P, F: Family> {
-    pub scratch: *mut Scratch<F::Address>,
     pub packet: P,
     pub parsed: &'a Parsed<F>,
     pub slot: &'a Slot<F::Address>,
     /// Source towards the endpoint.
     pub source: F::Address,
     pub service: u32,
+    /// Of the request's way, as [`Flow`] has them.
+    pub hop: u16,
+    pub epoch: u16,
     pub now: u32,
+    /// The endpoint is on this node.
     pub local: bool,
     pub pending: bool,
-    /// It has an entry in the main table.
-    pub stays: bool,
+    /// The place of an entry of the main table that it is written over; [`NEW`] if there is none.
+    pub place: u32,
 }
 
+/// Stands for "it has no entry yet".
+pub const NEW: u32 = u32::MAX;
+
 impl<P: Packet, F: Family> NewFlow<'_, P, F> {
-    /// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a
-    /// port of the pool. Leaves its key and ports in `Scratch`.
+    /// Writes both entries, but for the source port, and what [`insert`] is to do with them.
     #[inline(always)]
-    pub fn insert_reply(&self, hash: u64, usage: *mut TableUsage, pool_len: u32) -> Result<(), Decision> {
-        if self.pending {
-            // Announced before there is anything to find.
-            fetch_add(place!(mut usage.pending_created), 1);
-        }
-        self.reply();
+    pub fn write(&self, scratch: *mut Scratch<F::Address>, hash: u64, pool_len: u32) {
+        let tuple = &self.parsed.tuple;
         // A retry of the same packet starts elsewhere.
         let spread = (hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9);
         let at = hash::pick(spread, pool_len);
         // Of a small pool every port is tried.
         let step = if pool_len <= TRIES { 1 } else { 1 + hash::pick(hash, pool_len - 1) };
-        let scratch = self.scratch;
         set!(
             scratch.port_search = PortSearch {
-                client_ports: self.parsed.tuple.ports,
+                client_ports: tuple.ports,
                 ports: Ports::NONE,
                 endpoint_port: self.slot.port,
                 pending: self.pending as u16,
@@ -71,80 +72,28 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 step,
                 result: 0,
                 now: self.now,
-                stays: self.stays as u32,
+                stays: (self.place != NEW) as u32,
+                spread: hash as u32,
             }
         );
+        set!(scratch.opening = *tuple);
         set!(
             scratch.key = Tuple {
                 source: self.slot.address,
                 destination: self.source,
                 ports: Ports::NONE,
-                protocol: self.parsed.tuple.protocol,
+                protocol: tuple.protocol,
             }
         );
-        if self.local {
-            name_port(scratch, self.parsed.tuple.ports.source());
-            let mut result = insert::<F>(scratch);
-            if result == FULL && fall_back::<F>(scratch) {
-                result = insert::<F>(scratch);
-            }
-            if result == 0 || result == EXISTS && self.take_over_reply() {
-                return Ok(());
-            }
-            if result != EXISTS {
-                return Err(Outcome::DroppedTableFull.into());
-            }
-        }
-        if !self.local {
-            fetch_add(place!(mut usage.snat_created), 1);
-        }
-        if pool_len == 0 {
-            return Err(Outcome::DroppedNoSnatPort.into());
-        }
-        // The first port is nearly always free. As a callback the verifier sees one turn only of the others.
-        if next_port::<F>(false) == 0 {
-            // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
-            unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
-        }
-        match get!(scratch.port_search.result) {
-            0 => Ok(()),
-            EXISTS => Err(Outcome::DroppedNoSnatPort.into()),
-            _ => Err(Outcome::DroppedTableFull.into()),
-        }
-    }
-
-    /// Takes over a reply entry that already answers to this very request: left by a conversation that ended, or made
-    /// by another CPU just now.
-    #[inline(always)]
-    fn take_over_reply(&self) -> bool {
-        let key = borrow(place!(const (self.scratch).key));
-        let old = FlowTable::<F>::of(self.pending).find(key);
-        if old.is_null() || !table::is_counterpart(old, &self.parsed.tuple) {
-            return false;
-        }
-        // Where another CPU made it just now, there is nothing to count yet.
-        if get!(old.packets) != 0 {
-            counters::end(old.cast_const());
-            set!(old.packets = 0);
-            set!(old.bytes = 0);
-        }
-        set!(old.service = self.service);
-        // Its numbers stay: `tcp::numbers::unassured`.
-        set!(old.state = 0);
-        set!(old.last = self.now);
-        true
-    }
-
-    /// Sums of the addresses before and after the translation of a request.
-    #[inline(always)]
-    fn address_sums(&self) -> (u64, u64) {
-        let before = self.parsed.tuple.source.sum() + self.parsed.tuple.destination.sum();
-        (before, self.source.sum() + self.slot.address.sum())
+        let before = tuple.source.sum() + tuple.destination.sum();
+        let after = self.source.sum() + self.slot.address.sum();
+        store(place!(mut scratch.reply), self.reply(checksum::delta(after, before)));
+        store(place!(mut scratch.request), self.request(checksum::delta(before, after)));
     }
 
     /// The reply entry. Its hop is resolved by the first reply.
     #[inline(always)]
-    fn reply(&self) {
+    fn reply(&self, address_delta: u16) -> Flow<F::Address> {
         let tuple = &self.parsed.tuple;
         let data = self.packet.data();
         let (mut mac_head, mut mac_tail) = ([0u8; 2], [0u8; 4]);
@@ -152,66 +101,230 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             let (head, tail) = (load16::<6>(data), load32::<8>(data));
             (mac_head, mac_tail) = (head.to_ne_bytes(), tail.to_ne_bytes());
         }
-        let (before, after) = self.address_sums();
-        let reply = place!(mut (self.scratch).reply);
-        store(
-            reply,
-            Flow {
-                kept: self.source.kept(),
-                source: tuple.destination,
-                destination: tuple.source,
-                ports: tuple.ports.reversed(),
-                address_delta: checksum::delta(after, before),
-                // Known only when the source port is.
-                port_delta: 0,
-                hop: 0,
-                epoch: 0,
-                kind: if self.local { kind::REPLY_LOCAL } else { kind::REPLY },
-                state: 0,
-                mac_head,
-                last: self.now,
-                service: self.service,
-                packets: 0,
-                bytes: 0,
-                numbers: 0,
-                ifindex: self.packet.ingress(),
-                mac_tail,
-            },
-        );
+        Flow {
+            kept: self.source.kept(),
+            source: tuple.destination,
+            destination: tuple.source,
+            ports: tuple.ports.reversed(),
+            address_delta,
+            port_delta: 0,
+            hop: 0,
+            epoch: 0,
+            kind: if self.local { kind::REPLY_LOCAL } else { kind::REPLY },
+            state: 0,
+            mac_head,
+            last: self.now,
+            service: self.service,
+            packets: 0,
+            bytes: 0,
+            numbers: 0,
+            ifindex: self.packet.ingress(),
+            mac_tail,
+        }
+    }
+
+    /// Numbers of the SYN; 0 for UDP.
+    #[inline(always)]
+    fn opening(&self) -> u64 {
+        if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 }
     }
 
     #[inline(always)]
-    pub fn request(&self, new_ports: Ports, hop: u16, epoch: u16, place: u32) -> *mut Flow<F::Address> {
-        let (before, after) = self.address_sums();
-        let request = place!(mut (self.scratch).request);
-        store(
-            request,
-            Flow {
-                kept: self.parsed.tuple.destination.kept(),
-                source: self.source,
-                destination: self.slot.address,
-                ports: new_ports,
-                address_delta: checksum::delta(before, after),
-                port_delta: checksum::delta(
-                    checksum::port_sum(self.parsed.tuple.ports),
-                    checksum::port_sum(new_ports),
-                ),
-                hop,
-                epoch,
-                kind: if self.local { kind::DELIVER } else { kind::FORWARD },
-                state: 0,
-                mac_head: [0; 2],
-                last: self.now,
-                service: self.service,
-                packets: 0,
-                bytes: 0,
-                numbers: if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 },
-                ifindex: place,
-                mac_tail: [0; 4],
-            },
-        );
-        request
+    fn request(&self, address_delta: u16) -> Flow<F::Address> {
+        Flow {
+            kept: self.parsed.tuple.destination.kept(),
+            source: self.source,
+            destination: self.slot.address,
+            ports: Ports::NONE,
+            address_delta,
+            port_delta: 0,
+            hop: self.hop,
+            epoch: self.epoch,
+            kind: if self.local { kind::DELIVER } else { kind::FORWARD },
+            state: 0,
+            mac_head: [0; 2],
+            last: self.now,
+            service: self.service,
+            packets: 0,
+            bytes: 0,
+            numbers: self.opening(),
+            ifindex: self.place,
+            mac_tail: [0; 4],
+        }
     }
+}
+
+/// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port, then the request entry, if it is not to
+/// be written over one that there is.
+///
+/// # Errors
+/// There is no port, or no room.
+#[inline(always)]
+pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
+    if get!(scratch.port_search.pending) != 0 {
+        // Announced before there is anything to find.
+        fetch_add(place!(mut usage.pending_created), 1);
+    }
+    insert_reply::<F>(scratch, usage)?;
+    let ports = get!(scratch.port_search.ports);
+    trace::note(step::PORT, ports.source().to_host() as u32, [0; 2]);
+    set!(scratch.request.ports = ports);
+    set!(
+        scratch.request.port_delta = checksum::delta(
+            checksum::port_sum(get!(scratch.port_search.client_ports)),
+            checksum::port_sum(ports),
+        )
+    );
+    if get!(scratch.port_search.stays) != 0 {
+        return Ok(());
+    }
+    match if F::V6 { insert_request6() } else { insert_request4() } {
+        0 => Ok(()),
+        _ => Err(Outcome::DroppedTableFull),
+    }
+}
+
+/// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a port of the pool.
+#[inline(always)]
+fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
+    if get!(scratch.reply.kind) == kind::REPLY_LOCAL {
+        match if F::V6 { keep_port6() } else { keep_port4() } {
+            0 => return Ok(()),
+            EXISTS => {}
+            _ => return Err(Outcome::DroppedTableFull),
+        }
+    } else {
+        fetch_add(place!(mut usage.snat_created), 1);
+    }
+    if get!(scratch.port_search.pool_len) == 0 {
+        return Err(Outcome::DroppedNoSnatPort);
+    }
+    let mut inserted = if F::V6 { first_port6() } else { first_port4() };
+    if inserted == EXISTS {
+        inserted = if F::V6 { other_port6() } else { other_port4() };
+    }
+    match inserted {
+        0 => Ok(()),
+        EXISTS => Err(Outcome::DroppedNoSnatPort),
+        _ => Err(Outcome::DroppedTableFull),
+    }
+}
+
+global_functions! {
+    keep_port4 => keep_port::<V4>;
+    keep_port6 => keep_port::<V6>;
+    first_port4 => first_port::<V4>;
+    first_port6 => first_port::<V6>;
+    other_port4 => other_port::<V4>;
+    other_port6 => other_port::<V6>;
+    insert_request4 => insert_request::<V4>;
+    insert_request6 => insert_request::<V6>;
+}
+
+/// Inserts the reply entry with the client's own port. 0, or the negative number of an error.
+#[inline(always)]
+fn keep_port<F: Family>() -> i32 {
+    let Some(scratch) = F::scratch() else { return FULL };
+    let result = own_port::<F>(scratch);
+    if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
+}
+
+/// Takes over a reply entry that already answers to this very request: left by a conversation that ended, or made
+/// by another CPU just now.
+#[inline(always)]
+fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
+    let key = borrow(place!(const scratch.key));
+    let table = FlowTable::<F>::of(get!(scratch.port_search.pending) != 0);
+    let old = table.find_in(key, place!(mut scratch.flow_key));
+    if old.is_null() || !recycle::is_counterpart(old, place!(const scratch.opening)) {
+        return false;
+    }
+    // Where another CPU made it just now, there is nothing to count yet.
+    if get!(old.packets) != 0 {
+        counters::end(old.cast_const());
+        set!(old.packets = 0);
+        set!(old.bytes = 0);
+    }
+    set!(old.service = get!(scratch.reply.service));
+    // Its numbers stay: `tcp::numbers::unassured`.
+    set!(old.state = 0);
+    set!(old.last = get!(scratch.port_search.now));
+    true
+}
+
+/// Inserts the request entry. Where there is no room for it in the main table, both go into the other one. 0, or the negative number
+/// of an error.
+#[inline(always)]
+fn insert_request<F: Family>() -> i32 {
+    let (Some(usage), Some(scratch)) = (TABLE_USAGE.get_ptr_mut(0), F::scratch()) else { return FULL };
+    let (tuple, key) = (borrow(place!(const scratch.opening)), borrow(place!(const scratch.key)));
+    let (request, room) = (place!(mut scratch.request), place!(mut scratch.flow_key));
+    // The main table may have had no room.
+    let pending = get!(scratch.port_search.pending) != 0;
+    let place = if pending { 0 } else { recycle::place::<F>(get!(scratch.port_search.spread)) };
+    set!(request.ifindex = place);
+    let flags = if pending { ANY } else { NOEXIST };
+    match FlowTable::<F>::of(pending).insert_in(tuple, room, request.cast_const(), flags) {
+        0 if pending => {}
+        0 => {
+            fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
+            recycle::enter::<F>(place, tuple);
+        }
+        FULL if !pending => {
+            // There was room for one entry, not for two.
+            recycle::note_full(usage, get!(scratch.port_search.now));
+            fetch_add(place!(mut usage.pending_created), 1);
+            set!(request.ifindex = 0);
+            FlowTable::<F>::main().remove_in(key, room);
+            let table = FlowTable::<F>::pending();
+            table.insert_in(key, room, place!(const scratch.reply), ANY);
+            table.insert_in(tuple, room, request.cast_const(), ANY);
+            set!(scratch.port_search.pending = 1);
+        }
+        failed => {
+            // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
+            // too: for an endpoint on this node both have the same.
+            let winner = FlowTable::<F>::main().find_in(tuple, room);
+            let shared = !winner.is_null() && recycle::is_counterpart(winner, key);
+            if !shared {
+                FlowTable::<F>::of(pending).remove_in(key, room);
+            }
+            if failed != EXISTS {
+                return failed;
+            }
+        }
+    }
+    0
+}
+
+/// Inserts the reply entry with the client's own port. 0, or the negative number of an error.
+#[inline(always)]
+fn own_port<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
+    name_port(scratch, get!(scratch.port_search.client_ports).source());
+    let result = try_insert::<F>(scratch);
+    if result == FULL && fall_back::<F>(scratch) { try_insert::<F>(scratch) } else { result }
+}
+
+/// Inserts the reply entry with the first port of the pool, which is not empty, and nearly always free. 0, or the negative number of
+/// an error.
+#[inline(always)]
+fn first_port<F: Family>() -> i32 {
+    next_port::<F>(false);
+    result::<F>()
+}
+
+/// As [`first_port`] with the next ports: [`EXISTS`] if all that were tried are taken.
+#[inline(always)]
+fn other_port<F: Family>() -> i32 {
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
+    result::<F>()
+}
+
+/// What the last insertion said.
+#[inline(always)]
+fn result<F: Family>() -> i32 {
+    F::scratch().map_or(FULL, |scratch| get!(scratch.port_search.result))
 }
 
 /// Makes the reply entry that of this source port.
@@ -230,7 +343,7 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
 
 /// Tries to insert the reply entry; a key that the other table has is taken, too.
 #[inline(always)]
-fn insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
+fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     let room = place!(mut scratch.flow_key);
     let (key, reply, pending) = (
         borrow(place!(const scratch.key)),
@@ -268,7 +381,7 @@ fn next_port<F: Family>(take_over: bool) -> i64 {
     let at = get!(scratch.port_search.at) & 0xffff;
     let port = load(pool.cast::<u16>().wrapping_add(at as usize));
     name_port(scratch, Port::from_host(port));
-    let mut result = insert::<F>(scratch);
+    let mut result = try_insert::<F>(scratch);
     if result == FULL && fall_back::<F>(scratch) {
         result = EXISTS;
     } else if result == EXISTS && !(take_over && recycle::take_over::<F>(scratch)) {

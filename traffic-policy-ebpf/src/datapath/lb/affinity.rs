@@ -31,7 +31,6 @@ pub fn endpoint_of_client<F: Family>(
     lasts: u32,
 ) -> u32 {
     let now = clock::nanoseconds();
-    let valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND);
     set!(
         lookup.key = AffinityKey {
             client: if client.netns == 0 { client.source.wide().wire() } else { [client.netns, 0] },
@@ -40,7 +39,10 @@ pub fn endpoint_of_client<F: Family>(
             kind: if client.netns == 0 { client::ADDRESS } else { client::NETNS },
         }
     );
-    let mut offset = remembered::<F>(list, lookup, valid_from);
+    set!(lookup.valid_from = now.wrapping_sub(lasts as u64 * NANOSECONDS_PER_SECOND));
+    set!(lookup.base = list.range.base);
+    set!(lookup.len = list.range.len);
+    let mut offset = had::<F>(lookup);
     // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
     // unconnected socket.
     if offset != NONE && now.wrapping_sub(get!(lookup.value.used)) < NANOSECONDS_PER_SECOND {
@@ -51,7 +53,7 @@ pub fn endpoint_of_client<F: Family>(
         // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
         // policy, say.
         set!(lookup.key.list = !list.local as u16);
-        offset = remembered::<F>(list, lookup, valid_from);
+        offset = had::<F>(lookup);
         set!(lookup.key.list = list.local as u16);
     }
     trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
@@ -78,16 +80,9 @@ pub fn endpoint_of_client<F: Family>(
 /// Offset within the list of the endpoint that the key in `lookup` names, if it is there and not too old; else [`NONE`].
 /// Leaves in `lookup` when it was used.
 #[inline(always)]
-fn remembered<F: Family>(list: &List, lookup: *mut AffinityLookup<F::Address>, valid_from: u64) -> u32 {
-    let key = borrow(place!(const lookup.key));
-    let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(key) else { return NONE };
-    let used = get!(had.used);
-    // By wrapping difference, for a time-out may reach back beyond the start of the clock.
-    if used.wrapping_sub(valid_from) as i64 <= 0 {
-        return NONE;
-    }
-    set!(lookup.value.used = used);
-    find::<F>(list, F::narrow(get!(had.endpoint)), get!(had.port), get!(had.offset), lookup)
+fn had<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> u32 {
+    let offset = if F::V6 { remembered6(lookup.cast()) } else { remembered4(lookup.cast()) };
+    offset as u32
 }
 
 /// Place of an endpoint within a list, [`NONE`] if it is not there; `guess` is looked at first.
@@ -99,21 +94,62 @@ pub fn find<F: Family>(
     guess: u32,
     lookup: *mut AffinityLookup<F::Address>,
 ) -> u32 {
-    let range = list.range;
-    if guess < range.len && is_at::<F>(range.base + guess, address, port) {
-        return guess;
-    }
-    // The kernel wants the context of a loop on the stack.
-    let mut context = lookup;
+    set!(lookup.base = list.range.base);
+    set!(lookup.len = list.range.len);
     set!(lookup.address = address);
     set!(lookup.port = port);
+    set!(lookup.offset = guess);
+    let offset = if F::V6 { search6(lookup.cast()) } else { search4(lookup.cast()) };
+    offset as u32
+}
+
+global_functions! {
+    remembered4 => remembered::<V4>, lookup: *mut AffinityLookup<Address4>;
+    remembered6 => remembered::<V6>, lookup: *mut AffinityLookup<Address6>;
+    search4 => search::<V4>, lookup: *mut AffinityLookup<Address4>;
+    search6 => search::<V6>, lookup: *mut AffinityLookup<Address6>;
+}
+
+/// As [`had`].
+#[inline(always)]
+fn remembered<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
+    if lookup.is_null() {
+        return NONE as i32;
+    }
+    // A copy: to Linux 6.1 what a global function is given is no memory for keys.
+    let key = get!(lookup.key);
+    let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(&key) else { return NONE as i32 };
+    let used = get!(had.used);
+    // By wrapping difference, for a time-out may reach back beyond the start of the clock.
+    if used.wrapping_sub(get!(lookup.valid_from)) as i64 <= 0 {
+        return NONE as i32;
+    }
+    set!(lookup.value.used = used);
+    set!(lookup.address = F::narrow(get!(had.endpoint)));
+    set!(lookup.port = get!(had.port));
+    set!(lookup.offset = get!(had.offset));
+    search::<F>(lookup)
+}
+
+/// Place of the endpoint that `lookup` names in the list that it names, as [`find`]; its `offset` is looked at first.
+#[inline(always)]
+fn search<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
+    if lookup.is_null() {
+        return NONE as i32;
+    }
+    let guess = get!(lookup.offset);
+    if guess < get!(lookup.len)
+        && is_at::<F>(get!(lookup.base) + guess, get!(lookup.address), get!(lookup.port))
+    {
+        return guess as i32;
+    }
     set!(lookup.found = 0);
-    set!(lookup.base = range.base);
-    set!(lookup.len = range.len);
     set!(lookup.offset = 0);
+    // The kernel wants the context of a loop on the stack.
+    let mut context = lookup;
     // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
     unsafe { bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0) };
-    if get!(lookup.found) != 0 { get!(lookup.offset) } else { NONE }
+    if get!(lookup.found) != 0 { get!(lookup.offset) as i32 } else { NONE as i32 }
 }
 
 #[inline(always)]

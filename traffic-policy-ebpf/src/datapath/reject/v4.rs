@@ -9,8 +9,9 @@ use super::{Answer, ICMP, TTL, segment, store_macs, swapped};
 
 use crate::datapath::{
     ctx::Packet,
-    family::V4,
+    family::{Family as _, V4},
     parse::{ETHERNET, Parse as _},
+    value::{load_once, store},
     words::{load8, load32, store16, store32},
 };
 
@@ -33,7 +34,10 @@ impl Answer for V4 {
         }
         let macs = swapped(data);
         let (client, frontend) = Self::addresses_at(ip);
+        let Some(scratch) = Self::scratch() else { return false };
+        let words = place!(mut scratch.quoted_words);
         let count = (load8::<0>(ip) as usize & 15) + 2;
+        store(words, count as u32);
         let mut quoted = [0u32; QUOTED4_WORDS];
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
         for (i, word) in quoted.iter_mut().enumerate() {
@@ -55,6 +59,8 @@ impl Answer for V4 {
         }
         store_macs(data, macs);
         header4(ip, length as u32, 1, frontend, client);
+        // To the verifier all ends of the first loop are then alike.
+        let count = load_once(words) as usize;
         let icmp = ip + IP4;
         store16::<0>(icmp, kind.to_be());
         store16::<2>(icmp, !checksum::fold(sum));

@@ -18,6 +18,7 @@ use crate::datapath::{
 const IP6: usize = 40;
 /// Largest IPv6 header with its extension headers, and the eight bytes after it that an error repeats.
 const QUOTED6_WORDS: usize = (ipv6_ext::MAX_LENGTH + 8) / 8;
+const QUOTED6_MASK: usize = QUOTED6_WORDS.next_power_of_two() - 1;
 const PROTOCOL_ICMP6: u8 = 58;
 
 impl Answer for V6 {
@@ -52,12 +53,15 @@ impl Answer for V6 {
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
         sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
         sum += client.sum() + frontend.sum();
-        // The packet moves back in place, its last word first.
-        for i in (0..QUOTED6_WORDS).rev() {
-            let from = ip + i * 8;
-            if i >= count {
-                continue;
+        // The packet moves back in place, its last word first. By one pointer that goes down: what the verifier learns of a word's
+        // place it then forgets with the next.
+        let mut left = count;
+        for _ in 0..QUOTED6_WORDS {
+            if left == 0 {
+                break;
             }
+            left -= 1;
+            let from = ip + (opaque(left as u64) as usize & QUOTED6_MASK) * 8;
             if from + IP6 + ICMP + 8 > end {
                 return false;
             }

@@ -6,7 +6,7 @@ pub mod explain;
 pub mod lookup;
 pub mod map;
 
-use core::{mem::MaybeUninit, ptr};
+use core::ptr;
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
@@ -108,8 +108,9 @@ impl<A: Address> DestinationCall<A> {
             hash,
             had,
         };
-        let mut search = MaybeUninit::<AffinityLookup<A>>::uninit();
-        let translation = lookup::decide::<F>(&query, search.as_mut_ptr());
+        // Written, for the global function that is given it.
+        let mut search = AffinityLookup::default();
+        let translation = lookup::decide::<F>(&query, &raw mut search);
         match translation.outcome {
             Outcome::Connected => {}
             Outcome::Passed | Outcome::PassedNotService => return CallVerdict::none(ALLOW),
