@@ -86,8 +86,8 @@ impl FlowEntry {
                 0
             },
             service: flow.service,
-            packets: flow.packets,
-            bytes: flow.bytes,
+            packets: flow.traffic().0,
+            bytes: flow.traffic().1,
         }
     }
 

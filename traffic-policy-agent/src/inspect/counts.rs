@@ -101,7 +101,7 @@ impl Counts {
                 counts.packets.entry((key.service, outcome)).or_default().add(count.packets, count.bytes);
             }
         })?;
-        let mut add = |kind, service, packets, bytes| {
+        let mut add = |kind, service, (packets, bytes)| {
             let Some(outcome) = outcome(kind) else { return };
             counts.packets.entry((service, outcome)).or_default().add(packets, bytes);
             if matches!(kind, kind::FORWARD | kind::DELIVER) {
@@ -110,12 +110,12 @@ impl Counts {
         };
         for name in ["tp_flows4", "tp_pending4"] {
             pinned.map(name)?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
-                add(flow.kind, flow.service, flow.packets, flow.bytes);
+                add(flow.kind, flow.service, flow.traffic());
             })?;
         }
         for name in ["tp_flows6", "tp_pending6"] {
             pinned.map(name)?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
-                add(flow.kind, flow.service, flow.packets, flow.bytes);
+                add(flow.kind, flow.service, flow.traffic());
             })?;
         }
         Ok(counts)

@@ -172,7 +172,10 @@ fn join<A: Address + FromWire>(
     clock: &Clock,
 ) -> Flow {
     let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
-    let traffic = |entry: &abi::Flow<A>| Traffic { packets: entry.packets, bytes: entry.bytes };
+    let traffic = |entry: &abi::Flow<A>| {
+        let (packets, bytes) = entry.traffic();
+        Traffic { packets, bytes }
+    };
     let idle = clock.idle(request.last);
     Flow {
         service: request.service,

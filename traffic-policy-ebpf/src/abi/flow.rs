@@ -44,7 +44,7 @@ pub struct Flow<A: Address> {
     /// Index of the Service port.
     pub service: u32,
     pub packets: u64,
-    /// Bytes of IP packets.
+    /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request entry has them.
     pub bytes: u64,
     /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is assured, as in the table of
     /// [`crate::tcp::numbers`].
@@ -57,6 +57,11 @@ pub struct Flow<A: Address> {
 }
 
 impl<A: Address> Flow<A> {
+    /// Packets, and bytes of IP packets.
+    pub const fn traffic(&self) -> (u64, u64) {
+        (self.packets, if self.packets == 0 { 0 } else { self.bytes })
+    }
+
     /// The tuple of the packets that this entry's packets become.
     #[inline(always)]
     pub fn translated(&self, protocol: u32) -> Tuple<A> {

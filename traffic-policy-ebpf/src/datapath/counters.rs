@@ -82,5 +82,5 @@ pub fn end<A: Address>(entry: *const Flow<A>) {
         kind::REPLY_LOCAL => Outcome::RepliedLocal,
         _ => return,
     };
-    add(service, outcome, packets, bytes, 1);
+    add(service, outcome, packets, if packets == 0 { 0 } else { bytes }, 1);
 }

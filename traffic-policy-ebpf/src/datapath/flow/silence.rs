@@ -26,6 +26,9 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
         return false;
     }
     set!(entry.numbers = syn.opening());
+    if get!(reply.packets) == 0 {
+        set!(reply.bytes = syn.opening());
+    }
     set!(reply.state &= !ANSWERED);
     true
 }

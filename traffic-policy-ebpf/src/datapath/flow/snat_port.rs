@@ -116,7 +116,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             last: self.now,
             service: self.service,
             packets: 0,
-            bytes: 0,
+            bytes: self.opening(),
             numbers: 0,
             ifindex: self.packet.ingress(),
             mac_tail,
@@ -243,8 +243,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if get!(old.packets) != 0 {
         counters::end(old.cast_const());
         set!(old.packets = 0);
-        set!(old.bytes = 0);
     }
+    set!(old.bytes = get!(scratch.reply.bytes));
     set!(old.service = get!(scratch.reply.service));
     // Its numbers stay: `tcp::numbers::unassured`.
     set!(old.state = 0);

@@ -122,6 +122,9 @@ pub fn track_reply<F: Family>(
         return reply(parsed, entry, ptr::null(), true);
     }
     let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
+    if !pending && is_first_answer(parsed, entry) {
+        return Transition::Keep(entry);
+    }
         return Transition::Leave(Outcome::DroppedInternalError);
     };
     let other = counterpart(parsed, key, pending);
@@ -132,6 +135,24 @@ pub fn track_reply<F: Family>(
 }
 
 /// Takes the mark of the last sweep off.
+/// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then: that spares the look-up of the
+/// request entry. False: it is none, or more has to be known to tell.
+#[inline(always)]
+fn is_first_answer<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) -> bool {
+    let opening = get!(entry.bytes);
+    if get!(entry.state) != 0 || get!(entry.packets) != 0 || opening == 0 || !parsed.is_tcp() {
+        return false;
+    }
+    let after = numbers::unassured(false, 0, get!(entry.numbers), opening, &parsed.segment());
+    // An earlier conversation's last words change no state.
+    let answers = after.fits && after.state != 0;
+    if answers {
+        begin_count(entry);
+        take(entry, &after);
+    }
+    answers
+}
+
 #[inline(always)]
 fn unmark<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.state) & MARKED != 0 {
@@ -357,9 +378,18 @@ fn mark_stale<F: Family>(
     if old.is_null() || !table::is_counterpart(old, tuple) {
         return;
     }
+    begin_count(entry);
     set!(old.state |= GONE);
     if tuple.protocol == PROTOCOL_TCP {
         counters::end(old.cast_const());
         FlowTable::<F>::main().remove(key);
+/// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers there.
+#[inline(always)]
+pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
+    if get!(entry.packets) == 0 {
+        set!(entry.bytes = 0);
+    }
+}
+
     }
 }

@@ -16,7 +16,7 @@ use crate::datapath::{
     clock,
     ctx::Packet,
     family::Family,
-    flow::table,
+    flow::{state, table},
     forward::{self, Rewrite, Translatable},
     maps::ANY,
     parse::{Parsed, variable::VariableHeaders},
@@ -121,6 +121,7 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     }
     #[inline(always)]
     fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
+        state::begin_count(entry);
         forward::account::<F>(entry, self.parsed.length, now);
     }
     #[inline(always)]
