@@ -1,7 +1,9 @@
 //! Exhausted resources: room in the table, source ports, tuples. Other flows go on.
 
 use traffic_policy_agent::dataplane::MapSizes;
-use traffic_policy_testing::harness::{self, FlowEntry, Frontend, HZ, Harness, Hook, Place, Setup, Spot};
+use traffic_policy_testing::harness::{
+    self, FlowEntry, Frontend, HZ, Harness, Hook, Input, Place, Setup, Spot,
+};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -146,6 +148,46 @@ fn ports_of_flows_that_are_over_are_used_again() {
             assert_eq!(harness.unassured(terms.family, terms.tcp), 1);
             second.answer(harness, SYN_ACK).expect("replied");
             second.send(harness, ACK).expect("forwarded");
+        }
+    });
+}
+
+/// Clients open connections again that are over, while on another CPU new ones take their ports: no CPU writes over an element that
+/// the other has removed, which is another flow's by then.
+#[test]
+fn connections_begin_anew_while_their_ports_are_taken() {
+    const PORTS: std::ops::Range<u16> = 5000..5032;
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        let opening = |dialogue: Dialogue| Input::new(terms.hook, dialogue.opening().bytes());
+        let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
+        let (over, newer): (Vec<_>, Vec<_>) =
+            (0..PORTS.len() as u16).map(|number| (of_port(1 + number), of_port(1001 + number))).unzip();
+        for _ in 0..40 {
+            harness.set_up(&setup(Spot::Near).pool(PORTS));
+            for dialogue in &over {
+                dialogue.establish(harness);
+                dialogue.send(harness, flag::RST | ACK).expect("forwarded");
+                dialogue.idle(harness, 30);
+            }
+            let lists = [&over, &newer].map(|dialogues| dialogues.iter().copied().map(opening).collect());
+            let [again, first]: [Vec<_>; 2] = lists;
+            if harness.at_once([&again, &first]).is_none() {
+                eprintln!("one CPU: nothing is at once");
+                return;
+            }
+            let flows = harness.flows(terms.family);
+            let (requests, replies): (Vec<_>, Vec<_>) = flows.into_iter().partition(FlowEntry::is_request);
+            assert!(requests.len() >= PORTS.len() / 2, "{requests:?}");
+            for request in &requests {
+                let pair = |reply: &&FlowEntry| {
+                    (reply.from, reply.to) == (request.new_to, request.new_from)
+                        && (reply.new_from, reply.new_to) == (request.to, request.from)
+                };
+                assert_eq!(replies.iter().filter(pair).count(), 1, "{request:?}\n{replies:?}");
+            }
         }
     });
 }

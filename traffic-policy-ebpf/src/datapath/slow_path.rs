@@ -88,7 +88,15 @@ pub fn prepare<P: Packet, F: Rewrite>(
     }
     let mut entry = kept;
     if entry.is_null() {
-        let created = create(packet, parsed, restart, now)?;
+        let created = match create(packet, parsed, restart, now) {
+            Ok(created) => created,
+            Err(decision) => {
+                if !restart.is_null() {
+                    state::unclaim::<F>(restart);
+                }
+                return Err(decision);
+            }
+        };
         entry = created.request;
         events::emit::<F>(|| new_flow(packet, parsed, entry));
         if created.unresolved != 0 {

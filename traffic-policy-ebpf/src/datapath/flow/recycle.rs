@@ -169,6 +169,9 @@ fn look<F: Family>() -> i64 {
     if limit == 0 || idle::<F>(request, reply, get!(scratch.port_search.now)) <= limit {
         return 0;
     }
+    if claim(request) == CLAIMED {
+        return 0;
+    }
     remove::<F>(request, request_key, reply, borrow(reply_key), room, false);
     0
 }
@@ -242,20 +245,25 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if numbers == CLAIMED {
         return false;
     }
+    if claim(request) == CLAIMED {
+        // Its client opens it again.
+        set!(reply.numbers = numbers);
+        return false;
+    }
     // For the ACK that answers the SYN.
     set!(scratch.reply.numbers = numbers);
     remove::<F>(request, request_key, reply, key, room, pending);
     true
 }
 
-/// Numbers of an entry that a CPU is taking over. (Of a connection they are these once in 2^64.)
-const CLAIMED: u64 = u64::MAX;
+/// Numbers of an entry that a CPU is taking over, removing or writing over. (Of a connection they are these once in 2^64.)
+pub const CLAIMED: u64 = u64::MAX;
 
 /// The numbers of an entry that is to be taken over: [`CLAIMED`] if another CPU was first, which may have put its own flow's in its
 /// place by now.
 #[inline(always)]
-fn claim<A: Address>(reply: *mut Flow<A>) -> u64 {
-    exchange(place!(mut reply.numbers), CLAIMED)
+pub fn claim<A: Address>(entry: *mut Flow<A>) -> u64 {
+    exchange(place!(mut entry.numbers), CLAIMED)
 }
 
 /// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.

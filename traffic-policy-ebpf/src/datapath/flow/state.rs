@@ -18,7 +18,8 @@ use crate::datapath::{
     clock, counters,
     family::Family,
     flow::{
-        recycle, silence,
+        recycle::{self, CLAIMED},
+        silence,
         table::{self, FlowTable},
     },
     maps::{FULL, NOEXIST, TABLE_USAGE},
@@ -121,10 +122,10 @@ pub fn track_reply<F: Family>(
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
         return reply(parsed, entry, ptr::null(), true);
     }
-    let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
     if !pending && is_first_answer(parsed, entry) {
         return Transition::Keep(entry);
     }
+    let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
         return Transition::Leave(Outcome::DroppedInternalError);
     };
     let other = counterpart(parsed, key, pending);
@@ -134,7 +135,6 @@ pub fn track_reply<F: Family>(
     reply(parsed, entry, other.cast_const(), believed)
 }
 
-/// Takes the mark of the last sweep off.
 /// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then: that spares the look-up of the
 /// request entry. False: it is none, or more has to be known to tell.
 #[inline(always)]
@@ -153,6 +153,7 @@ fn is_first_answer<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) 
     answers
 }
 
+/// Takes the mark of the last sweep off.
 #[inline(always)]
 fn unmark<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.state) & MARKED != 0 {
@@ -183,10 +184,13 @@ fn request<F: Family>(
     reply: *mut Flow<F::Address>,
     pending: bool,
 ) -> Transition<F::Address> {
-    let again = if pending { Transition::Forget } else { Transition::Restart(entry) };
     if reply.is_null() {
         // Its reply entry is gone: nothing that this flow sends could come back.
-        return if !parsed.is_tcp() || parsed.opens() { again } else { Transition::Forget };
+        return if !parsed.is_tcp() || parsed.opens() {
+            again(parsed, entry, pending)
+        } else {
+            Transition::Forget
+        };
     }
     let (mut state, reply_state) = (get!(entry.state), get!(reply.state));
     let answered = reply_state & ANSWERED != 0;
@@ -194,8 +198,11 @@ fn request<F: Family>(
         let segment = parsed.segment();
         let (own, other) = (get!(entry.numbers), get!(reply.numbers));
         if parsed.opens() {
+            if own == CLAIMED {
+                return Transition::Leave(Outcome::DroppedTableFull);
+            }
             if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
-                return again;
+                return again(parsed, entry, pending);
             }
             if state & ASSURED == 0 {
                 return if silence::is_attempt(entry, reply, &segment) {
@@ -205,7 +212,11 @@ fn request<F: Family>(
                 };
             }
             // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
-            return if silence::after_syn(entry, reply) { again } else { Transition::Ignore(entry) };
+            return if silence::after_syn(entry, reply) {
+                again(parsed, entry, pending)
+            } else {
+                Transition::Ignore(entry)
+            };
         }
         if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
@@ -231,13 +242,51 @@ fn request<F: Family>(
         take(entry, &after);
         state = after.state;
     } else if state & GONE != 0 {
-        return again;
+        return again(parsed, entry, pending);
     }
     // What found no room in the main table tries again.
     if state & ASSURED == 0 && answered || state & ASSURED != 0 && pending {
         return assure(parsed, entry, key, reply, pending);
     }
     Transition::Keep(entry)
+}
+
+/// A conversation begins anew on an entry. In the main table it is written over, by the CPU that has claimed it: another one may be
+/// writing it, too, or removing the flow for its port, and an element that was removed is handed out again at once.
+#[inline(always)]
+fn again<F: Family>(
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+    pending: bool,
+) -> Transition<F::Address> {
+    if pending {
+        return Transition::Forget;
+    }
+    let Some(scratch) = F::scratch() else { return Transition::Forget };
+    let former = recycle::claim(entry);
+    if former == CLAIMED {
+        // A SYN is sent again; a datagram takes the entry as it finds it.
+        return if parsed.is_tcp() {
+            Transition::Leave(Outcome::DroppedTableFull)
+        } else {
+            Transition::Forget
+        };
+    }
+    // Removed before it was claimed: it is another flow's now.
+    if FlowTable::<F>::main().find(&parsed.tuple) != entry {
+        set!(entry.numbers = former);
+        return Transition::Forget;
+    }
+    set!(scratch.former_numbers = former);
+    Transition::Restart(entry)
+}
+
+/// Gives up what [`again`] has claimed: there is no endpoint, or no port.
+#[inline(always)]
+pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
+    if let Some(scratch) = F::scratch() {
+        set!(entry.numbers = get!(scratch.former_numbers));
+    }
 }
 
 #[inline(always)]
@@ -329,8 +378,17 @@ fn reply<F: Family>(
         }
         return Transition::Keep(entry);
     }
+    begin_count(entry);
     take(entry, &after);
     Transition::Keep(entry)
+}
+
+/// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers there.
+#[inline(always)]
+pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
+    if get!(entry.packets) == 0 {
+        set!(entry.bytes = 0);
+    }
 }
 
 /// Writes a new conversation over the request entry of one that has ended. Packets of the old one may be reading: the entry
@@ -378,18 +436,9 @@ fn mark_stale<F: Family>(
     if old.is_null() || !table::is_counterpart(old, tuple) {
         return;
     }
-    begin_count(entry);
     set!(old.state |= GONE);
     if tuple.protocol == PROTOCOL_TCP {
         counters::end(old.cast_const());
         FlowTable::<F>::main().remove(key);
-/// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers there.
-#[inline(always)]
-pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
-    if get!(entry.packets) == 0 {
-        set!(entry.bytes = 0);
-    }
-}
-
     }
 }
