@@ -249,6 +249,30 @@ fn a_forged_syn_does_not_keep_the_client_out() {
     });
 }
 
+/// A SYN with another number before any answer: the answer to the first is no longer awaited.
+#[test]
+fn a_new_attempt_is_answered_by_its_own_number() {
+    each(|harness, terms, dialogue| {
+        if !terms.tcp {
+            return;
+        }
+        const FIRST: u32 = SYN_NUMBER + (1 << 31);
+        harness.run(terms.hook, &dialogue.opening().numbers(FIRST, 0));
+        dialogue.idle(harness, 1);
+        dialogue.open(harness);
+        let late = dialogue.answer_packet(harness, SYN_ACK).numbers(ANSWER_NUMBER, FIRST + 1);
+        dialogue.answered(harness, &late).expect("passed-out-of-window");
+        assert_eq!(states(dialogue.entries(harness)), (0, 0));
+        let answer = dialogue.answer_packet(harness, SYN_ACK);
+        let outcome = dialogue.answered(harness, &answer).outcome;
+        assert!(outcome.starts_with("replied"), "{outcome}");
+        let (_, reply) = dialogue.entries(harness);
+        assert_eq!((reply.packets, reply.bytes), (1, answer.bytes().len() as u64 - 14));
+        dialogue.send(harness, ACK);
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
+    });
+}
+
 /// A connection that is over gives its place to the next one; what still comes from its endpoint is not translated.
 #[test]
 fn a_syn_on_a_closed_connection_chooses_anew() {

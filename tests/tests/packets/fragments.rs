@@ -3,9 +3,9 @@
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
-use traffic_policy_testing::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
-use crate::dialogue::everywhere;
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -287,6 +287,27 @@ fn a_record_without_a_flow() {
         harness.evict(&request);
         harness.evict(&reply);
         harness.run(terms.hook, &fragments[1]).expect("passed-fragment");
+    });
+}
+
+/// A later fragment by the record of an earlier flow with the same source port. Until its first packet the entry that it meets keeps the
+/// SYN's numbers where bytes are counted.
+#[test]
+fn the_record_of_an_earlier_flow() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(NODE, NEAR).pool([5000]));
+        let [first, second] = [1, 2].map(|port| Dialogue::new(terms, NODE).with_port(port));
+        first.establish(harness);
+        let fragments = long(first.answer_packet(harness, flag::ACK), 7).fragments(SIZE);
+        harness.run(terms.hook, &fragments[0]).expect("replied");
+        for entry in harness.flows(terms.family) {
+            harness.evict(&entry);
+        }
+        second.open(harness).expect("forwarded");
+        assert_eq!(second.entries(harness).1.bytes, 0, "nothing was counted");
+        harness.run(terms.hook, &fragments[1]).expect("replied");
+        let (_, reply) = second.entries(harness);
+        assert_eq!((reply.packets, reply.bytes), (1, fragments[1].bytes().len() as u64 - 14));
     });
 }
 

@@ -17,6 +17,7 @@ mod matrix;
 mod neighbours;
 mod other_proxy;
 mod overlay;
+mod own_datagrams;
 mod path_mtu;
 mod reject;
 mod router;

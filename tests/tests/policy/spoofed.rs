@@ -1,5 +1,5 @@
 //! A stranger who knows addresses and ports of connections, but sees none of their packets, cannot end them: real sockets, and
-//! segments with forged sources from the router.
+//! segments with forged sources from the router. Nor can a datagram with a forged source start a storm.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -142,4 +142,35 @@ fn strangers_end_nothing_by_tc() {
 #[test]
 fn strangers_end_nothing_by_xdp() {
     strangers_end_nothing("xdp");
+}
+
+/// One datagram from a node port to itself: each answer of an echoing endpoint would be its next question.
+fn a_datagram_makes_no_storm(attach: &str, hook: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    let stranger = Stranger::at(&cluster);
+    for family in Family::BOTH {
+        let to = cluster.at(1, family, PORT);
+        cluster.ask_until_all(Protocol::Udp, to, &["pod-1-1", "pod-2-1"]).unwrap();
+        let dropped = || agents[0].packets(hook, "dropped-martian-source").unwrap();
+        let end = (to.ip(), to.port());
+        let before = dropped();
+        stranger.send(&Packet::udp(end, end).payload(b"hello\n"));
+        until(&format!("the drop by {attach}, {family:?}"), PATIENCE, || dropped() > before);
+        assert_eq!(dropped(), before + 1, "{attach} {family:?}: no answer has come back");
+        let made: Vec<_> = flows(&agents[0]);
+        let looping: Vec<_> = made.iter().filter(|flow| socket(flow, "client") == to).collect();
+        assert!(looping.is_empty(), "{attach}: {looping:?}");
+    }
+}
+
+#[test]
+fn a_datagram_makes_no_storm_by_tc() {
+    a_datagram_makes_no_storm("tc", "tc-ingress");
+}
+
+#[test]
+fn a_datagram_makes_no_storm_by_xdp() {
+    a_datagram_makes_no_storm("xdp", "xdp");
 }
