@@ -187,8 +187,10 @@ where
     Slot<A>: Pod,
 {
     let slots = pinned.map(slots)?;
+    let entries = pinned.map(frontends)?.entries::<FrontendKey<A>, Frontend>()?;
+    // Read after them: a drain that has just begun would seem to last longer than it does.
     let now = clock::monotonic()?;
-    for (key, frontend) in pinned.map(frontends)?.entries::<FrontendKey<A>, Frontend>()? {
+    for (key, frontend) in entries {
         if key.scope == scope::CLUSTER_IP {
             continue;
         }
