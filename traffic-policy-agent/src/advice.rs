@@ -85,7 +85,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
             context.policy()
         ),
         Outcome::DroppedNoSnatPort => "every source port that was tried towards the endpoint belongs to another flow".to_owned(),
-        Outcome::DroppedTableFull => "the flow table is full, and flows that stand are never evicted for new ones; a single SYN: another CPU was taking its entry at that moment".to_owned(),
+        Outcome::DroppedTableFull => "the flow table is full, and flows that stand are never evicted for new ones; or, of a single SYN, another CPU was writing or removing its entry at that moment".to_owned(),
         Outcome::DroppedNoRoute => "this node has no route to the endpoint (or, of a reply, to the client)".to_owned(),
         Outcome::DroppedForwardingDisabled => format!("the kernel does not forward packets that come by {}", context.device()),
         Outcome::DroppedMtuExceeded => "it is longer than the way out allows; it might be fragmented, which the packet path does not do".to_owned(),

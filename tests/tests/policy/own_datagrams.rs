@@ -12,7 +12,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::scaled;
 
 const PORT: u16 = 30_080;
-/// Of the server that the node asks.
+/// Port of the server that the node asks.
 const UPSTREAM: u16 = 5353;
 
 fn bound(namespace: &Namespace, family: Family, port: u16) -> UdpSocket {
@@ -36,7 +36,7 @@ fn answers_are_the_nodes(attach: &str) {
         let resolver = bound(lab.node(1).netns(), family, PORT);
         for turn in 0..3 {
             let what = format!("{attach} {family:?}, question {turn}");
-            // The Service's clients are not in its way, nor it in theirs.
+            // Clients of the Service are served from the same port meanwhile.
             cluster.ask_until_all(Protocol::Udp, node_port, &["pod-1-1", "pod-2-1"]).unwrap();
             let question = format!("question {turn}");
             let to = SocketAddr::new(lab.client().address(family), UPSTREAM);

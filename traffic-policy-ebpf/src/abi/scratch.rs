@@ -83,7 +83,7 @@ pub struct PortSearch {
     pub now: u32,
     /// 1: of a flow that has an entry in the main table, so that the other one cannot lie in `tp_pending`.
     pub stays: u32,
-    /// Says where to look for a place of the directory.
+    /// Hash by which free places of the directory are tried.
     pub spread: u32,
 }
 

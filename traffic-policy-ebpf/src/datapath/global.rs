@@ -1,9 +1,9 @@
 //! Global functions: functions that the verifier walks once for each program that calls them, by themselves
-//! (`do_check_subprogs`), and not once for each state that a caller may be in. What they are given lies in scratch memory, or is
-//! one pointer; what they return is a number of which a caller knows nothing more.
+//! (`do_check_subprogs`), and not once for each state that a caller may be in. Arguments are passed in
+//! scratch memory, or as one pointer; the result is a number, of which the verifier knows no bounds.
 //!
-//! The kernel tells them by their linkage in BTF. A call costs two nanoseconds, so none lies on the way of an established packet.
-//! <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c#L15128>
+//! The kernel tells them by their linkage in BTF. None is called for an established packet.
+//! <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c>
 
 /// `name => function;`, or `name => function, argument: type;`. To the verifier a pointer that is given may be null.
 macro_rules! global_functions {

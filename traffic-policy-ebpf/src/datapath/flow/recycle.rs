@@ -102,7 +102,8 @@ pub fn is_agent_late(now: u32) -> bool {
     second != 0 && now.wrapping_sub(seen) > LATE * second
 }
 
-/// Looks for flows that are over, if the main table was full not long ago. Before a new flow is written: it uses the same memory.
+/// Looks for flows that are over, if the main table was full not long ago. To be called before `NewFlow::write`: both use `key` and
+/// `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
     if now.wrapping_sub(get!(usage.full_at)) < FULL_FOR {
@@ -246,7 +247,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return false;
     }
     if claim(request) == CLAIMED {
-        // Its client opens it again.
+        // Another CPU writes a new flow over it.
         set!(reply.numbers = numbers);
         return false;
     }

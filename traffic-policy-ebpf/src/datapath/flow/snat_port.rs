@@ -37,7 +37,7 @@ pub struct NewFlow<'a, P, F: Family> {
     /// Source towards the endpoint.
     pub source: F::Address,
     pub service: u32,
-    /// Of the request's way, as [`Flow`] has them.
+    /// Next hop of the request entry, and the route epoch that it belongs to: [`Flow::hop`].
     pub hop: u16,
     pub epoch: u16,
     pub now: u32,
@@ -48,7 +48,7 @@ pub struct NewFlow<'a, P, F: Family> {
     pub place: u32,
 }
 
-/// Stands for "it has no entry yet".
+/// [`NewFlow::place`] of a flow that has no entry yet.
 pub const NEW: u32 = u32::MAX;
 
 impl<P: Packet, F: Family> NewFlow<'_, P, F> {
@@ -321,7 +321,7 @@ fn other_port<F: Family>() -> i32 {
     result::<F>()
 }
 
-/// What the last insertion said.
+/// Result of the last insertion: 0, or the negative number of an error.
 #[inline(always)]
 fn result<F: Family>() -> i32 {
     F::scratch().map_or(FULL, |scratch| get!(scratch.port_search.result))

@@ -144,7 +144,7 @@ fn is_first_answer<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) 
         return false;
     }
     let after = numbers::unassured(false, 0, get!(entry.numbers), opening, &parsed.segment());
-    // An earlier conversation's last words change no state.
+    // A late segment of an earlier connection fits as well, but changes no state: the general case decides on it.
     let answers = after.fits && after.state != 0;
     if answers {
         begin_count(entry);
@@ -265,7 +265,7 @@ fn again<F: Family>(
     let Some(scratch) = F::scratch() else { return Transition::Forget };
     let former = recycle::claim(entry);
     if former == CLAIMED {
-        // A SYN is sent again; a datagram takes the entry as it finds it.
+        // The client sends a SYN again. A datagram is translated by the entry as it is.
         return if parsed.is_tcp() {
             Transition::Leave(Outcome::DroppedTableFull)
         } else {
@@ -281,7 +281,7 @@ fn again<F: Family>(
     Transition::Restart(entry)
 }
 
-/// Gives up what [`again`] has claimed: there is no endpoint, or no port.
+/// Restores the numbers of an entry that [`again`] has claimed, where no new flow could be made.
 #[inline(always)]
 pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     if let Some(scratch) = F::scratch() {

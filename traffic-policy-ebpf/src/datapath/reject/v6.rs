@@ -53,8 +53,8 @@ impl Answer for V6 {
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
         sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
         sum += client.sum() + frontend.sum();
-        // The packet moves back in place, its last word first. By one pointer that goes down: what the verifier learns of a word's
-        // place it then forgets with the next.
+        // The packet moves back in place, its last word first. One pointer is moved down: with an offset of its own for each word
+        // the verifier would follow each possible length to the end.
         let mut left = count;
         for _ in 0..QUOTED6_WORDS {
             if left == 0 {

@@ -108,7 +108,7 @@ impl<A: Address> DestinationCall<A> {
             hash,
             had,
         };
-        // Written, for the global function that is given it.
+        // Initialized: the verifier may want this of memory that a global function is given.
         let mut search = AffinityLookup::default();
         let translation = lookup::decide::<F>(&query, &raw mut search);
         match translation.outcome {
