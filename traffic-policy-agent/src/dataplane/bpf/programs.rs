@@ -5,12 +5,20 @@ use std::{fs, io::ErrorKind, path::Path};
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
+    maps::{MapData, ProgramArray},
     programs::{ProgramFd, ProgramInfo, SchedClassifier, Xdp},
 };
 use traffic_policy_ebpf::abi::jump;
 
 use super::{loader::kernel_types, verifier};
 use crate::dataplane::maps::Maps;
+
+/// A hook of devices by which packets come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketHook {
+    Xdp,
+    Tc,
+}
 
 /// Programs of the XDP hook, and of TC, that others jump to, by their index.
 const XDP_JUMPS: [(u32, &str); 8] = [
@@ -39,7 +47,7 @@ const TC_JUMPS: [(u32, &str); 12] = [
 ];
 
 /// The programs where packets enter, which are pinned for others to run.
-const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
+pub const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
 /// Verifies and loads every program of an object.
 ///
@@ -72,15 +80,38 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// # Errors
 /// A program that is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    for (index, name) in XDP_JUMPS {
-        maps.xdp_jumps
-            .set(index, &fd(object, name)?, 0)
-            .with_context(|| format!("{name} cannot be put in place"))?;
+    put_in_place(&mut maps.xdp_jumps, object, &XDP_JUMPS)?;
+    put_in_place(&mut maps.tc_jumps, object, &TC_JUMPS)
+}
+
+/// As [`jumps`], of those alone that [`of_ingress`] names.
+///
+/// # Errors
+/// As there.
+pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: bool) -> Result<()> {
+    let jumps: Vec<_> = of_ingress(hook, ipv6).collect();
+    match hook {
+        PacketHook::Xdp => put_in_place(&mut maps.xdp_jumps, object, &jumps),
+        PacketHook::Tc => put_in_place(&mut maps.tc_jumps, object, &jumps),
     }
-    for (index, name) in TC_JUMPS {
-        maps.tc_jumps
-            .set(index, &fd(object, name)?, 0)
-            .with_context(|| format!("{name} cannot be put in place"))?;
+}
+
+/// What the program at which packets of a hook come in may jump to for one of an address family: index, name.
+pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'static str)> {
+    let jumps: &[_] = match hook {
+        PacketHook::Xdp => &XDP_JUMPS,
+        PacketHook::Tc => &TC_JUMPS,
+    };
+    let comes_in = move |index: u32| {
+        (index >= jump::FAMILY) == ipv6
+            && ![jump::ICMP_ERROR_OUT, jump::VARIABLE_HEADERS_OUT].contains(&(index % jump::FAMILY))
+    };
+    jumps.iter().copied().filter(move |(index, _)| comes_in(*index))
+}
+
+fn put_in_place(table: &mut ProgramArray<MapData>, object: &Ebpf, jumps: &[(u32, &str)]) -> Result<()> {
+    for (index, name) in jumps {
+        table.set(*index, &fd(object, name)?, 0).with_context(|| format!("{name} cannot be put in place"))?;
     }
     Ok(())
 }

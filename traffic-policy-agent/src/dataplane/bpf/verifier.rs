@@ -71,7 +71,15 @@ fn kept(log: &Result<PathBuf, String>) -> String {
 /// A [`Refusal`]; or why the kernel loads nothing that has little to do with the program itself. Of several programs the
 /// first one by name is reported.
 pub fn load(object: &mut Ebpf, btf: &Btf) -> Result<usize> {
-    let mut programs: Vec<_> = object.programs_mut().collect();
+    load_those(object, btf, |_| true)
+}
+
+/// As [`load`], of those programs whose name is wanted.
+///
+/// # Errors
+/// As there.
+pub fn load_those(object: &mut Ebpf, btf: &Btf, wanted: impl Fn(&str) -> bool) -> Result<usize> {
+    let mut programs: Vec<_> = object.programs_mut().filter(|(name, _)| wanted(name)).collect();
     programs.sort_unstable_by_key(|(name, _)| *name);
     let all = programs.len();
     // From the end of the alphabet, where the longest to verify are: xdp_… and tc_….
