@@ -162,7 +162,7 @@ fn look<F: Family>() -> i64 {
     name_counterpart(request, protocol, reply_key);
     let reply = table.find_in(borrow(reply_key), room);
     // Without its reply entry nothing that the flow sends could come back; another's must stay.
-    if reply.is_null() || !is_counterpart(reply, request_key) {
+    if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
         return 0;
     }
     let limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, get!(request.state), get!(reply.state));
@@ -213,13 +213,13 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return false;
     }
     name_counterpart(reply, key.protocol, request_key);
-    let own = is_counterpart(place!(const scratch.reply), request_key);
+    let own = table::is_counterpart_in_place(place!(const scratch.reply), request_key);
     if own {
         // Of the very entry that is about to be written over.
         return false;
     }
     let request = FlowTable::<F>::of(pending).find_in(borrow(request_key), room);
-    if request.is_null() || !is_counterpart(request, key) {
+    if request.is_null() || !table::is_counterpart_in_place(request, key) {
         // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
         if idle::<F>(reply, reply, now) < AFTER_FIN * second || claim(reply) == CLAIMED {
             return false;
@@ -274,14 +274,6 @@ fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut 
     set!(key.destination = get!(entry.source));
     set!(key.ports = get!(entry.ports).reversed());
     set!(key.protocol = protocol);
-}
-
-/// As [`table::is_counterpart`], field by field like [`name_counterpart`].
-#[inline(always)]
-pub fn is_counterpart<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
-    get!(key.source) == get!(entry.destination)
-        && get!(key.destination) == get!(entry.source)
-        && get!(key.ports) == get!(entry.ports).reversed()
 }
 
 /// Jiffies since the last packet of a flow.

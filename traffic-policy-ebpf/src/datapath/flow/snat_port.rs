@@ -236,7 +236,7 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let key = borrow(place!(const scratch.key));
     let table = FlowTable::<F>::of(get!(scratch.port_search.pending) != 0);
     let old = table.find_in(key, place!(mut scratch.flow_key));
-    if old.is_null() || !recycle::is_counterpart(old, place!(const scratch.opening)) {
+    if old.is_null() || !table::is_counterpart_in_place(old, place!(const scratch.opening)) {
         return false;
     }
     // Where another CPU made it just now, there is nothing to count yet.
@@ -285,7 +285,7 @@ fn insert_request<F: Family>() -> i32 {
             // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
             // too: for an endpoint on this node both have the same.
             let winner = FlowTable::<F>::main().find_in(tuple, room);
-            let shared = !winner.is_null() && recycle::is_counterpart(winner, key);
+            let shared = !winner.is_null() && table::is_counterpart_in_place(winner, key);
             if !shared {
                 FlowTable::<F>::of(pending).remove_in(key, room);
             }

@@ -118,6 +118,15 @@ pub fn is_counterpart<A: Address>(entry: *const Flow<A>, tuple: &Tuple<A>) -> bo
     translated(entry, tuple.protocol) == tuple.reversed()
 }
 
+/// As [`is_counterpart`], of a key that is in a map's value too: compared field by field, because the stack of a callback has no
+/// room for a tuple.
+#[inline(always)]
+pub fn is_counterpart_in_place<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
+    get!(key.source) == get!(entry.destination)
+        && get!(key.destination) == get!(entry.source)
+        && get!(key.ports) == get!(entry.ports).reversed()
+}
+
 /// The entry of a packet, null if it has none, and whether it lies in `tp_pending`.
 #[inline(always)]
 pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
