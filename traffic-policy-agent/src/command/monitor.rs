@@ -29,7 +29,7 @@ use crate::{
 
 /// Show drops, rejects and new flows as they happen: Service, policy, reason and fix.
 ///
-/// While it runs, the packet path writes an event for each, at most 1,000 a second on each CPU; what is left out is counted.
+/// While it runs, the packet path writes an event for each, at most 1,000 a second on each CPU; what exceeds that is suppressed and counted.
 /// It costs nothing while nobody runs it.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -98,7 +98,7 @@ impl Arguments {
         let mut listener = Listener::start(&pinned)?;
         let clock = WallClock::now()?;
         let end = self.lasts.map(|lasts| Instant::now() + lasts);
-        let (mut shown, mut left_out) = (0, 0);
+        let (mut shown, mut suppressed) = (0, 0);
         let mut renewed = Instant::now();
         let json = self.view.json();
         if !json {
@@ -115,7 +115,7 @@ impl Arguments {
             let rest = end.map_or(RENEW, |end| end.saturating_duration_since(Instant::now()));
             let wait = rest.min(RENEW.saturating_sub(renewed.elapsed())).max(Duration::from_millis(1));
             let Some(event) = listener.next(wait)? else { continue };
-            left_out += u64::from(event.left_out);
+            suppressed += u64::from(event.suppressed);
             services.refresh(&pinned, event.service)?;
             let port = event.service.and_then(|index| services.ports.get(&index));
             if !self.wants(&event, port) {
@@ -129,7 +129,7 @@ impl Arguments {
             printed?;
             shown += 1;
         }
-        conclude(&listener, shown, left_out, json)
+        conclude(&listener, shown, suppressed, json)
     }
 
     fn wants(&self, event: &Event, port: Option<&ServicePort>) -> bool {
@@ -143,17 +143,17 @@ impl Arguments {
     }
 }
 
-/// Says how many events were left out, also those that no event has told of.
-fn conclude(listener: &Listener, shown: u64, left_out: u64, json: bool) -> Result<()> {
-    let left_out = left_out + listener.left_out()?;
+/// Says how many events were suppressed, also those that no event has told of.
+fn conclude(listener: &Listener, shown: u64, suppressed: u64, json: bool) -> Result<()> {
+    let suppressed = suppressed + listener.suppressed()?;
     if json {
-        let last = serde_json::json!({"shown": shown, "left_out": left_out});
+        let last = serde_json::json!({"shown": shown, "suppressed": suppressed});
         return view::print(|out| writeln!(out, "{last}"));
     }
-    match left_out {
+    match suppressed {
         0 => eprintln!("{shown} shown"),
         _ => eprintln!(
-            "{shown} shown; {left_out} more events were left out, for more than 1,000 a second came on a CPU"
+            "{shown} shown; {suppressed} more events were suppressed, for more than 1,000 a second came on a CPU"
         ),
     }
     Ok(())

@@ -45,8 +45,8 @@ pub struct Event {
     pub ifindex: u32,
     /// Cookie of a socket's network namespace.
     pub netns: u64,
-    /// Events of the same CPU that were left out before this one.
-    pub left_out: u32,
+    /// Events of the same CPU that were suppressed before this one.
+    pub suppressed: u32,
 }
 
 /// The one that listens.
@@ -94,12 +94,12 @@ impl Listener {
         self.events.next(limit)?.as_ref().map(decode).transpose()
     }
 
-    /// Events left out that no event has told of yet.
+    /// Events suppressed that no event has told of yet.
     ///
     /// # Errors
     /// The map cannot be read.
-    pub fn left_out(&self) -> Result<u64> {
-        self.events.left_out()
+    pub fn suppressed(&self) -> Result<u64> {
+        self.events.suppressed()
     }
 }
 
@@ -130,6 +130,6 @@ fn decode(event: &abi::MonitorEvent) -> Result<Event> {
         endpoint: (event.endpoint_port != Port::NONE).then(|| address(event.endpoint, event.endpoint_port)),
         ifindex: event.ifindex,
         netns: event.netns,
-        left_out: event.left_out,
+        suppressed: event.suppressed,
     })
 }

@@ -28,8 +28,8 @@ pub struct MonitorEvent {
     pub ifindex: u32,
     /// Cookie of the socket's network namespace; 0 for a packet.
     pub netns: u64,
-    /// Events that this CPU left out since its last one, for too many came.
-    pub left_out: u32,
+    /// Events that this CPU suppressed since its last one, for too many came.
+    pub suppressed: u32,
     pub zero: u32,
 }
 
@@ -39,6 +39,6 @@ pub struct MonitorEvent {
 pub struct EventBucket {
     /// CLOCK_MONOTONIC nanoseconds up to which events have been paid for; it runs ahead of the clock by one burst at most.
     pub paid_until: u64,
-    /// Events left out since the last one that was written.
-    pub left_out: u64,
+    /// Events suppressed since the last one that was written.
+    pub suppressed: u64,
 }

@@ -53,7 +53,7 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     let earliest = now.wrapping_sub(BURST);
     let paid_until = if paid_until < earliest { earliest } else { paid_until };
     if paid_until > now {
-        set!(bucket.left_out += 1);
+        set!(bucket.suppressed += 1);
         return;
     }
     // SAFETY: a helper of the kernel: the verifier checks its arguments, and that what it gives is handed in once.
@@ -62,7 +62,7 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     }
     .cast::<MonitorEvent>();
     if event.is_null() {
-        set!(bucket.left_out += 1);
+        set!(bucket.suppressed += 1);
         return;
     }
     let new_event = new_event();
@@ -80,9 +80,9 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     set!(event.service = new_event.service);
     set!(event.ifindex = new_event.ifindex);
     set!(event.netns = new_event.netns);
-    set!(event.left_out = get!(bucket.left_out) as u32);
+    set!(event.suppressed = get!(bucket.suppressed) as u32);
     set!(event.zero = 0);
-    set!(bucket.left_out = 0);
+    set!(bucket.suppressed = 0);
     set!(bucket.paid_until = paid_until + INTERVAL);
     // SAFETY: as above.
     unsafe { bpf_ringbuf_submit(event.cast(), 0) };

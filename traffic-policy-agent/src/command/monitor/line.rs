@@ -59,8 +59,8 @@ pub struct Line {
     netns: Option<u64>,
     reason: String,
     fix: Option<String>,
-    /// Events of the same CPU that were left out before this one.
-    left_out: u32,
+    /// Events of the same CPU that were suppressed before this one.
+    suppressed: u32,
 }
 
 impl Line {
@@ -101,7 +101,7 @@ impl Line {
             fix: advice::fix(event.outcome, &context),
             netns: (event.netns != 0).then_some(event.netns),
             device,
-            left_out: event.left_out,
+            suppressed: event.suppressed,
         }
     }
 }
@@ -142,8 +142,8 @@ fn text(line: &Line) -> String {
     if let Some(fix) = &line.fix {
         text += &format!("    why: {}\n    fix: {fix}\n", line.reason);
     }
-    if line.left_out > 0 {
-        text += &format!("    {} more events before this one were left out\n", line.left_out);
+    if line.suppressed > 0 {
+        text += &format!("    {} more events before this one were suppressed\n", line.suppressed);
     }
     text
 }
@@ -167,7 +167,7 @@ pub mod tests {
             endpoint: None,
             ifindex: 4_000_001,
             netns: 0,
-            left_out: 0,
+            suppressed: 0,
         }
     }
 
@@ -206,7 +206,7 @@ pub mod tests {
             ifindex: 0,
             netns: 77,
             client: "0.0.0.0:0".parse().unwrap(),
-            left_out: 12,
+            suppressed: 12,
             ..event(Outcome::RejectedNoEndpoint)
         };
         let line = Line::new(&socket, None, &clock());

@@ -74,11 +74,11 @@ impl Events {
         Ok(Some(unsafe { item.as_ptr().cast::<MonitorEvent>().read_unaligned() }))
     }
 
-    /// Events left out that no event has told of yet.
+    /// Events suppressed that no event has told of yet.
     ///
     /// # Errors
     /// The map cannot be read.
-    pub fn left_out(&self) -> Result<u64> {
-        Ok(self.buckets.get(&0, 0)?.iter().map(|bucket| bucket.left_out).sum())
+    pub fn suppressed(&self) -> Result<u64> {
+        Ok(self.buckets.get(&0, 0)?.iter().map(|bucket| bucket.suppressed).sum())
     }
 }
