@@ -13,6 +13,7 @@ pub mod controller;
 pub mod dataplane;
 pub mod explain;
 pub mod health;
+pub mod in_effect;
 pub mod inspect;
 pub mod metrics;
 pub mod model;

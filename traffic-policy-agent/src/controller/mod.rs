@@ -7,27 +7,36 @@ mod left_out;
 mod network;
 mod node_port_addresses;
 mod packet_path;
+mod reload;
 mod service_sync;
 mod sockets;
+mod stop;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     task::JoinHandle,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
-pub use self::node_port_addresses::NodePortAddresses;
-use self::{gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync};
+use self::{
+    gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync, stop::Stop,
+    timing::Timing,
+};
+pub use self::{
+    node_port_addresses::NodePortAddresses,
+    reload::{Live, Reload, Reloads},
+};
 use crate::{
     check,
     dataplane::{Config, Dataplane},
     health::{HealthzServer, ProxyHealth},
+    in_effect::InEffect,
     inspect::service_count_reader,
     metrics::{Metrics, MetricsServer},
     node::{self, Event, Events, Network},
@@ -54,44 +63,16 @@ pub struct Settings {
     pub healthz: SocketAddr,
     /// `None`: no metrics.
     pub metrics: Option<SocketAddr>,
+    /// All of this as it was said, for `/configz`.
+    pub in_effect: InEffect,
     pub dataplane: Config,
-}
-
-/// How often, and after which time.
-#[derive(Clone, Copy, Debug)]
-struct Timing {
-    /// Changes that come within this time are written together; the first one is written at once.
-    debounce: Duration,
-    /// Between periodic sweeps.
-    sweep: Duration,
-    /// Between looks at whether a flow has found no room.
-    room: Duration,
-    /// Between looks at what failed, at next hops and at the fingerprint of routes.
-    maintenance: Duration,
-    /// Between looks at the source ports that sockets hold.
-    snat_ports: Duration,
-    /// A failed write is tried again after this time.
-    retry: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            debounce: Duration::from_millis(50),
-            sweep: Duration::from_secs(2),
-            room: Duration::from_millis(250),
-            maintenance: Duration::from_secs(5),
-            snat_ports: Duration::from_secs(30),
-            retry: Duration::from_secs(5),
-        }
-    }
 }
 
 /// Runs until told to stop (SIGTERM, SIGINT). Programs and maps stay.
 ///
 /// # Errors
 /// Whatever keeps the node from being set up: named, with what to do about it. The node is then as it was.
-pub async fn run(settings: Settings) -> Result<()> {
+pub async fn run(settings: Settings, reloads: Reloads) -> Result<()> {
     // From the beginning: process 1 of a container would not hear of it otherwise, and a start that is broken off leaves
     // the node as it was.
     let mut stop = Stop::listen()?;
@@ -108,6 +89,8 @@ pub async fn run(settings: Settings) -> Result<()> {
     let metrics = Metrics::new(settings.node_name.clone(), health.clone());
     let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
     dataplane.report_address(healthz.address());
+    settings.in_effect.set_sizes(dataplane.sizes());
+    tracing::info!("configuration in effect: {}", settings.in_effect.line());
     for finding in check::forward_policy_drop() {
         tracing::warn!("{}: {}", finding.found, finding.fix.unwrap_or_default());
     }
@@ -126,7 +109,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         started = controller.start() => started,
     };
     match started {
-        Ok(source) => controller.follow(source, events, stop).await,
+        Ok(source) => controller.follow(source, events, reloads, stop).await,
         Err(error) => {
             controller.path.undo();
             Err(error)
@@ -134,34 +117,14 @@ pub async fn run(settings: Settings) -> Result<()> {
     }
 }
 
-/// SIGTERM and SIGINT.
-struct Stop([Signal; 2]);
-
-impl Stop {
-    fn listen() -> Result<Self> {
-        let terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
-        let interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
-        Ok(Self([terminate, interrupt]))
-    }
-
-    /// Waits for one of them, or finds that it came. Cancel-safe.
-    async fn told(&mut self) {
-        let [terminate, interrupt] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    }
-}
-
-fn serve_metrics(address: SocketAddr, metrics: &Metrics) -> Result<MetricsServer> {
-    let server = MetricsServer::start(address, metrics.clone()).with_context(|| {
+fn serve_metrics(address: SocketAddr, metrics: &Metrics, in_effect: &InEffect) -> Result<MetricsServer> {
+    let server = MetricsServer::start(address, metrics.clone(), in_effect.clone()).with_context(|| {
         format!(
             "{address} cannot be listened on (is another proxy running here?): choose another with \
              --metrics-address, or `none`"
         )
     })?;
-    tracing::info!(address = %server.address(), "answering /metrics and /proxyMode");
+    tracing::info!(address = %server.address(), "answering /metrics, /proxyMode and /configz");
     Ok(server)
 }
 
@@ -206,9 +169,9 @@ impl<P: PacketPath> Controller<P> {
 
     async fn start(&mut self) -> Result<Source> {
         self.health.beat();
-        let metrics = &self.metrics;
-        self.metrics_server =
-            self.settings.metrics.map(|address| serve_metrics(address, metrics)).transpose()?;
+        let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
+        let serve = |address| serve_metrics(address, metrics, in_effect);
+        self.metrics_server = self.settings.metrics.map(serve).transpose()?;
         self.network.refresh().await?;
         if self.path.is_replacing() {
             tracing::info!("programs of another layout version serve until this one's maps are filled");
@@ -223,7 +186,13 @@ impl<P: PacketPath> Controller<P> {
         })
     }
 
-    async fn follow(&mut self, mut source: Source, mut events: Events, mut stop: Stop) -> Result<()> {
+    async fn follow(
+        &mut self,
+        mut source: Source,
+        mut events: Events,
+        mut reloads: Reloads,
+        mut stop: Stop,
+    ) -> Result<()> {
         self.health.follow(source.status());
         self.metrics.follow(source.status());
         let Timing { debounce, sweep, room, maintenance, snat_ports, retry: retry_after } = self.timing;
@@ -296,11 +265,24 @@ impl<P: PacketPath> Controller<P> {
                         None => {}
                     }
                 }
+                reload = reloads.next() => {
+                    if self.apply(&reload.live) {
+                        retry = self.write(&source).await.then(|| Instant::now() + retry_after);
+                        next_write = Instant::now() + debounce;
+                    }
+                    reload.done();
+                }
                 () = stop.told() => break,
             }
         }
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
+    }
+
+    /// Takes settings over. Returns whether the maps are to be written.
+    fn apply(&mut self, live: &Live) -> bool {
+        self.path.set_idle_times(live.idle);
+        self.services.set_node_port_addresses(&live.node_port_addresses)
     }
 
     /// A periodic sweep is to begin.
