@@ -19,3 +19,4 @@ pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod source;
+pub mod systemd;

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     controller::{Live, Reload, Reloads},
     in_effect::{InEffect, Setting},
+    systemd::Notifier,
 };
 
 /// How often the file is looked at. A change is read when two looks have found the same: who writes it may be in the middle.
@@ -54,19 +55,23 @@ impl Reloader {
     ///
     /// # Errors
     /// The signal cannot be waited for.
-    pub(super) fn follow(self) -> Result<Reloads> {
+    pub(super) fn follow(self, notifier: Notifier) -> Result<Reloads> {
         let hangup = signal(SignalKind::hangup()).context("SIGHUP cannot be waited for")?;
         let (sender, reloads) = Reloads::channel();
-        tokio::spawn(self.run(hangup, sender));
+        tokio::spawn(self.run(hangup, sender, notifier));
         Ok(reloads)
     }
 
-    async fn run(mut self, mut hangup: Signal, sender: mpsc::Sender<Reload>) {
+    async fn run(mut self, mut hangup: Signal, sender: mpsc::Sender<Reload>, notifier: Notifier) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = hangup.recv() => self.reload("SIGHUP", &sender).await,
+                _ = hangup.recv() => {
+                    notifier.reloading();
+                    self.reload("SIGHUP", &sender).await;
+                    notifier.reloaded();
+                }
                 _ = looks.tick(), if self.path.is_some() => {
                     if self.has_changed().await {
                         self.reload("the file has changed", &sender).await;

@@ -16,6 +16,7 @@ use crate::{
     in_effect::InEffect,
     model::{address::parse_cidr, parse_duration},
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
+    systemd::Notifier,
 };
 
 /// Keep the packet path equal to what the cluster wants, and answer health checks.
@@ -276,9 +277,10 @@ impl Arguments {
             .build()
             .context("starting the runtime failed")?;
         runtime.block_on(async {
+            let notifier = Notifier::from_environment();
             // From the beginning: who is not waiting for it is ended by SIGHUP.
-            let reloads = reloader.follow()?;
-            controller::run(self.settings(node_name, in_effect), reloads).await
+            let reloads = reloader.follow(notifier.clone())?;
+            controller::run(self.settings(node_name, in_effect), reloads, notifier).await
         })
     }
 

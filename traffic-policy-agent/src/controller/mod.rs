@@ -41,6 +41,7 @@ use crate::{
     metrics::{Metrics, MetricsServer},
     node::{self, Event, Events, Network},
     source::{Kubernetes, Manifests, Source},
+    systemd::Notifier,
 };
 
 /// Where objects come from.
@@ -72,7 +73,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// Whatever keeps the node from being set up: named, with what to do about it. The node is then as it was.
-pub async fn run(settings: Settings, reloads: Reloads) -> Result<()> {
+pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Result<()> {
     // From the beginning: process 1 of a container would not hear of it otherwise, and a start that is broken off leaves
     // the node as it was.
     let mut stop = Stop::listen()?;
@@ -99,9 +100,11 @@ pub async fn run(settings: Settings, reloads: Reloads) -> Result<()> {
         metrics.count_services(service_count_reader(pins));
     }
     let mut controller = Controller::new(settings, Timing::default(), dataplane, network, health, metrics);
+    controller.notifier = notifier;
     let started = tokio::select! {
         biased;
         () = stop.told() => {
+            controller.notifier.stopping();
             tracing::info!("stopping before the start was complete; the node is as it was");
             controller.path.undo();
             return Ok(());
@@ -140,6 +143,8 @@ struct Controller<P> {
     metrics: Metrics,
     /// Answers as long as it is kept.
     metrics_server: Option<MetricsServer>,
+    /// Nobody, until said otherwise.
+    notifier: Notifier,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
 }
@@ -163,12 +168,13 @@ impl<P: PacketPath> Controller<P> {
             health,
             metrics,
             metrics_server: None,
+            notifier: Notifier::default(),
             needs_write: false,
         }
     }
 
     async fn start(&mut self) -> Result<Source> {
-        self.health.beat();
+        self.beat();
         let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
         let serve = |address| serve_metrics(address, metrics, in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
@@ -207,7 +213,7 @@ impl<P: PacketPath> Controller<P> {
         let mut retry = None;
         let mut look: Option<JoinHandle<Result<Vec<u16>>>> = None;
         loop {
-            self.health.beat();
+            self.beat();
             let retry_at = retry.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
                 batch = source.next() => {
@@ -275,8 +281,25 @@ impl<P: PacketPath> Controller<P> {
                 () = stop.told() => break,
             }
         }
+        self.notifier.stopping();
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
+    }
+
+    /// The loop has come round, or goes on with what takes long: for /livez, and for systemd's watchdog.
+    fn beat(&self) {
+        self.health.beat();
+        self.notifier.beat();
+    }
+
+    /// Says to systemd how it fares.
+    fn report_status(&self) {
+        let report = self.health.report();
+        let wrong: Vec<_> = report.waiting_for.iter().chain(&report.left_out).map(String::as_str).collect();
+        match wrong.as_slice() {
+            [] => self.notifier.status("the maps are in sync"),
+            wrong => self.notifier.status(&wrong.join("; ")),
+        }
     }
 
     /// Takes settings over. Returns whether the maps are to be written.
@@ -314,7 +337,12 @@ impl<P: PacketPath> Controller<P> {
 
     /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
+        let was_ready = self.services.synced_once();
         let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        if !was_ready && self.services.synced_once() {
+            self.notifier.ready();
+        }
+        self.report_status();
         // Once begun, it is ended by maintenance: writes may come many times a second.
         if self.path.is_replacing() {
             self.replace_others().await;
@@ -373,27 +401,28 @@ impl<P: PacketPath> Controller<P> {
     /// Each step beats: its requests to the kernel have 10 s each, and together may take longer than a probe waits for a beat.
     async fn maintain(&mut self, source: &Source) {
         self.network.note_routes(&mut self.path, self.timing.maintenance).await;
-        self.health.beat();
+        self.beat();
         self.network.look_for_programs(&mut self.path).await;
-        self.health.beat();
+        self.beat();
         if self.path.has_others() {
             self.replace_others().await;
         }
-        self.health.beat();
+        self.beat();
         if (self.network.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await
         {
             self.network.rescan_failed(&error);
         }
-        self.health.beat();
+        self.beat();
         if self.services.look_at(source) || self.services.lacks_room() {
             self.needs_write |= self.write_maps(source).await;
         }
         if self.services.has_health_failures() {
             self.services.update_health(source).await;
         }
-        self.health.beat();
+        self.beat();
         self.report_attachments();
+        self.report_status();
         self.network.keep_neighbours(&self.path).await;
     }
 
