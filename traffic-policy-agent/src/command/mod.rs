@@ -1,5 +1,7 @@
 //! The command line.
 
+mod ask;
+mod bugtool;
 mod check;
 mod cleanup;
 pub mod config_file;
@@ -51,6 +53,7 @@ enum Command {
     Services(services::Arguments),
     Flows(flows::Arguments),
     Monitor(monitor::Arguments),
+    Bugtool(bugtool::Arguments),
     Cleanup(cleanup::Arguments),
 }
 
@@ -80,6 +83,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::Services(arguments) => arguments.execute(),
         Command::Flows(arguments) => arguments.execute(),
         Command::Monitor(arguments) => arguments.execute(),
+        Command::Bugtool(arguments) => arguments.execute(),
         Command::Cleanup(arguments) => arguments.execute(),
     }
 }
