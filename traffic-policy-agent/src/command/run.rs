@@ -119,6 +119,15 @@ struct SourceArguments {
     /// must make answer.
     #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
     api_server: Option<String>,
+    /// Remove the taint with this key, of any effect, from this node's Node object once the maps are filled. Its role needs the verb patch on
+    /// nodes then. Not with --manifests.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_REMOVE_STARTUP_TAINT",
+        value_name = "KEY",
+        conflicts_with = "manifests"
+    )]
+    remove_startup_taint: Option<String>,
 }
 
 /// Room for Services.
@@ -309,7 +318,8 @@ impl Arguments {
                         service_account: SERVICE_ACCOUNT.into(),
                     },
                 };
-                Origin::Kubernetes(Kubernetes { access, node_name: node_name.clone() })
+                let startup_taint = self.source.remove_startup_taint;
+                Origin::Kubernetes(Kubernetes { access, node_name: node_name.clone(), startup_taint })
             }
         };
         let idle = self.table.idle();

@@ -341,6 +341,7 @@ impl<P: PacketPath> Controller<P> {
         let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
         if !was_ready && self.services.synced_once() {
             self.notifier.ready();
+            source.filled();
         }
         self.report_status();
         // Once begun, it is ended by maintenance: writes may come many times a second.
