@@ -27,7 +27,10 @@ pub struct AgentBuilder {
     attach: String,
     cgroup: String,
     devices: Vec<String>,
-    source: (&'static str, PathBuf),
+    /// Flag and path; `None`: a file of `--config` says it.
+    source: Option<(&'static str, PathBuf)>,
+    /// The flag `--node-name` is given.
+    named: bool,
     pin_dir: PathBuf,
     extra: Vec<String>,
     environment: Vec<(String, String)>,
@@ -56,7 +59,8 @@ impl Agent {
             attach: "tc".to_owned(),
             cgroup: "none".to_owned(),
             devices: vec!["eth0".to_owned()],
-            source: ("--manifests", folder.manifests()),
+            source: Some(("--manifests", folder.manifests())),
+            named: true,
             pin_dir: folder.bpffs().join(node),
             extra: Vec::new(),
             environment: Vec::new(),
@@ -246,13 +250,25 @@ impl AgentBuilder {
     }
 
     pub fn manifests(mut self, folder: &Path) -> Self {
-        self.source = ("--manifests", folder.to_owned());
+        self.source = Some(("--manifests", folder.to_owned()));
         self
     }
 
     /// Follows an API server instead of a folder.
     pub fn kubeconfig(mut self, file: &Path) -> Self {
-        self.source = ("--kubeconfig", file.to_owned());
+        self.source = Some(("--kubeconfig", file.to_owned()));
+        self
+    }
+
+    /// Leaves out the flags that say where objects come from.
+    pub fn without_source(mut self) -> Self {
+        self.source = None;
+        self
+    }
+
+    /// Leaves out `--node-name`.
+    pub fn without_name(mut self) -> Self {
+        self.named = false;
         self
     }
 
@@ -280,12 +296,16 @@ impl AgentBuilder {
 
     /// The command line, as a user would type it.
     pub fn command_line(&self) -> Vec<String> {
-        let mut words: Vec<String> = ["run", "--node-name", &self.node].map(str::to_owned).to_vec();
+        let mut words = vec!["run".to_owned()];
+        if self.named {
+            words.extend(["--node-name".to_owned(), self.node.clone()]);
+        }
         for device in &self.devices {
             words.extend(["--device".to_owned(), device.clone()]);
         }
-        let (flag, path) = &self.source;
-        words.extend([(*flag).to_owned(), path.display().to_string()]);
+        if let Some((flag, path)) = &self.source {
+            words.extend([(*flag).to_owned(), path.display().to_string()]);
+        }
         words.extend(["--pin-dir".to_owned(), self.pin_dir.display().to_string()]);
         words.extend(["--cgroup", &self.cgroup, "--attach", &self.attach].map(str::to_owned));
         words.extend(self.extra.iter().cloned());

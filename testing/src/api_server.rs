@@ -64,6 +64,8 @@ struct State {
     gone_by_status: bool,
     streaming: Streaming,
     posted_events: Vec<Value>,
+    /// Patches are refused with this status.
+    refused_patches: Option<u16>,
 }
 
 /// What becomes of `sendInitialEvents`.
@@ -222,6 +224,17 @@ impl ApiServer {
     /// that does not name it.
     pub fn refuse(&self, kind: Kind, status: u16) {
         self.shared.change(|state| state.refused.insert(kind, status));
+    }
+
+    /// From now on, patches of Nodes are refused with this status, or taken.
+    pub fn refuse_patches(&self, status: Option<u16>) {
+        self.shared.change(|state| state.refused_patches = status);
+    }
+
+    /// An object as it is; a Node has the empty namespace.
+    #[must_use]
+    pub fn object(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
+        self.shared.state().store.get(kind, namespace, name)
     }
 
     /// Answers the lists that wait.

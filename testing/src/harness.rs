@@ -45,8 +45,7 @@ pub struct Harness {
 
 /// Small tables, so that they can be filled. Of an LRU table each CPU claims 128 elements, and before Linux 6.16 the kernel evicts up to as
 /// many at a time: of 64, what had just been inserted.
-pub const SIZES: MapSizes =
-    MapSizes { flows4: 256, flows6: 256, pending: 1024, frontends: 65_536, source_ranges: 65_536 };
+pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, pending: 1024, ..MapSizes::DEFAULT };
 
 /// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of this
 /// process, if one has ended well.

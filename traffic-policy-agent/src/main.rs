@@ -1,9 +1,8 @@
 //! `traffic-policy-agent`.
 
-use std::{io, process::ExitCode};
+use std::{env, io, process::ExitCode};
 
-use clap::Parser;
-use traffic_policy_agent::command::Arguments;
+use traffic_policy_agent::command::{self, config_file::ConfigFileError};
 
 #[cfg(not(bpf_object))]
 compile_error!(
@@ -11,7 +10,7 @@ compile_error!(
 );
 
 fn main() -> ExitCode {
-    match Arguments::parse().execute() {
+    match command::execute(env::args_os().collect()) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -20,7 +19,8 @@ fn main() -> ExitCode {
                 usage.exit();
             }
             eprintln!("traffic-policy-agent: {error:#}");
-            ExitCode::FAILURE
+            // A file is a part of the command line.
+            if error.is::<ConfigFileError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

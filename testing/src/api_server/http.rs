@@ -77,6 +77,11 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
         shared.state().posted_events.push(event.clone());
         return json_answer(StatusCode::CREATED, &event);
     }
+    if request.method() == Method::PATCH && parts.last() == Some(&"nodes") {
+        let body =
+            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        return patch_node(&shared, last, &body);
+    }
     let Some(kind) = Kind::of_plural(last) else { return failure(StatusCode::NOT_FOUND, "not found") };
     let refused = shared.state().refused.get(&kind).and_then(|code| StatusCode::from_u16(*code).ok());
     if let Some(code) = refused {
@@ -91,6 +96,26 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
         return watch(shared, kind, selection, &query).await;
     }
     list(shared, kind, &selection, &query).await
+}
+
+/// A merge patch of a Node's taints, as of the version that it names.
+fn patch_node(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
+    let refused = shared.state().refused_patches.and_then(|code| StatusCode::from_u16(code).ok());
+    if let Some(code) = refused {
+        return failure(code, "nodes is forbidden");
+    }
+    let Ok(patch) = serde_json::from_slice::<Value>(body) else {
+        return failure(StatusCode::BAD_REQUEST, "not JSON");
+    };
+    let selection = Selection { name: Some(name.to_owned()), ..Selection::default() };
+    let found = shared.state().store.page(Kind::Node, &selection, 0, 1).0.pop();
+    let Some(mut node) = found else { return failure(StatusCode::NOT_FOUND, "not found") };
+    if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"] {
+        return failure(StatusCode::CONFLICT, "the object has been modified");
+    }
+    node["spec"]["taints"] = patch["spec"]["taints"].clone();
+    shared.change(|state| state.store.apply(Kind::Node, node.clone()));
+    json_answer(StatusCode::OK, &node)
 }
 
 fn authorized(shared: &Shared, request: &Request<Incoming>) -> bool {

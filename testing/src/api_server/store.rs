@@ -117,6 +117,10 @@ impl Store {
         self.history.push(Entry { version: self.version, change: Some((kind, old, Some(object))) });
     }
 
+    pub(super) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
+        self.objects.get(&(kind, namespace.to_owned(), name.to_owned())).cloned()
+    }
+
     pub(super) fn delete(&mut self, kind: Kind, namespace: &str, name: &str) {
         let Some(old) = self.objects.remove(&(kind, namespace.to_owned(), name.to_owned())) else { return };
         self.version += 1;

@@ -1,7 +1,10 @@
 //! docs/cli.md: every sub-command with its arguments, flags, environment variables and defaults.
 
 use clap::{Arg, Command, CommandFactory};
-use traffic_policy_agent::command::Arguments;
+use traffic_policy_agent::command::{
+    Arguments,
+    config_file::fields::{FIELDS, Meaning},
+};
 
 use crate::page;
 
@@ -14,6 +17,26 @@ fn the_page_lists_every_command_and_flag() {
     assert!(!global.is_empty());
     page::compare(PAGE, "all commands", &table(&global));
     page::compare(PAGE, "commands", &commands(&command));
+}
+
+/// docs/configuration.md: every field of KubeProxyConfiguration.
+#[test]
+fn the_page_lists_every_field() {
+    let command = command();
+    let run = command.find_subcommand("run").unwrap();
+    let (mut applied, mut ignored) = (Vec::new(), Vec::new());
+    for field in FIELDS {
+        match field.meaning {
+            Meaning::Flag(id, _) => {
+                let flag = run.get_arguments().find(|arg| arg.get_id() == id).unwrap().get_long().unwrap();
+                applied.push(vec![format!("`{}`", field.path), format!("`--{flag}`")]);
+            }
+            Meaning::Ignored { why, .. } => ignored.push(vec![format!("`{}`", field.path), page::cell(why)]),
+        }
+    }
+    let page = "docs/configuration.md";
+    page::compare(page, "fields that set a flag", &page::table(&["Field", "Flag"], &applied));
+    page::compare(page, "fields without effect", &page::table(&["Field", "Instead"], &ignored));
 }
 
 /// The whole command line, as users meet it.

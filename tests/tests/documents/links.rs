@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::Path};
 use crate::page::{self, code_spans};
 
 /// Folders whose files are named by their path from the root.
-const FOLDERS: [&str; 6] =
-    ["docs/", "tests/", "xtask/", "traffic-policy-ebpf/", "traffic-policy-agent/", ".ci/"];
+const FOLDERS: [&str; 7] =
+    ["deploy/", "docs/", "tests/", "xtask/", "traffic-policy-ebpf/", "traffic-policy-agent/", ".ci/"];
 
 #[test]
 fn links_lead_to_files_and_headings() {

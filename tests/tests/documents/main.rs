@@ -8,6 +8,7 @@ mod limits;
 mod links;
 mod maps;
 mod metrics;
+mod monitoring;
 mod outcomes;
 mod page;
 mod words;

@@ -10,7 +10,8 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 19] = [
+    "--register-with-taints",
     "--arch",
     "--attach",
     "--compare",

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod commands;
+mod configuration;
 mod devices;
 mod full;
 mod left_out;

@@ -173,3 +173,52 @@ fn a_service_that_is_served_in_part_has_an_event() {
         assert!(event["note"].as_str().unwrap().contains("spec.ports[1] SCTP"), "{event}");
     }
 }
+
+/// Pods that need Services are kept off a node until those work.
+#[test]
+fn the_startup_taint_goes_with_the_first_sync() {
+    const KEY: &str = "traffic-policy.io/not-ready";
+    let mut cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let control_plane = ControlPlane::start(&cluster.lab).unwrap();
+    control_plane.apply(&web("cluster", CLUSTER), &cluster.backends()).unwrap();
+    let server = control_plane.server();
+    let name = cluster.lab.node(1).name.clone();
+    let mut node = server.object(Kind::Node, "", &name).unwrap();
+    node["spec"]["taints"] = json!([
+        {"key": KEY, "effect": "NoSchedule"},
+        {"key": "other", "value": "kept", "effect": "NoExecute"},
+        {"key": KEY, "effect": "NoExecute"},
+    ]);
+    server.put(node).unwrap();
+    let taints = || {
+        let node = server.object(Kind::Node, "", &name).unwrap();
+        let taints = node["spec"]["taints"].as_array().unwrap();
+        taints.iter().map(|taint| taint["key"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let start = |flags: &[&str]| {
+        let builder =
+            Agent::builder(&cluster.lab, cluster.lab.node(1)).kubeconfig(control_plane.kubeconfig());
+        builder.flags(flags).start().unwrap()
+    };
+    // Not without the flag.
+    let mut agent = start(&[]);
+    agent.wait_ready(PATIENCE).unwrap();
+    agent.stop().unwrap();
+    assert_eq!(taints(), [KEY, "other", KEY]);
+    // Not before the maps are filled; and the role may lack the verb.
+    server.hold_lists(Kind::EndpointSlice);
+    server.refuse_patches(Some(403));
+    let agent = start(&["--remove-startup-taint", KEY]);
+    agent.wait_said(&["answering /healthz"], PATIENCE).unwrap();
+    sleep(Duration::from_secs(2));
+    assert_eq!(server.requests_with(&format!("PATCH /api/v1/nodes/{name}")), 0);
+    server.release_lists();
+    agent.wait_said(&["WARN", KEY, "nodes is forbidden", "patch on nodes"], PATIENCE).unwrap();
+    assert_eq!(taints(), [KEY, "other", KEY]);
+    assert_eq!(agent.livez().unwrap().status, 200);
+    server.refuse_patches(None);
+    until("the taint is gone", || taints() == ["other"]);
+    agent.wait_said(&["the start-up taint", KEY, "is removed from Node"], PATIENCE).unwrap();
+    cluster.agents.push(agent);
+    check_cluster(&cluster.lab, CLUSTER, &["pod-1-1"]);
+}

@@ -67,7 +67,8 @@ impl Agent {
     }
 
     pub async fn start(access: Access, files: TempDir) -> Self {
-        let source = Kubernetes { access, node_name: "here".to_owned() }.start().await.unwrap();
+        let source =
+            Kubernetes { access, node_name: "here".to_owned(), startup_taint: None }.start().await.unwrap();
         Self { source, index: Index::default(), files }
     }
 

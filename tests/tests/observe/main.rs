@@ -1,11 +1,14 @@
-//! A node as its operator sees it: `status`, `services`, `flows`, `monitor`. Real agents, real traffic.
+//! A node as its operator sees it: `status`, `services`, `flows`, `monitor`, `/configz`, systemd. Real agents, real traffic.
 //! Needs root; without it each test fails with a sentence that says so.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod bugtool;
+mod configured;
 mod counts;
 mod flows;
 mod monitor;
 mod outside;
 mod services;
 mod status;
+mod systemd;

@@ -25,6 +25,9 @@ use crate::{
 /// leave out the others. Exit code 1 if there is an error, by which `run` would refuse or no traffic work.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
+    /// The file that `run` is to be given: what it sets is judged.
+    #[arg(long, env = "TRAFFIC_POLICY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
     /// A device by which packets come from outside; may be repeated. Default: found as `run` does.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<String>,

@@ -1,19 +1,27 @@
 //! The command line.
 
+mod ask;
+mod bugtool;
 mod check;
 mod cleanup;
+pub mod config_file;
 mod explain;
 mod flows;
+mod line;
+mod logging;
 mod monitor;
+mod reload;
 mod run;
 mod services;
 mod status;
 mod view;
 
-use std::io::IsTerminal;
+use std::ffi::OsString;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+
+use self::{config_file::Note, line::Line, logging::LogFormat, reload::Reloader};
 
 /// A Service proxy for one Kubernetes node, by XDP, TC and socket programs, with the exact meaning of externalTrafficPolicy
 /// and internalTrafficPolicy.
@@ -23,6 +31,15 @@ pub struct Arguments {
     /// What to log: error, warn, info, debug, trace, or per module as in RUST_LOG.
     #[arg(long, global = true, env = "TRAFFIC_POLICY_LOG", default_value = "info", value_name = "LEVEL")]
     log: String,
+    /// How to log: lines for people, or an object of JSON a line.
+    #[arg(
+        long,
+        global = true,
+        env = "TRAFFIC_POLICY_LOG_FORMAT",
+        default_value = "text",
+        value_name = "FORMAT"
+    )]
+    log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
 }
@@ -36,32 +53,38 @@ enum Command {
     Services(services::Arguments),
     Flows(flows::Arguments),
     Monitor(monitor::Arguments),
+    Bugtool(bugtool::Arguments),
     Cleanup(cleanup::Arguments),
 }
 
-impl Arguments {
-    /// Carries out the command.
-    ///
-    /// # Errors
-    /// Named, with what to do about it.
-    pub fn execute(self) -> Result<()> {
-        tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::try_new(&self.log)?)
-            .with_writer(std::io::stderr)
-            // Colours are for people; a file or a log collector would keep their codes.
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(false)
-            .init();
-        match self.command {
-            Command::Run(arguments) => arguments.execute(),
-            Command::Check(arguments) => arguments.execute(),
-            Command::Explain(arguments) => arguments.execute(),
-            Command::Status(arguments) => arguments.execute(),
-            Command::Services(arguments) => arguments.execute(),
-            Command::Flows(arguments) => arguments.execute(),
-            Command::Monitor(arguments) => arguments.execute(),
-            Command::Cleanup(arguments) => arguments.execute(),
+/// Carries out what a command line says; its first word is the program's name.
+///
+/// # Errors
+/// Named, with what to do about it. Wrong usage is a [`clap::Error`], or a [`config_file::ConfigFileError`].
+pub fn execute(words: Vec<OsString>) -> Result<()> {
+    let line = Line::parse(&words)?;
+    let level = logging::start(&line.arguments.log, line.arguments.log_format)?;
+    let in_effect = line.in_effect();
+    let Line { arguments, file, .. } = line;
+    for note in file.iter().flat_map(|file| &file.notes) {
+        match note {
+            Note::Unknown { .. } => tracing::warn!("--config: {note}"),
+            Note::Ignored { .. } | Note::NodePorts => tracing::info!("--config: {note}"),
         }
+    }
+    match arguments.command {
+        Command::Run(arguments) => {
+            let reloader = Reloader::new(words, in_effect.clone(), file, level);
+            arguments.execute(in_effect, reloader)
+        }
+        Command::Check(arguments) => arguments.execute(),
+        Command::Explain(arguments) => arguments.execute(),
+        Command::Status(arguments) => arguments.execute(),
+        Command::Services(arguments) => arguments.execute(),
+        Command::Flows(arguments) => arguments.execute(),
+        Command::Monitor(arguments) => arguments.execute(),
+        Command::Bugtool(arguments) => arguments.execute(),
+        Command::Cleanup(arguments) => arguments.execute(),
     }
 }
 

@@ -6,14 +6,17 @@ use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
 
+use super::{reload::Reloader, view};
 use crate::{
-    controller::{self, NodePortAddresses, Origin, Settings},
+    controller::{self, Live, NodePortAddresses, Origin, Settings},
     dataplane::{
         Cgroup, Config, DEFAULT_PINS, Extras, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges,
         SourceCheck, drop_privileges,
     },
+    in_effect::InEffect,
     model::{address::parse_cidr, parse_duration},
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
+    systemd::Notifier,
 };
 
 /// Keep the packet path equal to what the cluster wants, and answer health checks.
@@ -22,9 +25,14 @@ use crate::{
 /// changed. Killing it stops nothing: programs and maps stay, and the next `run` takes them over without losing a packet.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Name of this node's Node object; endpoints whose nodeName is this one are local.
+    /// A file of kind KubeProxyConfiguration, such as the config.conf of kubeadm's ConfigMap kube-proxy. What it sets holds where
+    /// neither a flag nor its environment variable does; docs/configuration.md has the fields.
+    #[arg(long, env = "TRAFFIC_POLICY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Name of this node's Node object; endpoints whose nodeName is this one are local. Needed, unless the file of --config has it as
+    /// hostnameOverride.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
-    node_name: String,
+    node_name: Option<String>,
     /// A device by which packets come from outside, or to and from other nodes' pods (an overlay's device); may be repeated. Default: the devices of the default route, of the
     /// Node's addresses and of routes to other nodes' pods, followed as they change.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
@@ -84,7 +92,7 @@ pub(super) struct Arguments {
     /// Where /healthz and /livez are answered.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
-    /// Where /metrics and /proxyMode are answered; `none`: nowhere.
+    /// Where /metrics, /proxyMode and /configz are answered; `none`: nowhere.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_METRICS_ADDRESS",
@@ -111,6 +119,15 @@ struct SourceArguments {
     /// must make answer.
     #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
     api_server: Option<String>,
+    /// Remove the taint with this key, of any effect, from this node's Node object once the maps are filled. Its role needs the verb patch on
+    /// nodes then. Not with --manifests.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_REMOVE_STARTUP_TAINT",
+        value_name = "KEY",
+        conflicts_with = "manifests"
+    )]
+    remove_startup_taint: Option<String>,
 }
 
 /// Room for Services.
@@ -119,13 +136,33 @@ struct SourceArguments {
 struct ServiceArguments {
     /// Addresses with a port on which Services are reached (ClusterIPs, node ports, load balancer addresses, external IPs), of
     /// each family, and one more for each ClusterIP. A Service port that does not fit is left out, and named.
-    #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = MapSizes::default().frontends, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = MapSizes::DEFAULT.frontends, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     frontend_entries: u32,
     /// Ranges of all loadBalancerSourceRanges, of each family.
-    #[arg(long, env = "TRAFFIC_POLICY_SOURCE_RANGE_ENTRIES", default_value_t = MapSizes::default().source_ranges, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_SOURCE_RANGE_ENTRIES", default_value_t = MapSizes::DEFAULT.source_ranges, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     source_range_entries: u32,
+    /// Endpoints of all Service ports, of each family; one on this node of a Service with a Local policy counts twice.
+    #[arg(long, env = "TRAFFIC_POLICY_ENDPOINT_ENTRIES", default_value_t = MapSizes::DEFAULT.slots, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
+    endpoint_entries: u32,
+    /// Service ports, those of both families counted apart.
+    #[arg(long, env = "TRAFFIC_POLICY_SERVICE_ENTRIES", default_value_t = MapSizes::DEFAULT.services, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    service_entries: u32,
+    /// Counts of Service ports, one for each outcome that has been met. What finds no room is not counted.
+    #[arg(long, env = "TRAFFIC_POLICY_SERVICE_COUNT_ENTRIES", default_value_t = MapSizes::DEFAULT.service_counts, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
+    service_count_entries: u32,
+    /// Endpoints that were removed and whose UDP flows and sockets are still to be ended.
+    #[arg(long, env = "TRAFFIC_POLICY_REMOVED_ENDPOINT_ENTRIES", default_value_t = MapSizes::DEFAULT.removed_endpoints,
+        value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    removed_endpoint_entries: u32,
+    /// This node's own addresses, of each family: those from which no packet comes from outside.
+    #[arg(long, env = "TRAFFIC_POLICY_NODE_ADDRESS_ENTRIES", default_value_t = MapSizes::DEFAULT.node_addresses, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    node_address_entries: u32,
 }
 
 /// The flow table.
@@ -133,17 +170,33 @@ struct ServiceArguments {
 #[command(next_help_heading = "Flow table")]
 struct TableArguments {
     /// Entries for IPv4, two a flow; best twice as many as flows need. 128 bytes each.
-    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES", default_value_t = MapSizes::default().flows4, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES", default_value_t = MapSizes::DEFAULT.flows4, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries: u32,
     /// Entries for IPv6. 176 bytes each.
-    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = MapSizes::default().flows6, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = MapSizes::DEFAULT.flows6, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries_v6: u32,
     /// Entries for flows that a flood has pushed out of the main table until they prove real.
-    #[arg(long, env = "TRAFFIC_POLICY_PENDING_ENTRIES", default_value_t = MapSizes::default().pending, value_name = "N",
+    #[arg(long, env = "TRAFFIC_POLICY_PENDING_ENTRIES", default_value_t = MapSizes::DEFAULT.pending, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     pending_entries: u32,
+    /// Clients of Services with session affinity; the one that was seen longest ago goes first.
+    #[arg(long, env = "TRAFFIC_POLICY_AFFINITY_ENTRIES", default_value_t = MapSizes::DEFAULT.affinity, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
+    affinity_entries: u32,
+    /// Sockets of this node and its pods that speak to a Service: as many connected UDP sockets, and as many of all others.
+    #[arg(long, env = "TRAFFIC_POLICY_SOCKET_ENTRIES", default_value_t = MapSizes::DEFAULT.sockets, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
+    socket_entries: u32,
+    /// Datagrams in fragments that are on their way at a time, of each family.
+    #[arg(long, env = "TRAFFIC_POLICY_FRAGMENT_ENTRIES", default_value_t = MapSizes::DEFAULT.fragments, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
+    fragment_entries: u32,
+    /// Datagrams of the node itself whose answers come to a Service's address, of each family.
+    #[arg(long, env = "TRAFFIC_POLICY_OWN_DATAGRAM_ENTRIES", default_value_t = MapSizes::DEFAULT.own_datagrams, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
+    own_datagram_entries: u32,
     /// Idle time of an established TCP connection.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_ESTABLISHED", default_value = "24h", value_name = "TIME", value_parser = duration)]
     idle_established: Duration,
@@ -165,6 +218,20 @@ struct TableArguments {
     /// Idle time of a UDP flow that was answered.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP_ANSWERED", default_value = "2m", value_name = "TIME", value_parser = duration)]
     idle_udp_answered: Duration,
+}
+
+impl TableArguments {
+    fn idle(&self) -> IdleTimes {
+        IdleTimes {
+            established: self.idle_established,
+            half_closed: self.idle_half_closed,
+            finished: self.idle_finished,
+            reset: self.idle_reset,
+            unassured: self.idle_unconfirmed,
+            udp: self.idle_udp,
+            udp_answered: self.idle_udp_answered,
+        }
+    }
 }
 
 /// `--metrics-address`; `None`: nowhere.
@@ -203,7 +270,14 @@ fn ranges(text: &str) -> Result<PortRanges, String> {
 }
 
 impl Arguments {
-    pub(super) fn execute(self) -> Result<()> {
+    pub(super) fn execute(self, in_effect: InEffect, reloader: Reloader) -> Result<()> {
+        let Some(node_name) = self.node_name.clone().filter(|name| !name.is_empty()) else {
+            return Err(view::usage(
+                "the name of this node's Node object is not known: give --node-name (TRAFFIC_POLICY_NODE_NAME; in a pod, the field \
+                 spec.nodeName), or hostnameOverride in the file of --config",
+            )
+            .into());
+        };
         // Before there are other threads, which would keep theirs.
         drop_privileges(self.extras())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -211,7 +285,17 @@ impl Arguments {
             .enable_all()
             .build()
             .context("starting the runtime failed")?;
-        runtime.block_on(controller::run(self.settings()))
+        runtime.block_on(async {
+            let notifier = Notifier::from_environment();
+            // From the beginning: who is not waiting for it is ended by SIGHUP.
+            let reloads = reloader.follow(notifier.clone())?;
+            controller::run(self.settings(node_name, in_effect), reloads, notifier).await
+        })
+    }
+
+    /// What is applied without a restart.
+    pub(super) fn live(&self) -> Live {
+        Live { idle: self.table.idle(), node_port_addresses: self.node_port_addresses.clone() }
     }
 
     fn extras(&self) -> Extras {
@@ -223,8 +307,7 @@ impl Arguments {
         Extras { sockets: self.cgroup != Cgroup::None, low_ports }
     }
 
-    fn settings(self) -> Settings {
-        let node_name = self.node_name;
+    fn settings(self, node_name: String, in_effect: InEffect) -> Settings {
         let origin = match (self.source.manifests, self.source.kubeconfig) {
             (Some(folder), _) => Origin::Manifests(Manifests { folder, node_name: node_name.clone() }),
             (None, kubeconfig) => {
@@ -235,10 +318,12 @@ impl Arguments {
                         service_account: SERVICE_ACCOUNT.into(),
                     },
                 };
-                Origin::Kubernetes(Kubernetes { access, node_name: node_name.clone() })
+                let startup_taint = self.source.remove_startup_taint;
+                Origin::Kubernetes(Kubernetes { access, node_name: node_name.clone(), startup_taint })
             }
         };
-        let table = self.table;
+        let idle = self.table.idle();
+        let (table, services) = (self.table, self.services);
         Settings {
             node_name,
             devices: self.devices,
@@ -247,6 +332,7 @@ impl Arguments {
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
+            in_effect,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 on_other_layout: self.on_other_layout,
@@ -254,18 +340,19 @@ impl Arguments {
                     flows4: table.flow_entries,
                     flows6: table.flow_entries_v6,
                     pending: table.pending_entries,
-                    frontends: self.services.frontend_entries,
-                    source_ranges: self.services.source_range_entries,
+                    frontends: services.frontend_entries,
+                    source_ranges: services.source_range_entries,
+                    slots: services.endpoint_entries,
+                    services: services.service_entries,
+                    service_counts: services.service_count_entries,
+                    removed_endpoints: services.removed_endpoint_entries,
+                    node_addresses: services.node_address_entries,
+                    affinity: table.affinity_entries,
+                    sockets: table.socket_entries,
+                    fragments: table.fragment_entries,
+                    own_datagrams: table.own_datagram_entries,
                 },
-                idle: IdleTimes {
-                    established: table.idle_established,
-                    half_closed: table.idle_half_closed,
-                    finished: table.idle_finished,
-                    reset: table.idle_reset,
-                    unassured: table.idle_unconfirmed,
-                    udp: table.idle_udp,
-                    udp_answered: table.idle_udp_answered,
-                },
+                idle,
                 pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,

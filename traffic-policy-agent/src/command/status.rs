@@ -2,23 +2,15 @@
 
 mod text;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::Path,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use http_body_util::{BodyExt, Empty};
-use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
-use tokio::{net::TcpStream, time::timeout};
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use super::{
-    services,
+    ask, services,
     view::{self, View},
 };
 use crate::{
@@ -264,40 +256,11 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
     Ok(draining)
 }
 
+/// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks the agent of this node.
 fn ask(address: SocketAddr) -> Result<health::Report> {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    let address = SocketAddr::new(ip, address.port());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(async { timeout(PATIENCE, get_status(address)).await });
-    let (status, body) = answer
-        .map_err(anyhow::Error::from)
-        .flatten()
-        .with_context(|| format!("{address} does not answer"))?;
-    if status != StatusCode::OK {
-        bail!("{address} answers `{status}`");
-    }
+    let body = ask::get(address, "/status", PATIENCE)?;
     serde_json::from_slice(&body).with_context(|| format!("{address} answers with something else"))
-}
-
-async fn get_status(address: SocketAddr) -> Result<(StatusCode, Bytes)> {
-    let stream = TokioIo::new(TcpStream::connect(address).await?);
-    let (mut sender, connection) = http1::handshake(stream).await?;
-    let request = Request::get("/status").header(HOST, address.to_string()).body(Empty::<Bytes>::new())?;
-    let exchange = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        Ok::<_, anyhow::Error>((status, response.into_body().collect().await?.to_bytes()))
-    };
-    tokio::select! {
-        answer = exchange => answer,
-        // Without an answer it has ended, which the sender does not say as well.
-        Err(error) = connection => Err(error.into()),
-    }
 }

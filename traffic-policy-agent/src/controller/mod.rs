@@ -7,31 +7,41 @@ mod left_out;
 mod network;
 mod node_port_addresses;
 mod packet_path;
+mod reload;
 mod service_sync;
 mod sockets;
+mod stop;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     task::JoinHandle,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
-pub use self::node_port_addresses::NodePortAddresses;
-use self::{gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync};
+use self::{
+    gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync, stop::Stop,
+    timing::Timing,
+};
+pub use self::{
+    node_port_addresses::NodePortAddresses,
+    reload::{Live, Reload, Reloads},
+};
 use crate::{
     check,
     dataplane::{Config, Dataplane},
     health::{HealthzServer, ProxyHealth},
+    in_effect::InEffect,
     inspect::service_count_reader,
     metrics::{Metrics, MetricsServer},
     node::{self, Event, Events, Network},
     source::{Kubernetes, Manifests, Source},
+    systemd::Notifier,
 };
 
 /// Where objects come from.
@@ -54,44 +64,16 @@ pub struct Settings {
     pub healthz: SocketAddr,
     /// `None`: no metrics.
     pub metrics: Option<SocketAddr>,
+    /// All of this as it was said, for `/configz`.
+    pub in_effect: InEffect,
     pub dataplane: Config,
-}
-
-/// How often, and after which time.
-#[derive(Clone, Copy, Debug)]
-struct Timing {
-    /// Changes that come within this time are written together; the first one is written at once.
-    debounce: Duration,
-    /// Between periodic sweeps.
-    sweep: Duration,
-    /// Between looks at whether a flow has found no room.
-    room: Duration,
-    /// Between looks at what failed, at next hops and at the fingerprint of routes.
-    maintenance: Duration,
-    /// Between looks at the source ports that sockets hold.
-    snat_ports: Duration,
-    /// A failed write is tried again after this time.
-    retry: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            debounce: Duration::from_millis(50),
-            sweep: Duration::from_secs(2),
-            room: Duration::from_millis(250),
-            maintenance: Duration::from_secs(5),
-            snat_ports: Duration::from_secs(30),
-            retry: Duration::from_secs(5),
-        }
-    }
 }
 
 /// Runs until told to stop (SIGTERM, SIGINT). Programs and maps stay.
 ///
 /// # Errors
 /// Whatever keeps the node from being set up: named, with what to do about it. The node is then as it was.
-pub async fn run(settings: Settings) -> Result<()> {
+pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Result<()> {
     // From the beginning: process 1 of a container would not hear of it otherwise, and a start that is broken off leaves
     // the node as it was.
     let mut stop = Stop::listen()?;
@@ -108,6 +90,8 @@ pub async fn run(settings: Settings) -> Result<()> {
     let metrics = Metrics::new(settings.node_name.clone(), health.clone());
     let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
     dataplane.report_address(healthz.address());
+    settings.in_effect.set_sizes(dataplane.sizes());
+    tracing::info!("configuration in effect: {}", settings.in_effect.line());
     for finding in check::forward_policy_drop() {
         tracing::warn!("{}: {}", finding.found, finding.fix.unwrap_or_default());
     }
@@ -116,9 +100,11 @@ pub async fn run(settings: Settings) -> Result<()> {
         metrics.count_services(service_count_reader(pins));
     }
     let mut controller = Controller::new(settings, Timing::default(), dataplane, network, health, metrics);
+    controller.notifier = notifier;
     let started = tokio::select! {
         biased;
         () = stop.told() => {
+            controller.notifier.stopping();
             tracing::info!("stopping before the start was complete; the node is as it was");
             controller.path.undo();
             return Ok(());
@@ -126,7 +112,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         started = controller.start() => started,
     };
     match started {
-        Ok(source) => controller.follow(source, events, stop).await,
+        Ok(source) => controller.follow(source, events, reloads, stop).await,
         Err(error) => {
             controller.path.undo();
             Err(error)
@@ -134,34 +120,14 @@ pub async fn run(settings: Settings) -> Result<()> {
     }
 }
 
-/// SIGTERM and SIGINT.
-struct Stop([Signal; 2]);
-
-impl Stop {
-    fn listen() -> Result<Self> {
-        let terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be waited for")?;
-        let interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be waited for")?;
-        Ok(Self([terminate, interrupt]))
-    }
-
-    /// Waits for one of them, or finds that it came. Cancel-safe.
-    async fn told(&mut self) {
-        let [terminate, interrupt] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    }
-}
-
-fn serve_metrics(address: SocketAddr, metrics: &Metrics) -> Result<MetricsServer> {
-    let server = MetricsServer::start(address, metrics.clone()).with_context(|| {
+fn serve_metrics(address: SocketAddr, metrics: &Metrics, in_effect: &InEffect) -> Result<MetricsServer> {
+    let server = MetricsServer::start(address, metrics.clone(), in_effect.clone()).with_context(|| {
         format!(
             "{address} cannot be listened on (is another proxy running here?): choose another with \
              --metrics-address, or `none`"
         )
     })?;
-    tracing::info!(address = %server.address(), "answering /metrics and /proxyMode");
+    tracing::info!(address = %server.address(), "answering /metrics, /proxyMode and /configz");
     Ok(server)
 }
 
@@ -177,6 +143,8 @@ struct Controller<P> {
     metrics: Metrics,
     /// Answers as long as it is kept.
     metrics_server: Option<MetricsServer>,
+    /// Nobody, until said otherwise.
+    notifier: Notifier,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
 }
@@ -200,15 +168,16 @@ impl<P: PacketPath> Controller<P> {
             health,
             metrics,
             metrics_server: None,
+            notifier: Notifier::default(),
             needs_write: false,
         }
     }
 
     async fn start(&mut self) -> Result<Source> {
-        self.health.beat();
-        let metrics = &self.metrics;
-        self.metrics_server =
-            self.settings.metrics.map(|address| serve_metrics(address, metrics)).transpose()?;
+        self.beat();
+        let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
+        let serve = |address| serve_metrics(address, metrics, in_effect);
+        self.metrics_server = self.settings.metrics.map(serve).transpose()?;
         self.network.refresh().await?;
         if self.path.is_replacing() {
             tracing::info!("programs of another layout version serve until this one's maps are filled");
@@ -223,7 +192,13 @@ impl<P: PacketPath> Controller<P> {
         })
     }
 
-    async fn follow(&mut self, mut source: Source, mut events: Events, mut stop: Stop) -> Result<()> {
+    async fn follow(
+        &mut self,
+        mut source: Source,
+        mut events: Events,
+        mut reloads: Reloads,
+        mut stop: Stop,
+    ) -> Result<()> {
         self.health.follow(source.status());
         self.metrics.follow(source.status());
         let Timing { debounce, sweep, room, maintenance, snat_ports, retry: retry_after } = self.timing;
@@ -238,7 +213,7 @@ impl<P: PacketPath> Controller<P> {
         let mut retry = None;
         let mut look: Option<JoinHandle<Result<Vec<u16>>>> = None;
         loop {
-            self.health.beat();
+            self.beat();
             let retry_at = retry.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
                 batch = source.next() => {
@@ -296,11 +271,41 @@ impl<P: PacketPath> Controller<P> {
                         None => {}
                     }
                 }
+                reload = reloads.next() => {
+                    if self.apply(&reload.live) {
+                        retry = self.write(&source).await.then(|| Instant::now() + retry_after);
+                        next_write = Instant::now() + debounce;
+                    }
+                    reload.done();
+                }
                 () = stop.told() => break,
             }
         }
+        self.notifier.stopping();
         tracing::info!("stopping; the packet path stays in place (`cleanup` removes it)");
         Ok(())
+    }
+
+    /// The loop has come round, or goes on with what takes long: for /livez, and for systemd's watchdog.
+    fn beat(&self) {
+        self.health.beat();
+        self.notifier.beat();
+    }
+
+    /// Says to systemd how it fares.
+    fn report_status(&self) {
+        let report = self.health.report();
+        let wrong: Vec<_> = report.waiting_for.iter().chain(&report.left_out).map(String::as_str).collect();
+        match wrong.as_slice() {
+            [] => self.notifier.status("the maps are in sync"),
+            wrong => self.notifier.status(&wrong.join("; ")),
+        }
+    }
+
+    /// Takes settings over. Returns whether the maps are to be written.
+    fn apply(&mut self, live: &Live) -> bool {
+        self.path.set_idle_times(live.idle);
+        self.services.set_node_port_addresses(&live.node_port_addresses)
     }
 
     /// A periodic sweep is to begin.
@@ -332,7 +337,13 @@ impl<P: PacketPath> Controller<P> {
 
     /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
+        let was_ready = self.services.synced_once();
         let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        if !was_ready && self.services.synced_once() {
+            self.notifier.ready();
+            source.filled();
+        }
+        self.report_status();
         // Once begun, it is ended by maintenance: writes may come many times a second.
         if self.path.is_replacing() {
             self.replace_others().await;
@@ -391,27 +402,28 @@ impl<P: PacketPath> Controller<P> {
     /// Each step beats: its requests to the kernel have 10 s each, and together may take longer than a probe waits for a beat.
     async fn maintain(&mut self, source: &Source) {
         self.network.note_routes(&mut self.path, self.timing.maintenance).await;
-        self.health.beat();
+        self.beat();
         self.network.look_for_programs(&mut self.path).await;
-        self.health.beat();
+        self.beat();
         if self.path.has_others() {
             self.replace_others().await;
         }
-        self.health.beat();
+        self.beat();
         if (self.network.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await
         {
             self.network.rescan_failed(&error);
         }
-        self.health.beat();
+        self.beat();
         if self.services.look_at(source) || self.services.lacks_room() {
             self.needs_write |= self.write_maps(source).await;
         }
         if self.services.has_health_failures() {
             self.services.update_health(source).await;
         }
-        self.health.beat();
+        self.beat();
         self.report_attachments();
+        self.report_status();
         self.network.keep_neighbours(&self.path).await;
     }
 

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 
 use crate::{
     dataplane::{
-        Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, Interface, Lost, NextHop,
-        Pool, Replaced, Written,
+        Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lost,
+        NextHop, Pool, Replaced, Written,
     },
     model::{Desired, ServicePortKey},
 };
@@ -29,6 +29,8 @@ pub(super) trait PacketPath {
     fn pool(&self) -> Pool;
     /// Uses these source ports, unless those in use will do.
     fn use_pool(&mut self, ports: Vec<u16>);
+    /// Lets flows go after these times from the next sweep on.
+    fn set_idle_times(&mut self, idle: IdleTimes);
 
     /// Lets the next sweep be a periodic one.
     fn sweep(&mut self) -> Result<()>;
@@ -105,6 +107,10 @@ impl PacketPath for Dataplane {
 
     fn use_pool(&mut self, ports: Vec<u16>) {
         self.use_pool(ports);
+    }
+
+    fn set_idle_times(&mut self, idle: IdleTimes) {
+        self.set_idle_times(idle);
     }
 
     fn sweep(&mut self) -> Result<()> {

@@ -72,6 +72,13 @@ impl ServiceSync {
         }
     }
 
+    /// From the next write on, node ports are reached on these. Returns whether they are others than before.
+    pub(super) fn set_node_port_addresses(&mut self, addresses: &NodePortAddresses) -> bool {
+        let differ = self.node_port_addresses != *addresses;
+        self.node_port_addresses.clone_from(addresses);
+        differ
+    }
+
     /// All objects have been listed once.
     pub(super) fn has_objects(&self) -> bool {
         self.index.is_synced()

@@ -15,6 +15,7 @@ use tokio::{
 
 use self::fake::{Fake, Running, settings};
 use super::*;
+use crate::dataplane::IdleTimes;
 
 const QUICK: Timing = Timing {
     debounce: Duration::from_millis(50),
@@ -116,6 +117,21 @@ async fn no_health_check_port_promises_what_could_not_be_written() {
     assert_eq!(status(port).await, Some(503));
     running.fake.asked().failing = 0;
     answers(port, Some(200)).await;
+}
+
+/// What a file or SIGHUP has changed is taken over by the loop, and word of it comes behind that.
+#[tokio::test]
+async fn settings_are_taken_over_while_it_runs() {
+    let running = Running::start(QUICK, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
+    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    let idle = IdleTimes { udp: Duration::from_secs(7), ..IdleTimes::default() };
+    for (addresses, syncs) in [("all", 1), ("203.0.113.0/24", 2), ("203.0.113.0/24", 2)] {
+        let (reload, done) = Reload::new(Live { idle, node_port_addresses: addresses.parse().unwrap() });
+        running.reloads.send(reload).await.unwrap();
+        timeout(Duration::from_secs(20), done).await.unwrap().unwrap();
+        let asked = running.fake.asked();
+        assert_eq!((asked.idle.last(), asked.syncs.len()), (Some(&idle), syncs), "{addresses}");
+    }
 }
 
 #[tokio::test]

@@ -107,6 +107,16 @@ impl IdleTimes {
         times.into_iter().filter(|(_, time)| *time > Self::longest(hz)).map(|(flag, _)| flag).collect()
     }
 
+    /// Says which of them do not hold.
+    pub(super) fn warn_of_too_long(&self, hz: u32) {
+        for flag in self.too_long(hz) {
+            tracing::warn!(
+                "{flag} is longer than this kernel's clock can tell: {:?} holds",
+                Self::longest(hz)
+            );
+        }
+    }
+
     /// As the sweep takes them, with `hz` jiffies to the second.
     pub(super) fn in_jiffies(&self, hz: u32) -> Timeouts {
         let jiffies = |time: Duration| {

@@ -91,6 +91,8 @@ pub struct Dataplane {
     sockets: Sockets,
     /// The prefilter may hold bits of Services that are gone.
     needs_prune: bool,
+    /// Sizes of the maps by the flags that would set them.
+    sizes: Vec<(&'static str, u32)>,
     config: Config,
     pins: Option<Pins>,
     /// The links of another layout version are ours by now.
@@ -103,6 +105,21 @@ impl Dataplane {
     /// Where `/healthz` and `/status` are answered, for `status` to ask.
     pub fn report_address(&mut self, address: SocketAddr) {
         heartbeat::address(&mut self.maps, address);
+    }
+
+    /// Sizes of the maps by the flags that would set them: those of an earlier agent are kept.
+    pub fn sizes(&self) -> impl Iterator<Item = (&'static str, u32)> + '_ {
+        self.sizes.iter().copied()
+    }
+
+    /// Lets flows go after these times from the next sweep on.
+    pub fn set_idle_times(&mut self, idle: IdleTimes) {
+        if self.config.idle != idle {
+            let hz = self.maps.heartbeat.load(mmap::heartbeat::hz);
+            idle.warn_of_too_long(hz);
+            self.gc.set_timeouts(idle.in_jiffies(hz));
+            self.config.idle = idle;
+        }
     }
 
     /// What source ports are made of.

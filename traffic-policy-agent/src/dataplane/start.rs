@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, anyhow};
 use aya::Ebpf;
 
 use super::{
-    Changed, Config, Dataplane, IdleTimes, Kernel, Maps, Refusal, Removed, Sweeper,
+    Changed, Config, Dataplane, Kernel, MapSizes, Maps, Refusal, Removed, Sweeper,
     bpf::{
         attach::clsact,
         loader,
@@ -59,6 +59,7 @@ impl Dataplane {
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>, sockets: Sockets) -> Result<Self> {
         let folder = pins.map(Pins::maps);
         let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), &kernel)?;
+        let sizes = MapSizes::in_effect(&object)?;
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
         if let Err(error) = verifier::load(&mut object, &btf) {
@@ -73,12 +74,7 @@ impl Dataplane {
             programs::pin(&mut object, &pins.programs())?;
         }
         let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "tp_clock"))?;
-        for flag in config.idle.too_long(hz) {
-            tracing::warn!(
-                "{flag} is longer than this kernel's clock can tell: {:?} holds",
-                IdleTimes::longest(hz)
-            );
-        }
+        config.idle.warn_of_too_long(hz);
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
@@ -96,6 +92,7 @@ impl Dataplane {
             devices,
             sockets,
             needs_prune,
+            sizes,
             config,
             pins: None,
             adopted,

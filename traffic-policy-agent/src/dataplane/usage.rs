@@ -11,7 +11,7 @@ use super::{
         Maps,
         mmap::{config, used_hops},
     },
-    sync::{SERVICE_PORTS, plan::Planner},
+    sync::plan::Planner,
 };
 use crate::model::ServicePortKey;
 
@@ -61,7 +61,7 @@ impl DataplaneUsage {
         let generation = maps.config.load(config::route) >> 16 & 1;
         entries.extend(
             [
-                ("services", usage.services, SERVICE_PORTS),
+                ("services", usage.services, room.services),
                 ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
                 ("devices", devices as u64, room.devices),
                 ("gone-endpoints", gc.gone().len() as u64, room.gone),

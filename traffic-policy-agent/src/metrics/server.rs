@@ -12,12 +12,15 @@ use hyper::{
 use tokio::{sync::Mutex, task::spawn_blocking};
 
 use super::{exposition, registry::Metrics};
-use crate::health::{Answer, Served, not_found};
+use crate::{
+    health::{Answer, Served, not_found},
+    in_effect::InEffect,
+};
 
 /// What `/proxyMode` says, where kube-proxy names its backend.
 const MODE: &str = "ebpf";
 
-/// Answers `/metrics`, `/proxyMode` and `/healthz`, as kube-proxy's metrics server does.
+/// Answers `/metrics`, `/proxyMode`, `/configz` and `/healthz`, as kube-proxy's metrics server does.
 #[derive(Debug)]
 pub struct MetricsServer(Served);
 
@@ -27,12 +30,16 @@ impl MetricsServer {
     /// # Errors
     ///
     /// If the address cannot be listened on.
-    pub fn start(address: SocketAddr, metrics: Metrics) -> io::Result<Self> {
+    pub fn start(address: SocketAddr, metrics: Metrics, in_effect: InEffect) -> io::Result<Self> {
         let metrics = Arc::new(Mutex::new(metrics));
         Served::start_slow(address, Arc::default(), move |request| {
-            let metrics = Arc::clone(&metrics);
+            let (metrics, in_effect) = (Arc::clone(&metrics), in_effect.clone());
             async move {
-                if request.uri().path() == "/metrics" { scrape(metrics).await } else { brief(&request) }
+                match request.uri().path() {
+                    "/metrics" => scrape(metrics).await,
+                    "/configz" => text(in_effect.json(), "application/json"),
+                    _ => brief(&request),
+                }
             }
         })
         .map(Self)
@@ -88,13 +95,15 @@ mod tests {
     #[tokio::test]
     async fn metrics_mode_and_health() {
         let metrics = Metrics::new("here".to_owned(), ProxyHealth::new(true, true));
-        let server = MetricsServer::start("127.0.0.1:0".parse().unwrap(), metrics).unwrap();
+        let server =
+            MetricsServer::start("127.0.0.1:0".parse().unwrap(), metrics, InEffect::default()).unwrap();
         let scrape = get(server.address(), "/metrics").await;
         let (head, body) = scrape.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
         assert!(head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
         assert!(body.contains("\ntraffic_policy_node_info{node=\"here\"} 1\n"), "{body}");
-        for (path, body) in [("/proxyMode", "ebpf"), ("/healthz", "ok")] {
+        let settings = InEffect::default().json();
+        for (path, body) in [("/proxyMode", "ebpf"), ("/healthz", "ok"), ("/configz", &settings)] {
             let answer = get(server.address(), path).await;
             assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
             assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, body);
@@ -114,7 +123,8 @@ mod tests {
             goes_on.lock().unwrap().recv_timeout(Duration::from_secs(10)).context("nobody was answered")?;
             Ok(Vec::new())
         });
-        let server = MetricsServer::start("127.0.0.1:0".parse().unwrap(), metrics).unwrap();
+        let server =
+            MetricsServer::start("127.0.0.1:0".parse().unwrap(), metrics, InEffect::default()).unwrap();
         let scrape = tokio::spawn(get(server.address(), "/metrics"));
         begins.recv().await.unwrap();
         assert!(get(server.address(), "/healthz").await.ends_with("ok"));

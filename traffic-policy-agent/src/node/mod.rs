@@ -3,6 +3,7 @@
 
 mod details;
 mod devices;
+mod dump;
 mod events;
 mod fingerprint;
 mod headers;

@@ -1,6 +1,11 @@
 //! Batches of changed objects, and the started source that sends them.
 
-use tokio::{sync::mpsc, task::JoinSet};
+use std::sync::Arc;
+
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+};
 
 use super::{events::ServiceEvents, status::StatusReader};
 use crate::model::{
@@ -80,6 +85,8 @@ pub struct Source {
     pub(super) updates: mpsc::Receiver<Batch>,
     pub(super) status: StatusReader,
     pub(super) events: ServiceEvents,
+    /// The maps hold what the source has given.
+    pub(super) filled: Arc<Notify>,
     pub(super) tasks: JoinSet<()>,
 }
 
@@ -106,6 +113,11 @@ impl Source {
     #[must_use]
     pub fn status(&self) -> StatusReader {
         self.status.clone()
+    }
+
+    /// Says that the maps hold all that the source has given, for the first time.
+    pub fn filled(&self) {
+        self.filled.notify_one();
     }
 
     /// Where Events about Services can be posted; with manifests they are only logged by who posts them.

@@ -8,6 +8,7 @@ mod connect;
 mod deadline;
 mod observe;
 mod probe;
+mod taint;
 mod watch;
 
 use std::sync::{Arc, atomic::AtomicUsize};
@@ -18,7 +19,10 @@ use k8s_openapi::api::{
     networking::v1::ServiceCIDR,
 };
 use kube::{Api, Client, client::ClientBuilder, runtime::watcher};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+};
 
 pub use self::access::{Access, AccessError, SERVICE_ACCOUNT};
 use self::{
@@ -37,6 +41,8 @@ use super::{
 pub struct Kubernetes {
     pub access: Access,
     pub node_name: String,
+    /// The key of a taint that is removed from the own Node once the maps are filled.
+    pub startup_taint: Option<String>,
 }
 
 impl Kubernetes {
@@ -55,6 +61,10 @@ impl Kubernetes {
         let lists = Arc::new(AtomicUsize::new(4));
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
         tasks.spawn(poster);
+        let filled = Arc::new(Notify::new());
+        if let Some(key) = self.startup_taint {
+            tasks.spawn(taint::run(client.clone(), self.node_name.clone(), key, Arc::clone(&filled)));
+        }
         let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
         let labelled = |selector| watcher::Config::default().labels(selector);
         tasks.spawn(watch::run(
@@ -101,7 +111,7 @@ impl Kubernetes {
             },
             sink,
         ));
-        Ok(Source { updates, status, events, tasks })
+        Ok(Source { updates, status, events, filled, tasks })
     }
 
     /// The client, and the tasks that look after its credentials and its connections.

@@ -6,6 +6,7 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -52,7 +53,7 @@ impl Manifests {
         let (writer, status) = StatusWriter::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(self.follow(sender, writer));
-        Source { updates, status, events: ServiceEvents::nowhere(), tasks }
+        Source { updates, status, events: ServiceEvents::nowhere(), filled: Arc::default(), tasks }
     }
 
     /// Reads the folder once.

@@ -10,6 +10,7 @@ use std::{
 use anyhow::bail;
 use tempfile::TempDir;
 use tokio::{
+    sync::mpsc,
     task::AbortHandle,
     time::{sleep, timeout},
 };
@@ -17,8 +18,8 @@ use tokio::{
 use super::super::*;
 use crate::{
     dataplane::{
-        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, Interface, Lack, LeftOut, Lost,
-        NextHop, Pool, Replaced, Written,
+        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut,
+        Lost, NextHop, Pool, Replaced, Written,
     },
     model::{Desired, ServicePortKey},
 };
@@ -35,6 +36,8 @@ pub(super) struct Asked {
     /// Ranges of cluster IPs that the last sync was given.
     pub service_cidrs: BTreeSet<IpNet>,
     pub sweeps: usize,
+    /// Idle times that it was told of while it ran.
+    pub idle: Vec<IdleTimes>,
     /// A flow has found no room.
     pub no_room: bool,
     /// Pieces that are to be swept.
@@ -111,6 +114,10 @@ impl PacketPath for Fake {
 
     fn use_pool(&mut self, ports: Vec<u16>) {
         self.asked().refreshed += usize::from(!ports.is_empty());
+    }
+
+    fn set_idle_times(&mut self, idle: IdleTimes) {
+        self.asked().idle.push(idle);
     }
 
     fn sweep(&mut self) -> Result<()> {
@@ -256,6 +263,8 @@ pub(super) struct Running {
     pub folder: TempDir,
     pub fake: Fake,
     pub health: ProxyHealth,
+    /// What the controller takes over while it runs.
+    pub reloads: mpsc::Sender<Reload>,
     task: AbortHandle,
 }
 
@@ -275,6 +284,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         service_cidrs: BTreeSet::new(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,
+        in_effect: InEffect::default(),
         dataplane: Config {
             pins: None,
             source_check: crate::dataplane::SourceCheck::default(),
@@ -310,9 +320,10 @@ impl Running {
         let mut controller =
             Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
         let source = controller.start().await.unwrap();
-        let task = tokio::spawn(async move { controller.follow(source, events, Stop::listen()?).await })
-            .abort_handle();
-        Self { folder, fake, health, task }
+        let (reloads, reloading) = Reloads::channel();
+        let following = async move { controller.follow(source, events, reloading, Stop::listen()?).await };
+        let task = tokio::spawn(following).abort_handle();
+        Self { folder, fake, health, reloads, task }
     }
 
     /// Waits until the fake, or what else can be seen, is as wanted.

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use aya::{Btf, Ebpf, EbpfLoader, maps::MapInfo};
 
-use crate::dataplane::kernel::Kernel;
+use crate::dataplane::{kernel::Kernel, maps};
 
 #[cfg(bpf_object)]
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/traffic-policy-ebpf"));
@@ -33,15 +33,79 @@ pub struct MapSizes {
     pub frontends: u32,
     /// `loadBalancerSourceRanges` of each family.
     pub source_ranges: u32,
+    /// Slots of each family, and the routes beside them.
+    pub slots: u32,
+    /// Service ports, of both families together.
+    pub services: u32,
+    /// Counts of Service ports by outcome.
+    pub service_counts: u32,
+    /// Endpoints that were removed, until their flows and sockets know.
+    pub removed_endpoints: u32,
+    /// This node's own addresses, of each family.
+    pub node_addresses: u32,
+    pub affinity: u32,
+    /// Translated sockets; as many for connected UDP as for all others.
+    pub sockets: u32,
+    /// Datagrams in fragments, of each family.
+    pub fragments: u32,
+    /// Datagrams of the node's own, of each family.
+    pub own_datagrams: u32,
 }
 
 impl Default for MapSizes {
     fn default() -> Self {
-        Self { flows4: 262_144, flows6: 65_536, pending: 16_384, frontends: 65_536, source_ranges: 65_536 }
+        Self::DEFAULT
     }
 }
 
 impl MapSizes {
+    /// As the maps are declared.
+    pub const DEFAULT: Self = Self {
+        flows4: 262_144,
+        flows6: 65_536,
+        pending: 16_384,
+        frontends: 65_536,
+        source_ranges: 65_536,
+        slots: 262_144,
+        services: 65_536,
+        service_counts: 262_144,
+        removed_endpoints: 65_536,
+        node_addresses: 4_096,
+        affinity: 65_536,
+        sockets: 65_536,
+        fragments: 8_192,
+        own_datagrams: 4_096,
+    };
+
+    /// Each size with the flag that sets it, and a map that has it.
+    fn named(&self) -> [(&'static str, &'static str, u32); 14] {
+        [
+            ("--flow-entries", "tp_flows4", self.flows4),
+            ("--flow-entries-v6", "tp_flows6", self.flows6),
+            ("--pending-entries", "tp_pending4", self.pending),
+            ("--frontend-entries", "tp_frontends4", self.frontends),
+            ("--source-range-entries", "tp_src_ranges4", self.source_ranges),
+            ("--endpoint-entries", "tp_endpoints4", self.slots),
+            ("--service-entries", "tp_svc_names", self.services),
+            ("--service-count-entries", "tp_svc_counts", self.service_counts),
+            ("--removed-endpoint-entries", "tp_removed_eps", self.removed_endpoints),
+            ("--node-address-entries", "tp_node_addrs4", self.node_addresses),
+            ("--affinity-entries", "tp_affinity", self.affinity),
+            ("--socket-entries", "tp_sockets", self.sockets),
+            ("--fragment-entries", "tp_fragments4", self.fragments),
+            ("--own-datagram-entries", "tp_own_udp4", self.own_datagrams),
+        ]
+    }
+
+    /// The sizes that the maps of a loaded object have, by the flags that would set them: pinned ones keep theirs.
+    ///
+    /// # Errors
+    /// A map is missing, or the kernel does not tell.
+    pub fn in_effect(object: &Ebpf) -> Result<Vec<(&'static str, u32)>> {
+        let size = |(flag, map, _)| Ok((flag, maps::size(object, map)?));
+        Self::DEFAULT.named().into_iter().map(size).collect()
+    }
+
     fn of(&self, map: &str) -> Option<u32> {
         match map {
             "tp_flows4" => Some(self.flows4),
@@ -49,6 +113,15 @@ impl MapSizes {
             "tp_pending4" | "tp_pending6" => Some(self.pending),
             "tp_frontends4" | "tp_frontends6" => Some(self.frontends),
             "tp_src_ranges4" | "tp_src_ranges6" => Some(self.source_ranges),
+            "tp_endpoints4" | "tp_endpoints6" | "tp_ep_routes4" | "tp_ep_routes6" => Some(self.slots),
+            "tp_svc_names" => Some(self.services),
+            "tp_svc_counts" => Some(self.service_counts),
+            "tp_removed_eps" => Some(self.removed_endpoints),
+            "tp_node_addrs4" | "tp_node_addrs6" => Some(self.node_addresses),
+            "tp_affinity" => Some(self.affinity),
+            "tp_sockets" | "tp_conn_udp" => Some(self.sockets),
+            "tp_fragments4" | "tp_fragments6" => Some(self.fragments),
+            "tp_own_udp4" | "tp_own_udp6" => Some(self.own_datagrams),
             "tp_flow_dir4" => Some(self.flows4.next_power_of_two()),
             "tp_flow_dir6" => Some(self.flows6.next_power_of_two()),
             _ => None,

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
-use traffic_policy_ebpf::abi::mark;
+use traffic_policy_ebpf::{abi::mark, tcp::Timeouts};
 
 use self::{
     room::Room,
@@ -83,6 +83,11 @@ impl Gc {
             marked_last: false,
             under_way: None,
         }
+    }
+
+    /// Idle times for the sweeps that begin from now on.
+    pub fn set_timeouts(&mut self, timeouts: Timeouts) {
+        self.sweeper.set_timeouts(timeouts);
     }
 
     /// What the last periodic sweep found: IPv4, IPv6.

@@ -96,6 +96,11 @@ impl Sweeper {
         }
     }
 
+    /// For the families that are begun from now on.
+    pub fn set_timeouts(&mut self, timeouts: Timeouts) {
+        self.timeouts = timeouts;
+    }
+
     /// Entries that the tables have room for: IPv4, IPv6.
     pub fn sizes(&self) -> [u32; 2] {
         self.sizes

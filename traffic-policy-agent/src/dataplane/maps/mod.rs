@@ -24,7 +24,7 @@ use traffic_policy_ebpf::abi::{
 };
 
 use self::mmap::Mapped;
-use super::sync::{SERVICE_PORTS, budget::Capacity};
+use super::sync::budget::Capacity;
 
 /// The tables of one IP family.
 pub struct Family<A: Address, const W: usize> {
@@ -100,6 +100,8 @@ pub struct Room {
     pub slots: [u32; 2],
     pub source_ranges: [u32; 2],
     pub node_addresses: [u32; 2],
+    /// Service ports.
+    pub services: u32,
     pub devices: u32,
     pub gone: u32,
 }
@@ -108,7 +110,7 @@ impl Room {
     /// As the planner takes them.
     pub fn plan_capacity(&self) -> Capacity {
         let Self { frontends, source_ranges, slots, .. } = *self;
-        Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services: SERVICE_PORTS }
+        Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services: self.services }
     }
 
     fn of(object: &Ebpf) -> Result<Self> {
@@ -121,6 +123,7 @@ impl Room {
             slots: both("tp_endpoints")?,
             source_ranges: both("tp_src_ranges")?,
             node_addresses: both("tp_node_addrs")?,
+            services: size(object, "tp_svc_names")?,
             devices: size(object, "tp_devices")?,
             gone: size(object, "tp_removed_eps")?,
         })
@@ -131,7 +134,8 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
     object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
 }
 
-fn size(object: &Ebpf, name: &str) -> Result<u32> {
+/// Entries that fit into a map of a loaded object, before [`Maps::take`] takes it out.
+pub(crate) fn size(object: &Ebpf, name: &str) -> Result<u32> {
     let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) | Map::Array(data)) =
         object.map(name)
     else {

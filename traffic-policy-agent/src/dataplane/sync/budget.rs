@@ -97,9 +97,12 @@ pub enum Lack {
 impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Indices => write!(f, "there are too many Service ports"),
+            Self::Indices => write!(f, "there are too many Service ports (--service-entries)"),
             Self::Endpoints { needed } => {
-                write!(f, "it has {needed} endpoints, for which no slots in a row are free")
+                write!(
+                    f,
+                    "it has {needed} endpoints, for which no slots in a row are free (--endpoint-entries)"
+                )
             }
             Self::Frontends { needed, free } => {
                 write!(f, "it needs {needed} more frontends, and {free} are free (--frontend-entries)")

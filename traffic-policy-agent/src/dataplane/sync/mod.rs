@@ -8,6 +8,3 @@ pub mod op;
 pub mod plan;
 pub mod ranges;
 pub mod snat_ports;
-
-/// Service ports that have an index: as the map of their names is declared.
-pub const SERVICE_PORTS: u32 = 65_536;

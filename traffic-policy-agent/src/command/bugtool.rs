@@ -1,0 +1,259 @@
+//! `bugtool`: what a report of a fault needs, in one tar.
+
+mod secrets;
+
+use std::{
+    env,
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use serde::Serialize;
+
+use super::{ask, run::MetricsAddress, view};
+use crate::{dataplane::DEFAULT_PINS, node::Network};
+
+/// Collect what a report of a fault needs in one tar, whether an agent runs or not. Changes nothing.
+///
+/// It holds what `status`, `services`, `flows` and `check` say, /metrics and /configz, devices, addresses, routes, rules and neighbours, and the last lines
+/// of a log. It names addresses of clients and Services; tokens, keys and the content of kubeconfigs are left out. What could not be had says why.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Where the tar goes, a file that is not there yet, or `-`: standard output. Default: traffic-policy-bugtool-SECONDS.tar in this folder.
+    #[arg(long, env = "TRAFFIC_POLICY_OUT", value_name = "FILE|-")]
+    out: Option<PathBuf>,
+    /// The folder that `run` was given.
+    #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
+    pin_dir: PathBuf,
+    /// Where the agent answers /metrics and /configz; `none`: nowhere.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_METRICS_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "A|none"
+    )]
+    metrics_address: MetricsAddress,
+    /// A file with the agent's log: its last 2,000 lines are taken.
+    #[arg(long, env = "TRAFFIC_POLICY_LOG_FILE", value_name = "F")]
+    log_file: Option<PathBuf>,
+    /// So many flows, as a sample.
+    #[arg(long, env = "TRAFFIC_POLICY_SAMPLE_FLOWS", default_value_t = 1000, value_name = "N")]
+    sample_flows: usize,
+}
+
+/// How long one of the commands may take: `check` loads all programs.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a scrape may take.
+const SCRAPE: Duration = Duration::from_secs(20);
+/// Lines of a log, and bytes that are looked through for them.
+const LINES: usize = 2_000;
+const BYTES: u64 = 4 << 20;
+
+/// A file of the tar.
+struct Part {
+    name: String,
+    content: Vec<u8>,
+    /// Why it is not what its name says.
+    error: Option<String>,
+}
+
+/// What `summary.json` says.
+#[derive(Serialize)]
+struct Summary<'a> {
+    version: &'static str,
+    seconds: u64,
+    kernel: String,
+    parts: Vec<Line<'a>>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    name: &'a str,
+    bytes: usize,
+    error: Option<&'a str>,
+}
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let name = self.out.clone().unwrap_or_else(|| format!("traffic-policy-bugtool-{seconds}.tar").into());
+        // Before minutes are spent on what finds no place.
+        let file = if name.as_os_str() == "-" { None } else { Some(create(&name)?) };
+        let parts = self.collect();
+        let wrong = parts.iter().filter(|part| part.error.is_some()).count();
+        let total = parts.len();
+        match file {
+            None => drop(write(io::stdout().lock(), &parts, seconds)?),
+            Some(file) => {
+                write(file, &parts, seconds)?.sync_all().context("writing the tar failed")?;
+                view::print(|out| {
+                    writeln!(out, "{}: {total} parts, {wrong} of them say why they are empty", name.display())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn collect(&self) -> Vec<Part> {
+        let pins = self.pin_dir.display().to_string();
+        let flows = self.sample_flows.to_string();
+        let json = ["--output", "json", "--pin-dir", &pins];
+        let mut parts = Vec::new();
+        for (name, words) in [
+            ("status.json", &["status"][..]),
+            ("services.json", &["services"]),
+            ("flows.json", &["flows", "--limit", &flows]),
+            ("check.json", &["check"]),
+        ] {
+            parts.push(part(name, command(&[words, &json].concat())));
+        }
+        for (name, path) in [("metrics.txt", "/metrics"), ("configz.json", "/configz")] {
+            let content = match self.metrics_address.0 {
+                Some(address) => ask::get(address, path, SCRAPE).map(|body| body.to_vec()),
+                None => Err(anyhow::anyhow!("--metrics-address is none")),
+            };
+            parts.push(part(name, content));
+        }
+        match network() {
+            Ok(lists) => parts.extend(
+                lists
+                    .into_iter()
+                    .map(|(name, list)| part(&format!("network/{name}.txt"), list.map(String::into_bytes))),
+            ),
+            Err(error) => parts.push(part("network/links.txt", Err(error))),
+        }
+        if let Some(file) = &self.log_file {
+            let lines = last_lines(file).with_context(|| format!("{} cannot be read", file.display()));
+            parts.push(part("log.txt", lines.map(String::into_bytes)));
+        }
+        parts
+    }
+}
+
+/// For its owner alone: it names who speaks to whom.
+fn create(path: &Path) -> Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(|| {
+        format!("{} cannot be made: name a file that is not there yet with --out, or -", path.display())
+    })
+}
+
+fn part(name: &str, content: Result<Vec<u8>>) -> Part {
+    let name = name.to_owned();
+    match content {
+        Ok(content) => Part { name, content: secrets::left_out(&content), error: None },
+        Err(error) => {
+            let error = format!("{error:#}");
+            let content = secrets::left_out(format!("not available: {error}\n").as_bytes());
+            Part {
+                name,
+                content,
+                error: Some(String::from_utf8_lossy(&secrets::left_out(error.as_bytes())).into()),
+            }
+        }
+    }
+}
+
+/// What another command of this program prints. It may end with an error, and have said something: `check` does.
+fn command(words: &[&str]) -> Result<Vec<u8>> {
+    let program = env::current_exe().context("this program's own path is unknown")?;
+    let mut child = Command::new(program)
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("`{}` cannot be started", words.join(" ")))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let reader = |pipe: Option<Box<dyn io::Read + Send>>| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // What could be read is better than nothing.
+            let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+            bytes
+        })
+    };
+    let out = reader(out.map(|pipe| Box::new(pipe) as _));
+    let err = reader(err.map(|pipe| Box::new(pipe) as _));
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if start.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("`{}` does not end within {} s", words.join(" "), PATIENCE.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
+    if !status.success() && out.is_empty() {
+        bail!("{}", String::from_utf8_lossy(&err).trim());
+    }
+    Ok(out)
+}
+
+fn network() -> Result<Vec<(&'static str, Result<String>)>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (network, _events) = Network::connect()?;
+        Ok(network.dump().await)
+    })
+}
+
+/// The end of a file.
+fn last_lines(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let skipped = file.metadata()?.len().saturating_sub(BYTES);
+    file.seek(SeekFrom::Start(skipped))?;
+    let mut lines = std::collections::VecDeque::new();
+    for (number, line) in BufReader::new(file.take(BYTES)).split(b'\n').enumerate() {
+        let line = line?;
+        // The first one may have lost its beginning.
+        if number > 0 || skipped == 0 {
+            lines.push_back(String::from_utf8_lossy(&line).into_owned() + "\n");
+        }
+        if lines.len() > LINES {
+            lines.pop_front();
+        }
+    }
+    Ok(lines.into_iter().collect())
+}
+
+/// Writes the tar, with the summary first.
+fn write<W: io::Write>(out: W, parts: &[Part], seconds: u64) -> Result<W> {
+    let lines = parts.iter().map(|part| Line {
+        name: &part.name,
+        bytes: part.content.len(),
+        error: part.error.as_deref(),
+    });
+    let summary = Summary {
+        version: env!("CARGO_PKG_VERSION"),
+        seconds,
+        kernel: std::fs::read_to_string("/proc/version").unwrap_or_default().trim().to_owned(),
+        parts: lines.collect(),
+    };
+    let summary = serde_json::to_vec_pretty(&summary)?;
+    let mut tar = tar::Builder::new(out);
+    let mut append = |name: &str, content: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(seconds);
+        tar.append_data(&mut header, format!("traffic-policy-bugtool/{name}"), content)
+    };
+    append("summary.json", &summary).context("writing the tar failed")?;
+    for part in parts {
+        append(&part.name, &part.content).context("writing the tar failed")?;
+    }
+    let mut out = tar.into_inner().context("writing the tar failed")?;
+    out.flush().context("writing the tar failed")?;
+    Ok(out)
+}

@@ -1,0 +1,56 @@
+//! Settings that the run loop takes over while it runs.
+
+use std::future::pending;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::NodePortAddresses;
+use crate::dataplane::IdleTimes;
+
+/// Those settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    pub idle: IdleTimes,
+    pub node_port_addresses: NodePortAddresses,
+}
+
+/// Settings to be taken over, and word of it.
+#[derive(Debug)]
+pub struct Reload {
+    pub live: Live,
+    done: oneshot::Sender<()>,
+}
+
+impl Reload {
+    /// With what hears of the end of it.
+    #[must_use]
+    pub fn new(live: Live) -> (Self, oneshot::Receiver<()>) {
+        let (done, heard) = oneshot::channel();
+        (Self { live, done }, heard)
+    }
+
+    pub(super) fn done(self) {
+        // Whoever has ended does not wait for it.
+        let _ = self.done.send(());
+    }
+}
+
+/// Where they come from.
+#[derive(Debug)]
+pub struct Reloads(mpsc::Receiver<Reload>);
+
+impl Reloads {
+    #[must_use]
+    pub fn channel() -> (mpsc::Sender<Reload>, Self) {
+        let (sender, receiver) = mpsc::channel(1);
+        (sender, Self(receiver))
+    }
+
+    /// The next ones; never, if nobody can send any more. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Reload {
+        match self.0.recv().await {
+            Some(reload) => reload,
+            None => pending().await,
+        }
+    }
+}

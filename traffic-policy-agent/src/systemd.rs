@@ -1,0 +1,211 @@
+//! Word to systemd, as sd_notify(3) has it: ready, alive, reloading, stopping. Without `NOTIFY_SOCKET` there is nobody to tell.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            ffi::OsStrExt as _,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use nix::time::{ClockId, clock_gettime};
+
+/// Of the time that systemd waits for a sign of life, a sign comes each so many-th part. sd_watchdog_enabled(3) wants two at
+/// least; the run loop comes round when it comes round.
+const SIGNS: u32 = 4;
+
+/// Whoever is told. Cheap to clone; all clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Notifier(Option<Arc<Shared>>);
+
+#[derive(Debug)]
+struct Shared {
+    socket: UnixDatagram,
+    /// How long systemd waits for a sign of life.
+    watchdog: Option<Duration>,
+    said: Mutex<Said>,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    ready: bool,
+    alive: Option<Instant>,
+    status: String,
+}
+
+impl Notifier {
+    /// As the environment says. What cannot be reached is not told, and the log says so.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+            return Self::default();
+        };
+        let number = |variable| env::var(variable).ok()?.parse::<u64>().ok();
+        let own = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+        let watchdog = number("WATCHDOG_USEC").filter(|time| own && *time > 0).map(Duration::from_micros);
+        Self::connect(&name, watchdog).unwrap_or_else(|error| {
+            tracing::warn!("systemd is not told of anything: NOTIFY_SOCKET {}: {error}", name.display());
+            Self::default()
+        })
+    }
+
+    fn connect(name: &OsStr, watchdog: Option<Duration>) -> io::Result<Self> {
+        let address = match name.as_bytes() {
+            // Of the abstract namespace.
+            [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
+            [b'/', ..] => SocketAddr::from_pathname(name)?,
+            _ => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "neither a path nor an abstract name",
+                ));
+            }
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(&address)?;
+        // The run loop waits for nobody.
+        socket.set_nonblocking(true)?;
+        Ok(Self(Some(Arc::new(Shared { socket, watchdog, said: Mutex::default() }))))
+    }
+
+    /// The maps are filled.
+    pub fn ready(&self) {
+        if let Some(shared) = &self.0 {
+            shared.said().ready = true;
+            shared.tell("READY=1");
+        }
+    }
+
+    /// The configuration is read again. Before it is ready, systemd waits for that.
+    pub fn reloading(&self) {
+        if !self.is_ready() {
+            return;
+        }
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
+    }
+
+    /// That is done.
+    pub fn reloaded(&self) {
+        if self.is_ready() {
+            self.tell("READY=1");
+        }
+    }
+
+    pub fn stopping(&self) {
+        self.tell("STOPPING=1");
+    }
+
+    /// One line for `systemctl status`, if it is another one than before.
+    pub fn status(&self, text: &str) {
+        let Some(shared) = &self.0 else { return };
+        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut said = shared.said();
+        if said.status != line {
+            shared.tell(&format!("STATUS={line}"));
+            said.status = line;
+        }
+    }
+
+    /// The run loop has come round: what systemd's watchdog waits for.
+    pub fn beat(&self) {
+        let Some(shared) = &self.0 else { return };
+        let Some(watchdog) = shared.watchdog else { return };
+        let mut said = shared.said();
+        if said.alive.is_none_or(|alive| alive.elapsed() >= watchdog / SIGNS) {
+            shared.tell("WATCHDOG=1");
+            said.alive = Some(Instant::now());
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.as_ref().is_some_and(|shared| shared.said().ready)
+    }
+
+    fn tell(&self, message: &str) {
+        if let Some(shared) = &self.0 {
+            shared.tell(message);
+        }
+    }
+}
+
+impl Shared {
+    fn said(&self) -> MutexGuard<'_, Said> {
+        // Whoever panicked left single words.
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, message: &str) {
+        if let Err(error) = self.socket.send(message.as_bytes()) {
+            tracing::debug!("systemd was not told {message:?}: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(socket: &UnixDatagram) -> Vec<String> {
+        socket.set_nonblocking(true).unwrap();
+        let mut bytes = [0; 4096];
+        std::iter::from_fn(|| {
+            let length = socket.recv(&mut bytes).ok()?;
+            Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn by_a_path_and_by_an_abstract_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let name = format!("traffic-policy-test-{}", std::process::id());
+        let named = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        for (socket, address) in
+            [(UnixDatagram::bind(&path).unwrap(), path.into_os_string()), (named, format!("@{name}").into())]
+        {
+            let notifier = Notifier::connect(&address, None).unwrap();
+            // It is still starting.
+            notifier.reloading();
+            notifier.reloaded();
+            notifier.ready();
+            notifier.status("all is\nwell");
+            notifier.status("all is well");
+            notifier.reloading();
+            notifier.reloaded();
+            notifier.stopping();
+            // Nobody waits for it.
+            notifier.beat();
+            let heard = heard(&socket);
+            assert_eq!(heard[..2], ["READY=1", "STATUS=all is well"]);
+            assert!(heard[2].starts_with("RELOADING=1\nMONOTONIC_USEC="), "{heard:?}");
+            assert_eq!(heard[3..], ["READY=1", "STOPPING=1"]);
+        }
+        assert!(Notifier::connect(OsStr::new("vsock:2:1"), None).is_err());
+        assert!(Notifier::connect(OsStr::new("/nowhere/notify"), None).is_err());
+    }
+
+    #[test]
+    fn a_sign_of_life_no_more_often_than_needed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let long = Notifier::connect(path.as_os_str(), Some(Duration::from_secs(3600))).unwrap();
+        (0..3).for_each(|_| long.beat());
+        assert_eq!(heard(&socket), ["WATCHDOG=1"]);
+        let short = Notifier::connect(path.as_os_str(), Some(Duration::from_nanos(4))).unwrap();
+        (0..3).for_each(|_| {
+            short.beat();
+            std::thread::sleep(Duration::from_millis(1));
+        });
+        assert_eq!(heard(&socket), ["WATCHDOG=1"; 3]);
+    }
+}
