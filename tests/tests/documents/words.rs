@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 19] = [
     "--arch",
     "--attach",
     "--compare",
@@ -18,6 +18,7 @@ const OTHERS: [&str; 18] = [
     "--help",
     "--kernel",
     "--list",
+    "--name",
     "--seed",
     "--json",
     "--output",
