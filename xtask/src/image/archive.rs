@@ -145,9 +145,9 @@ mod tests {
 
     /// The object that a descriptor names.
     fn follow(files: &BTreeMap<String, Vec<u8>>, descriptor: &Value) -> Vec<u8> {
-        let digest = descriptor["digest"].as_str().unwrap();
-        let bytes = &files[&format!("blobs/{}", digest.replace(':', "/"))];
-        assert_eq!(super::digest(bytes), digest);
+        let named = descriptor["digest"].as_str().unwrap();
+        let bytes = &files[&format!("blobs/{}", named.replace(':', "/"))];
+        assert_eq!(digest(bytes), named);
         assert_eq!(descriptor["size"], bytes.len());
         bytes.clone()
     }
@@ -182,7 +182,7 @@ mod tests {
             let layer = follow(&files, &manifest["layers"][0]);
             let mut unpacked = Vec::new();
             flate2::read::GzDecoder::new(&layer[..]).read_to_end(&mut unpacked).unwrap();
-            assert_eq!(config["rootfs"]["diff_ids"], json!([super::digest(&unpacked)]));
+            assert_eq!(config["rootfs"]["diff_ids"], json!([digest(&unpacked)]));
             let mut tar = tar::Archive::new(&unpacked[..]);
             let mut content = Vec::new();
             tar.entries().unwrap().next().unwrap().unwrap().read_to_end(&mut content).unwrap();
