@@ -88,7 +88,7 @@ fn of_the_image(stages: &mut Stages) {
         archive = image::for_this_machine()?;
         Ok(true)
     });
-    if built && stages.one("build", build_all) {
+    if built {
         stages.one("tests of deploy, by the image", |tally| {
             tests_with(tally, &["--test", "deploy"], &[], &[("TRAFFIC_POLICY_IMAGE", archive)])
         });
