@@ -122,6 +122,19 @@ impl ApiServer {
         Self::start_at(Some(namespace.clone()), address, None)
     }
 
+    /// As [`Self::start_in`], with TLS.
+    ///
+    /// # Errors
+    ///
+    /// If the address is taken or not there.
+    pub fn start_tls_in(
+        namespace: &Namespace,
+        address: SocketAddr,
+        certificate: Certificate,
+    ) -> Result<Self> {
+        Self::start_at(Some(namespace.clone()), address, Some(certificate))
+    }
+
     /// Like [`Self::start`], with TLS.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::api_server::{ApiServer, Kind};
+use crate::api_server::{ApiServer, Certificate, Kind};
 use crate::lab::{Family, Lab, plan};
 use crate::object::{Backend, Service, node};
 
@@ -26,11 +26,23 @@ pub struct ControlPlane {
 
 impl ControlPlane {
     pub fn start(lab: &Lab) -> Result<Self> {
+        Self::start_with(lab, None)
+    }
+
+    /// With TLS, as pods with a service account want it.
+    pub fn start_tls(lab: &Lab, certificate: Certificate) -> Result<Self> {
+        Self::start_with(lab, Some(certificate))
+    }
+
+    fn start_with(lab: &Lab, certificate: Option<Certificate>) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let address = SocketAddr::new(plan::gateway(0).of(Family::V4), PORT);
         let server = {
             let _inside = runtime.enter();
-            ApiServer::start_in(lab.router(), address)?
+            match certificate {
+                None => ApiServer::start_in(lab.router(), address)?,
+                Some(certificate) => ApiServer::start_tls_in(lab.router(), address, certificate)?,
+            }
         };
         lab.nodes().iter().try_for_each(|node| server.put(node::object(node)))?;
         let kubeconfig = lab.logs().join("kubeconfig");

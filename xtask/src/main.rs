@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod cargo;
+mod image;
 mod lab;
 mod lint;
 mod setup;
@@ -32,6 +33,8 @@ enum Command {
     Setup(setup::Options),
     /// Build the agent
     Build(build::Options),
+    /// Make a container image of the agent, without a container engine
+    Image(image::Options),
     /// Check style and run all tests
     Test(test::Options),
     /// Measure the packet path beside a bare floor and others (`cargo xtask bench --help`)
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Setup(options) => setup::run(&options),
         Command::Build(options) => build::run(&options),
+        Command::Image(options) => image::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Lab(options) => lab::run("lab", &options),

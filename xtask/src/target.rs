@@ -12,7 +12,7 @@ pub(crate) struct Target {
     /// As rustc names it.
     pub(crate) triple: &'static str,
     /// As the GNU toolchain's programs begin.
-    gnu: &'static str,
+    pub(crate) gnu: &'static str,
     /// Packages of Debian and Ubuntu that bring a C compiler for it, with the headers and start files of its C library.
     pub(crate) packages: [&'static str; 2],
     /// As dpkg names it.

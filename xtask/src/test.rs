@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::OsString,
     fs,
+    path::PathBuf,
     process::{Command, ExitCode},
     time::{Duration, Instant},
 };
@@ -11,7 +12,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{build, cargo, lint, setup, tally::Tally, vm};
+use crate::{
+    build, cargo, image, lint,
+    setup::{self, programs},
+    tally::Tally,
+    vm,
+};
 
 /// The packages whose tests need root.
 const PRIVILEGED: [&str; 5] = [
@@ -22,9 +28,14 @@ const PRIVILEGED: [&str; 5] = [
     "traffic-policy-tests",
 ];
 
+/// What runs containers; the first alone does for most tests.
+const CONTAINERS: [programs::Program<'static>; 3] =
+    [("crun", "crun"), ("podman", "podman"), ("containerd", "containerd")];
+const NO_CONTAINERS: &str = "tests with containers are skipped";
+
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without style checks; `lints`: those alone
+    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without style checks; `lints`: those alone; `image`: those of deploy/ with the image that users load, which is built first
     filter: Option<String>,
 }
 
@@ -41,6 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     match &options.filter {
         None => everything(&mut stages)?,
         Some(filter) if filter == "lints" => lints(&mut stages),
+        Some(filter) if filter == "image" => of_the_image(&mut stages),
         Some(filter) => matching(&mut stages, filter)?,
     }
     Ok(stages.close())
@@ -52,6 +64,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     if !built {
         return Ok(());
     }
+    programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
     stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
     stages.one("documentation tests", |tally| tests(tally, &["--doc"], &[]));
     stages.one("packet, model and namespace tests", |tally| tests(tally, &["--test", "*"], &[]));
@@ -67,6 +80,21 @@ fn lints(stages: &mut Stages) {
     stages.one("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf);
 }
 
+/// The suite of `deploy/`, by the image itself and the container engines of Debian.
+fn of_the_image(stages: &mut Stages) {
+    programs::prepare(&CONTAINERS, NO_CONTAINERS);
+    let mut archive = PathBuf::new();
+    let built = stages.one("image", |_| {
+        archive = image::for_this_machine()?;
+        Ok(true)
+    });
+    if built {
+        stages.one("tests of deploy, by the image", |tally| {
+            tests_with(tally, &["--test", "deploy"], &[], &[("TRAFFIC_POLICY_IMAGE", archive)])
+        });
+    }
+}
+
 fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
     if !stages.one("build", build_all) {
         return Ok(());
@@ -76,6 +104,9 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
     let programs = programs.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let programs: Vec<String> =
         programs.map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name)).collect();
+    if filter.contains("deploy") || filter.contains("container") {
+        programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+    }
     // As `cargo xtask vm test` names them.
     if let Some((suite, test)) = filter.split_once("::")
         && programs.iter().any(|name| name == suite)
@@ -119,6 +150,16 @@ fn other_kernels(tally: &mut Tally) -> Result<bool> {
 
 /// Runs tests of the whole workspace, always: see [`build::workspace`].
 fn tests(tally: &mut Tally, targets: &[&str], arguments: &[&str]) -> Result<bool> {
+    tests_with(tally, targets, arguments, &[])
+}
+
+/// As [`tests`], with variables in the environment.
+fn tests_with(
+    tally: &mut Tally,
+    targets: &[&str],
+    arguments: &[&str],
+    variables: &[(&str, PathBuf)],
+) -> Result<bool> {
     let own = env::current_exe().context("this program's own path is unknown")?;
     let mut command = cargo::cargo();
     if !cargo::is_root() {
@@ -128,6 +169,7 @@ fn tests(tally: &mut Tally, targets: &[&str], arguments: &[&str]) -> Result<bool
     }
     command.args(["test", "--workspace", "--no-fail-fast"]).args(targets).arg("--").args(arguments);
     command.env("TRAFFIC_POLICY_AGENT", build::program("traffic-policy-agent", false)?);
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     tally.run(&mut command)
 }
 

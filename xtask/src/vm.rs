@@ -1,7 +1,7 @@
 //! `cargo xtask vm`: machines with Debian's kernels, emulated where there is no KVM, to test on, to try things in, and as nodes.
 
-mod arch;
-mod archive;
+pub(crate) mod arch;
+pub(crate) mod archive;
 mod ask;
 mod budgets;
 mod climb;

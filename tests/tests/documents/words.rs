@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 19] = [
+const OTHERS: [&str; 20] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -19,6 +19,7 @@ const OTHERS: [&str; 19] = [
     "--help",
     "--kernel",
     "--list",
+    "--name",
     "--seed",
     "--json",
     "--output",

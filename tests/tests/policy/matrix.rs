@@ -7,31 +7,21 @@ use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::checksum::Checksum;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::matrix::{self, CLUSTER, LOCAL, PODS};
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::traffic::Outcome;
 
-const CLUSTER: u16 = 30080;
-const LOCAL: u16 = 30081;
 /// [`one_agent`]: Local, with endpoints on another node only.
 const ELSEWHERE: u16 = 30082;
-const PODS: [&str; 3] = ["pod-1-1", "pod-2-1", "pod-2-2"];
 
-fn matrix(attach: &str, wire_offloads: bool) {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 2, 0]).wire_offloads(wire_offloads)).unwrap();
-    for (name, policy, port) in [("cluster", Policy::Cluster, CLUSTER), ("local", Policy::Local, LOCAL)] {
-        cluster.manifests.apply(&Cluster::node_port(name, policy, port), &cluster.backends()).unwrap();
+fn all_nodes(attach: &str, wire_offloads: bool) {
+    let cluster = Cluster::start(matrix::lab().wire_offloads(wire_offloads)).unwrap();
+    for service in matrix::services() {
+        cluster.manifests.apply(&service, &cluster.backends()).unwrap();
     }
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
     let capture = Capture::start(cluster.lab.client().netns(), "eth0").unwrap();
-    for family in Family::BOTH {
-        for number in 1..=3 {
-            for protocol in Protocol::BOTH {
-                let what = format!("{attach} {family:?} {protocol:?} node-{number}");
-                every_pod_answers(&cluster, family, number, protocol, &what);
-                only_local_pods_answer(&cluster, family, number, protocol, &what);
-            }
-        }
-    }
+    matrix::pass(&cluster, attach).unwrap();
     let frames = capture.finish_valid().unwrap();
     if !wire_offloads {
         // Without offloads nothing is left unfinished, so every checksum has been looked at.
@@ -44,7 +34,7 @@ fn matrix(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// As [`matrix`], but of one node, which others only route for: a third of the programs to load, for an emulated machine.
+/// As [`all_nodes`], but of one node, which others only route for: a third of the programs to load, for an emulated machine.
 fn one_agent(attach: &str, wire_offloads: bool) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 2]).wire_offloads(wire_offloads)).unwrap();
     let (here, elsewhere): (Vec<_>, Vec<_>) = cluster.lab.pods().partition(|pod| pod.name == PODS[0]);
@@ -63,39 +53,14 @@ fn one_agent(attach: &str, wire_offloads: bool) {
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             let what = format!("{attach} {family:?} {protocol:?}");
-            every_pod_answers(&cluster, family, 1, protocol, &what);
-            only_local_pods_answer(&cluster, family, 1, protocol, &what);
+            matrix::every_pod_answers(&cluster, family, 1, protocol).expect(&what);
+            matrix::only_local_pods_answer(&cluster, family, 1, protocol).expect(&what);
             let to = cluster.at(1, family, ELSEWHERE);
             assert_eq!(cluster.ask(protocol, to).unwrap(), Outcome::Silent, "{what} Local, elsewhere");
         }
     }
     capture.finish_valid().unwrap();
     the_intended_hook_works(&agent, attach);
-}
-
-fn every_pod_answers(cluster: &Cluster, family: Family, number: usize, protocol: Protocol, what: &str) {
-    let lab = &cluster.lab;
-    let node = lab.node(number);
-    let ask = || cluster.ask_until_all(protocol, cluster.at(number, family, CLUSTER), &PODS).unwrap();
-    // Several rounds, so that what each hook did is many packets.
-    for answer in (0..4).flat_map(|_| ask()) {
-        // Only a way over two nodes needs the node's address; what stays here keeps the client's.
-        let here = answer.node == node.name;
-        let source = if here { lab.client().address(family) } else { node.address(family) };
-        assert_eq!(answer.client.ip(), source, "{what} Cluster, {} answered", answer.pod);
-    }
-}
-
-fn only_local_pods_answer(cluster: &Cluster, family: Family, number: usize, protocol: Protocol, what: &str) {
-    let to = cluster.at(number, family, LOCAL);
-    let pods: &[&str] = match number {
-        1 => &PODS[..1],
-        2 => &PODS[1..],
-        _ => return assert_eq!(cluster.ask(protocol, to).unwrap(), Outcome::Silent, "{what} Local"),
-    };
-    for answer in cluster.ask_until_all(protocol, to, pods).unwrap() {
-        assert_eq!(answer.client.ip(), cluster.lab.client().address(family), "{what} Local");
-    }
 }
 
 /// The same answers would come if another hook had done the work.
@@ -124,20 +89,20 @@ fn one_agent_xdp() {
 
 #[test]
 fn tc_with_offloads() {
-    matrix("tc", true);
+    all_nodes("tc", true);
 }
 
 #[test]
 fn tc_without_offloads() {
-    matrix("tc", false);
+    all_nodes("tc", false);
 }
 
 #[test]
 fn native_xdp() {
-    matrix("xdp", false);
+    all_nodes("xdp", false);
 }
 
 #[test]
 fn generic_xdp() {
-    matrix("xdp-generic", false);
+    all_nodes("xdp-generic", false);
 }

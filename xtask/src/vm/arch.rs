@@ -3,7 +3,7 @@
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Arch {
+pub(crate) enum Arch {
     #[value(name = "x86_64")]
     X86_64,
     #[value(name = "aarch64")]
@@ -12,7 +12,7 @@ pub(super) enum Arch {
 
 impl Arch {
     /// Of this machine; `None` where it is another.
-    pub(super) fn of_host() -> Option<Self> {
+    pub(crate) fn of_host() -> Option<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Some(Self::X86_64),
             "aarch64" => Some(Self::Aarch64),
@@ -29,11 +29,16 @@ impl Arch {
     }
 
     /// As rustc says.
-    pub(super) const fn target(self) -> &'static str {
+    pub(crate) const fn target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",
             Self::Aarch64 => "aarch64-unknown-linux-gnu",
         }
+    }
+
+    /// As OCI says, which is as Go does.
+    pub(crate) const fn oci(self) -> &'static str {
+        self.debian()
     }
 
     pub(super) const fn qemu(self) -> &'static str {

@@ -23,7 +23,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const FRESH: Duration = Duration::from_secs(3 * 24 * 3600);
 
 /// apt's lists of Debian's packages for one architecture.
-pub(super) struct Archive {
+pub(crate) struct Archive {
     folder: PathBuf,
     arch: Arch,
 }
@@ -33,7 +33,7 @@ impl Archive {
     ///
     /// # Errors
     /// No archive is known, or it cannot be reached and there are no lists.
-    pub(super) fn open(folder: &Path, arch: Arch) -> Result<Self> {
+    pub(crate) fn open(folder: &Path, arch: Arch) -> Result<Self> {
         let archive = Self { folder: folder.join(format!("apt-{arch}")), arch };
         let lists = archive.folder.join("lists");
         let age = fs::metadata(archive.stamp()).and_then(|found| found.modified()).ok();
@@ -111,7 +111,7 @@ impl Archive {
     ///
     /// # Errors
     /// A package cannot be fetched.
-    pub(super) fn unpack(&self, packages: &[String], to: &Path) -> Result<()> {
+    pub(crate) fn unpack(&self, packages: &[String], to: &Path) -> Result<()> {
         let cache = self.folder.join("packages");
         fs::create_dir_all(&cache)?;
         let download =
@@ -195,7 +195,7 @@ fn site() -> Result<String> {
     match debian_site(&known) {
         Some(site) => Ok(site),
         None => bail!(
-            "this machine's apt knows no Debian archive, which has the kernels: set {VARIABLE} to the address of one (as in a line of sources.list)"
+            "this machine's apt knows no Debian archive, which has the kernels and musl: set {VARIABLE} to the address of one (as in a line of sources.list)"
         ),
     }
 }
@@ -208,7 +208,7 @@ fn debian_site(lines: &str) -> Option<String> {
 }
 
 /// Runs a program in silence; what it said is told if it fails.
-pub(super) fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("{name} cannot be started"))?;
     if output.status.success() {

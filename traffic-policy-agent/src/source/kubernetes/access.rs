@@ -95,6 +95,9 @@ impl Access {
                     let authority = service_account.join("ca.crt");
                     readable(&authority)?;
                     config.root_cert_file = Some(authority);
+                    // The file alone is what counts; without this, kube would first ask for the system's certificates, of which
+                    // an image has none.
+                    config.root_cert = Some(Vec::new());
                     config.tls_server_name = api_server.as_ref().map(|_| SERVER_NAME.to_owned());
                 }
                 Ok(config)

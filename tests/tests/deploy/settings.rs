@@ -1,0 +1,102 @@
+//! Arguments, variables and capabilities of the pods, compared with the agent's command line and with the document about them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use clap::{Command, CommandFactory};
+use traffic_policy_agent::command::Arguments;
+
+use crate::{FOLDERS, objects, pod, text};
+
+/// Variables that a folder's container gets with a value, whichever way.
+fn variables(folder: &str) -> BTreeMap<String, String> {
+    let maps = objects(folder).into_iter().filter(|object| object["kind"] == "ConfigMap");
+    let mut variables = BTreeMap::new();
+    for map in maps {
+        let data = map["data"].as_object().unwrap().clone();
+        variables.extend(data.into_iter().map(|(name, value)| (name, value.as_str().unwrap().to_owned())));
+    }
+    for variable in pod(folder).containers[0].env.iter().flatten() {
+        // Of the downward API.
+        let value = variable.value.clone().unwrap_or_else(|| "node-1".to_owned());
+        variables.insert(variable.name.clone(), value);
+    }
+    variables
+}
+
+/// A sub-command and its arguments by their variables.
+fn command(name: &str) -> Command {
+    let mut program = Arguments::command();
+    program.build();
+    program.find_subcommand(name).unwrap_or_else(|| panic!("there is no command {name}")).clone()
+}
+
+#[test]
+fn arguments_and_variables_are_the_agents() {
+    for folder in FOLDERS {
+        let pod = pod(folder);
+        let arguments = pod.containers[0].args.clone().unwrap();
+        let run = command("run");
+        // What the agent takes as variables, given as flags: clap judges values and conflicts.
+        let mut words = vec!["traffic-policy-agent".to_owned(), "run".to_owned()];
+        for (name, value) in variables(folder) {
+            let flag = run.get_arguments().find(|flag| flag.get_env().is_some_and(|own| *own == *name));
+            let flag = flag.unwrap_or_else(|| panic!("{folder}: no flag has the variable {name}"));
+            words.extend([format!("--{}", flag.get_long().unwrap()), value]);
+        }
+        if arguments[0] == "run" {
+            words.extend(arguments[1..].iter().cloned());
+        } else {
+            assert_eq!(arguments, [command(&arguments[0]).get_name()], "{folder}");
+        }
+        Arguments::command().try_get_matches_from(&words).unwrap_or_else(|error| panic!("{folder}: {error}"));
+    }
+}
+
+/// None leaves it to the ClusterIP, which the agent itself makes answer.
+#[test]
+fn each_overlay_says_how_the_api_server_is_reached() {
+    for folder in ["kind", "kubeadm", "static-pod"] {
+        let variables = variables(&format!("deploy/overlays/{folder}"));
+        let says = |name: &str| variables.contains_key(&format!("TRAFFIC_POLICY_{name}"));
+        assert!(says("API_SERVER") != says("KUBECONFIG"), "{folder}: {variables:?}");
+    }
+    // A person fills it in, by an overlay.
+    let base = variables("deploy/base");
+    assert!(
+        !base.contains_key("TRAFFIC_POLICY_API_SERVER") && !base.contains_key("TRAFFIC_POLICY_KUBECONFIG")
+    );
+}
+
+/// `| CAP_BPF | what for | when |` in docs/security.md.
+fn documented() -> BTreeMap<String, String> {
+    let page = text("docs/security.md");
+    let rows = page.lines().filter_map(|line| {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let name = cells.get(1)?.strip_prefix("CAP_")?;
+        Some((name.to_owned(), (*cells.get(3)?).to_owned()))
+    });
+    rows.collect()
+}
+
+#[test]
+fn capabilities_are_those_that_the_document_lists() {
+    let documented = documented();
+    assert_eq!(documented.len(), 6, "{documented:?}");
+    for folder in FOLDERS {
+        let pod = pod(folder);
+        let capabilities = pod.containers[0].security_context.clone().unwrap().capabilities.unwrap();
+        assert_eq!(capabilities.drop.unwrap(), ["ALL"], "{folder}");
+        let sockets = variables(folder).get("TRAFFIC_POLICY_CGROUP").is_none_or(|cgroup| cgroup != "none");
+        // Nothing in deploy/ listens below 1024.
+        let low_ports =
+            variables(folder).keys().any(|name| name.ends_with("_ADDRESS") || name.ends_with("_PORTS"));
+        let needed = documented.iter().filter(|(name, when)| match when.as_str() {
+            "always" => true,
+            "where there may be some" => low_ports,
+            _ if when.starts_with("with `--cgroup`") => sockets,
+            _ => panic!("CAP_{name} is kept {when:?}, which this test does not know"),
+        });
+        let needed: BTreeSet<_> = needed.map(|(name, _)| name.clone()).collect();
+        assert_eq!(BTreeSet::from_iter(capabilities.add.unwrap()), needed, "{folder}");
+    }
+}

@@ -1,0 +1,171 @@
+//! `cargo xtask image`: the agent as an OCI archive, made without a container engine, and the list of what is in it.
+
+mod archive;
+mod build;
+mod layer;
+mod sbom;
+mod unwind;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+
+use self::{archive::Platform, layer::Layer};
+use crate::{build as cargo_build, setup, vm::arch::Arch};
+
+/// What the archive may weigh: nodes pull it, and test clusters load it again and again.
+const LIMIT: u64 = 25 * 1024 * 1024;
+
+/// As the objects of `deploy/` name it.
+const NAME: &str = concat!("localhost/traffic-policy:", env!("CARGO_PKG_VERSION"));
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Machines that it runs on: `all` are x86_64 and aarch64 in one archive. Default: this machine's
+    #[arg(long)]
+    arch: Option<Machines>,
+    /// Under which name container engines load it
+    #[arg(long, value_name = "NAME", default_value = NAME, value_parser = reference)]
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Machines {
+    #[value(name = "x86_64")]
+    X86_64,
+    #[value(name = "aarch64")]
+    Aarch64,
+    All,
+}
+
+impl Machines {
+    fn archs(self) -> Vec<Arch> {
+        match self {
+            Self::X86_64 => vec![Arch::X86_64],
+            Self::Aarch64 => vec![Arch::Aarch64],
+            Self::All => vec![Arch::X86_64, Arch::Aarch64],
+        }
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    setup::ensure()?;
+    let archs = match options.arch {
+        Some(machines) => machines.archs(),
+        None => vec![own_arch()?],
+    };
+    make(&archs, &options.name)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The archive of this machine's architecture, by its ordinary name.
+pub(crate) fn for_this_machine() -> Result<PathBuf> {
+    make(&[own_arch()?], NAME)
+}
+
+fn own_arch() -> Result<Arch> {
+    Arch::of_host().context("this machine is of neither architecture: say --arch")
+}
+
+fn make(archs: &[Arch], name: &str) -> Result<PathBuf> {
+    let folder = folder()?;
+    let (mut platforms, mut parts) = (Vec::new(), BTreeSet::new());
+    for arch in archs {
+        let build::Built { program: built, parts: linked } = build::agent(*arch, &folder)?;
+        parts.extend(linked);
+        // Beside the archive, for a Containerfile and for whoever wants the program alone.
+        let own = folder.join(arch.to_string());
+        fs::create_dir_all(&own).with_context(|| format!("{} cannot be made", own.display()))?;
+        let program = fs::read(&built).with_context(|| format!("{} cannot be read", built.display()))?;
+        let beside = own.join(layer::PROGRAM);
+        // A new file, for a container may run the old one.
+        fs::remove_file(&beside).or_else(ignore_missing)?;
+        fs::copy(&built, &beside).with_context(|| format!("{} cannot be written", beside.display()))?;
+        platforms.push(Platform { architecture: arch.oci(), layer: Layer::of(&program)? });
+    }
+    let archive = archive::pack(name, &platforms)?;
+    let size = archive.bytes.len() as u64;
+    ensure!(size <= LIMIT, "the archive has {size} bytes, more than the {LIMIT} that it may have");
+    let path = folder.join("traffic-policy.tar");
+    write(&path, &archive.bytes)?;
+    let list = sbom::list(archs, parts)?;
+    let sbom = folder.join("traffic-policy.spdx.json");
+    write(&sbom, &list)?;
+    println!("{}", path.display());
+    println!("  name     {name}");
+    println!("  digest   {}", archive.digest);
+    for (arch, platform) in archs.iter().zip(&platforms) {
+        println!("  {:<8} {:.1} MB", arch.to_string(), platform.layer.program as f64 / 1e6);
+    }
+    println!("  archive  {:.1} MB", size as f64 / 1e6);
+    println!("  SBOM     {}", sbom.display());
+    Ok(path)
+}
+
+/// Where images and what they take are.
+fn folder() -> Result<PathBuf> {
+    let folder = cargo_build::target_folder()?.join("image");
+    fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    Ok(folder)
+}
+
+/// As a whole or not at all.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    fs::write(&unfinished, bytes)
+        .and_then(|()| fs::rename(&unfinished, path))
+        .with_context(|| format!("{} cannot be written", path.display()))
+}
+
+fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// A name with a tag. Engines take short names as ones of docker.io, so a registry (or `localhost`) belongs to it.
+fn reference(text: &str) -> Result<String> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._/:".contains(c);
+    let Some((name, tag)) = text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) else {
+        bail!("`{text}` has no tag: write localhost/traffic-policy:0.1.0")
+    };
+    let registry = name.split_once('/').map(|(registry, _)| registry);
+    let is_registry = |registry: &str| registry == "localhost" || registry.contains(['.', ':']);
+    ensure!(
+        registry.is_some_and(is_registry),
+        "`{text}` begins with no registry, and would be loaded as one of docker.io: write localhost/{text}"
+    );
+    let tag_fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    ensure!(
+        name.chars().all(fits) && !name.ends_with('/') && !tag.is_empty() && tag.chars().all(tag_fits),
+        "`{text}` is no name of an image: lower-case letters, digits, and -._/ before the tag"
+    );
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_images() {
+        for good in ["localhost/traffic-policy:0.1.0", "registry.example:5000/a/b:v1", "example.org/a:X_1"] {
+            assert_eq!(reference(good).unwrap(), good);
+        }
+        for (bad, word) in [
+            ("localhost/traffic-policy", "no tag"),
+            ("registry.example:5000/a", "no tag"),
+            ("traffic-policy:1", "docker.io"),
+            ("team/traffic-policy:1", "localhost/team/traffic-policy:1"),
+            ("localhost/Traffic:1", "lower-case"),
+            ("localhost/a:", "no name"),
+        ] {
+            let refusal = reference(bad).unwrap_err().to_string();
+            assert!(refusal.contains(word), "{bad}: {refusal}");
+        }
+    }
+}

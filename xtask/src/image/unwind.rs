@@ -1,0 +1,68 @@
+//! libunwind for programs that are linked statically with musl: std wants one, and Debian has none for musl.
+//!
+//! rustup's rust-src has its sources, as rustc's own musl targets bring it: compiled here as rustc's bootstrap does it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{toolchain, vm};
+
+/// Beside `libunwind.cpp`, which is C++ and needs other flags.
+const SOURCES: [&str; 5] = [
+    "UnwindLevel1.c",
+    "UnwindLevel1-gcc-ext.c",
+    "Unwind-sjlj.c",
+    "UnwindRegistersRestore.S",
+    "UnwindRegistersSave.S",
+];
+
+/// A C compiler and how it finds musl's headers.
+pub(super) struct Compiler {
+    /// As the GNU toolchain's programs begin.
+    pub(super) gnu: &'static str,
+    pub(super) headers: Vec<String>,
+}
+
+/// Leaves `libunwind.a` in `folder`, unless it is there.
+pub(super) fn library(sysroot: &Path, compiler: &Compiler, folder: &Path) -> Result<()> {
+    let library = folder.join("libunwind.a");
+    if library.exists() {
+        return Ok(());
+    }
+    let sources = sysroot.join("lib/rustlib/src/rust/src/llvm-project/libunwind");
+    ensure!(
+        sources.join("src/libunwind.cpp").exists(),
+        "the BPF toolchain's sources have no libunwind ({} is missing): install rustup's nightly with rust-src, or name a toolchain that has it by {}",
+        sources.display(),
+        toolchain::VARIABLE
+    );
+    fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    let mut objects: Vec<PathBuf> = Vec::new();
+    for source in SOURCES.into_iter().chain(["libunwind.cpp"]) {
+        let object = folder.join(source).with_extension("o");
+        let is_c_plus_plus = source.ends_with(".cpp");
+        let name = if is_c_plus_plus { "g++" } else { "gcc" };
+        let mut command = Command::new(format!("{}-{name}", compiler.gnu));
+        command.args(["-c", "-O2", "-fPIC", "-funwind-tables", "-fvisibility=hidden", "-DNDEBUG"]);
+        command.args(["-D_LIBUNWIND_IS_NATIVE_ONLY", "-U_FORTIFY_SOURCE"]);
+        if is_c_plus_plus {
+            command.args(["-std=c++17", "-nostdinc++", "-fno-exceptions", "-fno-rtti"]);
+        } else {
+            command.args(["-std=c99", "-D_GNU_SOURCE", "-fexceptions"]);
+        }
+        command.arg("-I").arg(sources.join("include")).args(&compiler.headers);
+        command.arg(sources.join("src").join(source)).arg("-o").arg(&object);
+        vm::archive::run(&mut command).with_context(|| format!("compiling libunwind's {source} failed"))?;
+        objects.push(object);
+    }
+    // The letter D: no times and owners.
+    let unfinished = folder.join("libunwind.unfinished");
+    let mut command = Command::new(format!("{}-ar", compiler.gnu));
+    vm::archive::run(command.arg("rcsD").arg(&unfinished).args(&objects))?;
+    fs::rename(&unfinished, &library).with_context(|| format!("{} cannot be written", library.display()))
+}
