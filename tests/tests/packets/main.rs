@@ -17,6 +17,7 @@ mod fuzz;
 mod hops;
 mod keys;
 mod limits;
+mod own_ports;
 mod passthrough;
 mod pending;
 mod quotes;
