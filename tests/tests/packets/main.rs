@@ -14,6 +14,7 @@ mod extensions;
 mod forwarding;
 mod fragments;
 mod fuzz;
+mod healed;
 mod hops;
 mod keys;
 mod limits;
