@@ -7,6 +7,7 @@
 mod code;
 mod layout;
 mod loaded;
+mod once;
 mod recorded;
 
 use std::collections::BTreeSet;
@@ -55,6 +56,20 @@ fn nothing_is_copied_by_a_call() {
     let copies = code.copies();
     assert!(copies.is_empty(), "{copies:?}");
     assert!(code.has("tp_xdp_ingress"), "this is another object");
+}
+
+/// A route is believed by the hash of what was read. The programs that make flows are four in each family: fixed and variable headers, XDP
+/// and TC.
+#[test]
+fn each_word_of_a_slots_route_is_read_once() {
+    for (map, bytes) in [("tp_ep_routes4", 12), ("tp_ep_routes6", 24)] {
+        let all = once::reads(dataplane::object_bytes(), map);
+        assert!(all.len() >= 4, "{map}: {all:?}");
+        for reads in all {
+            assert_eq!(reads.read, (0..bytes).collect(), "{map} {}", reads.at);
+            assert!(reads.again.is_empty(), "{map} {}: bytes {:?} are read again", reads.at, reads.again);
+        }
+    }
 }
 
 /// `bpftool` shows 15 bytes of a name (BPF_OBJ_NAME_LEN, less the zero), and not whose it is.

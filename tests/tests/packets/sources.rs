@@ -190,3 +190,32 @@ fn answers_to_what_this_node_has_asked() {
         }
     });
 }
+
+/// The question says whose the answer is, before anything of the answer is judged: its flow, its source, the Service's endpoints.
+#[test]
+fn an_answer_is_known_by_its_question_alone() {
+    harness::with(|harness| {
+        for terms in Terms::all().into_iter().filter(|terms| !terms.tcp) {
+            let question = |server| terms.packet(NODE, server).macs(Device::Eth0.mac(), Spot::Router.mac());
+            let answer = |server| terms.request(NODE).source(terms.at(server));
+            let own = |harness: &harness::Harness, server, what| {
+                harness.run(Hook::Egress, &question(server)).expect("passed");
+                let ran = harness.run(terms.hook, &answer(server));
+                assert_eq!(ran.outcome, "passed-own-answer", "{what}, {terms:?}");
+            };
+            // Each time what is said without the question comes first: it shows what another order would say.
+            harness.set_up(&setup());
+            harness.run(terms.hook, &answer(VIP)).expect(MARTIAN);
+            own(harness, VIP, "a frontend's address and port");
+
+            let server = (Spot::Client, 53);
+            harness.set_up(&Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[])));
+            harness.run(terms.hook, &answer(server)).expect("rejected-no-endpoint");
+            own(harness, server, "a Service without endpoints");
+
+            harness.set_up(&setup());
+            harness.run(terms.hook, &answer(server)).expect("forwarded");
+            own(harness, server, "a flow that an answer has made before");
+        }
+    });
+}

@@ -18,6 +18,7 @@ mod neighbours;
 mod other_proxy;
 mod overlay;
 mod own_datagrams;
+mod own_ports;
 mod path_mtu;
 mod reject;
 mod router;

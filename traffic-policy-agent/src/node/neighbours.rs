@@ -71,7 +71,15 @@ impl NeighbourManager {
     /// Has the kernel keep the entries of these next hops. Ends at the first request that the kernel does not answer: the next
     /// call goes on, and the run loop does not wait for each of hundreds.
     pub async fn keep(&mut self, network: &Network, hops: impl IntoIterator<Item = (u32, IpAddr)>) {
-        let hops: BTreeSet<_> = hops.into_iter().take(MOST).collect();
+        let mut hops: BTreeSet<_> = hops.into_iter().collect();
+        if hops.len() > MOST {
+            // Asked only then: a node may have many routes.
+            let gateways = match network.gateways().await {
+                Ok(gateways) => gateways,
+                Err(error) => return tracing::warn!("{error:#}"),
+            };
+            hops = self.most_needed(&hops, &gateways);
+        }
         self.forget_lost(&hops);
         let news = hops.difference(&self.managed).filter(|hop| !self.fixed.contains(hop));
         let news: Vec<_> = news.copied().collect();
@@ -101,6 +109,18 @@ impl NeighbourManager {
             }
             self.managed.remove(&(link, address));
         }
+    }
+
+    /// Those of many next hops that are to be kept: gateways first, by which whole networks of pods are reached. Behind any of the others
+    /// is one neighbour. Entries that are not to be touched cost nothing.
+    fn most_needed(
+        &self,
+        hops: &BTreeSet<(u32, IpAddr)>,
+        gateways: &BTreeSet<(u32, IpAddr)>,
+    ) -> BTreeSet<(u32, IpAddr)> {
+        let probed = hops.difference(&self.fixed);
+        let (first, last): (Vec<_>, Vec<_>) = probed.partition(|hop| gateways.contains(hop));
+        first.into_iter().chain(last).take(MOST).chain(hops.intersection(&self.fixed)).copied().collect()
     }
 
     /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again.
@@ -199,6 +219,28 @@ mod tests {
         // One deadline is 10 s.
         tokio::time::timeout(std::time::Duration::from_secs(15), kept).await.unwrap();
         assert!(manager.managed.is_empty());
+    }
+
+    /// They are in the order of their addresses: IPv6 behind IPv4, a gateway with the last address of its network behind all others.
+    #[test]
+    fn gateways_are_kept_among_very_many_neighbours() {
+        let gateways: BTreeSet<(u32, IpAddr)> =
+            ["10.0.255.254", "fe80::1", "fd00::1"].map(|address| (2, address.parse().unwrap())).into();
+        let others: BTreeSet<_> = (0..10_000).map(|number| (2, neighbour(number, 1).address)).collect();
+        let hops = &others | &gateways;
+        let mut manager = NeighbourManager::default();
+        let kept = manager.most_needed(&hops, &gateways);
+        assert_eq!(kept.len(), MOST);
+        assert!(gateways.is_subset(&kept), "{:?}", gateways.difference(&kept));
+        // More routes than that: no more than can be kept.
+        assert_eq!(manager.most_needed(&hops, &hops).len(), MOST);
+        // What is never probed takes nobody's place, and stays as it is.
+        for number in 0..1000 {
+            manager.changed(Neighbour { fixed: true, ..neighbour(number, 1) });
+        }
+        let kept = manager.most_needed(&hops, &gateways);
+        assert_eq!(kept.len(), MOST + 1000);
+        assert!(gateways.is_subset(&kept) && manager.fixed.is_subset(&kept));
     }
 
     #[test]

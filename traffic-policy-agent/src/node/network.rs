@@ -1,6 +1,7 @@
 //! Devices, addresses and routes, asked of the kernel by rtnetlink.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
@@ -10,7 +11,7 @@ use futures::TryStreamExt;
 use netlink_packet_route::{
     address::{AddressAttribute, AddressMessage, AddressScope},
     link::{LinkAttribute, LinkFlags, LinkMessage},
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia},
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::time::timeout;
@@ -116,15 +117,25 @@ impl Network {
     /// # Errors
     /// The kernel refuses the dump.
     pub async fn routes(&self) -> Result<Vec<Route>> {
+        Ok(self.unicast_routes().await?.iter().flat_map(route).collect())
+    }
+
+    /// The gateways of these routes, each with its device.
+    ///
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn gateways(&self) -> Result<BTreeSet<(u32, IpAddr)>> {
+        Ok(self.unicast_routes().await?.iter().flat_map(gateways).collect())
+    }
+
+    async fn unicast_routes(&self) -> Result<Vec<RouteMessage>> {
         let requests =
             [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
         let mut routes = Vec::new();
         for request in requests {
             let list = async { Ok(self.handle.route().get(request).execute().try_collect().await?) };
             let messages: Vec<RouteMessage> = answered("listing routes", list).await?;
-            for message in messages.iter().filter(|message| message.header.kind == RouteType::Unicast) {
-                routes.extend(route(message));
-            }
+            routes.extend(messages.into_iter().filter(|message| message.header.kind == RouteType::Unicast));
         }
         Ok(routes)
     }
@@ -163,17 +174,32 @@ fn link(message: &LinkMessage) -> Link {
     link
 }
 
+/// The gateway that a route, or one of its several ways, names.
+fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
+    attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(address))
+        | RouteAttribute::Via(RouteVia::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(address))
+        | RouteAttribute::Via(RouteVia::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
+}
+
+fn gateways(message: &RouteMessage) -> Vec<(u32, IpAddr)> {
+    let alone = gateway(&message.attributes);
+    let ways = message.attributes.iter().flat_map(|attribute| match attribute {
+        RouteAttribute::Oif(link) => vec![(*link, alone)],
+        RouteAttribute::MultiPath(hops) => {
+            hops.iter().map(|hop| (hop.interface_index, gateway(&hop.attributes))).collect()
+        }
+        _ => Vec::new(),
+    });
+    ways.filter_map(|(link, gateway)| Some((link, gateway?))).collect()
+}
+
 fn route(message: &RouteMessage) -> Vec<Route> {
     let default = message.header.destination_prefix_length == 0;
-    let gateway = |attributes: &[RouteAttribute]| {
-        attributes.iter().any(|attribute| {
-            matches!(
-                attribute,
-                RouteAttribute::Gateway(RouteAddress::Inet(_) | RouteAddress::Inet6(_))
-                    | RouteAttribute::Via(_)
-            )
-        })
-    };
+    let gateway = |attributes: &[RouteAttribute]| gateway(attributes).is_some();
     let mut routes = Vec::new();
     for attribute in &message.attributes {
         match attribute {
@@ -191,4 +217,36 @@ fn route(message: &RouteMessage) -> Vec<Route> {
         }
     }
     routes
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::route::RouteNextHop;
+
+    use super::*;
+
+    #[test]
+    fn every_gateway_of_a_route_is_named() {
+        let (four, six): (Ipv4Addr, Ipv6Addr) = ([192, 0, 2, 1].into(), "fe80::1".parse().unwrap());
+        let hop = |link, attribute| {
+            let mut hop = RouteNextHop::default();
+            (hop.interface_index, hop.attributes) = (link, vec![attribute]);
+            hop
+        };
+        let by_four = RouteAttribute::Gateway(RouteAddress::Inet(four));
+        // RFC 8950: an IPv4 route over an IPv6 gateway.
+        let by_six = RouteAttribute::Via(RouteVia::Inet6(six));
+        let hops = vec![hop(3, by_four.clone()), hop(4, by_six.clone())];
+        for (attributes, wanted) in [
+            (vec![RouteAttribute::Oif(2), by_four.clone()], vec![(2, four.into())]),
+            (vec![by_six, RouteAttribute::Oif(2)], vec![(2, six.into())]),
+            (vec![RouteAttribute::MultiPath(hops)], vec![(3, four.into()), (4, six.into())]),
+            (vec![RouteAttribute::Oif(2)], vec![]),
+        ] {
+            let mut message = RouteMessage::default();
+            message.attributes = attributes;
+            assert_eq!(gateways(&message), wanted, "{message:?}");
+            assert!(route(&message).iter().all(|route| route.gateway != wanted.is_empty()));
+        }
+    }
 }

@@ -18,7 +18,8 @@ pub struct TableUsage {
     pub hand: [u64; 2],
     /// Low half of jiffies when an entry found no room in a main table last.
     pub full_at: u32,
-    /// The same when this node itself sent a datagram from a frontend's address and port last.
-    pub own_datagram_at: u32,
+    /// The same when this node itself last sent a datagram from a frontend's address and port, or anew from a port of the pool; 0 if it
+    /// never has.
+    pub own_sent_at: u32,
     pub zero: [u32; 10],
 }

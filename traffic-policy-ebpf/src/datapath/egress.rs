@@ -16,7 +16,7 @@ use crate::datapath::{
         table,
     },
     forward::{Rewrite, Translatable},
-    own_datagrams,
+    own_datagrams, own_ports,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
     verdict::{self, Decision},
@@ -67,6 +67,7 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
     }
     if entry.is_null() {
         own_datagrams::note(packet, parsed);
+        own_ports::note(packet, parsed);
         return if of_endpoint { Outcome::PassedNotService } else { Outcome::Passed };
     }
     if get!(entry.kind) != kind::REPLY_LOCAL {

@@ -5,8 +5,8 @@ use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, WideAddress
 
 use crate::datapath::maps::{
     ENDPOINT_ROUTES4, ENDPOINT_ROUTES6, ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4,
-    FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_DATAGRAMS4,
-    OWN_DATAGRAMS6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4,
+    FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_SENT4,
+    OWN_SENT6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4,
     SOURCE_RANGES6, Table,
 };
 
@@ -37,8 +37,8 @@ pub trait Family: 'static {
     fn service_cidrs() -> Table;
     /// This node's own addresses.
     fn node_addresses() -> Table;
-    /// What this node itself has asked from a frontend's port.
-    fn own_datagrams() -> Table;
+    /// What this node itself has sent from a frontend's port, or from one of the pool.
+    fn own_sent() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
     /// Ports of fragmented datagrams.
@@ -91,8 +91,8 @@ impl Family for V4 {
         Table::of(&raw const NODE_ADDRESSES4)
     }
     #[inline(always)]
-    fn own_datagrams() -> Table {
-        Table::of(&raw const OWN_DATAGRAMS4)
+    fn own_sent() -> Table {
+        Table::of(&raw const OWN_SENT4)
     }
     #[inline(always)]
     fn slots() -> Table {
@@ -155,8 +155,8 @@ impl Family for V6 {
         Table::of(&raw const NODE_ADDRESSES6)
     }
     #[inline(always)]
-    fn own_datagrams() -> Table {
-        Table::of(&raw const OWN_DATAGRAMS6)
+    fn own_sent() -> Table {
+        Table::of(&raw const OWN_SENT6)
     }
     #[inline(always)]
     fn slots() -> Table {

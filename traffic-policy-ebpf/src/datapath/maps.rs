@@ -37,12 +37,12 @@ pub static PENDING6: LruHashMap<FlowKey<Address6>, Flow<Address6>, 16_384> = Lru
 pub static FLOW_DIRECTORY4: Array<Tuple<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_flow_dir6")]
 pub static FLOW_DIRECTORY6: Array<Tuple<Address6>, 65_536> = Array::new();
-/// Tuples of answers to datagrams that this node, or a pod behind its masquerade, sent from a frontend's address and port, with the
-/// jiffies of the last one. The kernel evicts the oldest.
-#[btf_map(name = "tp_own_udp4")]
-pub static OWN_DATAGRAMS4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();
-#[btf_map(name = "tp_own_udp6")]
-pub static OWN_DATAGRAMS6: LruHashMap<Tuple<Address6>, u32, 4096> = LruHashMap::new();
+/// Tuples of answers to what this node, or a pod behind its masquerade, sent from a frontend's address and port (UDP), or from a port
+/// of the pool to an endpoint's: with the jiffies of the last datagram, or of a connection's end. The kernel evicts the oldest.
+#[btf_map(name = "tp_own_sent4")]
+pub static OWN_SENT4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();
+#[btf_map(name = "tp_own_sent6")]
+pub static OWN_SENT6: LruHashMap<Tuple<Address6>, u32, 4096> = LruHashMap::new();
 #[btf_map(name = "tp_frontends4")]
 pub static FRONTENDS4: HashMap<FrontendKey<Address4>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_frontends6")]

@@ -51,7 +51,7 @@
 //! - [`parse`]: the parsed packet. [`parse::fixed`]: headers where nearly all packets have them; [`parse::variable`]: IPv4 options and
 //!   fragments; [`parse::ipv6_ext`]: the walk over IPv6 extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
 //! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
-//! - [`own_datagrams`]: what this node itself has asked from a Service's port.
+//! - [`own_datagrams`]: what this node itself has asked from a Service's port. [`own_ports`]: ports of the pool that it uses itself.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
 //! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist;
 //!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::recycle`]: flows that are over, removed for a new one.
@@ -98,6 +98,7 @@ pub mod icmp_errors;
 pub mod lb;
 pub mod maps;
 pub mod own_datagrams;
+pub mod own_ports;
 pub mod parse;
 pub mod prefilter;
 pub mod reject;

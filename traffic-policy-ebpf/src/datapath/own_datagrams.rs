@@ -47,12 +47,12 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
         return;
     }
     let now = clock::jiffies();
-    if get!(usage.own_datagram_at) != now {
-        set!(usage.own_datagram_at = now);
+    if get!(usage.own_sent_at) != now {
+        set!(usage.own_sent_at = now);
     }
     set!(scratch.other = parsed.tuple.reversed());
     let key: &Tuple<F::Address> = borrow(place!(const scratch.other));
-    match F::own_datagrams().lookup::<_, u32>(key) {
+    match F::own_sent().lookup::<_, u32>(key) {
         Some(last) => store(last, now),
         None => {
             // A flow that an answer has made before, when nothing was known of the question.
@@ -61,7 +61,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
                 set!(diverted.state |= GONE);
             }
             set!(scratch.directory_look = now);
-            F::own_datagrams().insert(key, place!(const scratch.directory_look), ANY);
+            F::own_sent().insert(key, place!(const scratch.directory_look), ANY);
         }
     }
 }
@@ -74,10 +74,10 @@ pub fn is_answered_by<F: Family>(parsed: &Parsed<F>, now: u32) -> bool {
     }
     let Some(usage) = TABLE_USAGE.get_ptr(0) else { return false };
     let lasts = LASTS * clock::hz();
-    if now.wrapping_sub(get!(usage.own_datagram_at)) > lasts {
+    if now.wrapping_sub(get!(usage.own_sent_at)) > lasts {
         return false;
     }
-    match F::own_datagrams().lookup::<_, u32>(&parsed.tuple) {
+    match F::own_sent().lookup::<_, u32>(&parsed.tuple) {
         Some(last) => now.wrapping_sub(load(last)) <= lasts,
         None => false,
     }

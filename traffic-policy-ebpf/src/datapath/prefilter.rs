@@ -68,6 +68,13 @@ pub fn is_frontend_port(port: Port) -> bool {
     bit(place!(const filter.frontends).cast(), port.to_host())
 }
 
+/// Whether new flows may have had this port as source towards endpoints.
+#[inline(always)]
+pub fn is_pool_port(port: Port) -> bool {
+    let Some(filter) = PREFILTER.get_ptr(0) else { return false };
+    bit(place!(const filter.pool).cast(), port.to_host())
+}
+
 /// The ports of endpoints, wherever they are: a bit array of the prefilter.
 pub struct EndpointPorts(*const u64);
 

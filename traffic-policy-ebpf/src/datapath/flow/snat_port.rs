@@ -20,6 +20,7 @@ use crate::datapath::{
         table::{self, FlowTable},
     },
     maps::{ANY, EXISTS, FULL, NOEXIST, SNAT_PORTS, TABLE_USAGE},
+    own_ports,
     parse::Parsed,
     trace,
     value::{borrow, load, store},
@@ -341,7 +342,7 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
     );
 }
 
-/// Tries to insert the reply entry; a key that the other table has is taken, too.
+/// Tries to insert the reply entry; a key that the other table has is taken, too, and one by which the node itself is answered.
 #[inline(always)]
 fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     let room = place!(mut scratch.flow_key);
@@ -351,6 +352,9 @@ fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
         get!(scratch.port_search.pending) != 0,
     );
     if table::pending_in_use() && !FlowTable::<F>::of(!pending).find_in(key, room).is_null() {
+        return EXISTS;
+    }
+    if own_ports::holds::<F>(key, get!(scratch.port_search.now)) {
         return EXISTS;
     }
     FlowTable::<F>::of(pending).insert_in(key, room, reply, NOEXIST)

@@ -1,0 +1,135 @@
+//! Ports of the pool that the node itself has in use: a process has bound one, or a masquerade has given one to a pod's connection.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::packet::{Packet, flag};
+
+use crate::dialogue::{Dialogue, everywhere};
+use crate::table::{ENDPOINT_PORT, PORT, Terms};
+
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const OWN: u16 = 5000;
+const FREE: u16 = 5001;
+
+fn setup(pool: &[u16]) -> Setup {
+    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])).pool(pool.iter().copied())
+}
+
+/// The node's own SYN or datagram from a port of the pool, as it leaves.
+fn own(terms: Terms, to: (Spot, u16)) -> Packet {
+    terms.packet((Spot::Node, OWN), to).macs(Device::Eth0.mac(), Spot::RouterNear.mac())
+}
+
+fn leaves(harness: &Harness, packet: &Packet) {
+    harness.run(Hook::Egress, packet).expect("passed");
+}
+
+#[test]
+fn a_new_flow_towards_the_same_endpoint_gets_another() {
+    everywhere(|harness, terms| {
+        // Where the search begins depends on the time.
+        for client in 1..8 {
+            harness.set_up(&setup(&[OWN, FREE]));
+            leaves(harness, &own(terms, NEAR));
+            let flow = Dialogue::new(terms, VIP).with_port(client);
+            flow.open(harness).expect("forwarded");
+            assert_eq!(flow.entries(harness).0.new_from.port(), FREE);
+            let other = Dialogue::new(terms, VIP).with_port(client + 100);
+            other.open(harness).expect("dropped-no-snat-port");
+            let answer =
+                terms.answer(NEAR, (Spot::Node, OWN)).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
+            let outcome = harness.run(terms.hook, &answer).outcome;
+            assert!(outcome.starts_with("passed"), "{outcome}: the node's answer");
+        }
+    });
+}
+
+/// A port is one flow's towards one endpoint: towards others it is as free as ever, and so is what the node uses outside of pool and
+/// endpoints.
+#[test]
+fn no_other_port_is_held() {
+    everywhere(|harness, terms| {
+        let elsewhere = [(Spot::Far, ENDPOINT_PORT), (Spot::OtherNear, ENDPOINT_PORT), (Spot::Near, 53)];
+        for to in elsewhere {
+            harness.set_up(&setup(&[OWN]));
+            leaves(harness, &own(terms, to));
+            Dialogue::new(terms, VIP).open(harness).expect("forwarded");
+        }
+    });
+}
+
+/// The node's own connection goes on when another port has been found: neither it nor the flow disturbs the other.
+#[test]
+fn both_go_on() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(&[OWN, FREE]));
+        leaves(harness, &own(terms, NEAR));
+        let flow = Dialogue::new(terms, VIP);
+        flow.establish(harness);
+        leaves(
+            harness,
+            &own(terms, NEAR).with(|packet| {
+                if terms.tcp {
+                    packet.tcp_mut().flags = flag::ACK;
+                }
+            }),
+        );
+        flow.answer(harness, flag::ACK).expect("replied");
+    });
+}
+
+/// As if a second were a jiffy.
+fn hurried() -> Setup {
+    setup(&[OWN]).with(|setup| setup.hz = 1)
+}
+
+fn is_usable(harness: &Harness, terms: Terms) -> bool {
+    Dialogue::new(terms, VIP).open(harness).outcome == "forwarded"
+}
+
+fn wait_until_usable(harness: &Harness, terms: Terms) {
+    let start = Instant::now();
+    while !is_usable(harness, terms) {
+        assert!(start.elapsed() < scaled(Duration::from_secs(30)), "the port is held for ever: {terms:?}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_connection_holds_its_port_until_it_ends() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        for end in [flag::FIN | flag::ACK, flag::RST] {
+            harness.set_up(&hurried());
+            leaves(harness, &own(terms, NEAR));
+            let start = harness.now();
+            while harness.now().wrapping_sub(start) < 40 {
+                sleep(Duration::from_millis(10));
+            }
+            assert!(!is_usable(harness, terms), "it has not ended");
+            leaves(harness, &own(terms, NEAR).with(|packet| packet.tcp_mut().flags = end));
+            wait_until_usable(harness, terms);
+        }
+    });
+}
+
+#[test]
+fn a_datagram_holds_its_port_for_a_while() {
+    everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        harness.set_up(&setup(&[OWN]));
+        leaves(harness, &own(terms, NEAR));
+        assert!(!is_usable(harness, terms));
+        harness.set_up(&hurried());
+        leaves(harness, &own(terms, NEAR));
+        wait_until_usable(harness, terms);
+    });
+}
