@@ -38,6 +38,7 @@ pub mod explain;
 pub mod exposition;
 pub mod flood;
 pub mod harness;
+pub mod kube_proxy;
 pub mod lab;
 pub mod netlink;
 pub mod netns;

@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 18] = [
+const OTHERS: [&str; 19] = [
     "--arch",
     "--attach",
     "--compare",
@@ -22,6 +22,8 @@ const OTHERS: [&str; 18] = [
     "--json",
     "--output",
     "--random-fully",
+    // kube-proxy
+    "--cleanup",
     "--target",
     "--tests",
     "--debug",

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod adopt;
 mod check;
 mod cleanup;
 mod explain;
@@ -36,6 +37,7 @@ enum Command {
     Services(services::Arguments),
     Flows(flows::Arguments),
     Monitor(monitor::Arguments),
+    Adopt(adopt::Arguments),
     Cleanup(cleanup::Arguments),
 }
 
@@ -60,6 +62,7 @@ impl Arguments {
             Command::Services(arguments) => arguments.execute(),
             Command::Flows(arguments) => arguments.execute(),
             Command::Monitor(arguments) => arguments.execute(),
+            Command::Adopt(arguments) => arguments.execute(),
             Command::Cleanup(arguments) => arguments.execute(),
         }
     }

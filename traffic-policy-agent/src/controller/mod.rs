@@ -1,6 +1,7 @@
 //! The controller, `run`'s loop: what a source says becomes map content, and the network's changes become epochs and
 //! devices.
 
+mod adoption;
 mod attachments;
 mod gc;
 mod left_out;
@@ -23,7 +24,10 @@ use tokio::{
 };
 
 pub use self::node_port_addresses::NodePortAddresses;
-use self::{gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync};
+use self::{
+    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath,
+    service_sync::ServiceSync,
+};
 use crate::{
     check,
     dataplane::{Config, Dataplane},
@@ -54,6 +58,8 @@ pub struct Settings {
     pub healthz: SocketAddr,
     /// `None`: no metrics.
     pub metrics: Option<SocketAddr>,
+    /// `--adopt`
+    pub adopt: bool,
     pub dataplane: Config,
 }
 
@@ -97,6 +103,9 @@ pub async fn run(settings: Settings) -> Result<()> {
     let mut stop = Stop::listen()?;
     let (network, events) = Network::connect()?;
     node::check(&settings.devices, &network.links().await?)?;
+    if settings.adopt {
+        adoption::check_node()?;
+    }
     let health = ProxyHealth::new(true, true);
     let healthz = HealthzServer::start(settings.healthz, health.clone()).with_context(|| {
         format!(
@@ -177,6 +186,7 @@ struct Controller<P> {
     metrics: Metrics,
     /// Answers as long as it is kept.
     metrics_server: Option<MetricsServer>,
+    adoption: Adoption,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
 }
@@ -194,6 +204,7 @@ impl<P: PacketPath> Controller<P> {
             network: NodeNetwork::new(network, settings.devices.clone()),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
+            adoption: Adoption::new(settings.adopt),
             settings,
             timing,
             path,
@@ -206,6 +217,9 @@ impl<P: PacketPath> Controller<P> {
 
     async fn start(&mut self) -> Result<Source> {
         self.health.beat();
+        if self.settings.adopt {
+            self.path.begin_adopting();
+        }
         let metrics = &self.metrics;
         self.metrics_server =
             self.settings.metrics.map(|address| serve_metrics(address, metrics)).transpose()?;
@@ -283,6 +297,9 @@ impl<P: PacketPath> Controller<P> {
                     }
                 }
                 _ = maintenance.tick() => self.maintain(&source).await,
+                connections = self.adoption.read(), if self.adoption.is_reading() => {
+                    self.adoption.follow(connections, &mut self.path);
+                }
                 _ = snat_ports.tick(), if look.is_none() => {
                     let pool = self.path.pool();
                     // A node may have hundreds of thousands of sockets.
@@ -332,7 +349,10 @@ impl<P: PacketPath> Controller<P> {
 
     /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
-        let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        let mut failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        if self.services.synced_once() && !failed && self.adoption.adopt(&mut self.path).await {
+            failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        }
         // Once begun, it is ended by maintenance: writes may come many times a second.
         if self.path.is_replacing() {
             self.replace_others().await;
@@ -412,6 +432,7 @@ impl<P: PacketPath> Controller<P> {
         }
         self.health.beat();
         self.report_attachments();
+        self.adoption.look().await;
         self.network.keep_neighbours(&self.path).await;
     }
 

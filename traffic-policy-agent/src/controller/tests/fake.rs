@@ -17,10 +17,11 @@ use tokio::{
 use super::super::*;
 use crate::{
     dataplane::{
-        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, Interface, Lack, LeftOut, Lost,
-        NextHop, Pool, Replaced, Written,
+        Adopted, Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, Interface, Lack, LeftOut,
+        Lost, NextHop, Pool, Replaced, Written,
     },
     model::{Desired, ServicePortKey},
+    node::conntrack::Connection,
 };
 
 /// What the controller asked for, and how it is answered.
@@ -158,6 +159,16 @@ impl PacketPath for Fake {
         Ok(Replaced::default())
     }
 
+    fn begin_adopting(&mut self) {}
+
+    fn adopt_connections(&mut self, _: &[Connection]) -> Result<Adopted> {
+        Ok(Adopted::default())
+    }
+
+    fn end_adopting(&mut self) -> bool {
+        false
+    }
+
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         self.attached.retain(|held| held.ifindex != interface.ifindex);
         self.attached.push(interface.clone());
@@ -275,6 +286,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         service_cidrs: BTreeSet::new(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,
+        adopt: false,
         dataplane: Config {
             pins: None,
             source_check: crate::dataplane::SourceCheck::default(),
