@@ -40,6 +40,7 @@ pub mod exposition;
 pub mod flood;
 pub mod harness;
 pub mod image;
+pub mod kube_proxy;
 pub mod kustomize;
 pub mod lab;
 pub mod matrix;

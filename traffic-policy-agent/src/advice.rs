@@ -107,6 +107,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::PassedIcmpNoFlow => "an ICMP error about a packet of no flow: the node's own business".to_owned(),
         Outcome::PassedNotService => "some Service uses this port, but not at this address: the node's own traffic".to_owned(),
         Outcome::PassedNoFlow => "a segment of a connection that is not known here, to an address of this node: the stack answers it, or goes on with a connection of an earlier proxy".to_owned(),
+        Outcome::PassedToConntrack => "its connection began under an earlier proxy and was adopted: conntrack translates it until it ends".to_owned(),
         Outcome::PassedToTc => "XDP could not finish it (next hop not resolved, device without XDP, or too long): TC takes it up".to_owned(),
         Outcome::PassedDelivered => "XDP has translated it already: it is on its way to an endpoint of this node".to_owned(),
         Outcome::PassedStaleFlow => "it belongs to the other direction of a flow, or to one whose other entry is gone".to_owned(),
@@ -135,6 +136,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::PassedNotService
         | Outcome::PassedOwnAnswer
         | Outcome::PassedToTc
+        | Outcome::PassedToConntrack
         | Outcome::PassedDelivered
         | Outcome::PassedOtherHost => return None,
         Outcome::RejectedNoEndpoint => format!(

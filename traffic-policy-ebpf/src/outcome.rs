@@ -138,6 +138,8 @@ outcomes! {
     PassedOutOfWindow = 47, "passed-out-of-window", Pass;
     /// An ICMP error about a packet of no flow.
     PassedIcmpNoFlow = 48, "passed-icmp-no-flow", Pass;
+    /// A packet of a connection that began under an earlier proxy, and was adopted: conntrack translates it.
+    PassedToConntrack = 49, "passed-to-conntrack", Pass;
 
     /// A socket of this node or its pods: its destination was translated to an endpoint before any packet was made.
     Connected = 56, "connected", Pass;

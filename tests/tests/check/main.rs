@@ -5,6 +5,7 @@
 
 mod devices;
 mod firewall;
+mod migrate;
 mod ports;
 mod said;
 mod verifier;

@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 20] = [
+const OTHERS: [&str; 21] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -24,6 +24,8 @@ const OTHERS: [&str; 20] = [
     "--json",
     "--output",
     "--random-fully",
+    // kube-proxy
+    "--cleanup",
     "--target",
     "--tests",
     "--debug",

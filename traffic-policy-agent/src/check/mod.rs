@@ -11,6 +11,7 @@ mod forwarding;
 mod ipsec;
 mod kernel;
 mod listeners;
+mod migrate;
 mod netfilter;
 mod nftables;
 mod other_end;
@@ -24,7 +25,8 @@ use anyhow::Result;
 
 pub use self::{
     finding::{Finding, Severity},
-    netfilter::forward_policy_drop,
+    migrate::migration,
+    netfilter::{forward_policy_drop, kube_proxy_has_rules},
     other_end::lost_at_other_end,
     settings::Settings,
 };

@@ -49,6 +49,21 @@ pub fn forward_policy_drop() -> Vec<Finding> {
     Rules::read().map(|rules| forward_drops(&rules)).unwrap_or_default()
 }
 
+/// Whether rules of kube-proxy are here, as far as nf_tables tells: those of iptables-legacy cannot be read.
+///
+/// Blocks for two short netlink dumps.
+#[must_use]
+pub fn kube_proxy_has_rules() -> bool {
+    let Ok(rules) = Rules::read() else { return true };
+    !kube_proxy(&Facts { rules, ..Facts::default() }).is_empty()
+}
+
+/// The programs of iptables-legacy whose table nat is in use.
+pub(super) fn legacy_nat() -> Vec<&'static str> {
+    let has_nat = |tables: &[String]| tables.iter().any(|table| table == "nat");
+    legacy().into_iter().filter(|(_, tables)| has_nat(tables)).map(|(command, _)| command).collect()
+}
+
 /// Tables of iptables-legacy in use. Only root may read the list; without the module there is none.
 fn legacy() -> Vec<(&'static str, Vec<String>)> {
     [("iptables", "ip_tables_names"), ("ip6tables", "ip6_tables_names")]

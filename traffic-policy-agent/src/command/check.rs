@@ -75,6 +75,12 @@ pub(super) struct Arguments {
         value_name = "N"
     )]
     node_name: String,
+    /// Also say what taking over from kube-proxy means here: its rules and live connections, what will differ, the steps and the way back.
+    #[arg(long)]
+    migrate: bool,
+    /// kube-proxy's configuration, or the ConfigMap with it, for --migrate.
+    #[arg(long, value_name = "FILE", requires = "migrate")]
+    kube_proxy_config: Option<PathBuf>,
     /// How to print.
     #[arg(long, env = "TRAFFIC_POLICY_OUTPUT", default_value = "table", value_name = "FORMAT")]
     output: Output,
@@ -85,7 +91,11 @@ impl Arguments {
         let output = self.output;
         // One thread: it stays in the network namespace that the command was called in.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let findings = runtime.block_on(check::check(&self.settings()));
+        let migration = self.migrate.then(|| self.kube_proxy_config.clone());
+        let mut findings = runtime.block_on(check::check(&self.settings()));
+        if let Some(config) = migration {
+            findings.extend(runtime.block_on(check::migration(config.as_deref()))?);
+        }
         match output {
             Output::Table => view::print(|out| write(&findings, out))?,
             Output::Json => view::print_json(&findings)?,

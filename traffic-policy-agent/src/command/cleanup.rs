@@ -1,12 +1,14 @@
 //! `cleanup`: leaves the node as it was before the first `run`.
 
-use anyhow::Result;
+use std::io::ErrorKind;
+
+use anyhow::{Context, Result};
 use clap::Args;
 
 use super::view::{self, View};
 use crate::{
     dataplane::{self, Removed},
-    node::{self, Network},
+    node::{self, Network, kept_nat},
 };
 
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
@@ -28,20 +30,29 @@ impl Arguments {
                 node::release(&network, &devices).await
             })?;
         }
+        let kept_nat = match kept_nat::release() {
+            // Who may not ask has made none.
+            Err(error) if removed.is_none() && error.kind() == ErrorKind::PermissionDenied => false,
+            released => released.context("the nftables table that keeps NAT cannot be removed")?,
+        };
         let dir = pins.display();
         let Removed { links, programs, maps } = removed.unwrap_or_default();
-        let anything = !links.is_empty() || !programs.is_empty() || !maps.is_empty();
+        let anything = kept_nat || !links.is_empty() || !programs.is_empty() || !maps.is_empty();
         if self.view.json() {
             return view::print_json(&serde_json::json!({
                 "pin_dir": dir.to_string(),
                 "links": links,
                 "programs": programs,
                 "maps": maps,
+                "kept_nat": kept_nat,
             }));
         }
         view::print(|out| {
             if !anything {
                 return writeln!(out, "nothing is pinned in {dir}");
+            }
+            if kept_nat {
+                writeln!(out, "removed the nftables table that kept NAT for kube-proxy's connections")?;
             }
             for link in &links {
                 writeln!(out, "detached {link}")?;

@@ -153,7 +153,7 @@ struct Document<'a> {
     endpoint: SocketAddr,
     /// Whom the endpoint sees.
     source: SocketAddr,
-    /// `forwarded` to another node, or `delivered` on this one.
+    /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, as it began under kube-proxy.
     way: &'static str,
     state: &'static str,
     /// The endpoint takes no new connections.
@@ -204,6 +204,7 @@ impl Show {
         }
         let next = match (flow.way, flow.hop) {
             (Way::Delivered, _) => "this node".to_owned(),
+            (Way::Conntrack, _) => "conntrack".to_owned(),
             (_, None) => "not resolved".to_owned(),
             (_, Some((ifindex, gateway))) => {
                 format!("{gateway} by {}", self.devices.get(&ifindex).map_or("?", String::as_str))
@@ -229,6 +230,7 @@ const fn way(way: Way) -> &'static str {
     match way {
         Way::Forwarded => "forwarded",
         Way::Delivered => "delivered",
+        Way::Conntrack => "conntrack",
     }
 }
 

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod adopt;
 mod ask;
 mod bugtool;
 mod check;
@@ -54,6 +55,7 @@ enum Command {
     Flows(flows::Arguments),
     Monitor(monitor::Arguments),
     Bugtool(bugtool::Arguments),
+    Adopt(adopt::Arguments),
     Cleanup(cleanup::Arguments),
 }
 
@@ -84,6 +86,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::Flows(arguments) => arguments.execute(),
         Command::Monitor(arguments) => arguments.execute(),
         Command::Bugtool(arguments) => arguments.execute(),
+        Command::Adopt(arguments) => arguments.execute(),
         Command::Cleanup(arguments) => arguments.execute(),
     }
 }

@@ -82,6 +82,10 @@ pub(super) struct Arguments {
         value_name = "off|martian|strict"
     )]
     source_check: SourceCheck,
+    /// Take the connections that kube-proxy has begun over from conntrack, so that its rules can be removed without losing them.
+    /// Nothing happens where there are none: the flag may stay.
+    #[arg(long, env = "TRAFFIC_POLICY_ADOPT")]
+    adopt: bool,
     /// Ports to use as source towards endpoints of other nodes. Node ports, net.ipv4.ip_local_port_range and ports of this
     /// node's sockets are left out.
     #[arg(long = "pool-ports", env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
@@ -333,6 +337,7 @@ impl Arguments {
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
             in_effect,
+            adopt: self.adopt,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 on_other_layout: self.on_other_layout,

@@ -1,6 +1,7 @@
 //! The controller, `run`'s loop: what a source says becomes map content, and the network's changes become epochs and
 //! devices.
 
+mod adoption;
 mod attachments;
 mod gc;
 mod left_out;
@@ -25,8 +26,8 @@ use tokio::{
 };
 
 use self::{
-    gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath, service_sync::ServiceSync, stop::Stop,
-    timing::Timing,
+    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath,
+    service_sync::ServiceSync, stop::Stop, timing::Timing,
 };
 pub use self::{
     node_port_addresses::NodePortAddresses,
@@ -66,6 +67,8 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// All of this as it was said, for `/configz`.
     pub in_effect: InEffect,
+    /// `--adopt`
+    pub adopt: bool,
     pub dataplane: Config,
 }
 
@@ -79,6 +82,9 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
     let mut stop = Stop::listen()?;
     let (network, events) = Network::connect()?;
     node::check(&settings.devices, &network.links().await?)?;
+    if settings.adopt {
+        adoption::check_node()?;
+    }
     let health = ProxyHealth::new(true, true);
     let healthz = HealthzServer::start(settings.healthz, health.clone()).with_context(|| {
         format!(
@@ -145,6 +151,7 @@ struct Controller<P> {
     metrics_server: Option<MetricsServer>,
     /// Nobody, until said otherwise.
     notifier: Notifier,
+    adoption: Adoption,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
 }
@@ -162,6 +169,7 @@ impl<P: PacketPath> Controller<P> {
             network: NodeNetwork::new(network, settings.devices.clone()),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
+            adoption: Adoption::new(settings.adopt),
             settings,
             timing,
             path,
@@ -175,6 +183,9 @@ impl<P: PacketPath> Controller<P> {
 
     async fn start(&mut self) -> Result<Source> {
         self.beat();
+        if self.settings.adopt {
+            self.path.begin_adopting();
+        }
         let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
         let serve = |address| serve_metrics(address, metrics, in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
@@ -258,6 +269,9 @@ impl<P: PacketPath> Controller<P> {
                     }
                 }
                 _ = maintenance.tick() => self.maintain(&source).await,
+                connections = self.adoption.read(), if self.adoption.is_reading() => {
+                    self.adoption.follow(connections, &mut self.path);
+                }
                 _ = snat_ports.tick(), if look.is_none() => {
                     let pool = self.path.pool();
                     // A node may have hundreds of thousands of sockets.
@@ -338,7 +352,10 @@ impl<P: PacketPath> Controller<P> {
     /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
         let was_ready = self.services.synced_once();
-        let failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        let mut failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        if self.services.synced_once() && !failed && self.adoption.adopt(&mut self.path).await {
+            failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        }
         if !was_ready && self.services.synced_once() {
             self.notifier.ready();
             source.filled();
@@ -424,6 +441,7 @@ impl<P: PacketPath> Controller<P> {
         self.beat();
         self.report_attachments();
         self.report_status();
+        self.adoption.look().await;
         self.network.keep_neighbours(&self.path).await;
     }
 

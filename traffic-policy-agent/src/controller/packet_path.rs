@@ -7,10 +7,11 @@ use ipnet::IpNet;
 
 use crate::{
     dataplane::{
-        Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lost,
-        NextHop, Pool, Replaced, Written,
+        Adopted, Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes,
+        Interface, Lost, NextHop, Pool, Replaced, Written,
     },
     model::{Desired, ServicePortKey},
+    node::conntrack::Connection,
 };
 
 /// The maps and programs, as the controller sees them. Errors are those of [`Dataplane`].
@@ -47,6 +48,13 @@ pub(super) trait PacketPath {
     fn adopt(&mut self) -> Result<()>;
     /// Frees what the other version left.
     fn drop_replaced(&mut self) -> Result<Replaced>;
+
+    /// Connections of an earlier proxy are adopted behind the first sync.
+    fn begin_adopting(&mut self);
+    /// Enters what conntrack translates for our frontends, and removes what is over by now.
+    fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted>;
+    /// Whether the next sync is due for it.
+    fn end_adopting(&mut self) -> bool;
 
     fn attach(&mut self, interface: &Interface) -> Result<Attached>;
     fn detach(&mut self, ifindex: u32) -> Result<()>;
@@ -143,6 +151,18 @@ impl PacketPath for Dataplane {
 
     fn drop_replaced(&mut self) -> Result<Replaced> {
         self.drop_replaced()
+    }
+
+    fn begin_adopting(&mut self) {
+        self.begin_adopting();
+    }
+
+    fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted> {
+        self.adopt_connections(connections)
+    }
+
+    fn end_adopting(&mut self) -> bool {
+        self.end_adopting()
     }
 
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {

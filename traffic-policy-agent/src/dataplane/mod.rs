@@ -1,5 +1,6 @@
 //! The packet path as the agent sees it: maps, programs, devices. The only room that names `aya` or says `unsafe`.
 
+mod adoption;
 pub mod bpf;
 pub mod clock;
 mod config;
@@ -32,22 +33,8 @@ use anyhow::Result;
 use aya::Ebpf;
 use ipnet::IpNet;
 
-use self::{
-    bpf::pins::Pins,
-    devices::Devices,
-    gc::Gc,
-    maps::{
-        mmap::{self, table_usage},
-        prefilter::Needed,
-    },
-    sockets::Sockets,
-    sync::{
-        apply,
-        plan::{Context, Planner},
-        snat_ports,
-    },
-};
 pub use self::{
+    adoption::{Adopted, adopt_pinned},
     bpf::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
@@ -77,6 +64,21 @@ pub use self::{
     sync::snat_ports::{LEAST as LEAST_POOL, PortRanges, Wanted as Pool, ephemeral as ephemeral_ports},
     usage::{DataplaneUsage, MapUsage},
 };
+use self::{
+    bpf::pins::Pins,
+    devices::Devices,
+    gc::Gc,
+    maps::{
+        mmap::{self, table_usage},
+        prefilter::Needed,
+    },
+    sockets::Sockets,
+    sync::{
+        apply,
+        plan::{Context, Planner},
+        snat_ports,
+    },
+};
 use crate::model::{Desired, ServicePortKey};
 
 /// The loaded packet path.
@@ -99,6 +101,7 @@ pub struct Dataplane {
     adopted: bool,
     /// Addresses of the node find no room, as has been logged.
     addresses_left_out: bool,
+    adoption: adoption::Adoption,
 }
 
 impl Dataplane {
@@ -146,8 +149,13 @@ impl Dataplane {
             self.plan_anew()?;
         }
         let mut failed = self.name_addresses(addresses).err();
-        let context =
-            Context { addresses, drain: self.config.drain, monotonic: monotonic()?, now: Instant::now() };
+        let context = Context {
+            addresses,
+            drain: self.config.drain,
+            monotonic: monotonic()?,
+            now: Instant::now(),
+            adopting: self.adoption.is_pending(),
+        };
         let plan = self.planner.plan(desired, changed, &context);
         let needed = apply::needed(&plan.ops, self.planner.cluster_ips());
         let mut elements = needed.add_to(&mut self.maps.prefilter);

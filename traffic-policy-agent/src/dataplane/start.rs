@@ -7,6 +7,7 @@ use aya::Ebpf;
 
 use super::{
     Changed, Config, Dataplane, Kernel, MapSizes, Maps, Refusal, Removed, Sweeper,
+    adoption::Adoption,
     bpf::{
         attach::clsact,
         loader,
@@ -97,6 +98,7 @@ impl Dataplane {
             pins: None,
             adopted,
             addresses_left_out,
+            adoption: Adoption::default(),
         })
     }
 

@@ -55,6 +55,8 @@ pub enum Way {
     Forwarded,
     /// On this node.
     Delivered,
+    /// Wherever conntrack translates to: it began under kube-proxy.
+    Conntrack,
 }
 
 /// What a direction carried.
@@ -133,8 +135,8 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     for (map, pending) in maps.into_iter().zip([false, true]) {
         let (mut requests, mut replies) = (Vec::new(), HashMap::new());
         pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
-            kind::FORWARD | kind::DELIVER => requests.push((key.tuple(&entry), entry)),
-            kind::REPLY | kind::REPLY_LOCAL => {
+            kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.tuple(&entry), entry)),
+            kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
                 replies.insert(key.tuple(&entry), entry);
             }
             // Being written at this moment.
@@ -184,7 +186,11 @@ fn join<A: Address + FromWire>(
         frontend: address(tuple.destination, tuple.ports.destination()),
         endpoint: address(request.destination, request.ports.destination()),
         source: address(request.source, request.ports.source()),
-        way: if request.kind == kind::DELIVER { Way::Delivered } else { Way::Forwarded },
+        way: match request.kind {
+            kind::DELIVER => Way::Delivered,
+            kind::LEFT => Way::Conntrack,
+            _ => Way::Forwarded,
+        },
         state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
         gone: request.state & GONE != 0,
         pending: false,

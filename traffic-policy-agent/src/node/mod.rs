@@ -1,12 +1,14 @@
 //! This node as the kernel knows it: devices, addresses, routes, neighbours. By netlink only: the process may sit in
 //! another mount namespace than its network.
 
+pub mod conntrack;
 mod details;
 mod devices;
 mod dump;
 mod events;
 mod fingerprint;
 mod headers;
+pub mod kept_nat;
 mod link;
 mod neighbours;
 pub mod netlink;

@@ -32,6 +32,9 @@ const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
+// linux/netfilter/nfnetlink.h
+const NFNL_MSG_BATCH_BEGIN: u16 = 16;
+const NFNL_MSG_BATCH_END: u16 = 17;
 
 /// Seconds for the kernel's next message of an answer.
 const ANSWER: i64 = 10;
@@ -65,6 +68,40 @@ impl Connection {
         Err(io::Error::new(io::ErrorKind::Interrupted, "the list changed whenever it was read"))
     }
 
+    /// As [`Self::dump`], but calls `visit` with the payload of each message as it comes. A list that changes meanwhile is not read again.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn dump_each(&mut self, kind: u16, payload: &[u8], visit: impl FnMut(&[u8])) -> io::Result<()> {
+        self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
+        let mut visit = visit;
+        self.receive_each(|message| visit(message.payload)).map(drop)
+    }
+
+    /// Requests of nfnetlink that are carried out together or not at all: type, flags beside those of a request, payload.
+    ///
+    /// # Errors
+    /// What the kernel answers to one of them; then none was carried out.
+    pub fn transaction(&mut self, subsystem: u16, requests: &[(u16, u16, Vec<u8>)]) -> io::Result<()> {
+        // Begin and end name the subsystem, in network byte order.
+        let bounds = [[0, 0], subsystem.to_be_bytes()].concat();
+        let first = self.sequence + 1;
+        let mut batch = message(NFNL_MSG_BATCH_BEGIN, NLM_F_REQUEST, first, &bounds);
+        for (place, (kind, flags, payload)) in requests.iter().enumerate() {
+            let sequence = first + 1 + place as u32;
+            batch.extend(message(*kind, NLM_F_REQUEST | NLM_F_ACK | flags, sequence, payload));
+        }
+        let last = first + requests.len() as u32;
+        batch.extend(message(NFNL_MSG_BATCH_END, NLM_F_REQUEST, last + 1, &bounds));
+        self.socket.send(&batch, 0)?;
+        for sequence in first + 1..=last {
+            self.sequence = sequence;
+            self.receive_each(|_| ())?;
+        }
+        self.sequence = last + 1;
+        Ok(())
+    }
+
     /// One request, with the messages that the kernel sends before it acknowledges. `flags` beside those of a request.
     ///
     /// # Errors
@@ -82,27 +119,35 @@ impl Connection {
     /// The messages up to the end of the answer, and whether they are of different moments.
     fn receive(&self) -> io::Result<(Vec<Message>, bool)> {
         let mut messages = Vec::new();
+        let interrupted = self.receive_each(|message| {
+            messages.push(Message { kind: message.kind, payload: message.payload.to_vec() });
+        })?;
+        Ok((messages, interrupted))
+    }
+
+    /// Calls `visit` with each message up to the end of the answer; whether they are of different moments.
+    fn receive_each(&self, mut visit: impl FnMut(&Received<'_>)) -> io::Result<bool> {
         let mut interrupted = false;
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
             let mut rest = datagram.as_slice();
-            while let Some((header, after)) = split(rest) {
+            while let Some((message, after)) = split(rest) {
                 rest = after;
-                if header.sequence != self.sequence {
+                if message.sequence != self.sequence {
                     // Left over from an answer that was given up.
                     continue;
                 }
-                interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
-                match header.kind {
+                interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                match message.kind {
                     NLMSG_ERROR | NLMSG_DONE => {
                         // The end of a dump carries an error, too: a handler that is missing is told so.
-                        let code = header.payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                        let code = message.payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                         if code < 0 {
                             return Err(io::Error::from_raw_os_error(-code));
                         }
-                        return Ok((messages, interrupted));
+                        return Ok(interrupted);
                     }
-                    kind => messages.push(Message { kind, payload: header.payload.to_vec() }),
+                    _ => visit(&message),
                 }
             }
         }

@@ -12,6 +12,11 @@ pub mod kind {
     pub const DELIVER: u8 = 3;
     /// Reply entry of [`DELIVER`], seen at TC egress.
     pub const REPLY_LOCAL: u8 = 4;
+    /// Request entry of a connection that began under an earlier proxy: conntrack goes on translating it, so its packets are
+    /// handed to the stack as they are. Written and removed by the agent alone.
+    pub const LEFT: u8 = 5;
+    /// Reply entry of [`LEFT`]: it keeps the source port that conntrack has chosen from being given to another flow.
+    pub const LEFT_REPLY: u8 = 6;
 }
 
 /// A flow entry, of requests or of replies: all that an established packet needs.

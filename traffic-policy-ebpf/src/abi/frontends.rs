@@ -74,6 +74,8 @@ pub mod frontend {
     pub const NODE_ADDRESS: u32 = 4;
     /// Only sources in the Service's ranges are served.
     pub const SOURCE_RANGES: u32 = 8;
+    /// The connections of an earlier proxy are not in the flow tables yet: what has no flow and opens none is the stack's.
+    pub const ADOPTING: u32 = 16;
     /// Place of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
 

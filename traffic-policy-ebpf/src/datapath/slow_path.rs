@@ -164,6 +164,10 @@ fn list<P: Packet, F: Family>(
         Err(refusal) => return Err(Decision::refused(refusal.outcome, refusal.service)),
         Ok(list) => list,
     };
+    if get!((list.frontend).flags) & frontend::ADOPTING != 0 && !parsed.opens() {
+        // It may be of a connection that the agent is about to read from conntrack.
+        return Err(Outcome::PassedNoFlow.into());
+    }
     if parsed.is_tcp() && !parsed.opens() {
         // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
         // continues a connection that an earlier proxy left in conntrack.

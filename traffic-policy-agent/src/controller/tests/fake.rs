@@ -18,10 +18,11 @@ use tokio::{
 use super::super::*;
 use crate::{
     dataplane::{
-        Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut,
-        Lost, NextHop, Pool, Replaced, Written,
+        Adopted, Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack,
+        LeftOut, Lost, NextHop, Pool, Replaced, Written,
     },
     model::{Desired, ServicePortKey},
+    node::conntrack::Connection,
 };
 
 /// What the controller asked for, and how it is answered.
@@ -165,6 +166,16 @@ impl PacketPath for Fake {
         Ok(Replaced::default())
     }
 
+    fn begin_adopting(&mut self) {}
+
+    fn adopt_connections(&mut self, _: &[Connection]) -> Result<Adopted> {
+        Ok(Adopted::default())
+    }
+
+    fn end_adopting(&mut self) -> bool {
+        false
+    }
+
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         self.attached.retain(|held| held.ifindex != interface.ifindex);
         self.attached.push(interface.clone());
@@ -285,6 +296,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,
         in_effect: InEffect::default(),
+        adopt: false,
         dataplane: Config {
             pins: None,
             source_check: crate::dataplane::SourceCheck::default(),

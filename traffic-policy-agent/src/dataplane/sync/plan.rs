@@ -16,7 +16,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use traffic_policy_ebpf::abi::{Frontend, IndexRange};
+use traffic_policy_ebpf::abi::{self, Frontend, IndexRange};
 
 pub use self::usage::Usage;
 use self::{
@@ -82,6 +82,8 @@ pub struct Context<'a> {
     /// CLOCK_MONOTONIC, nanoseconds.
     pub monotonic: u64,
     pub now: Instant,
+    /// The connections of an earlier proxy are about to be adopted.
+    pub adopting: bool,
 }
 
 impl Planner {
@@ -305,7 +307,11 @@ impl Planner {
         for id_and_kind in &port.frontends {
             let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
             let held = self.held.frontends.get(&id).copied();
-            let flags = frontend::flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            let mut flags =
+                frontend::flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            if context.adopting {
+                flags |= abi::frontend::ADOPTING;
+            }
             let drain_until = frontend::drain_until(port, id_and_kind.kind, flags, local.len, held, drain);
             let affinity = frontend::affinity(port);
             let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };

@@ -79,7 +79,8 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
 }
 
 fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
-    let context = Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now() };
+    let context =
+        Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now(), adopting: false };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
     let plan = planner.plan(desired, &BTreeSet::new(), &context);
     apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut maps.prefilter);

@@ -104,6 +104,7 @@ pub fn track<F: Family>(
             request(parsed, entry, key, counterpart(parsed, key, pending), pending)
         }
         kind::REPLY | kind::REPLY_LOCAL => track_reply(parsed, entry, pending),
+        kind::LEFT | kind::LEFT_REPLY => Transition::Leave(Outcome::PassedToConntrack),
         // An entry that is just being written.
         _ => Transition::Leave(Outcome::PassedStaleFlow),
     }

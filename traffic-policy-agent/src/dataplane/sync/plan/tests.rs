@@ -72,6 +72,7 @@ impl Node {
             drain: Duration::from_secs(30),
             monotonic: self.monotonic,
             now: self.now,
+            adopting: false,
         };
         self.planner.plan(&self.desired, &changed.iter().cloned().collect(), &context)
     }

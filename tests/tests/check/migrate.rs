@@ -1,0 +1,72 @@
+//! `check --migrate`, on a node where rules of kube-proxy serve.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+
+use traffic_policy_testing::agent;
+use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::traffic::{Ledger, Probe, Server};
+
+use crate::said::{check, one_node};
+
+#[test]
+fn kube_proxy_and_what_goes_through_it() {
+    let lab = one_node(Lab::builder());
+    let node = lab.node(1);
+    let none = check(&lab, &["--migrate"]);
+    assert!(none.findings.iter().any(|finding| {
+        finding["found"].as_str().is_some_and(|found| found.starts_with("no rules of kube-proxy"))
+    }));
+    for backend in Backend::ALL.into_iter().filter(|backend| backend.is_there()) {
+        let address = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let endpoint = SocketAddr::new(node.pod(1).address(Family::V4), 8080);
+        let rules = Rules {
+            cluster_ip: SocketAddr::new(address("10.96.0.10"), 80),
+            vip: SocketAddr::new(address("198.51.100.10"), 80),
+            node_port: 30080,
+            endpoints: vec![endpoint],
+            local: None,
+        };
+        let pods = (node.pod_network.of(Family::V4), 24);
+        let proxy = KubeProxy::start(node.netns(), backend, pods, &[rules]).unwrap();
+        let _server = Server::start(node.pod(1), 8080, &Ledger::default()).unwrap();
+        let frontend = SocketAddr::new(node.address(Family::V4), 30080);
+        Probe::udp(frontend).answer(lab.client().netns()).unwrap();
+        let said = check(&lab, &["--migrate"]);
+        let found = match backend {
+            Backend::Nftables => "nftables, table ip kube-proxy, 2 Service ports",
+            Backend::IptablesNft => "iptables-nft, 2 Service ports",
+            Backend::IptablesLegacy => "iptables-legacy has a table nat",
+        };
+        said.has("note", "migrate", found, "run --adopt");
+        said.has("note", "migrate", "kube-proxy --cleanup", "the way back");
+
+        let counted = said.findings.iter().filter_map(|finding| finding["found"].as_str());
+        let counted = counted.filter(|found| found.contains("UDP flows go through a translation"));
+        let counted: Vec<_> = counted.filter(|found| !found.contains("and 0 UDP flows")).collect();
+        assert_eq!(counted.len(), 1, "the flow through {backend:?} is not counted: {said:#?}");
+        proxy.clean().unwrap();
+    }
+}
+
+#[test]
+fn a_configuration_that_is_none() {
+    let lab = one_node(Lab::builder());
+    let file = lab.manifests().join("service.yaml");
+    std::fs::write(&file, "kind: Service\n").unwrap();
+    let run = |flags: &[&str]| {
+        let mut command = Command::new(agent::program().unwrap());
+        command.arg("check").args(flags).env_clear();
+        lab.node(1).netns().output(command).unwrap()
+    };
+    let output = run(&["--migrate", "--kube-proxy-config", file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("service.yaml is no configuration of kube-proxy")
+            && said.contains("its kind is Service"),
+        "{said}"
+    );
+    assert_eq!(run(&["--kube-proxy-config", "x"]).status.code(), Some(2), "without --migrate");
+}

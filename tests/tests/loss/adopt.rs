@@ -1,0 +1,316 @@
+//! From kube-proxy and back: connections that began under its rules, taken over from conntrack before the rules are removed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::traffic::{Datagrams, HeldConnections, retransmissions};
+
+use crate::cluster::{self, PATIENCE, POD_PORT};
+use crate::quiet;
+
+/// Of each Service, by its policy.
+const POLICIES: [(&str, Policy, u16); 2] =
+    [("every", Policy::Cluster, 30080), ("near", Policy::Local, 30081)];
+/// Connections, and flows of datagrams, to all frontends together.
+const HELD: usize = 100;
+const DATAGRAMS_PER_SECOND: u32 = 500;
+const PAUSE: Duration = Duration::from_millis(20);
+
+fn address(family: Family, host: u8, range: &str) -> IpAddr {
+    let text = match (family, range) {
+        (Family::V4, "vip") => format!("198.51.100.{host}"),
+        (Family::V4, _) => format!("10.96.0.{host}"),
+        (Family::V6, "vip") => format!("2001:db8:51::{host}"),
+        (Family::V6, _) => format!("fd00:10:96::{host}"),
+    };
+    text.parse().unwrap()
+}
+
+/// A node with a pod, one behind it, and rules of kube-proxy on the first.
+struct Takeover {
+    cluster: Cluster,
+    family: Family,
+}
+
+impl Takeover {
+    fn new(attach: &str, family: Family) -> Self {
+        let cluster = cluster::without_agents(&[1, 1], attach);
+        for (host, (name, policy, node_port)) in (10..).zip(POLICIES) {
+            let service = Service::new(name)
+                .families(&[family])
+                .policy(policy)
+                .cluster_ip(address(family, host, "cluster"))
+                .vip(address(family, host, "vip"))
+                .port(Port::tcp(80, POD_PORT).node_port(node_port))
+                .port(Port::udp(80, POD_PORT).node_port(node_port));
+            cluster.manifests.apply(&service, &cluster.backends()).unwrap();
+            cluster.lab.route_vip(address(family, host, "vip"), cluster.lab.node(1)).unwrap();
+        }
+        Self { cluster, family }
+    }
+
+    fn node(&self) -> &Namespace {
+        self.cluster.lab.node(1).netns()
+    }
+
+    fn kube_proxy(&self, backend: Backend) -> KubeProxy<'_> {
+        let family = self.family;
+        let endpoint =
+            |node: usize| SocketAddr::new(self.cluster.lab.node(node).pod(1).address(family), POD_PORT);
+        let services: Vec<_> = (10..)
+            .zip(POLICIES)
+            .map(|(host, (_, policy, node_port))| Rules {
+                cluster_ip: SocketAddr::new(address(family, host, "cluster"), 80),
+                vip: SocketAddr::new(address(family, host, "vip"), 80),
+                node_port,
+                endpoints: vec![endpoint(1), endpoint(2)],
+                local: (policy == Policy::Local).then(|| vec![endpoint(1)]),
+            })
+            .collect();
+        let pods = self.cluster.lab.node(1).pod_network.of(family);
+        let length = if family == Family::V4 { 24 } else { 64 };
+        let proxy = KubeProxy::start(self.node(), backend, (pods, length), &services).unwrap();
+        // Flows of datagrams that have ended go soon.
+        self.node()
+            .sysctls(&[
+                ("net.netfilter.nf_conntrack_udp_timeout", "20"),
+                ("net.netfilter.nf_conntrack_udp_timeout_stream", "20"),
+            ])
+            .unwrap();
+        proxy
+    }
+
+    /// From outside: node port and load balancer's address, of both policies.
+    fn outside(&self) -> Vec<SocketAddr> {
+        let vips = (10..12).map(|host| SocketAddr::new(address(self.family, host, "vip"), 80));
+        let ports = POLICIES.map(|(_, _, port)| self.cluster.at(1, self.family, port));
+        ports.into_iter().chain(vips).collect()
+    }
+
+    fn start_load(&self, what: &str) -> Load {
+        let lab = &self.cluster.lab;
+        let (client, targets) = (lab.client().netns(), self.outside());
+        let inside: Vec<_> =
+            (10..12).map(|host| SocketAddr::new(address(self.family, host, "cluster"), 80)).collect();
+        let hold = |netns, targets: &[SocketAddr], count| {
+            HeldConnections::start(netns, targets, count, PAUSE).unwrap()
+        };
+        let held = vec![
+            hold(client, &targets, HELD),
+            hold(self.node(), &inside, 20),
+            hold(lab.node(1).pod(1).netns(), &inside, 20),
+        ];
+        let flows = HELD / targets.len();
+        let each = DATAGRAMS_PER_SECOND / u32::try_from(targets.len()).unwrap();
+        let datagrams = targets
+            .iter()
+            .map(|target| Datagrams::start(client, *target, flows, each, &self.cluster.ledger).unwrap())
+            .collect();
+        sleep(Duration::from_millis(500));
+        let pod = lab.node(1).pod(1).netns().clone();
+        let retransmitted = retransmissions::in_namespace(&pod).unwrap();
+        Load { what: what.to_owned(), held, datagrams, pod, retransmitted }
+    }
+
+    fn agent(&self, attach: &str, flags: &[&str]) -> Agent {
+        let agent = Agent::builder(&self.cluster.lab, self.cluster.lab.node(1))
+            .attach(attach)
+            .flags(flags)
+            .start()
+            .unwrap();
+        agent.wait_ready(PATIENCE).unwrap();
+        agent
+    }
+}
+
+/// Meters from outside, from the node and from one of its pods.
+struct Load {
+    what: String,
+    held: Vec<HeldConnections>,
+    datagrams: Vec<Datagrams>,
+    /// The pod that is a client, and segments that it had sent again when all connections were open: kube-proxy lets it reach itself
+    /// by a masquerade, and that alone costs some.
+    pod: Namespace,
+    retransmitted: u64,
+}
+
+/// What they counted.
+struct Lost {
+    /// Of connections from outside.
+    connections: u64,
+    broken: usize,
+    datagrams: u64,
+    clean: bool,
+    report: String,
+}
+
+impl Load {
+    fn stop(self) -> Lost {
+        let datagrams: Vec<_> = self.datagrams.into_iter().map(|meter| meter.finish().unwrap()).collect();
+        let held: Vec<_> = self.held.into_iter().map(HeldConnections::finish).collect();
+        let retransmitted = retransmissions::in_namespace(&self.pod).unwrap() - self.retransmitted;
+        let lines = datagrams.iter().map(ToString::to_string).chain(held.iter().map(ToString::to_string));
+        let report = format!(
+            "{}\n  {}\n  sent again by the pod meanwhile: {retransmitted}",
+            self.what,
+            lines.collect::<Vec<_>>().join("\n  ")
+        );
+        let [outside, node, pod] = held.as_slice() else { panic!("three meters") };
+        let pod_is_clean = pod.requests > 0 && pod.broken.is_empty() && retransmitted == 0;
+        println!("{report}");
+        Lost {
+            connections: outside.connections,
+            broken: outside.broken.len(),
+            datagrams: datagrams.iter().map(|report| report.lost_there + report.lost_back).sum(),
+            clean: datagrams.iter().all(|report| report.is_clean())
+                && outside.is_clean()
+                && node.is_clean()
+                && pod_is_clean,
+            report,
+        }
+    }
+}
+
+fn skips(test: &str, backend: Backend) -> bool {
+    let skips = !backend.is_there();
+    if skips {
+        println!("SKIPPED {test}: {} is not here (`cargo xtask setup`)", backend.program());
+    }
+    skips
+}
+
+/// Adopted at the start of the agent; the agent is killed and comes back; NAT goes when the last of them has ended.
+fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
+    if skips(test, backend) {
+        return;
+    }
+    let _alone = quiet::alone();
+    let takeover = Takeover::new(attach, family);
+    let kube_proxy = takeover.kube_proxy(backend);
+    let load =
+        takeover.start_load(&format!("{backend:?} {attach} {family:?}, --adopt, kube-proxy's rules removed"));
+    let mut agent = takeover.agent(attach, &["--adopt"]);
+    agent.wait_said(&["adopted kube-proxy's connections"], PATIENCE).unwrap();
+    let flows = agent.json(&["flows"]).unwrap();
+    let left = flows.as_array().unwrap().iter().filter(|flow| flow["way"] == "conntrack").count();
+    assert!(left >= 2 * HELD + 40, "{left} are in the flow table");
+    kube_proxy.clean().unwrap();
+    sleep(Duration::from_secs(1));
+    // What comes now is ours.
+    for protocol in Protocol::BOTH {
+        for target in takeover.outside() {
+            takeover.cluster.answer(protocol, target).unwrap();
+        }
+    }
+    agent.kill().unwrap();
+    agent.start_again().unwrap();
+    agent.wait_ready(PATIENCE).unwrap();
+    // A look at conntrack is every 5 s.
+    sleep(Duration::from_secs(7));
+    let lost = load.stop();
+    assert!(lost.clean, "{}", lost.report);
+    agent.wait_said(&["NAT is not kept any more"], Duration::from_secs(60)).unwrap();
+    let flows = agent.json(&["flows"]).unwrap();
+    assert!(flows.as_array().unwrap().iter().all(|flow| flow["way"] != "conntrack"), "{flows}");
+}
+
+#[test]
+fn adopted_from_nftables() {
+    adopted("adopted_from_nftables", Backend::Nftables, "tc", Family::V4);
+}
+
+#[test]
+fn adopted_from_nftables_ipv6() {
+    adopted("adopted_from_nftables_ipv6", Backend::Nftables, "xdp", Family::V6);
+}
+
+#[test]
+fn adopted_from_iptables_nft() {
+    adopted("adopted_from_iptables_nft", Backend::IptablesNft, "xdp", Family::V4);
+}
+
+#[test]
+fn adopted_from_iptables_legacy() {
+    adopted("adopted_from_iptables_legacy", Backend::IptablesLegacy, "tc", Family::V6);
+}
+
+/// The control: without it they end, all of them.
+#[test]
+fn without_adoption_connections_end() {
+    let backend = Backend::Nftables;
+    if skips("without_adoption_connections_end", backend) {
+        return;
+    }
+    let _alone = quiet::alone();
+    let takeover = Takeover::new("tc", Family::V4);
+    let kube_proxy = takeover.kube_proxy(backend);
+    let load = takeover.start_load("without --adopt, kube-proxy's rules removed");
+    let _agent = takeover.agent("tc", &[]);
+    kube_proxy.clean().unwrap();
+    sleep(Duration::from_secs(1));
+    let lost = load.stop();
+    assert_eq!(lost.broken, HELD, "{}", lost.report);
+}
+
+/// By the command, for an agent that was started without the flag. Connections to the node's own addresses have gone on until then.
+#[test]
+fn adopted_by_the_command() {
+    let backend = Backend::Nftables;
+    if skips("adopted_by_the_command", backend) {
+        return;
+    }
+    let _alone = quiet::alone();
+    let takeover = Takeover::new("tc", Family::V4);
+    let kube_proxy = takeover.kube_proxy(backend);
+    let targets = POLICIES.map(|(_, _, port)| takeover.cluster.at(1, Family::V4, port));
+    let client = takeover.cluster.lab.client().netns();
+    let held = HeldConnections::start(client, &targets, HELD, PAUSE).unwrap();
+    let agent = takeover.agent("tc", &[]);
+    let output = agent.command(&["adopt"]).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("adopted 100 TCP connections"), "{output:?}");
+    assert_eq!(agent.json(&["adopt"]).unwrap()["tcp"], 100, "a second time it is the same");
+    kube_proxy.clean().unwrap();
+    // The agent follows them from here on.
+    sleep(Duration::from_secs(7));
+    let held = held.finish();
+    println!("`adopt`, kube-proxy's rules removed: {held}");
+    assert!(held.is_clean(), "{held}");
+}
+
+/// Back: what began under kube-proxy and was adopted loses nothing; what began here is counted, for the page that says so.
+#[test]
+fn back_to_kube_proxy() {
+    let backend = Backend::Nftables;
+    if skips("back_to_kube_proxy", backend) {
+        return;
+    }
+    let _alone = quiet::alone();
+    let takeover = Takeover::new("tc", Family::V4);
+    let _kube_proxy = takeover.kube_proxy(backend);
+    let earlier = takeover.start_load("back to kube-proxy, of connections that began under it");
+    let mut agent = takeover.agent("tc", &["--adopt"]);
+    agent.wait_said(&["adopted kube-proxy's connections"], PATIENCE).unwrap();
+    let later = takeover.start_load("back to kube-proxy, of connections that began under the agent");
+    agent.stop().unwrap();
+    let cleanup = agent.command(&["cleanup"]).unwrap();
+    assert!(cleanup.status.success(), "{cleanup:?}");
+    sleep(Duration::from_secs(1));
+    let (earlier, later) = (earlier.stop(), later.stop());
+    assert!(earlier.clean, "{}", earlier.report);
+    println!(
+        "of {} connections that began under the agent {} ended; {} datagrams were lost",
+        later.connections, later.broken, later.datagrams
+    );
+    // kube-proxy serves what is new.
+    for target in takeover.outside() {
+        takeover.cluster.answer(Protocol::Tcp, target).unwrap();
+    }
+}

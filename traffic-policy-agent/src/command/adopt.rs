@@ -1,0 +1,65 @@
+//! `adopt`: kube-proxy's connections for an agent that runs already.
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use super::view::{self, View};
+use crate::{
+    dataplane::adopt_pinned,
+    inspect::{Heartbeat, Presence},
+    node::{conntrack, kept_nat},
+};
+
+/// Take the connections that kube-proxy has begun over from conntrack, while its rules are still there.
+///
+/// As `run --adopt` does at its start. To be called on a node whose agent was started without it, before `kube-proxy --cleanup`; the
+/// running agent follows the connections to their end.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    view: View,
+}
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let pinned = self.view.pinned()?;
+        let heartbeat = Heartbeat::read(&pinned)?;
+        ensure!(
+            matches!(Presence::read(&pinned)?, Presence::Running { .. }) && heartbeat.synced().is_some(),
+            "no agent runs on these maps, or it has not written them yet: start it with `run --adopt`"
+        );
+        let connections = conntrack::translated().context(
+            "the connections of kube-proxy cannot be read from conntrack (is the module nf_conntrack_netlink there?)",
+        )?;
+        let adopted = adopt_pinned(pinned.root(), &connections)?;
+        let live = adopted.live() + adopted.no_room;
+        if live > 0 {
+            kept_nat::keep().context("the nftables table that keeps NAT cannot be made")?;
+        }
+        if self.view.json() {
+            return view::print_json(&serde_json::json!({
+                "tcp": adopted.tcp,
+                "udp": adopted.udp,
+                "begun_anew": adopted.begun_anew,
+                "clash": adopted.clash,
+                "no_room": adopted.no_room,
+                "over": adopted.over,
+                "others": adopted.others,
+            }));
+        }
+        view::print(|out| {
+            writeln!(
+                out,
+                "adopted {} TCP connections and {} UDP flows of kube-proxy: conntrack translates them until they end",
+                adopted.tcp, adopted.udp
+            )?;
+            for reason in adopted.left_out() {
+                writeln!(out, "not adopted: {reason}")?;
+            }
+            if live > 0 {
+                writeln!(out, "kube-proxy's rules may be removed now: `kube-proxy --cleanup`")?;
+            }
+            Ok(())
+        })
+    }
+}

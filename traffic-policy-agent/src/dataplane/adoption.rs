@@ -1,0 +1,255 @@
+//! Connections that began under an earlier proxy, in the flow tables.
+//!
+//! Conntrack goes on translating them ([`crate::node::kept_nat`]), so all that the packet path has to do is to leave their packets
+//! alone: their entries are of kinds that do nothing else. A second translator would meet the first: behind a masquerade the replies of
+//! a pod on this node come by no device with programs, and a new tuple of the same packets would clash with conntrack's own.
+
+mod table;
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{self, Map, MapData};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, AgentHeartbeat, Flow, FlowKey, Frontend, FrontendKey, PROTOCOL_TCP,
+    PROTOCOL_UDP, Port, kind, scope,
+};
+
+use self::table::Tables;
+use super::{
+    Dataplane,
+    bpf::pins,
+    maps::{
+        keys::{FromWire, FrontendId},
+        mmap::heartbeat,
+        reader::Reader,
+    },
+};
+use crate::{
+    model::Protocol,
+    node::conntrack::{Connection, Transport},
+};
+
+/// What became of the connections that conntrack translates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Adopted {
+    /// By TCP and by UDP, those of earlier calls among them.
+    pub tcp: u64,
+    pub udp: u64,
+    /// Of these, entered by this call.
+    pub entered: u64,
+    /// To addresses that are no frontends: of others.
+    pub others: u64,
+    /// Closed, or about to expire.
+    pub over: u64,
+    /// Their client has begun anew here meanwhile.
+    pub begun_anew: u64,
+    /// A flow of ours has the same addresses and ports towards the endpoint.
+    pub clash: u64,
+    /// The flow table is full.
+    pub no_room: u64,
+}
+
+impl Adopted {
+    /// Those that go on.
+    #[must_use]
+    pub const fn live(&self) -> u64 {
+        self.tcp + self.udp
+    }
+
+    /// What was left out, each with its reason; empty if nothing was.
+    #[must_use]
+    pub fn left_out(&self) -> Vec<String> {
+        [
+            (self.begun_anew, "have begun anew here meanwhile"),
+            (self.clash, "share the addresses and ports of another flow towards their endpoint"),
+            (self.no_room, "find no room in the flow table: raise --flow-entries"),
+        ]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, reason)| format!("{count} {reason}"))
+        .collect()
+    }
+}
+
+/// What a request entry is found by.
+type RequestId = (Transport, SocketAddr, SocketAddr);
+
+fn id_of(connection: &Connection) -> RequestId {
+    (connection.transport, connection.client, connection.frontend)
+}
+
+fn protocol(connection: &Connection) -> Protocol {
+    match connection.transport {
+        Transport::Tcp => Protocol::Tcp,
+        Transport::Udp => Protocol::Udp,
+    }
+}
+
+fn frontend_of(connection: &Connection) -> FrontendId {
+    FrontendId { address: connection.frontend, protocol: protocol(connection) }
+}
+
+/// The adopted connections that the table has.
+#[derive(Debug, Default)]
+pub(super) struct Adoption {
+    /// The first sync is to come: see [`traffic_policy_ebpf::abi::frontend::ADOPTING`].
+    pending: bool,
+    /// `None`: the table has not been read.
+    known: Option<HashMap<RequestId, Connection>>,
+}
+
+impl Adoption {
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending
+    }
+}
+
+impl Dataplane {
+    /// The next sync is the first, and [`Self::adopt_connections`] follows it: until then what has no flow and opens none is the
+    /// stack's. Nothing changes where an earlier agent's frontends are in the maps: its flows are, too.
+    pub fn begin_adopting(&mut self) {
+        self.adoption.pending = self.planner.frontends().is_empty();
+    }
+
+    /// Enters connections that conntrack translates for our frontends, and removes those that were entered before and are over or
+    /// gone by now.
+    ///
+    /// # Errors
+    /// The maps cannot be read or written.
+    pub fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted> {
+        let mut known = match self.adoption.known.take() {
+            Some(known) => known,
+            None => self.left()?,
+        };
+        let last = self.maps.heartbeat.load(heartbeat::jiffies);
+        let planner = &self.planner;
+        // A connection outlives its Service.
+        let held: HashSet<RequestId> = known.keys().copied().collect();
+        let service_of = |connection: &Connection| {
+            let frontend = planner.frontends().get(&frontend_of(connection));
+            frontend
+                .map(|frontend| frontend.service)
+                .or_else(|| held.contains(&id_of(connection)).then_some(0))
+        };
+        let mut live = HashSet::new();
+        let mut tables = Tables { v4: &mut self.maps.v4.flows, v6: &mut self.maps.v6.flows };
+        let adopted = tables.adopt(
+            connections,
+            service_of,
+            |endpoint| !planner.is_serving(endpoint),
+            last,
+            |connection| {
+                known.insert(id_of(connection), *connection);
+                live.insert(id_of(connection));
+            },
+        )?;
+        let gone: Vec<RequestId> = known.keys().filter(|id| !live.contains(id)).copied().collect();
+        for id in gone {
+            if let Some(connection) = known.remove(&id) {
+                tables.remove(&connection)?;
+            }
+        }
+        self.adoption.known = Some(known);
+        Ok(adopted)
+    }
+
+    /// The next sync makes frontends what they are without [`Self::begin_adopting`]; whether there is anything to write.
+    pub fn end_adopting(&mut self) -> bool {
+        let pending = std::mem::take(&mut self.adoption.pending);
+        self.stale |= pending;
+        pending
+    }
+
+    /// The adopted connections that the tables hold.
+    fn left(&self) -> Result<HashMap<RequestId, Connection>> {
+        let mut left = HashMap::new();
+        if let Some(pins) = &self.pins {
+            let folder = pins.maps();
+            left_of_family::<Address4>(&folder, "tp_flows4", &mut left)?;
+            left_of_family::<Address6>(&folder, "tp_flows6", &mut left)?;
+        }
+        Ok(left)
+    }
+}
+
+fn left_of_family<A: Address + FromWire>(
+    folder: &Path,
+    name: &str,
+    left: &mut HashMap<RequestId, Connection>,
+) -> Result<()>
+where
+    FlowKey<A>: aya::Pod,
+    Flow<A>: aya::Pod,
+{
+    Reader::open(folder, name)?.each(|key: FlowKey<A>, entry: Flow<A>| {
+        if entry.kind != kind::LEFT {
+            return;
+        }
+        let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
+        let tuple = key.tuple(&entry);
+        let connection = Connection {
+            transport: if tuple.protocol == PROTOCOL_UDP { Transport::Udp } else { Transport::Tcp },
+            client: address(tuple.source, tuple.ports.source()),
+            frontend: address(tuple.destination, tuple.ports.destination()),
+            endpoint: address(entry.destination, entry.ports.destination()),
+            source: address(entry.source, entry.ports.source()),
+            over: false,
+        };
+        left.insert(id_of(&connection), connection);
+    })
+}
+
+/// Enters connections into the tables that an agent has pinned below `root`.
+///
+/// # Errors
+/// The maps cannot be read or written.
+pub fn adopt_pinned(root: &Path, connections: &[Connection]) -> Result<Adopted> {
+    let folder = pins::maps_below(root);
+    let mut frontends = HashMap::new();
+    frontends_of::<Address4>(&folder, "tp_frontends4", &mut frontends)?;
+    frontends_of::<Address6>(&folder, "tp_frontends6", &mut frontends)?;
+    let open = |name: &str| -> Result<Map> {
+        let path = folder.join(name);
+        let data =
+            MapData::from_pin(&path).with_context(|| format!("{} cannot be opened", path.display()))?;
+        Map::from_map_data(data).with_context(|| format!("{} is not understood", path.display()))
+    };
+    let heartbeat: AgentHeartbeat = Reader::open(&folder, "tp_heartbeat")?.value(0)?;
+    let mut flows4 = maps::HashMap::try_from(open("tp_flows4")?)?;
+    let mut flows6 = maps::HashMap::try_from(open("tp_flows6")?)?;
+    let mut tables = Tables { v4: &mut flows4, v6: &mut flows6 };
+    tables.adopt(
+        connections,
+        |connection| frontends.get(&frontend_of(connection)).copied(),
+        |_| false,
+        heartbeat.jiffies,
+        |_| (),
+    )
+}
+
+/// The Service port of each frontend.
+fn frontends_of<A: Address + FromWire>(
+    folder: &Path,
+    name: &str,
+    frontends: &mut HashMap<FrontendId, u32>,
+) -> Result<()>
+where
+    FrontendKey<A>: aya::Pod,
+{
+    Reader::open(folder, name)?.each(|key: FrontendKey<A>, frontend: Frontend| {
+        let protocol = match u32::from(key.protocol) {
+            PROTOCOL_TCP => Protocol::Tcp,
+            PROTOCOL_UDP => Protocol::Udp,
+            _ => return,
+        };
+        if key.scope != scope::CLUSTER_IP {
+            let address = SocketAddr::new(key.address.to_ip(), key.port.to_host());
+            frontends.insert(FrontendId { address, protocol }, frontend.service);
+        }
+    })
+}
