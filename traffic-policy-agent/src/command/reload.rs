@@ -131,24 +131,24 @@ impl Reloader {
         }
         let shown =
             |settings: &[Setting]| settings.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        if !later.is_empty() {
-            tracing::warn!("{why}: only a restart applies {}", shown(&later));
+        let (applied, postponed) = (shown(&now), shown(&later));
+        let other_level = now.iter().any(|setting| setting.flag == "--log");
+        self.in_effect.wait(later);
+        now.into_iter().for_each(|setting| self.in_effect.apply(setting));
+        if !postponed.is_empty() {
+            tracing::warn!("{why}: only a restart applies {postponed}");
         }
-        if now.is_empty() {
+        if applied.is_empty() {
             tracing::info!("{why}: nothing to apply");
         } else {
-            tracing::info!("{why}: applied {}", shown(&now));
+            tracing::info!("{why}: applied {applied}");
         }
-        self.in_effect.wait(later);
-        for setting in now {
-            if setting.flag == "--log" {
-                if let Err(error) = self.level.set(level) {
-                    tracing::error!("{error:#}");
-                    continue;
-                }
-                tracing::debug!(level, "logging in this detail from now on");
+        // Last: at another level, what was applied might not be said.
+        if other_level {
+            match self.level.set(level) {
+                Ok(()) => tracing::debug!("logging in this detail from now on: {level}"),
+                Err(error) => tracing::error!("{error:#}"),
             }
-            self.in_effect.apply(setting);
         }
     }
 }
