@@ -31,7 +31,7 @@ const BPF_NOEXIST: u64 = 1;
 const EEXIST: i32 = 17;
 const E2BIG: i32 = 7;
 
-/// Inserts an entry that is not there; whether it was not.
+/// Inserts an entry that is not there; `None` if that was done.
 fn insert<A: Address>(
     flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     tuple: &Tuple<A>,
