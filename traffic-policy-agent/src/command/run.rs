@@ -197,10 +197,11 @@ struct TableArguments {
     #[arg(long, env = "TRAFFIC_POLICY_FRAGMENT_ENTRIES", default_value_t = MapSizes::DEFAULT.fragments, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     fragment_entries: u32,
-    /// Datagrams of the node itself whose answers come to a Service's address, of each family.
-    #[arg(long, env = "TRAFFIC_POLICY_OWN_DATAGRAM_ENTRIES", default_value_t = MapSizes::DEFAULT.own_datagrams, value_name = "N",
+    /// What this node itself has sent and is answered for, of each family: datagrams from a frontend's port, and uses of a port of the pool
+    /// towards an endpoint, which no flow is given meanwhile. The one that was noted longest ago goes first.
+    #[arg(long, env = "TRAFFIC_POLICY_OWN_SENT_ENTRIES", default_value_t = MapSizes::DEFAULT.own_sent, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
-    own_datagram_entries: u32,
+    own_sent_entries: u32,
     /// Idle time of an established TCP connection.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_ESTABLISHED", default_value = "24h", value_name = "TIME", value_parser = duration)]
     idle_established: Duration,
@@ -355,7 +356,7 @@ impl Arguments {
                     affinity: table.affinity_entries,
                     sockets: table.socket_entries,
                     fragments: table.fragment_entries,
-                    own_datagrams: table.own_datagram_entries,
+                    own_sent: table.own_sent_entries,
                 },
                 idle,
                 pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },

@@ -48,8 +48,8 @@ pub struct MapSizes {
     pub sockets: u32,
     /// Datagrams in fragments, of each family.
     pub fragments: u32,
-    /// Datagrams of the node's own, of each family.
-    pub own_datagrams: u32,
+    /// Datagrams of the node's own, and ports of the pool that it uses itself, of each family.
+    pub own_sent: u32,
 }
 
 impl Default for MapSizes {
@@ -74,7 +74,7 @@ impl MapSizes {
         affinity: 65_536,
         sockets: 65_536,
         fragments: 8_192,
-        own_datagrams: 4_096,
+        own_sent: 4_096,
     };
 
     /// Each size with the flag that sets it, and a map that has it.
@@ -93,7 +93,7 @@ impl MapSizes {
             ("--affinity-entries", "tp_affinity", self.affinity),
             ("--socket-entries", "tp_sockets", self.sockets),
             ("--fragment-entries", "tp_fragments4", self.fragments),
-            ("--own-datagram-entries", "tp_own_udp4", self.own_datagrams),
+            ("--own-sent-entries", "tp_own_sent4", self.own_sent),
         ]
     }
 
@@ -121,7 +121,7 @@ impl MapSizes {
             "tp_affinity" => Some(self.affinity),
             "tp_sockets" | "tp_conn_udp" => Some(self.sockets),
             "tp_fragments4" | "tp_fragments6" => Some(self.fragments),
-            "tp_own_udp4" | "tp_own_udp6" => Some(self.own_datagrams),
+            "tp_own_sent4" | "tp_own_sent6" => Some(self.own_sent),
             "tp_flow_dir4" => Some(self.flows4.next_power_of_two()),
             "tp_flow_dir6" => Some(self.flows6.next_power_of_two()),
             _ => None,
