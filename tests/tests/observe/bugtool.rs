@@ -109,7 +109,7 @@ fn one_tar_with_an_agent_and_without() {
     };
 
     let running = collect(&agent, "with.tar");
-    assert_eq!(errors(&running), [""; 0]);
+    assert_eq!(errors(&running), [""; 0], "{}", running["summary.json"]);
     let json = |name: &str| -> Value { serde_json::from_str(&running[name]).unwrap() };
     assert_eq!(json("status.json")["agent"]["running"], true);
     assert!(json("status.json")["maps"].as_array().unwrap().len() > 10, "names, sizes, bytes");

@@ -18,18 +18,19 @@ impl Network {
     /// Each list by its name, a message on a line, or why there is none.
     pub async fn dump(&self) -> Vec<(&'static str, Result<String>)> {
         let handle = &self.handle;
-        let [routes4, routes6] =
-            [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()]
-                .map(|request| handle.route().get(request).execute());
-        let [rules4, rules6] =
-            [IpVersion::V4, IpVersion::V6].map(|version| handle.rule().get(version).execute());
+        // One after the other: the kernel answers a second request for a list on a socket with EBUSY until the first is read
+        // (`__netlink_dump_start` in net/netlink/af_netlink.c), and a request is sent by `execute`.
+        let routes = |request| handle.route().get(request).execute();
+        let [ipv4, ipv6] =
+            [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
+        let rules = |version| handle.rule().get(version).execute();
         vec![
             ("links", answered("listing devices", lines(handle.link().get().execute())).await),
             ("addresses", answered("listing addresses", lines(handle.address().get().execute())).await),
-            ("routes-ipv4", answered("listing routes", lines(routes4)).await),
-            ("routes-ipv6", answered("listing routes", lines(routes6)).await),
-            ("rules-ipv4", answered("listing rules", lines(rules4)).await),
-            ("rules-ipv6", answered("listing rules", lines(rules6)).await),
+            ("routes-ipv4", answered("listing routes", lines(routes(ipv4))).await),
+            ("routes-ipv6", answered("listing routes", lines(routes(ipv6))).await),
+            ("rules-ipv4", answered("listing rules", lines(rules(IpVersion::V4))).await),
+            ("rules-ipv6", answered("listing rules", lines(rules(IpVersion::V6))).await),
             ("neighbours", answered("listing neighbours", lines(handle.neighbours().get().execute())).await),
         ]
     }
