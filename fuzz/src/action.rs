@@ -9,7 +9,7 @@ use crate::{
     model::STEPS,
     run::Pieces,
     segment::Segment,
-    topology::{CLIENT_PORTS, CLIENTS, SERVICES},
+    topology::{CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES},
 };
 
 /// A packet that belongs to no Service, or is none.
@@ -106,10 +106,15 @@ pub enum Action {
     },
     /// The agent looks for flows that are over.
     Sweep,
-    /// A Service gets other endpoints.
-    Endpoints {
+    /// A Service changes: other endpoints, another policy, a drain, source ranges, affinity; or it goes, or comes.
+    Service {
         service: u8,
-        endpoints: u8,
+        change: Change,
+    },
+    /// An endpoint of a Service takes no more new flows, and those that may choose again do: a sweep marks them.
+    Retire {
+        service: u8,
+        endpoint: u8,
     },
 }
 
@@ -146,7 +151,8 @@ impl Action {
         match rng.u8(..32) {
             10 if rng.bool() => Self::Wait { jiffies: STEPS[rng.usize(..STEPS.len())] },
             10 => Self::Sweep,
-            0 => Self::Endpoints { service, endpoints: rng.u8(..8) },
+            0 if rng.u8(..6) == 0 => Self::Retire { service, endpoint: rng.u8(..ENDPOINTS.len() as u8) },
+            0 => Self::Service { service, change: Change::random(rng) },
             1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
             3 | 4 => {
                 let sender = Sender::random(rng);

@@ -17,7 +17,7 @@ use crate::{
     model::{STEPS, TIMEOUTS},
     run::{Path, Totals, sound},
     segment::{Flags, bits, end},
-    topology::{self, CLIENT_PORTS, CLIENTS, ENDPOINTS, SERVICES, TARGET},
+    topology::{self, CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES, TARGET},
 };
 
 /// Rounds of one sequence, and packets of a round on each CPU.
@@ -79,9 +79,7 @@ fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Total
         match rng.u8(..8) {
             0 => {
                 let number = rng.usize(..services.len());
-                services[number].endpoints = rng.u8(..8);
-                harness.put(number as u32 + 1, &services[number].frontend());
-                harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
+                Change::random(rng).apply(&mut services[number], number as u32 + 1, harness);
             }
             1 => wait(harness, path, STEPS[rng.usize(..STEPS.len())]),
             2 => drop(harness.sweep(&mut sweeper, false)),

@@ -1,6 +1,10 @@
 //! The reference model: flows in plain words, and what must become of a packet.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use traffic_policy_testing::{harness::Spot, lab::Family};
 
@@ -9,10 +13,12 @@ use crate::{
     topology::{Endpoint, POOL, SERVICES, Service, TARGET},
 };
 
+mod affinity;
 mod age;
 mod flow;
 
 pub use self::{
+    affinity::duration,
     age::{Fate, STEPS, Stale, TIMEOUTS},
     flow::{Count, Ended, Flow, From, Host},
 };
@@ -46,11 +52,20 @@ pub struct Model {
     /// Jiffies since the beginning, but for those that the run itself takes.
     pub clock: u64,
     connections: u32,
+    affinity: HashMap<affinity::Key, affinity::Held>,
 }
 
 impl Model {
     pub fn new(family: Family) -> Self {
-        Self { family, services: SERVICES, flows: Vec::new(), stale: Vec::new(), clock: 0, connections: 0 }
+        Self {
+            family,
+            services: SERVICES,
+            flows: Vec::new(),
+            stale: Vec::new(),
+            clock: 0,
+            connections: 0,
+            affinity: HashMap::new(),
+        }
     }
 
     /// The flow of a client's packets to a Service.
@@ -74,12 +89,20 @@ impl Model {
     }
 
     /// The fate of a client's packet.
-    pub fn request(&self, flow: Option<usize>, service: usize, segment: Segment) -> Expected {
+    pub fn request(&self, client: IpAddr, flow: Option<usize>, service: usize, segment: Segment) -> Expected {
         let of = &self.services[service];
         let opens = !segment.tcp || segment.flags == Flags::Syn;
         if let Some(index) = flow {
+            let flow = &self.flows[index];
+            if flow.gone && (!segment.tcp || opens && !flow.assured) {
+                return if flow.loose {
+                    Expected::Either(index)
+                } else {
+                    self.new_flow(client, service, Some(index))
+                };
+            }
             return match (segment.tcp && opens, self.flows[index].ended) {
-                (true, Ended::Yes) => self.new_flow(service, Some(index)),
+                (true, Ended::Yes) => self.new_flow(client, service, Some(index)),
                 (true, Ended::Unspecified) => Expected::Either(index),
                 (true, Ended::No) if self.flows[index].may_be_forgotten(self.clock) => {
                     Expected::Either(index)
@@ -87,8 +110,11 @@ impl Model {
                 _ => Expected::Translated(index),
             };
         }
+        if !of.there {
+            return Expected::Unchanged;
+        }
         if !opens {
-            if of.candidates().is_empty() {
+            if of.candidates().is_empty() || !of.allows(client, self.family) {
                 return Expected::NotServed;
             }
             let acknowledges = !matches!(segment.flags, Flags::Syn | Flags::Rst | Flags::RstAck);
@@ -98,12 +124,18 @@ impl Model {
                 Expected::Unchanged
             };
         }
-        self.new_flow(service, None)
+        self.new_flow(client, service, None)
     }
 
     /// The fate of a packet that begins a flow.
-    pub fn new_flow(&self, service: usize, replaced: Option<usize>) -> Expected {
+    pub fn new_flow(&self, client: IpAddr, service: usize, replaced: Option<usize>) -> Expected {
         let service = &self.services[service];
+        if !service.there {
+            return Expected::Unchanged;
+        }
+        if !service.allows(client, self.family) {
+            return Expected::Dropped("dropped-source-range", "dropped-source-range");
+        }
         if !service.candidates().is_empty() {
             return Expected::New(replaced);
         }
@@ -205,10 +237,18 @@ impl Model {
             belongs: false,
             asked: None,
             reset: false,
+            gone: false,
             found_over: 0,
             noticed: false,
         });
         Ok(())
+    }
+
+    /// An endpoint takes no more new flows of a Service.
+    pub fn retire(&mut self, service: usize, endpoint: Endpoint) {
+        for flow in &mut self.flows {
+            flow.gone |= (flow.service, flow.endpoint) == (service, endpoint);
+        }
     }
 
     /// A packet of a flow was seen, and goes no further: a sweep that found the flow over begins anew.

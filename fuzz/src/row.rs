@@ -40,6 +40,7 @@ fn source(action: Action) -> String {
         ("sender: ", "sender: Sender::"),
         ("damage: ", "damage: Damage::"),
         ("fault: ", "fault: Fault::"),
+        ("change: ", "change: Change::"),
         ("sequence: ", "sequence: Number::"),
         ("acknowledgement: ", "acknowledgement: Number::"),
     ];

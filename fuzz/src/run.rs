@@ -154,14 +154,12 @@ impl Run<'_> {
                 self.wait(jiffies);
                 Ok(())
             }
-            Action::Sweep => self.sweep(),
+            Action::Sweep => self.sweep(None).map(drop),
+            Action::Retire { service, endpoint } => self.retire(service.into(), endpoint.into()),
             Action::Expiring { ttl, sender, tcp } => self.expiring(ttl, sender, tcp),
-            Action::Endpoints { service, endpoints } => {
-                let service = usize::from(service);
-                self.model.services[service].endpoints = endpoints;
-                self.harness.put(service as u32 + 1, &self.model.services[service].frontend());
-                // As the agent does for slots that are written again.
-                self.harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
+            Action::Service { service, change } => {
+                let of = &mut self.model.services[usize::from(service)];
+                change.apply(of, u32::from(service) + 1, self.harness);
                 Ok(())
             }
         }

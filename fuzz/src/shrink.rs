@@ -91,7 +91,8 @@ fn simpler(action: Action) -> Vec<Action> {
             .collect(),
         Action::Expiring { .. }
         | Action::Foreign { .. }
-        | Action::Endpoints { .. }
+        | Action::Service { .. }
+        | Action::Retire { .. }
         | Action::Wait { .. }
         | Action::Sweep => Vec::new(),
     }

@@ -1,9 +1,10 @@
 //! The Services, clients and endpoints of a run: few, so that flows meet.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use fastrand::Rng;
 use traffic_policy_testing::{
-    harness::{Device, Frontend, Setup, Spot},
+    harness::{Device, Frontend, Harness, Setup, Spot},
     lab::Family,
 };
 
@@ -38,20 +39,104 @@ pub struct Service {
     pub local: bool,
     /// Endpoints as bits: of [`ENDPOINTS`].
     pub endpoints: u8,
+    /// Its frontend is in the maps.
+    pub there: bool,
+    /// Policy Local, and without an endpoint here: new flows still go to other nodes.
+    pub draining: bool,
+    /// Only [`ALLOWED`] is served.
+    pub ranges: bool,
+    /// Clients stay with their endpoint for [`AFFINITY`] seconds.
+    pub affinity: bool,
 }
 
+/// What may become of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Endpoints(u8),
+    Local(bool),
+    There(bool),
+    Draining(bool),
+    Ranges(bool),
+    Affinity(bool),
+}
+
+/// The source range of a Service that has one.
+pub const ALLOWED: Spot = CLIENTS[0];
+/// Far from what the steps of time sum up to.
+pub const AFFINITY: u32 = 200;
+
+const PLAIN: Service = Service {
+    address: Spot::Node,
+    port: 30_080,
+    local: false,
+    endpoints: 0b111,
+    there: true,
+    draining: false,
+    ranges: false,
+    affinity: false,
+};
+
 pub const SERVICES: [Service; 4] = [
-    Service { address: Spot::Node, port: 30_080, local: false, endpoints: 0b111 },
-    Service { address: Spot::Node, port: 30_081, local: true, endpoints: 0b110 },
-    Service { address: Spot::Vip, port: 80, local: false, endpoints: 0b001 },
-    Service { address: Spot::Node, port: 30_082, local: false, endpoints: 0b000 },
+    PLAIN,
+    Service { port: 30_081, local: true, endpoints: 0b110, ..PLAIN },
+    Service { address: Spot::Vip, port: 80, endpoints: 0b001, ..PLAIN },
+    Service { port: 30_082, endpoints: 0b000, ..PLAIN },
 ];
+
+impl Change {
+    pub fn random(rng: &mut Rng) -> Self {
+        let on = rng.bool();
+        match rng.u8(..10) {
+            0..=4 => Self::Endpoints(rng.u8(..8)),
+            5 => Self::Local(on),
+            // Most of the time it is there, and serves everybody.
+            6 => Self::There(on || rng.bool()),
+            7 => Self::Draining(on),
+            8 => Self::Ranges(on && rng.bool()),
+            _ => Self::Affinity(on),
+        }
+    }
+
+    /// Changes a Service, and the maps as the agent does.
+    pub fn apply(self, service: &mut Service, number: u32, harness: &mut Harness) {
+        let was_there = service.there;
+        match self {
+            Self::Endpoints(endpoints) => service.endpoints = endpoints,
+            Self::Local(local) => service.local = local,
+            Self::There(there) => service.there = there,
+            Self::Draining(draining) => service.draining = draining,
+            Self::Ranges(ranges) => service.ranges = ranges,
+            Self::Affinity(affinity) => service.affinity = affinity,
+        }
+        match (was_there, service.there) {
+            (_, true) => harness.put(number, &service.frontend()),
+            (true, false) => harness.take_away(&service.frontend()),
+            (false, false) => {}
+        }
+        // As the agent does for slots that are written again.
+        harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
+    }
+}
 
 impl Service {
     pub fn frontend(&self) -> Frontend {
         let endpoints: Vec<_> = self.all().map(|endpoint| (endpoint.spot, TARGET)).collect();
         let frontend = Frontend::new(self.address, self.port).endpoints(&endpoints);
-        if self.local { frontend.local() } else { frontend }
+        let frontend = if self.local { frontend.local() } else { frontend };
+        let frontend = if self.ranges { frontend.sources(&[ALLOWED]) } else { frontend };
+        let frontend = if self.affinity { frontend.affinity(AFFINITY) } else { frontend };
+        // A drain that ended long ago is as good as none.
+        frontend.drain_until(if self.draining { u64::MAX } else { 1 })
+    }
+
+    /// Whether a client is served.
+    pub fn allows(&self, client: IpAddr, family: Family) -> bool {
+        !self.ranges || client == ALLOWED.of(family)
+    }
+
+    /// Whether new flows from outside get endpoints of this node alone.
+    pub fn uses_local(&self) -> bool {
+        self.local && self.all().any(|endpoint| endpoint.way.is_none())
     }
 
     fn all(&self) -> impl Iterator<Item = Endpoint> {
@@ -65,7 +150,8 @@ impl Service {
 
     /// Those that a new flow from outside may get.
     pub fn candidates(&self) -> Vec<Endpoint> {
-        self.all().filter(|endpoint| !self.local || endpoint.way.is_none()).collect()
+        let here = self.local && (!self.draining || self.uses_local());
+        self.all().filter(|endpoint| !here || endpoint.way.is_none()).collect()
     }
 
     pub fn at(&self, family: Family) -> SocketAddr {

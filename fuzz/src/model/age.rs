@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use traffic_policy_ebpf::tcp::Timeouts;
 
 use super::{Ended, Flow, Model};
+use crate::topology::Endpoint;
 
 /// In jiffies, far enough apart that a slow machine confuses none with another.
 pub const TIMEOUTS: Timeouts = Timeouts {
@@ -108,13 +109,18 @@ impl Flow {
 }
 
 impl Model {
-    /// The fate of each flow in a sweep. Stale entries that must be gone are forgotten.
-    pub fn sweep(&mut self) -> Vec<Fate> {
+    /// The fate of each flow in a sweep. Stale entries that must be gone are forgotten. One whose endpoint is found `gone` just now may stay
+    /// until the next sweep: its state is another than a moment before, as if a packet had come.
+    pub fn sweep(&mut self, gone: Option<(usize, Endpoint)>) -> Vec<Fate> {
         let clock = self.clock;
         self.stale.retain_mut(|stale| {
             stale.found_over += u8::from(clock - stale.last > u64::from(TIMEOUTS.unassured) + SLACK);
             stale.found_over < 2
         });
-        self.flows.iter_mut().map(|flow| flow.sweep(clock)).collect()
+        let fate = |flow: &mut Flow| match flow.sweep(clock) {
+            Fate::Goes if !flow.gone && gone == Some((flow.service, flow.endpoint)) => Fate::Either,
+            fate => fate,
+        };
+        self.flows.iter_mut().map(fate).collect()
     }
 }

@@ -73,6 +73,9 @@ pub struct Flow {
     pub asked: Option<u64>,
     /// It ended by an RST.
     pub reset: bool,
+    /// Its endpoint takes no more new flows: unless it is a connection that is established, the client's next packet that may begin
+    /// a flow chooses again.
+    pub gone: bool,
     /// Sweeps since its last packet that found it idle for too long, and whether any may have noticed it.
     pub found_over: u8,
     pub noticed: bool,

@@ -107,7 +107,8 @@ impl Run<'_> {
         let ran = self.run(hook, device, &first);
         match offer {
             Offer::Request(request) => {
-                let expected = self.model.request(request.flow, request.service, request.segment);
+                let client = request.client.ip();
+                let expected = self.model.request(client, request.flow, request.service, request.segment);
                 self.became(request, expected, &ran)?;
             }
             Offer::Reply(reply) => self.came_back(reply, &ran)?,

@@ -44,17 +44,24 @@ impl Run<'_> {
                 let segment = segment(if known { Flags::Ack } else { Flags::Syn });
                 let mut request = self.to_service(client, service, segment);
                 request.packet.ttl = ttl;
-                let expected = self.model.request(request.flow, service, segment);
+                let expected = self.model.request(client.ip(), request.flow, service, segment);
                 let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
                 let remote = match expected {
                     Expected::New(_) => {
-                        self.model.services[service].candidates().iter().any(|each| each.way.is_some())
+                        let candidates = self.model.candidates(client.ip(), service);
+                        candidates.iter().any(|each| each.way.is_some())
                     }
                     Expected::Translated(index) => self.model.flows[index].endpoint.way.is_some(),
                     _ => false,
                 };
                 if !remote || matches!(expected, Expected::New(_)) && !expired(&ran) {
                     return self.became(&request, expected, &ran);
+                }
+                if let Expected::New(replaced) = expected {
+                    self.model.chosen(client.ip(), service, None);
+                    if let Some(index) = replaced {
+                        self.model.flows[index].found_over = 0;
+                    }
                 }
                 if let Expected::Translated(index) = expected {
                     self.model.seen(index, From::Client, segment, request.numbers.0);

@@ -44,7 +44,7 @@ impl Run<'_> {
         segment: Segment,
     ) -> Result<(), String> {
         let request = self.to_service(client, service, segment);
-        let expected = self.model.request(request.flow, service, segment);
+        let expected = self.model.request(client.ip(), request.flow, service, segment);
         let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
         self.became(&request, expected, &ran)
     }
@@ -71,7 +71,7 @@ impl Run<'_> {
                     self.went(index, request);
                     return Ok(());
                 }
-                let anew = self.model.new_flow(request.service, Some(index));
+                let anew = self.model.new_flow(request.client.ip(), request.service, Some(index));
                 self.became(request, anew, ran).map_err(|error| match kept {
                     Ok(()) => error,
                     Err(kept) => format!("{error}, or {kept}"),
@@ -119,11 +119,12 @@ impl Run<'_> {
     fn begun(&mut self, replaced: Option<usize>, request: &Request, ran: &Ran) -> Result<(), String> {
         let &Request { client, frontend, service, segment, numbers, .. } = request;
         let tcp = segment.tcp;
-        let candidates = self.model.services[service].candidates();
+        let candidates = self.model.candidates(client.ip(), service);
         if ran.outcome == "dropped-no-snat-port" {
             let full = candidates
                 .iter()
                 .any(|endpoint| self.model.may_be_exhausted(tcp, client, *endpoint, replaced));
+            self.model.chosen(client.ip(), service, None);
             return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
         }
         self.totals.flows += 1;
@@ -137,6 +138,7 @@ impl Run<'_> {
         let Some(endpoint) = candidates.iter().find(of).copied() else {
             return Err(format!("{} is no endpoint of this Service for a new flow", made.new_to));
         };
+        self.model.chosen(client.ip(), service, Some(endpoint));
         let source = made.new_from;
         let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.path.family));
         let port_fits = match endpoint.way {

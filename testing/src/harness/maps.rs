@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, AgentHeartbeat, DeviceInfo, Frontend as FrontendEntry, FrontendKey, HOP_XDP,
-    IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket, RuntimeConfig, SLOT_LOCAL,
-    SLOT_REMOTE, ServiceCidr, Slot, TableUsage, WideAddress, scope, source_check,
+    Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry,
+    FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket,
+    RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, scope,
+    source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -45,6 +47,7 @@ impl Harness {
             write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
             let v6 = &mut self.loaded.tables.v6;
             write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6)?;
+            self.write_sources(number, frontend)?;
         }
         let config = RuntimeConfig {
             route: 1,
@@ -145,6 +148,8 @@ impl Harness {
         clear(&mut self.tables.v4.frontends)?;
         clear(&mut self.tables.v6.frontends)?;
         clear(&mut self.affinity)?;
+        forget(&mut self.tables.v4.sources)?;
+        forget(&mut self.tables.v6.sources)?;
         forget(&mut self.tables.v4.service_cidrs)?;
         forget(&mut self.tables.v6.service_cidrs)?;
         clear(&mut self.tables.hop_index)?;
@@ -205,11 +210,16 @@ impl Harness {
 
     /// As if every client with an endpoint of its own had come this much earlier.
     pub fn age_affinity(&mut self, seconds: u32) {
+        assert!(self.affinity.keys().next().is_some(), "no client has an endpoint of its own");
+        self.go_back_with_affinity(Duration::from_secs(seconds.into()));
+    }
+
+    /// The same; there need not be any client.
+    pub fn go_back_with_affinity(&mut self, time: Duration) {
         let entries: Vec<_> =
             self.affinity.iter().map(|entry| entry.unwrap_or_else(|error| panic!("{error}"))).collect();
-        assert!(!entries.is_empty(), "no client has an endpoint of its own");
         for (key, mut value) in entries {
-            value.used = value.used.wrapping_sub(u64::from(seconds) * 1_000_000_000);
+            value.used = value.used.wrapping_sub(time.as_nanos() as u64);
             self.affinity.insert(key, value, 0).unwrap_or_else(|error| panic!("{error}"));
         }
     }
@@ -226,7 +236,51 @@ impl Harness {
         let first = write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4);
         let v6 = &mut self.loaded.tables.v6;
         let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
-        first.and(second).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
+        let third = self.write_sources(number, frontend);
+        first.and(second).and(third).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
+    }
+
+    /// Takes a frontend away.
+    pub fn take_away(&mut self, frontend: &Frontend) {
+        let tables = &mut self.loaded.tables;
+        let first = remove(&mut tables.v4.frontends, frontend, Family::V4);
+        let second = remove(&mut tables.v6.frontends, frontend, Family::V6);
+        first.and(second).unwrap_or_else(|error| panic!("removing a frontend: {error:#}"));
+    }
+
+    /// Names an endpoint that takes no more new flows of a frontend, for sweeps.
+    pub fn name_gone(&mut self, number: u32, spot: Spot, port: u16) {
+        for (family, protocol) in Family::BOTH
+            .into_iter()
+            .flat_map(|family| [PROTOCOL_TCP, PROTOCOL_UDP].map(|protocol| (family, protocol)))
+        {
+            let key = EndpointKey {
+                address: wide(spot.of(family)),
+                port: Port::from_host(port),
+                protocol: protocol as u8,
+                ipv6: (family == Family::V6) as u8,
+                service: number,
+            };
+            let named = self.tables.gone.insert(key, 1, 0);
+            named.unwrap_or_else(|error| panic!("naming an endpoint that is gone: {error}"));
+        }
+    }
+
+    pub fn forget_gone(&mut self) {
+        clear(&mut self.tables.gone).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    fn write_sources(&mut self, number: u32, frontend: &Frontend) -> Result<()> {
+        for Addresses { v4, v6 } in frontend.sources.iter().map(|spot| spot.addresses()) {
+            let key = SourceRange { service: number, address: [u32::from_ne_bytes(v4.octets())] };
+            self.tables.v4.sources.insert(&Key::new(32 + 32, key), 1, 0)?;
+            let words = v6.octets();
+            let word =
+                |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+            let key = SourceRange { service: number, address: [word(0), word(4), word(8), word(12)] };
+            self.tables.v6.sources.insert(&Key::new(32 + 128, key), 1, 0)?;
+        }
+        Ok(())
     }
 }
 
@@ -258,6 +312,26 @@ fn hashes(address: IpAddr) -> (u16, u16) {
             (hash::address(address), hash::prefix(address))
         }
     }
+}
+
+fn key_of<A: Address + Wire>(frontend: &Frontend, protocol: u32, family: Family) -> FrontendKey<A> {
+    FrontendKey {
+        address: A::from_ip(frontend.address.of(family)),
+        port: Port::from_host(frontend.port),
+        protocol: protocol as u16,
+        scope: scope::ADDRESS,
+    }
+}
+
+fn remove<A: Address + Wire>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
+    frontend: &Frontend,
+    family: Family,
+) -> Result<()> {
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+        frontends.remove(&key_of(frontend, protocol, family))?;
+    }
+    Ok(())
 }
 
 fn write<A: Address + Wire>(
@@ -300,14 +374,7 @@ fn write<A: Address + Wire>(
         ..FrontendEntry::default()
     };
     for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
-        let address = A::from_ip(frontend.address.of(family));
-        let key = FrontendKey {
-            address,
-            port: Port::from_host(frontend.port),
-            protocol: protocol as u16,
-            scope: scope::ADDRESS,
-        };
-        frontends.insert(key, entry, 0)?;
+        frontends.insert(key_of(frontend, protocol, family), entry, 0)?;
     }
     if frontend.is_cluster_ip() {
         let key = FrontendKey {

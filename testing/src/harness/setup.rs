@@ -15,13 +15,24 @@ pub struct Frontend {
     pub drain_until: u64,
     /// Seconds for which a client stays with its endpoint.
     pub affinity: u32,
+    /// If there are any, nobody else is served.
+    pub sources: Vec<Spot>,
 }
 
 impl Frontend {
     /// For TCP and UDP, with policy Cluster. The node's own address is known as such.
     pub fn new(address: Spot, port: u16) -> Self {
         let flags = if address == Spot::Node { frontend::NODE_ADDRESS } else { 0 };
-        Self { address, port, flags, cluster: Vec::new(), local: Vec::new(), drain_until: 0, affinity: 0 }
+        Self {
+            address,
+            port,
+            flags,
+            cluster: Vec::new(),
+            local: Vec::new(),
+            drain_until: 0,
+            affinity: 0,
+            sources: Vec::new(),
+        }
     }
 
     /// Endpoints of policy Cluster; those of this node are endpoints of policy Local, too.
@@ -53,6 +64,14 @@ impl Frontend {
     #[must_use]
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = seconds;
+        self
+    }
+
+    /// Serves these alone.
+    #[must_use]
+    pub fn sources(mut self, sources: &[Spot]) -> Self {
+        self.sources = sources.to_vec();
+        self.flags |= frontend::SOURCE_RANGES;
         self
     }
 

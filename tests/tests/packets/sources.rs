@@ -195,7 +195,7 @@ fn answers_to_what_this_node_has_asked() {
 #[test]
 fn an_answer_is_known_by_its_question_alone() {
     harness::with(|harness| {
-        for terms in Terms::all().into_iter().filter(|terms| !terms.tcp) {
+        for terms in Terms::all().filter(|terms| !terms.tcp) {
             let question = |server| terms.packet(NODE, server).macs(Device::Eth0.mac(), Spot::Router.mac());
             let answer = |server| terms.request(NODE).source(terms.at(server));
             let own = |harness: &harness::Harness, server, what| {

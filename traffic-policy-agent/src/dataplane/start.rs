@@ -80,6 +80,7 @@ impl Dataplane {
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
         set_up_state(&mut maps, &object, hz, flows)?;
+        sweeper.announce(&mut maps)?;
         let gc = Gc::new(sweeper, apply::gone(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));

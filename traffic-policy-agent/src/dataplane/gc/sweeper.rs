@@ -83,6 +83,16 @@ impl Sweeper {
         }
     }
 
+    /// Tells the packet path the time-outs, as each sweep does: where an agent ends before its first sweep, flows that are over must
+    /// leave a full table all the same.
+    ///
+    /// # Errors
+    /// The kernel refuses to write the map.
+    pub fn announce(&self, maps: &mut Maps) -> Result<()> {
+        let order = Sweep { timeouts: self.timeouts, ..Sweep::default() };
+        maps.sweep.set(0, order, 0).context("writing the time-outs of flows failed")
+    }
+
     /// Sweeps both families.
     ///
     /// # Errors

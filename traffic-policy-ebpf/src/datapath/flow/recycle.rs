@@ -166,7 +166,7 @@ fn look<F: Family>() -> i64 {
         return 0;
     }
     let limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, get!(request.state), get!(reply.state));
-    // Time-outs are there once an agent has ordered a sweep.
+    // Time-outs are there once an agent has started.
     if limit == 0 || idle::<F>(request, reply, get!(scratch.port_search.now)) <= limit {
         return 0;
     }
