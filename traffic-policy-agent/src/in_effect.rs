@@ -216,7 +216,7 @@ mod tests {
         let settings = some();
         let udp = setting("--idle-udp", "2m", Source::File, Some("conntrack.udpTimeout"));
         let drain = setting("--drain", "30s", Source::Default, None);
-        assert_eq!(settings.differences(&[udp.clone(), drain]), [udp.clone()]);
+        assert_eq!(settings.differences(&[udp.clone(), drain]), std::slice::from_ref(&udp));
         assert!(settings.wait([udp.clone()]));
         assert!(!settings.wait([udp.clone()]), "said once");
         assert!(settings.json().contains(r#""after_restart":"2m""#), "{}", settings.json());

@@ -17,7 +17,7 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{self, scaled};
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(30);
@@ -112,6 +112,11 @@ fn no_sign_of_life_while_the_run_loop_stands_still() {
     manager.until("READY=1", &agent);
     manager.until("WATCHDOG=1", &agent);
     let main = Pid::from_raw(agent.pid().unwrap() as i32);
+    // It is stopped where it waits: elsewhere it may hold a lock that the answer below needs.
+    let stat = format!("/proc/{main}/task/{main}/stat");
+    pace::until("a run loop that waits", SOON, || {
+        fs::read_to_string(&stat).unwrap().rsplit_once(") ").unwrap().1.starts_with('S')
+    });
     // A signal would stop the whole process; a tracer stops one thread.
     ptrace::seize(main, ptrace::Options::empty()).unwrap();
     ptrace::interrupt(main).unwrap();
