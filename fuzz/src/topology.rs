@@ -49,7 +49,7 @@ pub struct Service {
     pub affinity: bool,
 }
 
-/// What may become of a Service.
+/// Changes of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     Endpoints(u8),

@@ -199,7 +199,7 @@ impl Agent {
         self.how.netns.output(command)
     }
 
-    /// What a command prints with `--output json`.
+    /// The output of a command with `--output json`.
     pub fn json(&self, arguments: &[&str]) -> Result<serde_json::Value> {
         let output = self.command(&[arguments, &["--output", "json"]].concat())?;
         let said = String::from_utf8_lossy(&output.stderr);

@@ -25,17 +25,17 @@ use crate::netns::{Namespace, Process};
 use crate::pace::scaled;
 use crate::traffic::http;
 
-/// Where crun remembers containers of tests; a person's are elsewhere.
+/// crun's folder for the state of test containers, apart from the machine's own.
 const STATES: &str = "/run/traffic-policy-crun";
 
-/// What a node has for its pods.
+/// Folders and files of a node that pods mount.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
-    /// What stands for folders of the node's.
+    /// Folders of the lab, mounted in place of the node's.
     pub host: BTreeMap<String, PathBuf>,
     /// By name, as in the API.
     pub config_maps: BTreeMap<String, BTreeMap<String, String>>,
-    /// What the kubelet mounts of the service account: `token` and `ca.crt`.
+    /// The service account's files, as the kubelet mounts them: `token` and `ca.crt`.
     pub service_account: Option<PathBuf>,
 }
 
@@ -47,7 +47,7 @@ pub struct Container {
     process: Process,
     log: PathBuf,
     liveness: Option<Probe>,
-    /// What its program is called by.
+    /// The program's name and arguments.
     entrypoint: Vec<String>,
     _bundle: TempDir,
 }
@@ -136,7 +136,7 @@ impl Container {
         self.netns.output(command)
     }
 
-    /// What a command prints with `--output json`.
+    /// The output of a command with `--output json`.
     pub fn json(&self, arguments: &[&str]) -> Result<serde_json::Value> {
         let output = self.exec(&[arguments, &["--output", "json"]].concat())?;
         ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -191,7 +191,7 @@ fn crun() -> Result<Command> {
     Ok(command)
 }
 
-/// What is gone already is no error.
+/// A container that is gone already is no error.
 fn delete(id: &str) {
     // Without a cgroup and process ids of the container's own, `delete --force` ends no process.
     for arguments in [["kill", id, "KILL"], ["delete", "--force", id]] {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::netns::Namespace;
 
-/// What the rules are written by.
+/// The program that writes the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Nftables,

@@ -89,7 +89,7 @@ pub fn documents(path: &Path) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// What tells objects apart: version, kind, name, namespace.
+/// Identity of an object: version, kind, name, namespace.
 fn identity(object: &Value) -> [Option<&str>; 4] {
     let metadata = &object["metadata"];
     [&object["apiVersion"], &object["kind"], &metadata["name"], &metadata["namespace"]].map(Value::as_str)

@@ -10,7 +10,7 @@ use std::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// Where a setting's value comes from.
+/// Source of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -104,7 +104,7 @@ impl InEffect {
         words.join(", ")
     }
 
-    /// What `/configz` says: under kube-proxy's own name what KubeProxyConfiguration has fields for, and all settings.
+    /// The body of `/configz`: under kube-proxy's own name what KubeProxyConfiguration has fields for, and all settings.
     #[must_use]
     pub fn json(&self) -> String {
         let inner = self.inner();

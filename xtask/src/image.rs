@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use self::{archive::Platform, layer::Layer};
 use crate::{build as cargo_build, setup, vm::arch::Arch};
 
-/// What the archive may weigh: nodes pull it, and test clusters load it again and again.
+/// Largest size of the archive, bytes: nodes pull it, and test clusters load it again and again.
 const LIMIT: u64 = 25 * 1024 * 1024;
 
 /// As the objects of `deploy/` name it.
@@ -108,7 +108,7 @@ fn make(archs: &[Arch], name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where images and what they take are.
+/// Folder of images and of what they are built from.
 fn folder() -> Result<PathBuf> {
     let folder = cargo_build::target_folder()?.join("image");
     fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;

@@ -28,7 +28,7 @@ const PRIVILEGED: [&str; 5] = [
     "traffic-policy-tests",
 ];
 
-/// What runs containers; the first alone does for most tests.
+/// Container engines; the first alone does for most tests.
 const CONTAINERS: [programs::Program<'static>; 3] =
     [("crun", "crun"), ("podman", "podman"), ("containerd", "containerd")];
 const NO_CONTAINERS: &str = "tests with containers are skipped";

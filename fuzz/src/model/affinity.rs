@@ -13,7 +13,7 @@ use crate::topology::{AFFINITY, Endpoint};
 /// Client, Service, and whether the list is that of this node's endpoints.
 pub(super) type Key = (IpAddr, usize, bool);
 
-/// What a client was given last.
+/// The endpoint that a client was given last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     /// `None`: one of the list, nobody has seen which.

@@ -49,7 +49,7 @@ const SECURITY: [&str; 6] = [
     "seccompProfile",
 ];
 
-/// Where pods find the token and the CA of their service account.
+/// The folder with the token and the CA of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 pub(super) fn of(pod: &PodSpec, root: &Root, node: &Node, around: &Surroundings) -> Result<Value> {
@@ -184,7 +184,7 @@ fn mounts(pod: &PodSpec, container: &Container, root: &Root, around: &Surroundin
     Ok(mounts)
 }
 
-/// What stands for a volume.
+/// The folder or file that is mounted for a volume.
 fn source(volume: &Volume, root: &Root, around: &Surroundings) -> Result<PathBuf> {
     only(&serde_json::to_value(volume)?, &["configMap", "hostPath", "name"], "a volume")?;
     if let Some(host) = &volume.host_path {

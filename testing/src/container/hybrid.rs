@@ -41,7 +41,7 @@ pub fn hide(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a cgroup's folder is called where [`hide`] was.
+/// The path of a cgroup's folder after [`hide`].
 pub(super) fn path(folder: &Path) -> PathBuf {
     match folder.strip_prefix(SECOND) {
         Ok(below) if is_hybrid() => Path::new(CGROUPS).join(below),

@@ -12,7 +12,7 @@ use crate::image::{Image, architecture};
 
 /// Names an archive of `cargo xtask image`, by which containers run.
 const VARIABLE: &str = "TRAFFIC_POLICY_IMAGE";
-/// Where a dynamic program finds what it loads.
+/// Folders of the dynamic linker.
 const LIBRARIES: [&str; 3] = ["/lib", "/lib64", "/usr/lib"];
 
 /// A prepared folder.

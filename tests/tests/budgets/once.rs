@@ -44,7 +44,7 @@ struct Instruction {
     number: i32,
 }
 
-/// Where the address of the value is, and what was read by it.
+/// The register with the address of the value, and the bytes that were read by it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
     /// Registers, and bytes of the stack: how far beyond the value's beginning each points.
@@ -53,7 +53,7 @@ struct State {
     read: BTreeSet<i32>,
 }
 
-/// What is read of the values of a map, look-up by look-up.
+/// Loads from the values of a map, look-up by look-up.
 pub fn reads(bytes: &[u8], map: &str) -> Vec<Reads> {
     let file = object::File::parse(bytes).unwrap();
     let mut found = Vec::new();

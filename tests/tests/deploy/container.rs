@@ -137,7 +137,7 @@ fn status(pid: u32, field: &str) -> u64 {
     u64::from_str_radix(line.trim(), 16).unwrap()
 }
 
-/// What the runtime was asked for is so: the test would pass with more privileges, too.
+/// The privileges are those that the runtime was asked for: the matrix would pass with more, too.
 fn is_confined(container: &Container) {
     let pid = container.pid().unwrap();
     // CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, CAP_SYS_PTRACE.

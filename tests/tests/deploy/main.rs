@@ -1,4 +1,4 @@
-//! What `deploy/` and `cargo xtask image` give to other people's clusters: objects, scripts, the image, and the agent in
+//! Installation by `deploy/` and `cargo xtask image`: objects, scripts, the image, and the agent in
 //! containers made of those objects. Needs root and crun for the last; the rest runs anywhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]

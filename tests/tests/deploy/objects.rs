@@ -76,7 +76,7 @@ fn objects_fit_each_other() {
     }
 }
 
-/// What the API server would refuse of a pod, or a kubelet not start, though each field is right.
+/// Combinations of valid fields that the API server would refuse, or a kubelet not start.
 #[test]
 fn pods_can_be_admitted() {
     for folder in FOLDERS {

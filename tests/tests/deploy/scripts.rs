@@ -55,7 +55,7 @@ fn the_kind_cluster_is_one() {
     assert_eq!(count, 2);
 }
 
-/// What the Containerfile copies is where `cargo xtask image` leaves it.
+/// The Containerfile copies the file that `cargo xtask image` leaves.
 #[test]
 fn the_containerfile_has_the_image_s_entry_point() {
     let file = text("deploy/Containerfile");

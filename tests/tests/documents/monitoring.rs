@@ -13,7 +13,7 @@ use crate::{metrics, page};
 
 const ALERTS: &str = "deploy/monitoring/alerts.yaml";
 const DASHBOARD: &str = "deploy/monitoring/grafana-dashboard.json";
-/// What Prometheus itself gives each series.
+/// Labels that Prometheus itself gives each series.
 const TARGET: [&str; 2] = ["instance", "job"];
 
 /// Names that can be asked for, with their labels.
@@ -34,7 +34,7 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     names
 }
 
-/// What is wrong with a query.
+/// Faults of a query.
 fn faults(query: &str, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let mut faults = Vec::new();
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';

@@ -210,6 +210,7 @@ fn the_startup_taint_goes_with_the_first_sync() {
     server.refuse_patches(Some(403));
     let agent = start(&["--remove-startup-taint", KEY]);
     agent.wait_said(&["answering /healthz"], PATIENCE).unwrap();
+    // Time enough for a patch, were it not waited with: the first try is made at once.
     sleep(Duration::from_secs(2));
     assert_eq!(server.requests_with(&format!("PATCH /api/v1/nodes/{name}")), 0);
     server.release_lists();

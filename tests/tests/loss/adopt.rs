@@ -119,6 +119,7 @@ impl Takeover {
             .iter()
             .map(|target| Datagrams::start(client, *target, flows, each, &self.cluster.ledger).unwrap())
             .collect();
+        // Five datagrams a second go on each flow: by then conntrack has seen answers on all.
         sleep(Duration::from_millis(500));
         let pod = pod.clone();
         let retransmitted = retransmissions::in_namespace(&pod).unwrap();
@@ -147,7 +148,7 @@ struct Load {
     retransmitted: u64,
 }
 
-/// What they counted.
+/// Counts of all meters.
 struct Lost {
     /// Of connections from outside.
     connections: u64,
@@ -211,8 +212,9 @@ fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
     let left = flows.as_array().unwrap().iter().filter(|flow| flow["way"] == "conntrack").count();
     assert!(left >= 2 * HELD + 40, "{left} are in the flow table");
     kube_proxy.clean().unwrap();
+    // All meters go on for so long without kube-proxy's rules, fifty requests a connection.
     sleep(Duration::from_secs(1));
-    // What comes now is ours.
+    // New connections are the agent's.
     for protocol in Protocol::BOTH {
         for target in takeover.outside() {
             takeover.cluster.answer(protocol, target).unwrap();
@@ -263,6 +265,7 @@ fn without_adoption_connections_end() {
     let load = takeover.start_load("without --adopt, kube-proxy's rules removed");
     let _agent = takeover.agent("tc", &[]);
     kube_proxy.clean().unwrap();
+    // All meters go on for so long without kube-proxy's rules, fifty requests a connection.
     sleep(Duration::from_secs(1));
     let lost = load.stop();
     assert_eq!(lost.broken, HELD, "{}", lost.report);
@@ -287,7 +290,7 @@ fn adopted_by_the_command() {
     assert!(output.status.success() && said.contains("adopted 100 TCP connections"), "{output:?}");
     assert_eq!(agent.json(&["adopt"]).unwrap()["tcp"], 100, "a second time it is the same");
     kube_proxy.clean().unwrap();
-    // The agent follows them from here on.
+    // The agent looks at conntrack every 5 s, and follows them from here on.
     sleep(Duration::from_secs(7));
     let held = held.finish();
     println!("`adopt`, kube-proxy's rules removed: {held}");
@@ -311,6 +314,7 @@ fn back_to_kube_proxy() {
     agent.stop().unwrap();
     let cleanup = agent.command(&["cleanup"]).unwrap();
     assert!(cleanup.status.success(), "{cleanup:?}");
+    // All meters go on for so long without the agent's programs.
     sleep(Duration::from_secs(1));
     let (earlier, later) = (earlier.stop(), later.stop());
     // The pods go on answering connections of the other kind that have ended: what is sent again tells nothing here.

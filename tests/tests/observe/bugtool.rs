@@ -91,7 +91,7 @@ fn one_tar_with_an_agent_and_without() {
         let output = agent.command(&words).unwrap();
         assert!(output.status.success(), "{output:?}");
         assert_eq!(fs::metadata(&tar).unwrap().permissions().mode() & 0o777, 0o600);
-        // What is there is not written over.
+        // An existing file is not written over.
         let again = agent.command(&words).unwrap();
         assert_eq!(again.status.code(), Some(1), "{again:?}");
         assert!(String::from_utf8_lossy(&again.stderr).contains("--out"), "{again:?}");

@@ -19,7 +19,7 @@ use traffic_policy_testing::traffic::Outcome;
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(20);
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-/// What kubeadm writes, null and empty fields included.
+/// kubeadm's file, null and empty fields included.
 const KUBEADM: &str = include_str!("../../../traffic-policy-agent/src/command/config_file/kubeadm.yaml");
 
 fn builder(cluster: &Cluster) -> AgentBuilder {
@@ -191,7 +191,7 @@ fn sighup_applies_what_it_can_and_names_the_rest() {
     until("the idle flow is gone", SOON, || flows() == 0);
 }
 
-/// What was in effect stays so.
+/// The settings in effect stay so.
 #[test]
 fn a_wrong_file_changes_nothing_while_it_runs() {
     let (cluster, file) = cluster("conntrack: {udpTimeout: 40s}\n");

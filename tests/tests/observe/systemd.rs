@@ -1,4 +1,4 @@
-//! What systemd is told of a real agent, and its unit: the sandbox that it asks for is enough.
+//! Notifications to systemd by a real agent, and its unit: the sandbox that it asks for is enough.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -49,7 +49,7 @@ fn assured((request, reply): (FlowEntry, FlowEntry)) -> [bool; 2] {
     [request, reply].map(|entry| entry.state & ASSURED != 0)
 }
 
-/// What a packet of each direction becomes where there is no program but the entry program.
+/// Outcomes of packets of each direction where no program is loaded but the entry program.
 fn without_the_slow_path(harness: &mut Harness, dialogue: Dialogue) -> [&'static str; 2] {
     harness
         .without_jumps(|harness| [dialogue.send(harness, ACK).outcome, dialogue.answer(harness, ACK).outcome])
@@ -79,7 +79,7 @@ fn by_a_sweep() {
     });
 }
 
-/// Where no agent sweeps: the endpoint's next segment.
+/// Without an agent that sweeps: healed by the endpoint's next segment.
 #[test]
 fn by_a_reply() {
     everywhere(|harness, terms| {

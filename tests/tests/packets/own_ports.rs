@@ -109,6 +109,7 @@ fn a_connection_holds_its_port_until_it_ends() {
             harness.set_up(&hurried());
             leaves(harness, &own(terms, NEAR));
             let start = harness.now();
+            // Longer than a port is held after an end.
             while harness.now().wrapping_sub(start) < 40 {
                 sleep(Duration::from_millis(10));
             }

@@ -39,7 +39,7 @@ struct IpvsConfig {
     scheduler: Option<String>,
 }
 
-/// What judging needs.
+/// Facts that the findings are made from.
 #[derive(Clone, Debug)]
 struct Facts {
     config: Option<KubeProxyConfig>,

@@ -7,7 +7,7 @@ use super::{
     nftables::{Chain, Family, Rules, Table},
 };
 
-/// What judging needs.
+/// Facts that the findings are made from.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     rules: Rules,

@@ -64,7 +64,7 @@ struct Part {
     error: Option<String>,
 }
 
-/// What `summary.json` says.
+/// Content of `summary.json`.
 #[derive(Serialize)]
 struct Summary<'a> {
     version: &'static str,
@@ -160,7 +160,7 @@ fn part(name: &str, content: Result<Vec<u8>>) -> Part {
     }
 }
 
-/// What another command of this program prints. It may end with an error, and have said something: `check` does.
+/// Output of another command of this program. It may end with an error, and have said something: `check` does.
 fn command(words: &[&str]) -> Result<Vec<u8>> {
     let program = env::current_exe().context("this program's own path is unknown")?;
     let mut child = Command::new(program)

@@ -22,7 +22,7 @@ const LONGEST: u64 = 1 << 20;
 /// How alike two names are, at least, of which one may stand for the other; 1: equal.
 const ALIKE: f64 = 0.85;
 
-/// What a file says.
+/// Content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFile {
     pub path: PathBuf,
@@ -34,7 +34,7 @@ pub struct ConfigFile {
     pub notes: Vec<Note>,
 }
 
-/// What is to be said of a field that is not applied.
+/// A message about a field that is not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// kube-proxy knows it, but here it has no effect.
@@ -212,7 +212,7 @@ fn shown(value: &Value) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "no JSON value".to_owned())
 }
 
-/// What a flag is set to; `None`: nothing. The error says what to write.
+/// The value for a flag; `None`: the field sets nothing. The error says what to write.
 fn read_value(kind: Kind, value: &Value) -> Result<Option<String>, String> {
     match kind {
         Kind::NodeName => {

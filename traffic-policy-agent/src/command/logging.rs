@@ -1,4 +1,4 @@
-//! What is logged, how, and the change of it while the agent runs.
+//! Level and format of the log, and the change of the level while the agent runs.
 
 use std::io::{self, IsTerminal};
 

@@ -298,7 +298,7 @@ impl Arguments {
         })
     }
 
-    /// What is applied without a restart.
+    /// Settings that are applied without a restart.
     pub(super) fn live(&self) -> Live {
         Live { idle: self.table.idle(), node_port_addresses: self.node_port_addresses.clone() }
     }

@@ -22,10 +22,10 @@ use crate::{
 /// Reading conntrack may take up to one of so many parts of the time.
 const SHARE: u32 = 20;
 
-/// What conntrack holds, and how long it took to read it.
+/// Connections read from conntrack, and the time that took.
 type Read = (io::Result<Vec<Connection>>, Duration);
 
-/// What is known of adopted connections.
+/// State of the adoption.
 #[derive(Debug)]
 pub(super) struct Adoption {
     /// `--adopt`, until that is done.

@@ -35,7 +35,7 @@ impl Reload {
     }
 }
 
-/// Where they come from.
+/// Receiver of reloads.
 #[derive(Debug)]
 pub struct Reloads(mpsc::Receiver<Reload>);
 

@@ -34,7 +34,7 @@ use crate::{
     node::conntrack::{Connection, Transport},
 };
 
-/// What became of the connections that conntrack translates.
+/// Counts of adopted connections, and of those left out by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adopted {
     /// By TCP and by UDP, those of earlier calls among them.
@@ -61,7 +61,7 @@ impl Adopted {
         self.tcp + self.udp
     }
 
-    /// What was left out, each with its reason; empty if nothing was.
+    /// Sentences about connections that were left out, by reason; empty if none were.
     #[must_use]
     pub fn left_out(&self) -> Vec<String> {
         [
@@ -76,7 +76,7 @@ impl Adopted {
     }
 }
 
-/// What a request entry is found by.
+/// Key of a request entry: transport, client, frontend.
 type RequestId = (Transport, SocketAddr, SocketAddr);
 
 fn id_of(connection: &Connection) -> RequestId {

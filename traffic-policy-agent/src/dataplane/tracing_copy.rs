@@ -47,7 +47,7 @@ const SOCKETS: &str = "tp_explain_sock";
 /// quarter of the verifier's work (0.4 of 1.5 s of CPU on a busy machine of two CPUs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// What packets of a hook and an address family may go through.
+    /// Programs that packets of a hook and an address family may go through.
     Ingress(PacketHook, bool),
     Sockets,
 }

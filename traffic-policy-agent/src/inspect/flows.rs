@@ -28,7 +28,7 @@ pub struct Flow {
     pub service: u32,
     pub protocol: Protocol,
     pub client: SocketAddr,
-    /// What the client addressed.
+    /// Destination of the client's packets: the frontend.
     pub frontend: SocketAddr,
     pub endpoint: SocketAddr,
     /// Whom the endpoint sees.

@@ -20,7 +20,7 @@ pub enum Transport {
 pub struct Connection {
     pub transport: Transport,
     pub client: SocketAddr,
-    /// What the client addressed.
+    /// Destination of the client's packets: the frontend.
     pub frontend: SocketAddr,
     pub endpoint: SocketAddr,
     /// Whom the endpoint sees: another than the client behind a masquerade.

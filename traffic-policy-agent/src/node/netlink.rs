@@ -71,7 +71,7 @@ impl Connection {
     /// As [`Self::dump`], but calls `visit` with the payload of each message as it comes. A list that changes meanwhile is not read again.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// Errors of the kernel.
     pub fn dump_each(&mut self, kind: u16, payload: &[u8], visit: impl FnMut(&[u8])) -> io::Result<()> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
         let mut visit = visit;
@@ -81,7 +81,7 @@ impl Connection {
     /// Requests of nfnetlink that are carried out together or not at all: type, flags beside those of a request, payload.
     ///
     /// # Errors
-    /// What the kernel answers to one of them; then none was carried out.
+    /// The kernel's error for one of them; then none was carried out.
     pub fn transaction(&mut self, subsystem: u16, requests: &[(u16, u16, Vec<u8>)]) -> io::Result<()> {
         // Begin and end name the subsystem, in network byte order.
         let bounds = [[0, 0], subsystem.to_be_bytes()].concat();
@@ -105,7 +105,7 @@ impl Connection {
     /// One request, with the messages that the kernel sends before it acknowledges. `flags` beside those of a request.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// Errors of the kernel.
     pub fn request(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
         self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, payload)?;
         Ok(self.receive()?.0)

@@ -141,7 +141,7 @@ fn linking(target: &Target, folder: &Path, arch: Arch) -> Result<Vec<String>> {
     ])
 }
 
-/// What is missing of the GNU toolchain for this target, C++ for libunwind.
+/// Missing packages of the GNU toolchain for this target, C++ for libunwind.
 fn compilers(target: &Target) -> Result<()> {
     let names = ["gcc", "g++", "ar"].map(|name| format!("{}-{name}", target.gnu));
     let packages = if target.is_host() {

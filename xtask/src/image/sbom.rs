@@ -1,4 +1,4 @@
-//! What is linked into the agent, as SPDX 2.3: <https://spdx.github.io/spdx-spec/v2.3/>.
+//! Packages linked into the agent, as SPDX 2.3: <https://spdx.github.io/spdx-spec/v2.3/>.
 //!
 //! Crates as cargo resolves them for the agent alone, without macros and build scripts; those of the packet path, which is
 //! within the agent as an object; and what no crate is: std, the unwinder, the C library.

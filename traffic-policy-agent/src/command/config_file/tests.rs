@@ -14,7 +14,7 @@ fn values(fields: &str) -> Vec<(&'static str, String)> {
     parsed(fields).unwrap().0
 }
 
-/// What is said, but of node ports.
+/// Messages, those about node ports left out.
 fn notes(fields: &str) -> Vec<String> {
     let notes = parsed(fields).unwrap().1;
     notes.into_iter().filter(|note| *note != Note::NodePorts).map(|note| note.to_string()).collect()

@@ -274,7 +274,7 @@ pub(super) struct Running {
     pub folder: TempDir,
     pub fake: Fake,
     pub health: ProxyHealth,
-    /// What the controller takes over while it runs.
+    /// Settings that the controller takes over while it runs.
     pub reloads: mpsc::Sender<Reload>,
     task: AbortHandle,
 }

@@ -16,7 +16,7 @@ use crate::{
     node::conntrack::Connection,
 };
 
-/// What became of one connection.
+/// Result of adopting one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Entered,

@@ -96,7 +96,7 @@ pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: 
     }
 }
 
-/// What the program at which packets of a hook come in may jump to for one of an address family: index, name.
+/// Programs that the entry program of a hook may jump to for packets of an address family: index, name.
 pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'static str)> {
     let jumps: &[_] = match hook {
         PacketHook::Xdp => &XDP_JUMPS,
