@@ -15,6 +15,7 @@ pub mod explain;
 pub mod health;
 pub mod in_effect;
 pub mod inspect;
+pub mod lb;
 pub mod metrics;
 pub mod model;
 pub mod node;

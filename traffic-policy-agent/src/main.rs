@@ -2,7 +2,7 @@
 
 use std::{env, io, process::ExitCode};
 
-use traffic_policy_agent::command::{self, config_file::ConfigFileError};
+use traffic_policy_agent::command::{self, FoundErrors, config_file::ConfigFileError};
 
 #[cfg(not(bpf_object))]
 compile_error!(
@@ -14,6 +14,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        // They stand in the output.
+        Err(error) if error.is::<FoundErrors>() => ExitCode::from(3),
         Err(error) => {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();

@@ -55,10 +55,20 @@ pub fn arguments(command: &Command) -> Vec<&Arg> {
     command.get_arguments().filter(|arg| !matches!(arg.get_id().as_str(), "help" | "version")).collect()
 }
 
+/// All sub-commands, and theirs, by what is typed.
+pub fn named<'c>(prefix: &str, command: &'c Command) -> Vec<(String, &'c Command)> {
+    let own = subcommands(command).flat_map(|command| {
+        let name = format!("{prefix}{}", command.get_name());
+        let inner = named(&format!("{name} "), command);
+        std::iter::once((name, command)).chain(inner)
+    });
+    own.collect()
+}
+
 fn commands(command: &Command) -> String {
     let mut text = String::new();
-    for command in subcommands(command) {
-        text.push_str(&format!("### {}\n\n", command.get_name()));
+    for (name, command) in named("", command) {
+        text.push_str(&format!("### {name}\n\n"));
         let about = command.get_long_about().or(command.get_about()).unwrap().to_string();
         let about: Vec<_> = about.split("\n\n").map(page::cell).collect();
         text.push_str(&format!("{}\n\n", about.join("\n\n")));

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod balancers;
 mod cli;
 mod limits;
 mod links;

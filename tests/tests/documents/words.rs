@@ -69,7 +69,7 @@ fn metrics_that_pages_name_exist() {
 fn flags_that_pages_name_exist() {
     let command = cli::command();
     let mut flags: BTreeSet<String> = BTreeSet::new();
-    for command in cli::subcommands(&command) {
+    for (_, command) in cli::named("", &command) {
         flags.extend(
             cli::arguments(command).iter().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")),
         );

@@ -8,6 +8,7 @@ mod cleanup;
 pub mod config_file;
 mod explain;
 mod flows;
+mod lb;
 mod line;
 mod logging;
 mod monitor;
@@ -23,6 +24,13 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use self::{config_file::Note, line::Line, logging::LogFormat, reload::Reloader};
+
+/// What was judged has findings of level error, which have been printed: exit code 3.
+#[derive(Debug, thiserror::Error)]
+#[error("{count} findings of level error")]
+pub struct FoundErrors {
+    pub count: usize,
+}
 
 /// A Service proxy for one Kubernetes node, by XDP, TC and socket programs, with the exact meaning of externalTrafficPolicy
 /// and internalTrafficPolicy.
@@ -53,6 +61,7 @@ enum Command {
     Status(status::Arguments),
     Services(services::Arguments),
     Flows(flows::Arguments),
+    Lb(Box<lb::Arguments>),
     Monitor(monitor::Arguments),
     Bugtool(bugtool::Arguments),
     Adopt(adopt::Arguments),
@@ -84,6 +93,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::Status(arguments) => arguments.execute(),
         Command::Services(arguments) => arguments.execute(),
         Command::Flows(arguments) => arguments.execute(),
+        Command::Lb(arguments) => arguments.execute(),
         Command::Monitor(arguments) => arguments.execute(),
         Command::Bugtool(arguments) => arguments.execute(),
         Command::Adopt(arguments) => arguments.execute(),

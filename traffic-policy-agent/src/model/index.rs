@@ -11,7 +11,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Desired, Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning,
+    Desired, Frontend, FrontendKind, Protocol, Reach, ServiceName, ServicePortKey, Warning,
     allocation::ForeignIps,
     conflicts::Claims,
     context::{Context, NodeInput},
@@ -155,6 +155,34 @@ impl Index {
         &self.desired
     }
 
+    /// Every Service that there is.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// Every Node that there is.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// The slices of a Service, by their names.
+    pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> {
+        self.slices_of.get(service).into_iter().flatten().filter_map(|slice| self.slices.get(slice))
+    }
+
+    /// A Service that this proxy serves, as every node sees it.
+    #[must_use]
+    pub fn reach(&self, name: &ServiceName) -> Option<Reach<'_>> {
+        let service = self.services.get(name).filter(|service| !service.foreign)?;
+        let slices: Vec<_> = self.slices_of(name).collect();
+        Some(Reach::new(service, &slices))
+    }
+
+    /// The warnings about a Service as of the last [`Index::update`].
+    pub fn warnings_of(&self, name: &ServiceName) -> impl Iterator<Item = &str> {
+        self.warnings.get(name).into_iter().flatten().map(String::as_str)
+    }
+
     /// How many warnings there are of each Service, as of the last [`Index::update`].
     pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
         self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
@@ -169,8 +197,7 @@ impl Index {
         let mut settle = BTreeSet::new();
         for name in std::mem::take(&mut self.dirty) {
             let wanted = self.services.get(&name).map(|service| {
-                let slices = self.slices_of.get(&name).into_iter().flatten();
-                let slices: Vec<_> = slices.filter_map(|slice| self.slices.get(slice)).collect();
+                let slices: Vec<_> = self.slices_of(&name).collect();
                 service_port::wanted(service, &slices, &self.context)
             });
             self.replace(name, wanted, &mut settle);

@@ -10,8 +10,10 @@ mod conflicts;
 mod context;
 mod desired;
 mod duration;
+mod everywhere;
 mod index;
 pub mod object;
+mod reach;
 mod render;
 mod service_port;
 mod topology;
@@ -22,5 +24,7 @@ pub use desired::{
     ServicePortKey, Warning,
 };
 pub use duration::parse_duration;
+pub use everywhere::{Everywhere, ListId, Place};
 pub use index::{Changes, Index, Indexed};
+pub use reach::{HealthReach, Reach};
 pub use render::render;

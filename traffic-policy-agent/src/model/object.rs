@@ -45,6 +45,8 @@ pub struct Service {
     /// 0 = none.
     pub health_check_node_port: u16,
     pub drain: Option<Duration>,
+    /// What tells of the balancer in front of it, where it was asked for.
+    pub signs: Option<Box<Signs>>,
     /// What was left out of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
 }
@@ -70,6 +72,7 @@ impl Service {
             affinity: None,
             health_check_node_port: 0,
             drain: None,
+            signs: None,
             problems: Vec::new(),
         }
     }
@@ -138,6 +141,8 @@ pub struct SliceEndpoint {
     pub for_zones: Vec<Box<str>>,
     /// `hints.forNodes[].name`
     pub for_nodes: Vec<Box<str>>,
+    /// `targetRef.name`, where it was asked for.
+    pub pod: Option<Box<str>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -153,8 +158,55 @@ pub struct Node {
     pub zone: Option<String>,
     /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
     pub leaving: bool,
+    /// What balancers and the scheduler make of it, where it was asked for.
+    pub standing: Standing,
     /// What was left out of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
+}
+
+/// What balancers and the scheduler make of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// The taint `ToBeDeletedByClusterAutoscaler`.
+    pub to_be_deleted: bool,
+    /// The label `node.kubernetes.io/exclude-from-external-load-balancers`.
+    pub excluded: bool,
+    /// `spec.unschedulable`
+    pub unschedulable: bool,
+    /// The condition `Ready`.
+    pub readiness: Readiness,
+    /// A machine that the cloud may take away at any time, by the labels that clouds put on them.
+    pub preemptible: bool,
+    /// What `spec.providerID` begins with: `gce`, `aws`, `azure`, `kind`.
+    pub provider: Option<Box<str>>,
+}
+
+/// The condition `Ready` of a Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Readiness {
+    /// Also where a manifest has no conditions.
+    #[default]
+    Ready,
+    NotReady,
+    /// Its kubelet has not been heard of.
+    Unknown,
+}
+
+/// What a Service says of the balancer in front of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// `spec.loadBalancerClass`
+    pub class: Option<String>,
+    /// Annotations that balancers' controllers read or write.
+    pub annotations: Vec<(String, String)>,
+    /// `status.loadBalancer.ingress[].hostname`
+    pub hostnames: Vec<String>,
+    /// An `ingress[].ipMode` is `Proxy`: the balancer ends connections and comes to the node port.
+    pub proxy_mode: bool,
+    /// `spec.selector`
+    pub selector: Vec<(String, String)>,
 }
 
 /// A range that the API server allocates cluster IPs from.

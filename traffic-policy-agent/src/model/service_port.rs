@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::{
     Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
     context::Context,
-    object::{EndpointSlice, Port, Service, ServiceType},
+    object::{EndpointSlice, Port, Service, ServiceType, SliceEndpoint},
     topology::{Candidates, NodeTopology},
 };
 
@@ -61,16 +61,17 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         // A dual-stack pod is one endpoint with two addresses, so families are not added up.
         local_endpoints = local_endpoints.max(ready_here.len());
     }
-    if service.service_type == ServiceType::LoadBalancer
-        && service.external_policy == Policy::Local
-        && service.health_check_node_port != 0
-    {
-        wanted.health = Some(HealthCheck { port: service.health_check_node_port, local_endpoints });
-    }
+    wanted.health = health_port(service).map(|port| HealthCheck { port, local_endpoints });
     wanted
 }
 
-/// Ports are matched by name and protocol, never by number: slices of one Service may give different numbers.
+/// The `healthCheckNodePort` of a Service that has one to be answered.
+pub(super) fn health_port(service: &Service) -> Option<u16> {
+    let is_local =
+        service.service_type == ServiceType::LoadBalancer && service.external_policy == Policy::Local;
+    Some(service.health_check_node_port).filter(|port| is_local && *port != 0)
+}
+
 fn candidates<'a>(
     port: &Port,
     ipv6: bool,
@@ -78,15 +79,26 @@ fn candidates<'a>(
     topology: NodeTopology<'_>,
 ) -> Candidates<'a> {
     let mut candidates = Candidates::default();
-    for slice in slices.iter().filter(|slice| slice.ipv6 == ipv6) {
-        let matches = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
-        for slice_port in matches {
-            for endpoint in &slice.endpoints {
-                candidates.add(SocketAddr::new(endpoint.address, slice_port.port), endpoint, topology);
-            }
-        }
+    for (address, endpoint) in endpoints(port, ipv6, slices) {
+        candidates.add(address, endpoint, topology);
     }
     candidates
+}
+
+/// The endpoints of one port and family in the order of the slices, those in several slices several times. Ports are
+/// matched by name and protocol, never by number: slices of one Service may give different numbers.
+pub(super) fn endpoints<'a>(
+    port: &Port,
+    ipv6: bool,
+    slices: &[&'a EndpointSlice],
+) -> impl Iterator<Item = (SocketAddr, &'a SliceEndpoint)> {
+    slices.iter().filter(move |slice| slice.ipv6 == ipv6).flat_map(move |slice| {
+        let matches = slice.ports.iter().filter(move |p| p.name == port.name && p.protocol == port.protocol);
+        matches.flat_map(move |slice_port| {
+            let number = slice_port.port;
+            slice.endpoints.iter().map(move |endpoint| (SocketAddr::new(endpoint.address, number), endpoint))
+        })
+    })
 }
 
 fn service_port(

@@ -39,43 +39,28 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// For policy Cluster: ready endpoints, narrowed by topology; if there is none, terminating ones that still serve.
+    /// For policy Cluster: the [`eligible`] endpoints; ready ones are narrowed by topology.
     pub(super) fn cluster(&self, topology: NodeTopology<'_>) -> Vec<Endpoint> {
-        let mut ready: Vec<_> = self
-            .0
-            .iter()
-            .filter(|(_, (endpoint, _))| endpoint.ready)
-            .map(|(a, (e, l))| (*a, *e, *l))
-            .collect();
-        if ready.is_empty() {
-            return sorted(
-                self.draining().map(|(address, endpoint, local)| chosen(address, endpoint, local)),
-            );
+        let (mut list, ready) = eligible(self.all(), |(_, endpoint, _)| *endpoint);
+        if ready {
+            let scope = Hints::of(list.iter().map(|(_, endpoint, _)| *endpoint)).scope(topology);
+            list.retain(|(_, endpoint, _)| scope.has(endpoint));
         }
-        narrow(&mut ready, topology);
-        sorted(ready.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
+        sorted(list.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
     }
 
     /// For policy Local: the same of this node's endpoints, without topology.
     pub(super) fn local(&self) -> Vec<Endpoint> {
-        let ready = sorted(
-            self.0
-                .iter()
-                .filter(|(_, (endpoint, local))| *local && endpoint.ready)
-                .map(|(&address, (endpoint, _))| chosen(address, endpoint, true)),
-        );
-        if !ready.is_empty() {
-            return ready;
-        }
-        sorted(
-            self.draining()
-                .filter(|(_, _, local)| *local)
-                .map(|(address, endpoint, local)| chosen(address, endpoint, local)),
-        )
+        let (list, _) = eligible(self.all().filter(|(_, _, local)| *local), |(_, endpoint, _)| *endpoint);
+        sorted(list.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
     }
 
     pub(super) fn any_usable(&self) -> bool {
-        self.0.values().any(|(endpoint, _)| endpoint.ready) || self.draining().next().is_some()
+        self.0.values().any(|(endpoint, _)| endpoint.ready || drains(endpoint))
+    }
+
+    fn all(&self) -> impl Iterator<Item = (SocketAddr, &'a SliceEndpoint, bool)> + Clone + '_ {
+        self.0.iter().map(|(&address, &(endpoint, local))| (address, endpoint, local))
     }
 
     /// A ready endpoint counts even if it says that it does not serve (`publishNotReadyAddresses`): it gets new
@@ -91,13 +76,22 @@ impl<'a> Candidates<'a> {
     pub(super) fn ready_local(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.0.iter().filter(|(_, (endpoint, local))| *local && endpoint.ready).map(|(&address, _)| address)
     }
+}
 
-    fn draining(&self) -> impl Iterator<Item = (SocketAddr, &SliceEndpoint, bool)> + '_ {
-        self.0
-            .iter()
-            .filter(|(_, (endpoint, _))| endpoint.serving && endpoint.terminating)
-            .map(|(&address, &(endpoint, local))| (address, endpoint, local))
+/// The ready ones; if there is none, terminating ones that still serve. And whether they are ready.
+pub(super) fn eligible<'a, T>(
+    endpoints: impl Iterator<Item = T> + Clone,
+    of: impl Fn(&T) -> &'a SliceEndpoint,
+) -> (Vec<T>, bool) {
+    let ready: Vec<T> = endpoints.clone().filter(|endpoint| of(endpoint).ready).collect();
+    if !ready.is_empty() {
+        return (ready, true);
     }
+    (endpoints.filter(|endpoint| drains(of(endpoint))).collect(), false)
+}
+
+fn drains(endpoint: &SliceEndpoint) -> bool {
+    endpoint.serving && endpoint.terminating
 }
 
 /// An endpoint for a list.
@@ -105,19 +99,56 @@ fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoin
     Endpoint { address, local, remote: !local && endpoint.node_name.is_some() }
 }
 
-/// Same node first, then same zone. One endpoint without a hint of a kind turns that kind off, and so does a hint set
-/// that never names this node or zone: rather all endpoints than none.
-fn narrow(ready: &mut Vec<(SocketAddr, &SliceEndpoint, bool)>, topology: NodeTopology<'_>) {
-    let for_node =
-        |endpoint: &SliceEndpoint| endpoint.for_nodes.iter().any(|node| **node == *topology.node_name);
-    let for_zone =
-        |endpoint: &SliceEndpoint| endpoint.for_zones.iter().any(|zone| Some(&**zone) == topology.zone);
-    if ready.iter().all(|(_, e, _)| !e.for_nodes.is_empty()) && ready.iter().any(|(_, e, _)| for_node(e)) {
-        ready.retain(|(_, endpoint, _)| for_node(endpoint));
-    } else if ready.iter().all(|(_, e, _)| !e.for_zones.is_empty())
-        && ready.iter().any(|(_, e, _)| for_zone(e))
-    {
-        ready.retain(|(_, endpoint, _)| for_zone(endpoint));
+/// The topology hints of ready endpoints, as far as they count: one endpoint without a hint of a kind turns that kind off.
+#[derive(Debug, Default)]
+pub(super) struct Hints<'a> {
+    /// The nodes that are named.
+    pub(super) nodes: Option<BTreeSet<&'a str>>,
+    /// The zones that are named.
+    pub(super) zones: Option<BTreeSet<&'a str>>,
+}
+
+impl<'a> Hints<'a> {
+    pub(super) fn of(ready: impl Iterator<Item = &'a SliceEndpoint> + Clone) -> Self {
+        let nodes = ready.clone().all(|endpoint| !endpoint.for_nodes.is_empty());
+        let zones = ready.clone().all(|endpoint| !endpoint.for_zones.is_empty());
+        Self {
+            nodes: nodes
+                .then(|| ready.clone().flat_map(|endpoint| &endpoint.for_nodes).map(AsRef::as_ref).collect()),
+            zones: zones.then(|| ready.flat_map(|endpoint| &endpoint.for_zones).map(AsRef::as_ref).collect()),
+        }
+    }
+
+    /// Same node first, then same zone. A hint set that never names this node or zone is none: rather all endpoints than
+    /// none.
+    pub(super) fn scope<'t>(&self, topology: NodeTopology<'t>) -> Scope<'t> {
+        let named =
+            |set: &Option<BTreeSet<&str>>, name: &str| set.as_ref().is_some_and(|set| set.contains(name));
+        match topology.zone {
+            _ if named(&self.nodes, topology.node_name) => Scope::Node(topology.node_name),
+            Some(zone) if named(&self.zones, zone) => Scope::Zone(zone),
+            _ => Scope::All,
+        }
+    }
+}
+
+/// Which of the ready endpoints a node uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scope<'a> {
+    All,
+    /// Those with a hint for this zone.
+    Zone(&'a str),
+    /// Those with a hint for this node.
+    Node(&'a str),
+}
+
+impl Scope<'_> {
+    pub(super) fn has(self, endpoint: &SliceEndpoint) -> bool {
+        match self {
+            Self::All => true,
+            Self::Zone(name) => endpoint.for_zones.iter().any(|zone| **zone == *name),
+            Self::Node(name) => endpoint.for_nodes.iter().any(|node| **node == *name),
+        }
     }
 }
 
@@ -152,6 +183,7 @@ mod tests {
                         terminating,
                         for_zones: for_zone.map(Into::into).into_iter().collect(),
                         for_nodes: for_node.map(Into::into).into_iter().collect(),
+                        pod: None,
                     },
                 )
             },

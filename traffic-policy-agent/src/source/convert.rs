@@ -3,6 +3,7 @@
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
 
+pub(super) mod detail;
 mod nodes;
 mod problems;
 
@@ -167,6 +168,7 @@ pub(super) fn service(
         affinity: affinity(spec)?,
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         drain,
+        signs: None,
         problems: problems.sentences,
         name,
     }))
@@ -248,6 +250,13 @@ fn source_ranges(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<IpNet
 pub(super) fn endpoint_slice(
     slice: &discovery::EndpointSlice,
 ) -> Result<Option<object::EndpointSlice>, FieldError> {
+    slice_with(slice, |_| None)
+}
+
+fn slice_with(
+    slice: &discovery::EndpointSlice,
+    pod: impl Fn(&discovery::Endpoint) -> Option<Box<str>>,
+) -> Result<Option<object::EndpointSlice>, FieldError> {
     let name = name(&slice.metadata)?;
     let labels = slice.metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)).filter(|name| !name.is_empty());
@@ -289,7 +298,7 @@ pub(super) fn endpoint_slice(
                 );
                 return None;
             }
-            Some(slice_endpoint(address, endpoint))
+            Some(object::SliceEndpoint { pod: pod(endpoint), ..slice_endpoint(address, endpoint) })
         })
         .collect();
     let last_change = last_change(&slice.metadata, &mut problems);
@@ -330,6 +339,7 @@ fn slice_endpoint(address: IpAddr, endpoint: &discovery::Endpoint) -> object::Sl
         terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
         for_zones: for_zones.map(|zone| zone.name.as_str().into()).collect(),
         for_nodes: for_nodes.map(|node| node.name.as_str().into()).collect(),
+        pod: None,
     }
 }
 

@@ -6,6 +6,7 @@
 mod access;
 mod connect;
 mod deadline;
+mod list;
 mod observe;
 mod probe;
 mod taint;
@@ -24,9 +25,12 @@ use tokio::{
     task::JoinSet,
 };
 
-pub use self::access::{Access, AccessError, SERVICE_ACCOUNT};
+pub use self::{
+    access::{Access, AccessError, SERVICE_ACCOUNT},
+    list::{ListError, Listed, list_cluster},
+};
 use self::{
-    connect::Renewed,
+    connect::{Next, Renewed},
     deadline::{Deadlines, Line},
     observe::Observe,
 };
@@ -116,18 +120,24 @@ impl Kubernetes {
 
     /// The client, and the tasks that look after its credentials and its connections.
     async fn client(&self, status: &StatusWriter, tasks: &mut JoinSet<()>) -> Result<Client, AccessError> {
-        let config = self.access.config().await?;
-        let (url, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
-        let (connections, next) = Renewed::new(connect::connections(config)?);
         let line = Line::new();
-        let client = ClientBuilder::new(connections, namespace)
-            .with_layer(&Deadlines(line.clone()))
-            .with_layer(&Observe::new(url, self.access.token(), status.clone()))
-            .build();
+        let (client, next) = client(&self.access, &line, status).await?;
         tasks.spawn(probe::run(client.clone(), line));
         if matches!(self.access, Access::Kubeconfig(_)) {
             tasks.spawn(connect::follow(self.access.clone(), next, status.clone()));
         }
         Ok(client)
     }
+}
+
+/// A client, and where new credentials for it are left.
+async fn client(access: &Access, line: &Line, status: &StatusWriter) -> Result<(Client, Next), AccessError> {
+    let config = access.config().await?;
+    let (url, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
+    let (connections, next) = Renewed::new(connect::connections(config)?);
+    let client = ClientBuilder::new(connections, namespace)
+        .with_layer(&Deadlines(line.clone()))
+        .with_layer(&Observe::new(url, access.token(), status.clone()))
+        .build();
+    Ok((client, next))
 }

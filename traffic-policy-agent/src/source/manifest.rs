@@ -20,7 +20,8 @@ use tracing::debug;
 
 pub use self::load::Mistakes;
 use super::{
-    batch::{Batch, Change, QUEUE, Source, Update},
+    batch::{Batch, QUEUE, Source},
+    convert::detail::Detail,
     events::ServiceEvents,
     status::StatusWriter,
 };
@@ -44,6 +45,15 @@ pub struct Manifests {
     pub node_name: String,
 }
 
+/// Reads a folder once, as [`Manifests`] does, with all that the judgement of a cluster needs.
+///
+/// # Errors
+///
+/// If anything in it is broken; all mistakes are named.
+pub fn read_cluster(folder: &Path) -> Result<Batch, Mistakes> {
+    Ok(load::load(folder, Detail::Cluster)?.batch())
+}
+
 impl Manifests {
     /// Starts to read and follow the folder. A folder that is missing or broken is reported in the status and in the
     /// log, and waited for.
@@ -62,20 +72,11 @@ impl Manifests {
     ///
     /// If anything in it is broken; all mistakes are named.
     pub fn read(&self) -> Result<Batch, Mistakes> {
-        let mut objects = load::load(&self.folder)?;
+        let mut objects = load::load(&self.folder, Detail::Proxy)?;
         if !objects.nodes.iter().any(|node| node.name == self.node_name) {
             objects.nodes.push(Node { name: self.node_name.clone(), ..Node::default() });
         }
-        fn all<T>(objects: Vec<T>) -> Change<T> {
-            Change::Reset { objects, unreadable: Vec::new() }
-        }
-        Ok(Batch(vec![
-            Update::Node(all(objects.nodes)),
-            Update::ServiceCidr(all(objects.service_cidrs)),
-            Update::Service(all(objects.services)),
-            Update::EndpointSlice(all(objects.slices)),
-            Update::Synced,
-        ]))
+        Ok(objects.batch())
     }
 
     async fn follow(self, sender: mpsc::Sender<Batch>, status: StatusWriter) {

@@ -13,7 +13,7 @@ mod status;
 pub use self::{
     batch::{Batch, Change, Source, Update},
     events::{ServiceEvent, ServiceEvents},
-    kubernetes::{Access, AccessError, Kubernetes, SERVICE_ACCOUNT},
-    manifest::{Manifests, Mistakes},
+    kubernetes::{Access, AccessError, Kubernetes, ListError, Listed, SERVICE_ACCOUNT, list_cluster},
+    manifest::{Manifests, Mistakes, read_cluster},
     status::{Status, StatusReader},
 };

@@ -31,6 +31,7 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         affinity: None,
         health_check_node_port: 32_000,
         drain: None,
+        signs: None,
         problems: Vec::new(),
     }
 }
@@ -51,6 +52,7 @@ fn slice(i: u8, of: u8, endpoints: Vec<(u8, bool, bool)>) -> EndpointSlice {
                 terminating: !ready,
                 for_zones: Vec::new(),
                 for_nodes: Vec::new(),
+                pod: None,
             })
             .collect(),
         problems: Vec::new(),

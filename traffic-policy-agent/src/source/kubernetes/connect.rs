@@ -75,7 +75,7 @@ pub(super) struct Renewed {
     next: Next,
 }
 
-type Next = Arc<Mutex<Option<Connections>>>;
+pub(super) type Next = Arc<Mutex<Option<Connections>>>;
 
 impl Renewed {
     pub(super) fn new(current: Connections) -> (Self, Next) {

@@ -12,12 +12,17 @@ use k8s_openapi::api::{
     networking::v1::ServiceCIDR,
 };
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use serde_yaml_ng::Value;
 use tracing::debug;
 
 use crate::{
     model::{ServiceName, object},
-    source::convert::{self, FieldError},
+    source::batch::{Batch, Change, Update},
+    source::convert::{
+        self, Author, FieldError,
+        detail::{self, Detail},
+    },
 };
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -29,6 +34,20 @@ pub(super) struct Objects {
 }
 
 impl Objects {
+    /// All of them, in place of whatever was there.
+    pub(super) fn batch(self) -> Batch {
+        fn all<T>(objects: Vec<T>) -> Change<T> {
+            Change::Reset { objects, unreadable: Vec::new() }
+        }
+        Batch(vec![
+            Update::Node(all(self.nodes)),
+            Update::ServiceCidr(all(self.service_cidrs)),
+            Update::Service(all(self.services)),
+            Update::EndpointSlice(all(self.slices)),
+            Update::Synced,
+        ])
+    }
+
     /// A field that nobody reads is a typing error more often than not. It is no mistake: it may be of a newer API.
     fn tell_unknown_fields(&mut self, name: &ServiceName, kind: &str, fields: &[String]) {
         let problems = match kind {
@@ -68,9 +87,10 @@ pub(super) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-pub(super) fn load(folder: &Path) -> Result<Objects, Mistakes> {
+pub(super) fn load(folder: &Path, detail: Detail) -> Result<Objects, Mistakes> {
     let files = files(folder).map_err(|error| Mistakes(vec![format!("{}: {error}", folder.display())]))?;
-    let mut loader = Loader::default();
+    let mut loader =
+        Loader { detail, objects: Objects::default(), mistakes: Vec::new(), found: BTreeMap::new() };
     for file in files {
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
         match fs::read_to_string(&file) {
@@ -83,8 +103,8 @@ pub(super) fn load(folder: &Path) -> Result<Objects, Mistakes> {
     if loader.mistakes.is_empty() { Ok(loader.objects) } else { Err(Mistakes(loader.mistakes)) }
 }
 
-#[derive(Default)]
 struct Loader {
+    detail: Detail,
     objects: Objects,
     mistakes: Vec<String>,
     /// Where each object was found, by kind and name.
@@ -93,6 +113,9 @@ struct Loader {
 
 impl Loader {
     fn file(&mut self, name: &str, text: &str) {
+        if name.ends_with(".json") && self.json(&format!("{name}, document 1"), text) {
+            return;
+        }
         for (i, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
             let place = format!("{name}, document {}", i + 1);
             match Value::deserialize(document) {
@@ -107,30 +130,47 @@ impl Loader {
         }
     }
 
+    /// Reads JSON as such, which is faster. Returns whether it is some: all else, and what is wrong with it, is for the YAML
+    /// parser.
+    fn json(&mut self, place: &str, text: &str) -> bool {
+        if let Ok(list) = serde_json::from_str::<JsonList<'_>>(text)
+            && let Some(item_kind) = item_kind(&list.kind)
+        {
+            for (i, item) in list.items.iter().enumerate() {
+                match serde_json::from_str(item.get()) {
+                    Ok(item) => self.item(place, &format!("items[{i}]."), item, &list.api_version, item_kind),
+                    Err(error) => self.mistakes.push(format!("{place}: items[{i}]: {error}")),
+                }
+            }
+            return true;
+        }
+        let Ok(value @ Value::Mapping(_)) = serde_json::from_str::<Value>(text) else { return false };
+        self.document(place, "", value);
+        true
+    }
+
     /// `prefix` is the path of the object within the document: empty, or such as `items[2].`.
     fn document(&mut self, place: &str, prefix: &str, value: Value) {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
-        let list_of = kind
-            .strip_suffix("List")
-            .filter(|kind| matches!(*kind, "" | "Service" | "EndpointSlice" | "Node" | "ServiceCIDR"));
-        if let Some(item_kind) = list_of {
+        if let Some(item_kind) = item_kind(&kind) {
             self.list(place, prefix, &value, &api_version, item_kind);
             return;
         }
+        let detail = self.detail;
         let result = match (api_version.as_str(), kind.as_str()) {
             ("v1", "Service") => self.object(place, &kind, value, |objects, service: &Service| {
-                objects.services.extend(convert::service(service, convert::Author::Person)?);
+                objects.services.extend(detail::service(service, Author::Person, detail)?);
                 convert::name(&service.metadata)
             }),
             ("discovery.k8s.io/v1", "EndpointSlice") => {
                 self.object(place, &kind, value, |objects, slice: &EndpointSlice| {
-                    objects.slices.extend(convert::endpoint_slice(slice)?);
+                    objects.slices.extend(detail::endpoint_slice(slice, detail)?);
                     convert::name(&slice.metadata)
                 })
             }
             ("v1", "Node") => self.object(place, &kind, value, |objects, node: &Node| {
-                objects.nodes.push(convert::node(node)?);
+                objects.nodes.push(detail::node(node, detail)?);
                 convert::name(&node.metadata)
             }),
             // Both versions have the same fields.
@@ -164,16 +204,19 @@ impl Loader {
             return;
         };
         for (i, item) in items.iter().enumerate() {
-            let mut item = item.clone();
-            // Items of a typed list may leave out what the list says.
-            if let Value::Mapping(fields) = &mut item
-                && !item_kind.is_empty()
-            {
-                fields.entry("kind".into()).or_insert_with(|| item_kind.into());
-                fields.entry("apiVersion".into()).or_insert_with(|| api_version.into());
-            }
-            self.document(place, &format!("{prefix}items[{i}]."), item);
+            self.item(place, &format!("{prefix}items[{i}]."), item.clone(), api_version, item_kind);
         }
+    }
+
+    /// Items of a typed list may leave out what the list says.
+    fn item(&mut self, place: &str, prefix: &str, mut item: Value, api_version: &str, item_kind: &str) {
+        if let Value::Mapping(fields) = &mut item
+            && !item_kind.is_empty()
+        {
+            fields.entry("kind".into()).or_insert_with(|| item_kind.into());
+            fields.entry("apiVersion".into()).or_insert_with(|| api_version.into());
+        }
+        self.document(place, prefix, item);
     }
 
     fn object<T: DeserializeOwned>(
@@ -199,6 +242,22 @@ impl Loader {
             None => Ok(()),
         }
     }
+}
+
+/// A list in JSON. Its items are parsed one by one: as a whole they would take many times the room of the file.
+#[derive(Deserialize)]
+struct JsonList<'t> {
+    #[serde(rename = "apiVersion", default)]
+    api_version: String,
+    kind: String,
+    #[serde(borrow)]
+    items: Vec<&'t RawValue>,
+}
+
+/// Of what a list of this kind is one: a kind that is read, or empty for any.
+fn item_kind(list: &str) -> Option<&str> {
+    let item = list.strip_suffix("List")?;
+    matches!(item, "" | "Service" | "EndpointSlice" | "Node" | "ServiceCIDR").then_some(item)
 }
 
 /// As `spec.ports[0].port`.
@@ -228,7 +287,7 @@ mod tests {
     fn load_text(text: &str) -> Result<Objects, Mistakes> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.yaml"), text).unwrap();
-        load(folder.path())
+        load(folder.path(), Detail::Proxy)
     }
 
     fn mistake_in(text: &str) -> String {
@@ -254,9 +313,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let json = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"clusterIP":"10.96.0.1"}}"#;
         fs::write(folder.path().join("a.json"), json).unwrap();
+        fs::write(folder.path().join("list.json"), r#"{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"n"}},{"metadata":{"name":"m"}}]}"#).unwrap();
         fs::write(folder.path().join(".a.json.swp.yaml"), "{").unwrap();
         fs::write(folder.path().join("notes.txt"), "{").unwrap();
-        assert_eq!(load(folder.path()).unwrap().services.len(), 1);
+        let objects = load(folder.path(), Detail::Proxy).unwrap();
+        assert_eq!((objects.services.len(), objects.nodes.len()), (1, 2));
+
+        let bad =
+            r#"{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"n"}},{"metadata":{}}]}"#;
+        fs::write(folder.path().join("list.json"), bad).unwrap();
+        assert_eq!(
+            load(folder.path(), Detail::Proxy).unwrap_err().to_string(),
+            "list.json, document 1: items[1].metadata.name: missing"
+        );
+        fs::write(folder.path().join("list.json"), "{\"kind\": [").unwrap();
+        let message = load(folder.path(), Detail::Proxy).unwrap_err().to_string();
+        assert!(message.starts_with("list.json, document 1: "), "{message}");
     }
 
     #[test]

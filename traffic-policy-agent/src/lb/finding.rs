@@ -1,0 +1,50 @@
+//! Something that a person should know, and what to do about it.
+
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Requests are lost now.
+    Error,
+    /// Requests will be lost by an ordinary event, or are spread badly.
+    Warning,
+    Note,
+}
+
+impl Level {
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Note => "note",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub level: Level,
+    /// A name for programs.
+    pub code: &'static str,
+    /// One sentence.
+    pub what: String,
+    /// What to do; empty where there is nothing to do.
+    pub cure: String,
+    /// A piece of YAML to paste.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yaml: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn new(level: Level, code: &'static str, what: String, cure: impl Into<String>) -> Self {
+        Self { level, code, what, cure: cure.into(), yaml: None }
+    }
+
+    pub(super) fn with_yaml(mut self, yaml: String) -> Self {
+        self.yaml = Some(yaml);
+        self
+    }
+}
