@@ -105,6 +105,7 @@ fn listeners_on_node_ports() {
         health_check_node_port: 32_000,
         drain: None,
         problems: Vec::new(),
+        signs: None,
     });
     expect(&facts, Severity::Warning, "listener", "the node port of Service default/web", "another nodePort");
     facts.listeners = vec![listener(Protocol::Tcp, "0.0.0.0:32000", "nginx")];
