@@ -7,6 +7,7 @@ mod container;
 mod dry_run;
 mod guide;
 mod image;
+mod kubectl;
 mod objects;
 mod scripts;
 mod settings;

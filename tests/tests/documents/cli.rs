@@ -4,6 +4,7 @@ use clap::{Arg, Command, CommandFactory};
 use traffic_policy_agent::command::{
     Arguments,
     config_file::fields::{FIELDS, Meaning},
+    kubectl,
 };
 
 use crate::page;
@@ -17,6 +18,20 @@ fn the_page_lists_every_command_and_flag() {
     assert!(!global.is_empty());
     page::compare(PAGE, "all commands", &table(&global));
     page::compare(PAGE, "commands", &commands(&command));
+}
+
+/// docs/kubectl.md: the command that the agent itself has not.
+#[test]
+fn the_page_lists_the_plugin_s_own_flags() {
+    let plugin = plugin();
+    let status = plugin.find_subcommand("status").unwrap();
+    let own: Vec<_> = arguments(status).into_iter().filter(|arg| !arg.is_global_set()).collect();
+    let (positional, flags): (Vec<_>, Vec<_>) = own.into_iter().partition(|arg| arg.is_positional());
+    page::compare(
+        "docs/kubectl.md",
+        "flags of status",
+        &format!("{}\n{}", table(&positional), table(&flags)),
+    );
 }
 
 /// docs/configuration.md: every field of KubeProxyConfiguration.
@@ -42,6 +57,13 @@ fn the_page_lists_every_field() {
 /// The whole command line, as users meet it.
 pub fn command() -> Command {
     let mut command = Arguments::command();
+    command.build();
+    command
+}
+
+/// The one of the plugin of kubectl.
+pub fn plugin() -> Command {
+    let mut command = kubectl::command();
     command.build();
     command
 }

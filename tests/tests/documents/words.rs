@@ -67,9 +67,9 @@ fn metrics_that_pages_name_exist() {
 
 #[test]
 fn flags_that_pages_name_exist() {
-    let command = cli::command();
+    let (command, plugin) = (cli::command(), cli::plugin());
     let mut flags: BTreeSet<String> = BTreeSet::new();
-    for (_, command) in cli::named("", &command) {
+    for (_, command) in cli::named("", &command).into_iter().chain(cli::named("", &plugin)) {
         flags.extend(
             cli::arguments(command).iter().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")),
         );

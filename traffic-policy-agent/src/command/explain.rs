@@ -12,6 +12,8 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
 use super::{
+    api::ApiArguments,
+    listing,
     run::service_cidr,
     view::{self, Output},
 };
@@ -91,9 +93,17 @@ struct OfflineArguments {
         env = "TRAFFIC_POLICY_EXPLAIN_MANIFESTS",
         value_name = "DIR",
         requires = "node_name",
-        conflicts_with = "device"
+        conflicts_with_all = ["device", "cluster"]
     )]
     manifests: Option<PathBuf>,
+    /// The objects that the Kubernetes API has now, reached by the flags below.
+    #[arg(
+        long = "api",
+        env = "TRAFFIC_POLICY_EXPLAIN_API",
+        requires = "node_name",
+        conflicts_with = "device"
+    )]
+    cluster: bool,
     /// Whose point of view: the name of a Node object, and the nodeName of its endpoints.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
     node_name: Option<String>,
@@ -117,9 +127,17 @@ struct OfflineArguments {
     #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
         value_parser = service_cidr)]
     service_cidrs: Vec<IpNet>,
+    #[command(flatten)]
+    api: ApiArguments,
 }
 
 impl Arguments {
+    /// Asked about a cluster, and not about the node that it runs on.
+    pub(super) fn of_a_cluster(mut self: Box<Self>) -> Box<Self> {
+        self.offline.cluster = self.offline.manifests.is_none();
+        self
+    }
+
     pub(super) fn execute(self) -> Result<()> {
         let flows = self.asked()?;
         let many = self.flows.is_some();
@@ -168,9 +186,9 @@ impl Arguments {
             PolicyArgument::Cluster => Policy::Cluster,
             PolicyArgument::Local => Policy::Local,
         });
-        match self.offline.manifests {
-            Some(_) => self.offline.explainer(policy),
-            None => self.live.explainer(policy),
+        match self.offline.cluster || self.offline.manifests.is_some() {
+            true => self.offline.explainer(policy),
+            false => self.live.explainer(policy),
         }
     }
 }
@@ -209,16 +227,24 @@ impl LiveArguments {
 
 impl OfflineArguments {
     fn explainer(self, policy: Option<Policy>) -> Result<Explainer> {
-        let (Some(folder), Some(node_name)) = (self.manifests, self.node_name) else {
-            bail!("--manifests needs --node-name");
+        let Some(node_name) = self.node_name else {
+            return Err(view::usage("name the node whose point of view is taken: --node-name").into());
         };
-        let manifests = Manifests { folder, node_name: node_name.clone() };
-        let mut batch = manifests.read().context("the manifests are not understood")?;
+        let mut batch = match self.manifests {
+            Some(folder) => {
+                let manifests = Manifests { folder, node_name: node_name.clone() };
+                manifests.read().context("the manifests are not understood")?
+            }
+            None => listing::cluster(&self.api.access())?,
+        };
         if let Some(policy) = policy {
             batch.set_external_policy(policy);
         }
         let mut index = Index::default();
         batch.apply(&mut index);
+        if self.cluster && !index.nodes().any(|node| node.name == node_name) {
+            bail!("the cluster has no Node {node_name}: see `kubectl get nodes`");
+        }
         let mut addresses: BTreeSet<IpAddr> = self.local_addresses.iter().copied().collect();
         addresses.extend(index.all_node_addresses(&node_name));
         // As `run` resolves them: only the Node object says which are primary.

@@ -4,19 +4,21 @@ mod document;
 mod print;
 mod what_if;
 
-use std::{io::IsTerminal, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
 use super::{
     FoundErrors,
+    api::ApiArguments,
+    listing,
     view::{self, Output, OutputArguments},
 };
 use crate::{
     lb::{Balancer, Cluster, Judge, Judgement, Level, Overrides, PROFILES, by_name},
     model::{Index, ServiceName},
-    source::{self, Access, Listed, SERVICE_ACCOUNT},
+    source,
 };
 
 /// Say which nodes load balancers believe in, what becomes of a request at each, which pod gets how much, and what is wrong with it.
@@ -55,15 +57,10 @@ enum Command {
 #[command(next_help_heading = "Objects")]
 struct SourceArguments {
     /// A folder of ordinary Kubernetes YAML or JSON (Service, EndpointSlice, Node), instead of the API.
-    #[arg(long, env = "TRAFFIC_POLICY_LB_MANIFESTS", value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_server"])]
+    #[arg(long, env = "TRAFFIC_POLICY_LB_MANIFESTS", value_name = "DIR")]
     manifests: Option<PathBuf>,
-    /// How to reach the Kubernetes API: listing Nodes, Services and EndpointSlices must be allowed. Without it, and without
-    /// --manifests: in-cluster, by service account.
-    #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
-    kubeconfig: Option<PathBuf>,
-    /// In-cluster: a real address of the API server, https://HOST:PORT.
-    #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
-    api_server: Option<String>,
+    #[command(flatten)]
+    api: ApiArguments,
 }
 
 /// What is in front of the nodes.
@@ -137,45 +134,11 @@ impl SourceArguments {
     fn read(&self) -> Result<Cluster> {
         let batch = match &self.manifests {
             Some(folder) => source::read_cluster(folder).context("the manifests are not understood")?,
-            None => {
-                let access = match &self.kubeconfig {
-                    Some(file) => Access::Kubeconfig(file.clone()),
-                    None => Access::InCluster {
-                        api_server: self.api_server.clone(),
-                        service_account: SERVICE_ACCOUNT.into(),
-                    },
-                };
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                let progress = Progress { shown: std::io::stderr().is_terminal() };
-                let batch = runtime.block_on(source::list_cluster(&access, |listed| progress.show(listed)));
-                progress.end();
-                batch?
-            }
+            None => listing::cluster(&self.api.access())?,
         };
         let mut index = Index::default();
         batch.apply(&mut index);
         Ok(Cluster::new(index))
-    }
-}
-
-/// One line on standard error that is written over; for people only.
-struct Progress {
-    shown: bool,
-}
-
-impl Progress {
-    fn show(&self, listed: Listed) {
-        if self.shown {
-            let of =
-                listed.remaining.map_or_else(String::new, |left| format!(" of {}", listed.objects + left));
-            eprint!("\r\x1b[Klisting {}: {}{of}", listed.plural, listed.objects);
-        }
-    }
-
-    fn end(&self) {
-        if self.shown {
-            eprint!("\r\x1b[K");
-        }
     }
 }
 

@@ -1,16 +1,21 @@
 //! The command line.
 
 mod adopt;
+mod api;
 mod ask;
 mod bugtool;
 mod check;
 mod cleanup;
+mod completion;
 pub mod config_file;
 mod explain;
 mod flows;
+pub mod kubectl;
 mod lb;
 mod line;
+mod listing;
 mod logging;
+mod man;
 mod monitor;
 mod reload;
 mod run;
@@ -21,7 +26,7 @@ mod view;
 use std::ffi::OsString;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::{config_file::Note, line::Line, logging::LogFormat, reload::Reloader};
 
@@ -57,7 +62,7 @@ pub struct Arguments {
 enum Command {
     Run(Box<run::Arguments>),
     Check(Box<check::Arguments>),
-    Explain(explain::Arguments),
+    Explain(Box<explain::Arguments>),
     Status(status::Arguments),
     Services(services::Arguments),
     Flows(flows::Arguments),
@@ -66,6 +71,8 @@ enum Command {
     Bugtool(bugtool::Arguments),
     Adopt(adopt::Arguments),
     Cleanup(cleanup::Arguments),
+    Completion(completion::Arguments),
+    Man(man::Arguments),
 }
 
 /// Carries out what a command line says; its first word is the program's name.
@@ -73,6 +80,9 @@ enum Command {
 /// # Errors
 /// Named, with what to do about it. Wrong usage is a [`clap::Error`], or a [`config_file::ConfigFileError`].
 pub fn execute(words: Vec<OsString>) -> Result<()> {
+    if let Some(role) = kubectl::Role::of(words.first()) {
+        return role.execute(&words);
+    }
     let line = Line::parse(&words)?;
     let level = logging::start(&line.arguments.log, line.arguments.log_format)?;
     let in_effect = line.in_effect();
@@ -98,6 +108,8 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::Bugtool(arguments) => arguments.execute(),
         Command::Adopt(arguments) => arguments.execute(),
         Command::Cleanup(arguments) => arguments.execute(),
+        Command::Completion(arguments) => arguments.execute(Arguments::command()),
+        Command::Man(arguments) => arguments.execute(Arguments::command()),
     }
 }
 

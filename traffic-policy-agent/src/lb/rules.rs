@@ -171,9 +171,13 @@ impl<'a> Case<'_, 'a> {
             Level::Warning,
             "green-without-pod",
             format!(
-                "{} {} healthy without a pod of {name} and get {} of its requests: {risk}",
-                self.nodes(bad),
-                if count == 1 { "is" } else { "are" },
+                "{} healthy without a pod of {name} and {} {} of its requests: {risk}",
+                if count == 1 {
+                    format!("{} is", self.nodes(bad))
+                } else {
+                    format!("{} are", self.nodes(bad))
+                },
+                if count == 1 { "gets" } else { "get" },
                 percent(share)
             ),
             format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does"),

@@ -28,6 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub enum Access {
     Kubeconfig(PathBuf),
+    /// As kubectl chooses.
+    Chosen {
+        /// Without it, the files of `KUBECONFIG`, or `~/.kube/config`.
+        file: Option<PathBuf>,
+        /// Without it, the current one.
+        context: Option<String>,
+    },
     InCluster {
         /// `https://HOST:PORT` of an API server. Without it, its cluster IP (`KUBERNETES_SERVICE_HOST`).
         api_server: Option<String>,
@@ -40,6 +47,8 @@ pub enum Access {
 pub enum AccessError {
     #[error("kubeconfig {}: {source}", path.display())]
     Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
+    #[error("no kubeconfig ({0}): name one by --kubeconfig, or a folder by --manifests")]
+    NoKubeconfig(kube::config::KubeconfigError),
     #[error("API client: {0}")]
     Client(#[from] kube::Error),
     #[error("{text:?} is not the address of an API server, write https://HOST:PORT")]
@@ -68,15 +77,20 @@ impl Access {
     /// Files that cannot be read; an API server that does not answer, if only its cluster IP is known.
     pub(super) async fn config(&self) -> Result<Config, AccessError> {
         match self {
-            Self::Kubeconfig(path) => {
-                let wrap = |source| AccessError::Kubeconfig { path: path.clone(), source };
-                let kubeconfig = Kubeconfig::read_from(path).map_err(wrap)?;
-                let options = KubeConfigOptions::default();
-                let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(wrap)?;
-                for risk in risks(&config) {
-                    tracing::warn!("kubeconfig {}: {risk}", path.display());
+            Self::Kubeconfig(path) => from_file(path, KubeConfigOptions::default()).await,
+            Self::Chosen { file, context } => {
+                let options = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
+                match file {
+                    Some(path) => from_file(path, options).await,
+                    None => {
+                        let wrap = AccessError::NoKubeconfig;
+                        let kubeconfig = Kubeconfig::read().map_err(wrap)?;
+                        let config =
+                            Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(wrap)?;
+                        tell_risks(&config, "kubeconfig");
+                        Ok(config)
+                    }
                 }
-                Ok(config)
             }
             Self::InCluster { api_server, service_account } => {
                 readable(&service_account.join("token"))?;
@@ -108,9 +122,23 @@ impl Access {
     /// The file of a service account's token.
     pub(super) fn token(&self) -> Option<PathBuf> {
         match self {
-            Self::Kubeconfig(_) => None,
+            Self::Kubeconfig(_) | Self::Chosen { .. } => None,
             Self::InCluster { service_account, .. } => Some(service_account.join("token")),
         }
+    }
+}
+
+async fn from_file(path: &Path, options: KubeConfigOptions) -> Result<Config, AccessError> {
+    let wrap = |source| AccessError::Kubeconfig { path: path.to_owned(), source };
+    let kubeconfig = Kubeconfig::read_from(path).map_err(wrap)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(wrap)?;
+    tell_risks(&config, &format!("kubeconfig {}", path.display()));
+    Ok(config)
+}
+
+fn tell_risks(config: &Config, of: &str) {
+    for risk in risks(config) {
+        tracing::warn!("{of}: {risk}");
     }
 }
 

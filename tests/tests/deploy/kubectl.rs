@@ -1,0 +1,209 @@
+//! The agent's program as a plugin of kubectl, as shell completion, and as manual pages: by the names under which people install it.
+
+use std::{
+    env, fs,
+    io::Write,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use traffic_policy_testing::agent;
+
+const MANIFESTS: &str = "apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {type: NodePort, clusterIP: 10.96.0.80, externalTrafficPolicy: Local, ports: [{port: 80, nodePort: 30080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+addressType: IPv4
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.1.2], nodeName: node-1, conditions: {ready: true}}]
+";
+
+/// A kubectl that knows one pod, on node-1, and says what it was asked.
+const KUBECTL: &str = r#"#!/bin/sh
+case "$*" in
+*" get pods "*spec.nodeName=node-1,*) echo pod/traffic-policy-abcde ;;
+*" get pods "*) ;;
+*" exec "*) echo "asked: $*" ;;
+*) echo "what is $*?" >&2; exit 9 ;;
+esac
+"#;
+
+/// A folder of PATH with the plugin under both names and a kubectl, and one of manifests.
+struct Installed {
+    folder: TempDir,
+}
+
+impl Installed {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let program = fs::canonicalize(agent::program().unwrap()).unwrap();
+        for name in ["kubectl-traffic_policy", "kubectl_complete-traffic_policy"] {
+            symlink(&program, folder.path().join(name)).unwrap();
+        }
+        fs::create_dir(folder.path().join("manifests")).unwrap();
+        fs::write(folder.path().join("manifests/a.yaml"), MANIFESTS).unwrap();
+        let kubectl = folder.path().join("fake-kubectl");
+        fs::write(&kubectl, KUBECTL).unwrap();
+        fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn run(&self, program: &str, words: &[&str]) -> Output {
+        let path = format!("{}:{}", self.folder.path().display(), env::var("PATH").unwrap());
+        let mut command = Command::new(self.folder.path().join(program));
+        // Nothing of the machine's own cluster, if it has one.
+        command.env("PATH", path).env("HOME", self.folder.path()).env_remove("KUBECONFIG");
+        command.args(words).output().unwrap()
+    }
+
+    fn plugin(&self, words: &[&str]) -> Output {
+        self.run("kubectl-traffic_policy", words)
+    }
+}
+
+fn out(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn it_judges_a_cluster() {
+    let installed = Installed::new();
+    let manifests = installed.path("manifests");
+    let text = out(&installed.plugin(&["lb", "web", "--manifests", &manifests, "--output", "json"]));
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["services"][0]["name"], "web");
+    let help = out(&installed.plugin(&["--help"]));
+    assert!(help.contains("Usage: kubectl traffic-policy"), "{help}");
+    // There is no agent to be started by it.
+    assert_eq!(installed.plugin(&["run"]).status.code(), Some(2));
+}
+
+#[test]
+fn flows_are_explained_from_manifests_or_the_api() {
+    let installed = Installed::new();
+    let manifests = installed.path("manifests");
+    let flow = ["explain", "192.0.2.9", "192.0.2.1:30080", "--node-name", "node-1"];
+    let text = out(&installed.plugin(&[&flow[..], &["--manifests", &manifests]].concat()));
+    assert!(text.contains("VERDICT     to 10.244.1.2:8080"), "{text}");
+    // Without a folder it is the API, of which nothing is known here.
+    let output = installed.plugin(&flow);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("no kubeconfig") && said.contains("--kubeconfig"), "{said}");
+    let output = installed.plugin(&["explain", "192.0.2.9", "192.0.2.1:30080"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--node-name"), "{output:?}");
+}
+
+#[test]
+fn a_node_s_status_comes_from_its_pod() {
+    let installed = Installed::new();
+    let kubectl = installed.path("fake-kubectl");
+    let of = |node: &str, more: &[&str]| {
+        installed.plugin(&[&["status", node, "--kubectl", &kubectl, "--context", "c"], more].concat())
+    };
+    assert_eq!(
+        out(&of("node-1", &["--output", "json"])).trim(),
+        "asked: --context c --namespace kube-system exec pod/traffic-policy-abcde --container agent -- \
+         /traffic-policy-agent status --output json"
+    );
+    let output = of("node-2", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("no pod with the label") && said.contains("node-2"), "{said}");
+    // Another field of the selector.
+    assert_eq!(of("node-1,status.phase=Failed", &[]).status.code(), Some(2));
+    let output = installed.plugin(&["status", "node-1", "--kubectl", "/nowhere"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("name it by --kubectl"), "{output:?}");
+}
+
+/// The pod, its container and its label are those of deploy/.
+#[test]
+fn a_node_s_status_is_asked_where_deploy_puts_it() {
+    let objects = crate::objects("deploy/base");
+    let set = objects.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    assert_eq!(set["metadata"]["namespace"], "kube-system");
+    let template = &set["spec"]["template"];
+    assert_eq!(template["metadata"]["labels"]["app.kubernetes.io/name"], "traffic-policy");
+    assert_eq!(template["spec"]["containers"][0]["name"], "agent");
+    assert!(crate::text("deploy/Containerfile").contains("ENTRYPOINT [\"/traffic-policy-agent\"]"));
+}
+
+/// Where there is a kubectl that knows plugins, it finds this one.
+#[test]
+fn kubectl_finds_it() {
+    let installed = Installed::new();
+    let path = format!("{}:{}", installed.folder.path().display(), env::var("PATH").unwrap());
+    let kubectl = |words: &[&str]| {
+        let mut command = Command::new("kubectl");
+        command.args(words).env("PATH", &path).env("HOME", installed.folder.path()).env_remove("KUBECONFIG");
+        command.output()
+    };
+    if !kubectl(&["version", "--client"]).is_ok_and(|output| output.status.success()) {
+        writeln!(std::io::stderr(), "SKIPPED kubectl_finds_it: there is no kubectl").unwrap();
+        return;
+    }
+    let manifests = installed.path("manifests");
+    let text = out(&kubectl(&["traffic-policy", "lb", "shop/web", "--manifests", &manifests]).unwrap());
+    assert!(text.contains("shop/web"), "{text}");
+    let text = out(&kubectl(&["__complete", "traffic-policy", "lb", "what"]).unwrap());
+    assert!(text.lines().any(|line| line == "what-if"), "{text}");
+}
+
+/// A shell accepts each script, and bash completes by it.
+#[test]
+fn shells_complete() {
+    let installed = Installed::new();
+    let program = agent::program().unwrap();
+    let script = |program: &Path, shell: &str| {
+        out(&Command::new(program).args(["completion", shell]).output().unwrap())
+    };
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(script(&program, shell).contains("what-if"), "{shell}");
+        assert!(script(&installed.folder.path().join("kubectl-traffic_policy"), shell).contains("what-if"));
+    }
+    let file = installed.folder.path().join("completion.bash");
+    fs::write(&file, script(&program, "bash")).unwrap();
+    let ask = format!(
+        "source {}; function=$(complete -p traffic-policy-agent | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); \
+         COMP_WORDS=(traffic-policy-agent sta); COMP_CWORD=1; \
+         $function traffic-policy-agent sta traffic-policy-agent; echo \"${{COMPREPLY[@]}}\"",
+        file.display()
+    );
+    let found = out(&Command::new("bash").args(["-c", &ask]).output().unwrap());
+    assert_eq!(found.trim(), "status");
+}
+
+#[test]
+fn each_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = agent::program().unwrap();
+    let man = |folder: &Path| Command::new(&program).arg("man").arg(folder).output().unwrap();
+    out(&man(folder.path()));
+    for page in ["traffic-policy-agent.1", "traffic-policy-agent-run.1", "traffic-policy-agent-lb-what-if.1"]
+    {
+        let text =
+            fs::read_to_string(folder.path().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+        assert!(text.contains(".TH") && text.contains(".SH SYNOPSIS"), "{page}: {text}");
+    }
+    let output = man(&folder.path().join("missing"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("missing is no folder"), "{output:?}");
+}
