@@ -1,4 +1,4 @@
-//! The guide docs/install.md: every command of it exists, and every file that one names.
+//! The guides docs/install.md, docs/vagrant.md and docs/kubectl.md: every command of them exists, and every file that one names.
 
 use clap::CommandFactory;
 use traffic_policy_agent::command::Arguments;
@@ -6,7 +6,22 @@ use traffic_policy_agent::command::Arguments;
 use crate::{root, text};
 
 /// Programs that people bring.
-const PROGRAMS: [&str; 9] = ["cp", "ctr", "git", "cd", "kind", "kubeadm", "kubectl", "mkdir", "podman"];
+const PROGRAMS: [&str; 14] = [
+    "cd",
+    "cp",
+    "ctr",
+    "git",
+    "install",
+    "kind",
+    "kubeadm",
+    "kubectl",
+    "ln",
+    "mkdir",
+    "podman",
+    "source",
+    "traffic-policy-agent",
+    "vagrant",
+];
 
 /// Commands of fenced blocks: what follows a prompt, without a comment.
 fn commands(page: &str) -> Vec<String> {
@@ -30,8 +45,13 @@ fn commands(page: &str) -> Vec<String> {
 fn every_command_exists() {
     let xtask = text("xtask/src/main.rs");
     let agent = Arguments::command();
-    let commands = commands(&text("docs/install.md"));
-    assert!(commands.len() > 12, "{commands:?}");
+    let pages = [("docs/install.md", 12), ("docs/vagrant.md", 5), ("docs/kubectl.md", 6)];
+    let mut commands = Vec::new();
+    for (page, at_least) in pages {
+        let found = self::commands(&text(page));
+        assert!(found.len() >= at_least, "{page}: {found:?}");
+        commands.extend(found);
+    }
     for command in &commands {
         let words: Vec<_> = command.split_whitespace().collect();
         match words[..] {
@@ -59,6 +79,7 @@ fn every_command_exists() {
         "deploy/overlays/kubeadm",
         "deploy/overlays/static-pod",
         "deploy/overlays/cleanup",
+        "deploy/vagrant/stories.sh",
     ] {
         assert!(commands.iter().any(|command| command.contains(path)), "no command uses {path}");
     }

@@ -1,14 +1,17 @@
 //! Scripts of `deploy/`, and the cluster that they make.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
 use crate::{objects, root, text};
 
-const SCRIPTS: [&str; 2] = ["deploy/kind/up.sh", "deploy/kind/down.sh"];
+const SCRIPTS: [&str; 4] =
+    ["deploy/kind/up.sh", "deploy/kind/down.sh", "deploy/vagrant/build.sh", "deploy/vagrant/stories.sh"];
 
 #[test]
 fn scripts_are_sound() {
@@ -53,6 +56,62 @@ fn the_kind_cluster_is_one() {
         count += 1;
     }
     assert_eq!(count, 2);
+}
+
+/// Vagrant understands the file, where there is one; and it says what is missing.
+#[test]
+fn the_vagrantfile_is_one() {
+    let vagrant = |programs: &Path| {
+        let state = tempfile::tempdir().unwrap();
+        let mut command = Command::new("vagrant");
+        command.args(["validate", "--ignore-provider"]).env("VAGRANT_CWD", root().join("deploy/vagrant"));
+        command.env("VAGRANT_HOME", state.path()).env("VAGRANT_DOTFILE_PATH", state.path().join("dot"));
+        command.env("TRAFFIC_POLICY_PROGRAMS", programs).output()
+    };
+    let programs = tempfile::tempdir().unwrap();
+    let Ok(output) = vagrant(programs.path()) else {
+        writeln!(std::io::stderr(), "SKIPPED the_vagrantfile_is_one: there is no vagrant").unwrap();
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("run deploy/vagrant/build.sh first"), "{said}");
+    for program in ["traffic-policy-agent", "lab", "bench"] {
+        File::create(programs.path().join(program)).unwrap();
+    }
+    let output = vagrant(programs.path()).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Vagrant's nodes, those of `cargo xtask vm lab` and the stories have the same pods, and one script makes both kinds of nodes.
+#[test]
+fn vagrant_and_the_vm_lab_make_the_same_nodes() {
+    let lab = text("xtask/src/vm/lab.rs");
+    assert!(lab.contains("PODS: [u8; 3] = [1, 2, 0]"));
+    assert!(lab.contains("deploy/vagrant/node.sh") && lab.contains("deploy/vagrant/manifests.sh"));
+    let vagrant = text("deploy/vagrant/Vagrantfile");
+    assert!(vagrant.contains("PODS = \"1 2 0\"") && vagrant.contains("%w[node.sh manifests.sh]"));
+    assert!(text("deploy/vagrant/stories.sh").contains("PODS=\"1 2 0\" bash manifests.sh"));
+    // What the script is told, it is told by both.
+    let script = text("deploy/vagrant/node.sh");
+    for variable in [
+        "NUMBER",
+        "NODES",
+        "PODS",
+        "DEVICE",
+        "ROUTER4",
+        "ROUTER6",
+        "ATTACH",
+        "LAB_PROGRAM",
+        "MANIFESTS_SCRIPT",
+    ] {
+        assert!(script.contains(&format!("${variable}")), "{variable}");
+        for (name, other) in [("vm lab", &lab), ("Vagrantfile", &vagrant)] {
+            assert!(
+                other.contains(&format!("{variable}=")) || other.contains(&format!("\"{variable}\" =>")),
+                "{name}: {variable}"
+            );
+        }
+    }
 }
 
 /// The Containerfile copies the file that `cargo xtask image` leaves.

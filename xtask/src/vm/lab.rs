@@ -52,7 +52,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     lab.wait_ready()?;
     let asked = lab.show()?;
     if !options.command.is_empty() {
-        let mut command = lab.client_command(&options.command)?;
+        let mut command = lab.client_command(&[lab.told(&built), options.command.clone()].concat())?;
         let status = cargo::status(&mut command)?;
         ensure!(asked, "the nodes did not answer as the policies say");
         return Ok(status
@@ -183,6 +183,18 @@ impl Lab {
         Ok(command)
     }
 
+    /// How a command of the client's learns of the lab: as `deploy/vagrant/stories.sh` has it.
+    fn told(&self, built: &Built) -> Vec<String> {
+        let last = self.nodes.last().map_or(0, |node| node.qemu.id());
+        let emulated = if built.arch.has_kvm() { None } else { Some("TIMEOUT=10".to_owned()) };
+        let words = [
+            "env".to_owned(),
+            format!("POWER_OFF=kill -9 {last}"),
+            format!("TRAFFIC_POLICY_AGENT={}", built.agent.display()),
+        ];
+        words.into_iter().chain(emulated).collect()
+    }
+
     fn explain(&self) {
         let client = &self.client.0;
         println!("\nThe client is the network namespace {client}, the router {}.", self.wires.netns.0);
@@ -279,9 +291,12 @@ fn node_job(built: &Built, number: usize, attach: &str) -> String {
     let pods = PODS.map(|pods| pods.to_string()).join(" ");
     let lab = job::quoted(&built.lab.display().to_string());
     format!(
-        "{}NUMBER={number} NODES={} PODS='{pods}' ATTACH={attach} LAB_PROGRAM={lab}\n{}\ntail -f /run/agent.log\n",
+        "{}cat >/run/manifests.sh <<'@@ end'\n{}@@ end\n\
+         NUMBER={number} NODES={} PODS='{pods}' DEVICE=eth0 ROUTER4=172.18.0.1 ROUTER6=fd00:172:18::1 ATTACH={attach} \
+         LAB_PROGRAM={lab} MANIFESTS_SCRIPT=/run/manifests.sh\n{}\ntail -f /run/agent.log\n",
         job::environment(built),
+        include_str!("../../../deploy/vagrant/manifests.sh"),
         PODS.len(),
-        include_str!("guest/node.sh")
+        include_str!("../../../deploy/vagrant/node.sh")
     )
 }
