@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use traffic_policy_agent::{
     model::{Index, NodeInput, Policy, ServiceName},
-    source::{Access, Kubernetes, ServiceEvent, Source},
+    source::{Access, Kubernetes, ObjectEvent, Source, Subject},
 };
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::real_api_server::RealApiServer;
@@ -79,7 +79,10 @@ async fn a_real_api_server_is_followed() {
     let access =
         Access::InCluster { api_server: Some(server.url()), service_account: files.path().to_owned() };
     let mut source =
-        Kubernetes { access, node_name: "here".to_owned(), startup_taint: None }.start().await.unwrap();
+        Kubernetes { access, node_name: "here".to_owned(), startup_taint: None, node_condition: false }
+            .start()
+            .await
+            .unwrap();
     let mut index = Index::default();
     until(&mut source, &mut index, "the first lists", |index| index.desired().node_eligible).await;
     assert_eq!(index.node_addresses("here").len(), 1);
@@ -114,12 +117,13 @@ async fn a_real_api_server_is_followed() {
     .await;
     assert!(source.status().get().errors.is_empty(), "{:?}", source.status().get());
 
-    source.events().post(ServiceEvent {
-        service: ServiceName { namespace: "default".to_owned(), name: "web".to_owned() },
-        reason: "FailedToStartServiceHealthcheck".to_owned(),
-        action: "Listen".to_owned(),
-        message: "node here failed".to_owned(),
-    });
+    let web = ServiceName { namespace: "default".to_owned(), name: "web".to_owned() };
+    source.events().post(ObjectEvent::warning(
+        Subject::Service(web),
+        "FailedToStartServiceHealthcheck",
+        "Listen",
+        "node here failed".to_owned(),
+    ));
     let events: Api<Event> = Api::namespaced(admin, "default");
     let is_ours = |event: &Event| event.reporting_controller.as_deref() == Some("traffic-policy");
     let posted = timeout(scaled(PATIENCE), async {

@@ -82,6 +82,15 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
             request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         return patch_node(&shared, last, &body);
     }
+    if request.method() == Method::PATCH
+        && last == "status"
+        && let [.., "nodes", name] = parts.as_slice()
+    {
+        let name = (*name).to_owned();
+        let body =
+            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        return patch_node_status(&shared, &name, &body);
+    }
     let Some(kind) = Kind::of_plural(last) else { return failure(StatusCode::NOT_FOUND, "not found") };
     let refused = shared.state().refused.get(&kind).and_then(|code| StatusCode::from_u16(*code).ok());
     if let Some(code) = refused {
@@ -114,6 +123,32 @@ fn patch_node(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
         return failure(StatusCode::CONFLICT, "the object has been modified");
     }
     node["spec"]["taints"] = patch["spec"]["taints"].clone();
+    shared.change(|state| state.store.apply(Kind::Node, node.clone()));
+    json_answer(StatusCode::OK, &node)
+}
+
+/// A strategic merge patch of a Node's conditions: merged by type, field by field.
+fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
+    let refused = shared.state().refused_patches.and_then(|code| StatusCode::from_u16(code).ok());
+    if let Some(code) = refused {
+        return failure(code, "nodes is forbidden");
+    }
+    let Ok(patch) = serde_json::from_slice::<Value>(body) else {
+        return failure(StatusCode::BAD_REQUEST, "not JSON");
+    };
+    let selection = Selection { name: Some(name.to_owned()), ..Selection::default() };
+    let found = shared.state().store.page(Kind::Node, &selection, 0, 1).0.pop();
+    let Some(mut node) = found else { return failure(StatusCode::NOT_FOUND, "not found") };
+    let mut conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    for change in patch["status"]["conditions"].as_array().into_iter().flatten() {
+        match conditions.iter_mut().find(|condition| condition["type"] == change["type"]) {
+            Some(Value::Object(condition)) => {
+                condition.extend(change.as_object().cloned().unwrap_or_default())
+            }
+            _ => conditions.push(change.clone()),
+        }
+    }
+    node["status"]["conditions"] = conditions.into();
     shared.change(|state| state.store.apply(Kind::Node, node.clone()));
     json_answer(StatusCode::OK, &node)
 }

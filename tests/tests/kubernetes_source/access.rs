@@ -81,7 +81,10 @@ async fn a_service_account_without_token_is_an_error() {
         service_account: files.path().to_owned(),
     };
     let error =
-        Kubernetes { access, node_name: "here".to_owned(), startup_taint: None }.start().await.unwrap_err();
+        Kubernetes { access, node_name: "here".to_owned(), startup_taint: None, node_condition: false }
+            .start()
+            .await
+            .unwrap_err();
     assert!(error.to_string().contains("token"), "{error}");
 }
 

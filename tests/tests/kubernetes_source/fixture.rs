@@ -68,7 +68,10 @@ impl Agent {
 
     pub async fn start(access: Access, files: TempDir) -> Self {
         let source =
-            Kubernetes { access, node_name: "here".to_owned(), startup_taint: None }.start().await.unwrap();
+            Kubernetes { access, node_name: "here".to_owned(), startup_taint: None, node_condition: false }
+                .start()
+                .await
+                .unwrap();
         Self { source, index: Index::default(), files }
     }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use traffic_policy_agent::{model::ServiceName, source::ServiceEvent};
+use traffic_policy_agent::{
+    model::ServiceName,
+    source::{ObjectEvent, Subject},
+};
 use traffic_policy_testing::api_server::{ApiServer, Kind, Streaming};
 use traffic_policy_testing::pace::scaled;
 
@@ -239,12 +242,13 @@ async fn events_are_posted_about_the_service() {
     let server = ApiServer::start().unwrap();
     server.apply(&service("web", "10.96.0.1")).unwrap();
     let agent = Agent::with_kubeconfig(&server).await;
-    agent.source.events().post(ServiceEvent {
-        service: ServiceName { namespace: "default".to_owned(), name: "web".to_owned() },
-        reason: "FailedToStartServiceHealthcheck".to_owned(),
-        action: "Listen".to_owned(),
-        message: "node here failed".to_owned(),
-    });
+    let web = ServiceName { namespace: "default".to_owned(), name: "web".to_owned() };
+    agent.source.events().post(ObjectEvent::warning(
+        Subject::Service(web),
+        "FailedToStartServiceHealthcheck",
+        "Listen",
+        "node here failed".to_owned(),
+    ));
     until("the event", || !server.posted_events().is_empty()).await;
     let event = &server.posted_events()[0];
     assert_eq!(event["reason"], "FailedToStartServiceHealthcheck");
@@ -253,4 +257,34 @@ async fn events_are_posted_about_the_service() {
     assert_eq!(event["regarding"]["name"], "web");
     assert_eq!(event["regarding"]["uid"], "uid-of-web", "kubectl describe finds events by it");
     assert_eq!(event["metadata"]["namespace"], "default");
+}
+
+#[tokio::test]
+async fn events_are_posted_about_the_node() {
+    let server = ApiServer::start().unwrap();
+    let agent = Agent::with_kubeconfig(&server).await;
+    let post = || {
+        let message = "eth0 takes no XDP".to_owned();
+        agent.source.events().post(ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", message));
+    };
+    // Nobody knows the Node yet; kubectl also finds what has its name in place of the UID.
+    post();
+    until("the event", || !server.posted_events().is_empty()).await;
+    server.apply("{apiVersion: v1, kind: Node, metadata: {name: here}}").unwrap();
+    agent.source.events().post(ObjectEvent::warning(
+        Subject::Node,
+        "ProgramsTakenOff",
+        "Attach",
+        "off eth0".to_owned(),
+    ));
+    until("the second event", || server.posted_events().len() == 2).await;
+    for (event, uid, kind) in [(0, "here", "Normal"), (1, "uid-of-here", "Warning")] {
+        let event = &server.posted_events()[event];
+        assert_eq!(event["type"], kind);
+        let regarding = &event["regarding"];
+        assert_eq!(
+            (&regarding["kind"], &regarding["name"], &regarding["uid"]),
+            (&"Node".into(), &"here".into(), &uid.into())
+        );
+    }
 }

@@ -132,6 +132,10 @@ struct SourceArguments {
         conflicts_with = "manifests"
     )]
     remove_startup_taint: Option<String>,
+    /// Tell by the condition ServiceProxyReady of this node's Node object whether the maps are in sync, and what is in the way. Its role
+    /// needs the verb patch on nodes/status then. Not with --manifests.
+    #[arg(long, env = "TRAFFIC_POLICY_NODE_CONDITION", conflicts_with = "manifests")]
+    node_condition: bool,
 }
 
 /// Room for Services.
@@ -323,8 +327,12 @@ impl Arguments {
                         service_account: SERVICE_ACCOUNT.into(),
                     },
                 };
-                let startup_taint = self.source.remove_startup_taint;
-                Origin::Kubernetes(Kubernetes { access, node_name: node_name.clone(), startup_taint })
+                Origin::Kubernetes(Kubernetes {
+                    access,
+                    node_name: node_name.clone(),
+                    startup_taint: self.source.remove_startup_taint,
+                    node_condition: self.source.node_condition,
+                })
             }
         };
         let idle = self.table.idle();

@@ -8,6 +8,7 @@ use super::PacketPath;
 use crate::{
     dataplane::Lost,
     node::{Filter, Network},
+    source::{ObjectEvent, Subject},
 };
 
 /// What is known of programs that were taken off.
@@ -19,6 +20,8 @@ pub(super) struct Attachments {
     broken: BTreeMap<u32, String>,
     /// How often programs were put back.
     restored: u64,
+    /// That have not been posted yet.
+    events: Vec<ObjectEvent>,
 }
 
 const CGROUP: u32 = 0;
@@ -38,6 +41,7 @@ impl Attachments {
                     at = places.join(", "),
                     "somebody has taken programs off; attaching them again"
                 );
+                self.taken_off(&name, &places);
             } else {
                 // The look at the devices that followed the first time did not come to it, and so could not say why.
                 self.broken.entry(ifindex).or_insert_with(|| {
@@ -68,6 +72,7 @@ impl Attachments {
                     at = calls.join(", "),
                     "somebody has taken programs off the cgroup; attaching them again"
                 );
+                self.taken_off("the cgroup", &calls);
             }
             if let Err(error) = path.attach_cgroup() {
                 if !self.broken.contains_key(&CGROUP) {
@@ -91,11 +96,24 @@ impl Attachments {
     /// A device could not be attached to, which matters here if it was before.
     pub(super) fn failed(&mut self, ifindex: u32, name: &str, error: &anyhow::Error) {
         if self.lost.contains(&ifindex) {
-            self.broken.insert(
-                ifindex,
-                format!("the programs of {name} were taken off and cannot be put back: {error:#}"),
-            );
+            let message = format!("the programs of {name} were taken off and cannot be put back: {error:#}");
+            if self.broken.insert(ifindex, message.clone()).is_none() {
+                self.events.push(ObjectEvent::warning(Subject::Node, "ProgramsMissing", "Attach", message));
+            }
         }
+    }
+
+    fn taken_off(&mut self, name: &str, places: &[&'static str]) {
+        let message = format!(
+            "somebody has taken programs off {name} ({}): they are attached again",
+            places.join(", ")
+        );
+        self.events.push(ObjectEvent::warning(Subject::Node, "ProgramsTakenOff", "Attach", message));
+    }
+
+    /// Events of the Node since the last time.
+    pub(super) fn take_events(&mut self) -> Vec<ObjectEvent> {
+        std::mem::take(&mut self.events)
     }
 
     /// Whether a device lacks programs.

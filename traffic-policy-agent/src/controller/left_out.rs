@@ -8,7 +8,7 @@ use std::{
 use crate::{
     dataplane::LeftOut,
     model::{HealthCheck, ServiceName, ServicePortKey},
-    source::{ServiceEvent, ServiceEvents},
+    source::{EventRecorder, ObjectEvent, Subject},
 };
 
 /// Ports that `status` names; of the others it says how many there are.
@@ -24,7 +24,7 @@ pub(super) struct Shortage {
 
 impl Shortage {
     /// Takes what a write left out. Logs, and posts Events, of Services that were not among it before.
-    pub(super) fn update(&mut self, left_out: Vec<LeftOut>, lines: &mut LogLimit, events: &ServiceEvents) {
+    pub(super) fn update(&mut self, left_out: Vec<LeftOut>, lines: &mut LogLimit, events: &EventRecorder) {
         self.left_out = left_out.into_iter().map(|left_out| (left_out.key.clone(), left_out)).collect();
         let mut services: BTreeMap<&ServiceName, Vec<&LeftOut>> = BTreeMap::new();
         for left_out in self.left_out.values() {
@@ -40,12 +40,8 @@ impl Shortage {
             if lines.take() {
                 tracing::warn!("{message}");
             }
-            events.post(ServiceEvent {
-                service: service.clone(),
-                reason: "NoRoom".to_owned(),
-                action: "Program".to_owned(),
-                message,
-            });
+            let subject = Subject::Service(service.clone());
+            events.post(ObjectEvent::warning(subject, "NoRoom", "Program", message));
         }
         lines.close();
     }

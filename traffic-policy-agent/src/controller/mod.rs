@@ -3,6 +3,7 @@
 
 mod adoption;
 mod attachments;
+mod drains;
 mod gc;
 mod left_out;
 mod network;
@@ -166,7 +167,7 @@ impl<P: PacketPath> Controller<P> {
         metrics: Metrics,
     ) -> Self {
         Self {
-            network: NodeNetwork::new(network, settings.devices.clone()),
+            network: NodeNetwork::new(network, settings.devices.clone(), settings.dataplane.mode),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
             adoption: Adoption::new(settings.adopt),
@@ -235,7 +236,7 @@ impl<P: PacketPath> Controller<P> {
                         self.metrics.queued();
                     }
                     if self.pacer.sweep_until(next_write, &mut self.path).await {
-                        self.swept();
+                        self.swept(&source);
                     }
                     while let Some(batch) = source.try_next() {
                         changed |= self.services.apply_batch(batch);
@@ -265,7 +266,7 @@ impl<P: PacketPath> Controller<P> {
                 }
                 () = sleep_until(self.pacer.next_piece()), if self.path.is_sweeping() => {
                     if self.pacer.sweep_on(&mut self.path) {
-                        self.swept();
+                        self.swept(&source);
                     }
                 }
                 _ = maintenance.tick() => self.maintain(&source).await,
@@ -307,9 +308,10 @@ impl<P: PacketPath> Controller<P> {
     }
 
     /// Says to systemd how it fares.
-    fn report_status(&self) {
+    fn report_status(&self, source: &Source) {
         let report = self.health.report();
         let wrong: Vec<_> = report.waiting_for.iter().chain(&report.left_out).map(String::as_str).collect();
+        source.report(&wrong);
         match wrong.as_slice() {
             [] => self.notifier.status("the maps are in sync"),
             wrong => self.notifier.status(&wrong.join("; ")),
@@ -331,9 +333,9 @@ impl<P: PacketPath> Controller<P> {
     }
 
     /// A periodic sweep has ended: that is often enough for any scrape.
-    fn swept(&self) {
+    fn swept(&mut self, source: &Source) {
         if self.services.synced_once() {
-            self.services.observe(&self.path);
+            self.services.observe(&self.path, &source.events());
         }
     }
 
@@ -360,7 +362,7 @@ impl<P: PacketPath> Controller<P> {
             self.notifier.ready();
             source.filled();
         }
-        self.report_status();
+        self.report_status(source);
         // Once begun, it is ended by maintenance: writes may come many times a second.
         if self.path.is_replacing() {
             self.replace_others().await;
@@ -439,16 +441,19 @@ impl<P: PacketPath> Controller<P> {
             self.services.update_health(source).await;
         }
         self.beat();
-        self.report_attachments();
-        self.report_status();
+        self.report_attachments(source);
+        self.report_status(source);
         self.adoption.look().await;
         self.network.keep_neighbours(&self.path).await;
     }
 
     /// Says what somebody took off, and what came of it.
-    fn report_attachments(&self) {
+    fn report_attachments(&mut self, source: &Source) {
         let attachments = self.network.attachments();
         self.metrics.restored(attachments.restored());
         self.health.set_detached(attachments.broken());
+        for event in self.network.take_events() {
+            source.events().post(event);
+        }
     }
 }

@@ -12,8 +12,9 @@ use tokio::time::Instant;
 use super::{PacketPath, attachments::Attachments};
 use crate::{
     check,
-    dataplane::{Attached, Changed, Interface},
+    dataplane::{Attached, Changed, Interface, Mode},
     node::{self, Address, Event, Events, Link, Neighbour, NeighbourManager, Network, Route},
+    source::{ObjectEvent, Subject},
 };
 
 /// A device that is not wanted any more is let go after this time: a default route that is replaced is gone for a moment.
@@ -43,10 +44,16 @@ pub(super) struct NodeNetwork {
     attachments: Attachments,
     /// Attached devices that are not wanted any more, and since when.
     unwanted: BTreeMap<u32, Instant>,
+    /// `--attach`
+    mode: Mode,
+    /// Devices with a wire that are served without XDP in the driver although `auto` asks for it, as has been told.
+    fell_back: BTreeSet<u32>,
+    /// Of the Node, that have not been posted yet.
+    events: Vec<ObjectEvent>,
 }
 
 impl NodeNetwork {
-    pub(super) fn new(network: Network, named: Vec<String>) -> Self {
+    pub(super) fn new(network: Network, named: Vec<String>, mode: Mode) -> Self {
         Self {
             network,
             named,
@@ -60,6 +67,9 @@ impl NodeNetwork {
             primary: Vec::new(),
             attachments: Attachments::default(),
             unwanted: BTreeMap::new(),
+            mode,
+            fell_back: BTreeSet::new(),
+            events: Vec::new(),
         }
     }
 
@@ -76,6 +86,29 @@ impl NodeNetwork {
     /// Programs that somebody else took off.
     pub(super) fn attachments(&self) -> &Attachments {
         &self.attachments
+    }
+
+    /// Events of the Node since the last time.
+    pub(super) fn take_events(&mut self) -> Vec<ObjectEvent> {
+        let mut events = std::mem::take(&mut self.events);
+        events.extend(self.attachments.take_events());
+        events
+    }
+
+    /// Notes that a device is served in another way than XDP in its driver, where that was to be tried.
+    fn note_mode(&mut self, link: &Link, attached: Attached) {
+        if self.mode != Mode::Auto || !link.wire || attached == Attached::XdpDriver {
+            self.fell_back.remove(&link.index);
+            return;
+        }
+        if self.fell_back.insert(link.index) {
+            let message = format!(
+                "{} takes no XDP in its driver: packets are taken by {attached}, which costs more for each; \
+                 `traffic-policy-agent check` says why, and what helps",
+                link.name
+            );
+            self.events.push(ObjectEvent::warning(Subject::Node, "NoDriverXdp", "Attach", message));
+        }
     }
 
     /// Looks whether what was attached still is. What is not is attached again: to the cgroup at once, to devices by the
@@ -252,6 +285,7 @@ impl NodeNetwork {
                     self.warned_of.remove(&link.index);
                     self.attachments.attached(link.index);
                     tracing::info!(device = link.name, mode = %attached, "attached");
+                    self.note_mode(link, attached);
                     if attached == Attached::XdpDriver
                         && let Some(lost) = check::lost_at_other_end(&link.name, link.index)
                     {

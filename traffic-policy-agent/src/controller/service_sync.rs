@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     NodePortAddresses, PacketPath, Settings,
+    drains::Drains,
     left_out::{LogLimit, Shortage},
     sockets,
 };
@@ -20,7 +21,7 @@ use crate::{
     metrics::{Metrics, NoLocal, Observed},
     model::{HealthCheck, Index, NodeInput, ServiceName, ServicePortKey, Warning},
     node::{self, Address},
-    source::{Batch, ServiceEvent, Source},
+    source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 
 /// The desired state, and what is known of how the maps follow it.
@@ -46,6 +47,7 @@ pub(super) struct ServiceSync {
     /// Service ports without room.
     shortage: Shortage,
     synced_once: bool,
+    drains: Drains,
     /// This node's addresses as of the last write.
     local: BTreeSet<IpAddr>,
 }
@@ -68,6 +70,7 @@ impl ServiceSync {
             failed: BTreeSet::new(),
             shortage: Shortage::default(),
             synced_once: false,
+            drains: Drains::default(),
             local: BTreeSet::new(),
         }
     }
@@ -183,7 +186,7 @@ impl ServiceSync {
                 self.health.set_node_eligible(desired.node_eligible);
                 self.health.synced();
                 if first {
-                    self.observe(path);
+                    self.observe(path, &source.events());
                 }
                 self.update_health(source).await;
                 if first {
@@ -205,13 +208,15 @@ impl ServiceSync {
     }
 
     /// Hands scrapes their values: after each sweep, as that is often enough for any of them, and known to end soon.
-    pub(super) fn observe(&self, path: &impl PacketPath) {
+    pub(super) fn observe(&mut self, path: &impl PacketPath, events: &EventRecorder) {
+        let usage = path.usage();
+        self.drains.update(&usage.draining, events);
         let desired = self.index.desired();
         let of_family = |ipv6| desired.ports.keys().filter(|key| key.ipv6 == ipv6).count();
         let attached = path.attached();
         self.metrics.observed(Observed {
             attached: attached.map(|(interface, mode)| (interface.name.clone(), mode)).collect(),
-            usage: path.usage(),
+            usage,
             service_ports: [of_family(false), of_family(true)],
             no_local: NoLocal::count(desired),
             node_eligible: desired.node_eligible,
@@ -226,12 +231,12 @@ impl ServiceSync {
     pub(super) async fn update_health(&mut self, source: &Source) {
         let failures = self.service_health.update(&self.checks, &self.health_addresses).await;
         for failure in failures {
-            source.events().post(ServiceEvent {
-                service: failure.service.clone(),
-                reason: "FailedToStartServiceHealthcheck".to_owned(),
-                action: "Listen".to_owned(),
-                message: failure.message(&self.node_name),
-            });
+            source.events().post(ObjectEvent::warning(
+                Subject::Service(failure.service.clone()),
+                "FailedToStartServiceHealthcheck",
+                "Listen",
+                failure.message(&self.node_name),
+            ));
         }
     }
 }
@@ -248,12 +253,9 @@ fn report_warnings(
             tracing::warn!("{warning}");
         }
         if let Some(service) = &warning.service {
-            source.events().post(ServiceEvent {
-                service: service.clone(),
-                reason: "Misconfigured".to_owned(),
-                action: "Program".to_owned(),
-                message: warning.text.clone(),
-            });
+            let subject = Subject::Service(service.clone());
+            let message = warning.text.clone();
+            source.events().post(ObjectEvent::warning(subject, "Misconfigured", "Program", message));
         }
     }
     lines.close();

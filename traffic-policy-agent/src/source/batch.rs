@@ -7,7 +7,11 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{events::ServiceEvents, status::StatusReader};
+use super::{
+    events::EventRecorder,
+    kubernetes::condition::{Standing, StandingSender},
+    status::StatusReader,
+};
 use crate::model::{
     Index, Indexed, Policy, ServiceName,
     object::{EndpointSlice, Node, Service, ServiceCidr},
@@ -84,9 +88,11 @@ impl<T: Indexed> Change<T> {
 pub struct Source {
     pub(super) updates: mpsc::Receiver<Batch>,
     pub(super) status: StatusReader,
-    pub(super) events: ServiceEvents,
+    pub(super) events: EventRecorder,
     /// The maps hold what the source has given.
     pub(super) filled: Arc<Notify>,
+    /// How the agent fares, for who wants to tell the Node's readers.
+    pub(super) standing: Option<StandingSender>,
     pub(super) tasks: JoinSet<()>,
 }
 
@@ -120,9 +126,21 @@ impl Source {
         self.filled.notify_one();
     }
 
-    /// Where Events about Services can be posted; with manifests they are only logged by who posts them.
+    /// Says how the agent fares: what keeps it from being ready, if anything.
+    pub fn report(&self, wrong: &[&str]) {
+        if let Some(standing) = &self.standing {
+            let new = Standing { wrong: wrong.join("; ") };
+            standing.send_if_modified(|old| {
+                let differs = old.as_ref() != Some(&new);
+                *old = Some(new);
+                differs
+            });
+        }
+    }
+
+    /// Where Events can be posted; with manifests they are only logged by who posts them.
     #[must_use]
-    pub fn events(&self) -> ServiceEvents {
+    pub fn events(&self) -> EventRecorder {
         self.events.clone()
     }
 }

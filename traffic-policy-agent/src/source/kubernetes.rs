@@ -4,6 +4,7 @@
 //! it names only since they exist, so an agent may do without them.
 
 mod access;
+pub(super) mod condition;
 mod connect;
 mod deadline;
 mod list;
@@ -47,6 +48,8 @@ pub struct Kubernetes {
     pub node_name: String,
     /// The key of a taint that is removed from the own Node once the maps are filled.
     pub startup_taint: Option<String>,
+    /// How the agent fares is a condition of the own Node.
+    pub node_condition: bool,
 }
 
 impl Kubernetes {
@@ -69,6 +72,11 @@ impl Kubernetes {
         if let Some(key) = self.startup_taint {
             tasks.spawn(taint::run(client.clone(), self.node_name.clone(), key, Arc::clone(&filled)));
         }
+        let standing = self.node_condition.then(|| {
+            let (sender, receiver) = condition::channel();
+            tasks.spawn(condition::run(client.clone(), self.node_name.clone(), receiver));
+            sender
+        });
         let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
         let labelled = |selector| watcher::Config::default().labels(selector);
         tasks.spawn(watch::run(
@@ -115,7 +123,7 @@ impl Kubernetes {
             },
             sink,
         ));
-        Ok(Source { updates, status, events, filled, tasks })
+        Ok(Source { updates, status, events, filled, standing, tasks })
     }
 
     /// The client, and the tasks that look after its credentials and its connections.

@@ -22,7 +22,7 @@ pub use self::load::Mistakes;
 use super::{
     batch::{Batch, QUEUE, Source},
     convert::detail::Detail,
-    events::ServiceEvents,
+    events::EventRecorder,
     status::StatusWriter,
 };
 use crate::model::object::Node;
@@ -63,7 +63,14 @@ impl Manifests {
         let (writer, status) = StatusWriter::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(self.follow(sender, writer));
-        Source { updates, status, events: ServiceEvents::nowhere(), filled: Arc::default(), tasks }
+        Source {
+            updates,
+            status,
+            events: EventRecorder::nowhere(),
+            filled: Arc::default(),
+            standing: None,
+            tasks,
+        }
     }
 
     /// Reads the folder once.

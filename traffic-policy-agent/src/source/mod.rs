@@ -12,7 +12,7 @@ mod status;
 
 pub use self::{
     batch::{Batch, Change, Source, Update},
-    events::{ServiceEvent, ServiceEvents},
+    events::{EventRecorder, ObjectEvent, Subject},
     kubernetes::{Access, AccessError, Kubernetes, ListError, Listed, SERVICE_ACCOUNT, list_cluster},
     manifest::{Manifests, Mistakes, read_cluster},
     status::{Status, StatusReader},

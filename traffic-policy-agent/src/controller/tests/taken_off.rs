@@ -2,7 +2,7 @@
 
 use super::{super::*, fake::Fake};
 use crate::{
-    dataplane::Lost,
+    dataplane::{Lost, Mode},
     node::{Header, Link},
 };
 
@@ -27,7 +27,7 @@ impl Node {
             wire: false,
         };
         let (network, _events) = Network::connect().unwrap();
-        let network = NodeNetwork::new(network, vec![link.name.clone()]);
+        let network = NodeNetwork::new(network, vec![link.name.clone()], Mode::Auto);
         let mut node = Self { network, fake: Fake::default(), link };
         node.look_at_devices();
         node
@@ -47,6 +47,10 @@ impl Node {
         self.network.look_for_programs(&mut self.fake).await;
     }
 
+    fn told(&mut self) -> Vec<(String, String)> {
+        self.network.take_events().into_iter().map(|event| (event.reason, event.message)).collect()
+    }
+
     fn known(&self) -> (u64, Option<String>) {
         (self.network.attachments().restored(), self.network.attachments().broken())
     }
@@ -63,6 +67,28 @@ async fn a_named_device_has_them_back_under_another_name() {
     node.look_at_devices();
     assert_eq!(node.fake.asked().attached, ["eth0", "uplink9"]);
     assert_eq!(node.known(), (1, None));
+    let told = "somebody has taken programs off eth0 (XDP): they are attached again".to_owned();
+    assert_eq!(node.told(), [("ProgramsTakenOff".to_owned(), told)]);
+    assert_eq!(node.told(), []);
+}
+
+/// TC in place of XDP in the driver is told where `auto` was to find the latter, once.
+#[tokio::test]
+async fn a_wire_without_driver_xdp_is_told() {
+    let mut node = Node::new();
+    assert_eq!(node.told(), [], "a virtual device is served by TC");
+    node.link.wire = true;
+    node.link.name = "uplink9".to_owned();
+    node.look_at_devices();
+    let told = node.told();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].0 == "NoDriverXdp" && told[0].1.starts_with("uplink9 takes no XDP in its driver"),
+        "{told:?}"
+    );
+    node.link.name = "uplink10".to_owned();
+    node.look_at_devices();
+    assert_eq!(node.told(), []);
 }
 
 /// Looks at the devices may fail before they come to it.

@@ -37,7 +37,7 @@ use crate::{
     source::{
         batch::{Batch, Change, Update},
         convert::FieldError,
-        events::{ServiceEvent, ServiceEvents},
+        events::{EventRecorder, ObjectEvent, Subject},
         status::StatusWriter,
     },
 };
@@ -56,7 +56,7 @@ pub(super) struct Kind<K, T> {
 pub(super) struct Sink {
     pub(super) sender: mpsc::Sender<Batch>,
     pub(super) status: StatusWriter,
-    pub(super) events: ServiceEvents,
+    pub(super) events: EventRecorder,
     /// How many first lists are still to come.
     pub(super) lists: Arc<AtomicUsize>,
 }
@@ -369,12 +369,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 let message = format!("not understood, it stays as it was: {error}");
                 let news = self.sink.status.mistake(&self.subject(&name), &*message);
                 if news && K::kind(&()) == "Service" {
-                    self.sink.events.post(ServiceEvent {
-                        service: name.clone(),
-                        reason: "Misconfigured".to_owned(),
-                        action: "Read".to_owned(),
-                        message,
-                    });
+                    let subject = Subject::Service(name.clone());
+                    self.sink.events.post(ObjectEvent::warning(subject, "Misconfigured", "Read", message));
                 }
                 self.unreadable.insert(name);
                 Err(Unreadable)

@@ -14,7 +14,7 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
     // Nothing is sent before the end of a list.
     let (sender, _) = mpsc::channel(1);
     let sink =
-        Sink { sender, status, events: ServiceEvents::nowhere(), lists: Arc::new(AtomicUsize::new(1)) };
+        Sink { sender, status, events: EventRecorder::nowhere(), lists: Arc::new(AtomicUsize::new(1)) };
     let kind = Kind {
         plural: "Services",
         without: None,

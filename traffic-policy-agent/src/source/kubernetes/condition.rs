@@ -1,0 +1,126 @@
+//! `--node-condition`: whether Services work on the node, as a condition of its Node object.
+
+use std::time::Duration;
+
+use k8s_openapi::{api::core::v1::Node, jiff::Timestamp};
+use kube::{
+    Api, Client,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+/// The condition's type.
+const TYPE: &str = "ServiceProxyReady";
+/// The condition is written anew after this time, as a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(300);
+/// Between tries: the API server may be away.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+/// Characters of a message. The API server takes 32 KiB, and a person less.
+const MOST: usize = 1024;
+
+/// How the agent fares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Empty if all is well.
+    pub wrong: String,
+}
+
+pub type StandingSender = watch::Sender<Option<Standing>>;
+
+pub(super) fn channel() -> (StandingSender, watch::Receiver<Option<Standing>>) {
+    watch::channel(None)
+}
+
+/// Writes the condition when it changes, and as a sign of life. Never ends: the end of a task is a failure.
+pub(super) async fn run(client: Client, node_name: String, mut standing: watch::Receiver<Option<Standing>>) {
+    let nodes: Api<Node> = Api::all(client);
+    let mut pause = PAUSES[0];
+    let mut said = String::new();
+    // What the Node says: not known yet.
+    let mut written: Option<bool> = None;
+    loop {
+        let now = standing.borrow_and_update().clone();
+        if let Some(now) = now {
+            match write(&nodes, &node_name, &now, &mut written).await {
+                Ok(()) => {
+                    pause = PAUSES[0];
+                    said.clear();
+                }
+                Err(error) => {
+                    // Each reason once.
+                    let reason = match &error {
+                        kube::Error::Api(status) => status.message.clone(),
+                        other => other.to_string(),
+                    };
+                    if reason != said {
+                        tracing::warn!(
+                            "the condition {TYPE} of Node {node_name} is not written, trying again: {reason} (its role needs the verb list \
+                             on nodes and patch on nodes/status)"
+                        );
+                        said = reason;
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSES[1]);
+                    continue;
+                }
+            }
+        }
+        match timeout(HEARTBEAT, standing.changed()).await {
+            // The source has stopped, and with it this task.
+            Ok(Err(_)) => return std::future::pending().await,
+            Ok(Ok(())) | Err(_) => {}
+        }
+    }
+}
+
+async fn write(
+    nodes: &Api<Node>,
+    name: &str,
+    standing: &Standing,
+    written: &mut Option<bool>,
+) -> Result<(), kube::Error> {
+    let ready = standing.wrong.is_empty();
+    let before = match *written {
+        Some(before) => Some(before),
+        None => current(nodes, name).await?,
+    };
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let message: String = if ready {
+        "the maps of the packet path hold all that the cluster wants".to_owned()
+    } else {
+        standing.wrong.chars().take(MOST).collect()
+    };
+    let mut condition = json!({
+        "type": TYPE,
+        "status": if ready { "True" } else { "False" },
+        "reason": if ready { "InSync" } else { "NotInSync" },
+        "message": message,
+        "lastHeartbeatTime": now,
+    });
+    // Otherwise what the Node says stays.
+    if before != Some(ready) {
+        condition["lastTransitionTime"] = now.into();
+    }
+    // Merged by type, so that others' conditions stay.
+    let patch = json!({"status": {"conditions": [condition]}});
+    nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+    *written = Some(ready);
+    Ok(())
+}
+
+/// What the Node says now. By a list: some roles may list Nodes and not get one.
+async fn current(nodes: &Api<Node>, name: &str) -> Result<Option<bool>, kube::Error> {
+    let list = nodes.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
+    let status = list.items.into_iter().next().and_then(|node| node.status);
+    let conditions = status.and_then(|status| status.conditions).unwrap_or_default();
+    let own = conditions.into_iter().find(|condition| condition.type_ == TYPE);
+    Ok(own.and_then(|condition| match condition.status.as_str() {
+        "True" => Some(true),
+        "False" => Some(false),
+        _ => None,
+    }))
+}
