@@ -6,3 +6,4 @@
 mod black_box;
 mod real_api;
 mod small_api;
+mod told;
