@@ -4,6 +4,7 @@
 mod adoption;
 mod attachments;
 mod gc;
+mod health_ports;
 mod left_out;
 mod network;
 mod node_port_addresses;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     NodePortAddresses, PacketPath, Settings,
+    health_ports::HealthPorts,
     left_out::{LogLimit, Shortage},
     sockets,
 };
@@ -28,6 +29,7 @@ pub(super) struct ServiceSync {
     node_name: String,
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
+    health_ports: HealthPorts,
     /// A failed write is tried again after this time.
     retry: Duration,
     index: Index,
@@ -56,6 +58,7 @@ impl ServiceSync {
             node_name: settings.node_name.clone(),
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
+            health_ports: HealthPorts::of(settings),
             retry,
             index: Index::default(),
             service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
@@ -137,6 +140,7 @@ impl ServiceSync {
             loopback_ipv4: chosen.loopback(false),
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
+            health_ports: self.health_ports.look(),
             ipv4: true,
             ipv6: true,
         };

@@ -6,6 +6,7 @@ use super::{
     balancer::{Ask, Balancer, Weights},
     cluster::{Cluster, is_external},
     guess::guess,
+    health_port,
     nodes::{Kind, Nodes, Who},
     overrides::Overrides,
     rules,
@@ -35,6 +36,10 @@ impl<'a> Judge<'a> {
     #[must_use]
     pub fn new(cluster: &'a Cluster, named: Option<&'static Balancer>, overrides: Overrides) -> Self {
         Self { cluster, nodes: cluster.nodes(), named, overrides }
+    }
+
+    pub(super) fn cluster(&self) -> &'a Cluster {
+        self.cluster
     }
 
     /// How many Nodes there are.
@@ -69,6 +74,7 @@ impl<'a> Judge<'a> {
             }
         };
         let mut balancer = balancer.clone();
+        health_port::told(self.cluster, service, &mut balancer);
         self.overrides.apply(&mut balancer);
         (balancer, why)
     }

@@ -14,7 +14,7 @@ use super::{
     rules::DEFAULT_DRAIN,
     verdict::{Fate, Judgement, PortJudgement, as_f64},
 };
-use crate::model::{Policy, ServiceName, object::ServiceType};
+use crate::model::{Policy, ServiceName, health_port};
 
 /// How long a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s from
 /// Kubernetes 1.32 on, 40 s before.
@@ -203,8 +203,7 @@ impl Between<'_, '_> {
         let share = self.darkened(|seen| seen.fate == Fate::Dropped);
         let balancer = self.balancer();
         let asks_traffic = balancer.local.ask.value == Ask::TrafficPort
-            || balancer.local.ask.value == Ask::ServiceHealth
-                && self.after.service.service_type != ServiceType::LoadBalancer;
+            || balancer.local.ask.value == Ask::ServiceHealth && health_port(self.after.service).is_none();
         if asks_traffic {
             if share > 0.0 {
                 cost.lose(
@@ -215,7 +214,8 @@ impl Between<'_, '_> {
                 );
                 cost.advice.push(
                     "no drain makes this lossless: the traffic port answers as long as it lasts, so the balancer notices only \
-                     afterwards. Let it ask the healthCheckNodePort"
+                     afterwards. Let it ask the healthCheckNodePort; the annotation traffic-policy.io/health-check-node-port gives a Service of \
+                     type NodePort one"
                         .to_owned(),
                 );
             }

@@ -113,7 +113,7 @@ pub struct ServicePort {
     pub affinity: Option<Duration>,
 }
 
-/// A Service whose `healthCheckNodePort` this node answers.
+/// A Service whose health port this node answers: its `healthCheckNodePort`, or its annotation's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,

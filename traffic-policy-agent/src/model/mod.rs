@@ -11,6 +11,7 @@ mod context;
 mod desired;
 mod duration;
 mod everywhere;
+mod health_ports;
 mod index;
 pub mod object;
 mod reach;
@@ -25,6 +26,7 @@ pub use desired::{
 };
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};
+pub use health_ports::{HEALTH_PORT_ANNOTATION, HealthPortRules, health_port};
 pub use index::{Changes, Index, Indexed};
 pub use reach::{HealthReach, Reach};
 pub use render::render;

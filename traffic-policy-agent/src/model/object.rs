@@ -44,6 +44,8 @@ pub struct Service {
     pub affinity: Option<Duration>,
     /// 0 = none.
     pub health_check_node_port: u16,
+    /// By the annotation `traffic-policy.io/health-check-node-port`; 0 = none.
+    pub health_annotation: u16,
     pub drain: Option<Duration>,
     /// What tells of the balancer in front of it, where it was asked for.
     pub signs: Option<Box<Signs>>,
@@ -71,6 +73,7 @@ impl Service {
             source_ranges: Vec::new(),
             affinity: None,
             health_check_node_port: 0,
+            health_annotation: 0,
             drain: None,
             signs: None,
             problems: Vec::new(),

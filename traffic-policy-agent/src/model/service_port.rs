@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use super::{
     Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
     context::Context,
+    health_ports::{self, health_port},
     object::{EndpointSlice, Port, Service, ServiceType, SliceEndpoint},
     topology::{Candidates, NodeTopology},
 };
@@ -20,6 +21,10 @@ use super::{
 pub(super) struct Wanted {
     pub(super) ports: Vec<(ServicePortKey, Arc<ServicePort>)>,
     pub(super) health: Option<HealthCheck>,
+    /// The port of `health`, if it is the annotation that gives it.
+    pub(super) annotated: Option<u16>,
+    /// TCP ports of each node that it wants.
+    pub(super) uses: Vec<(u16, health_ports::Use)>,
     /// Its cluster IPs, if another proxy serves it.
     pub(super) foreign_ips: Vec<IpAddr>,
     /// Its cluster IPs, whether or not a port of it can be served.
@@ -35,6 +40,10 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     }
     wanted.warnings.extend(service.problems.iter().cloned());
     wanted.warnings.extend(slices.iter().flat_map(|slice| slice.problems.iter().cloned()));
+
+    wanted.warnings.extend(health_ports::misplaced(service));
+    wanted.annotated = health_ports::annotated(service);
+    wanted.uses = health_ports::uses(service);
 
     let mut local_endpoints = 0;
     for ipv6 in [false, true] {
@@ -63,13 +72,6 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     }
     wanted.health = health_port(service).map(|port| HealthCheck { port, local_endpoints });
     wanted
-}
-
-/// The `healthCheckNodePort` of a Service that has one to be answered.
-pub(super) fn health_port(service: &Service) -> Option<u16> {
-    let is_local =
-        service.service_type == ServiceType::LoadBalancer && service.external_policy == Policy::Local;
-    Some(service.health_check_node_port).filter(|port| is_local && *port != 0)
 }
 
 fn candidates<'a>(

@@ -114,6 +114,23 @@ fn scaling_and_spreading_follow_the_scheduler() {
     assert!(after(&[Change::Scale(0)]).contains("refused"));
 }
 
+/// A health port by annotation makes lossless what the traffic port cannot.
+#[test]
+fn a_drain_helps_who_asks_a_health_port() {
+    let switch = [Change::Policy(Policy::Local)];
+    for (service, drain) in [
+        ("NodePort Cluster", None),
+        ("NodePort Cluster health-check-node-port=\"31999\"", Some(65.0)),
+        ("NodePort Cluster health-check-node-port=\"30080\"", None),
+    ] {
+        let yaml = manifests("n1 n2", service, "a@n1");
+        changed(&yaml, "aws-alb", &switch, |_, _, cost| {
+            assert_eq!(cost.drain.map(|(seconds, _)| seconds), drain, "{service}");
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn what_is_not_there_cannot_change() {
     let yaml = manifests("n1", "LoadBalancer Local", "a@n1");
