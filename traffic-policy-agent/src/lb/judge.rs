@@ -180,7 +180,10 @@ impl<'a> Behind<'_, 'a> {
         let cluster = self.everywhere.cluster(name, kind.zone);
         let list = match self.port.external_policy {
             Policy::Cluster => cluster,
-            Policy::Local => self.everywhere.local(name),
+            Policy::Local => match self.everywhere.local(name) {
+                ListId::EMPTY if self.port.external_fallback => cluster,
+                local => local,
+            },
         };
         let fate = match (list, cluster) {
             (ListId::EMPTY, ListId::EMPTY) => Fate::Refused,

@@ -155,7 +155,7 @@ impl<'a> Case<'_, 'a> {
     fn green_without_pod(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.takes && matches!(row.fate, Fate::Served { here: 0, .. });
         let (count, share) = self.port.sum(bad);
-        if count == 0 {
+        if count == 0 || self.port.failed_open {
             return None;
         }
         let preemptible = self.port.sum(|row| bad(row) && row.kind.preemptible).0;
@@ -170,7 +170,7 @@ impl<'a> Case<'_, 'a> {
             ),
         };
         let name = self.name();
-        Some(Finding::new(
+        let finding = Finding::new(
             Level::Warning,
             "green-without-pod",
             format!(
@@ -179,8 +179,17 @@ impl<'a> Case<'_, 'a> {
                 if count == 1 { "is" } else { "are" },
                 percent(share)
             ),
-            format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does"),
-        ))
+            match self.judgement.policy {
+                Policy::Cluster => {
+                    format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does")
+                }
+                Policy::Local => {
+                    "let the balancer ask the health port, which says 503 on such a node: the fallback is then for what still comes".to_owned()
+                }
+            },
+        );
+        let lacks_port = self.judgement.policy == Policy::Local && self.is_node_port();
+        Some(if lacks_port { finding.with_yaml(self.health_port_yaml()) } else { finding })
     }
 
     fn dark_with_pod(&self) -> Option<Finding> {
@@ -287,7 +296,10 @@ impl<'a> Case<'_, 'a> {
                      address wherever it is forwarded, and cannot judge the client themselves",
                     self.name()
                 ),
-                "externalTrafficPolicy: Local keeps the client's address",
+                match self.judgement.policy {
+                    Policy::Cluster => "externalTrafficPolicy: Local keeps the client's address",
+                    Policy::Local => "without traffic-policy.io/external-fallback the client's address is kept, and nothing is forwarded",
+                },
             )
         })
     }

@@ -200,6 +200,13 @@ impl Between<'_, '_> {
         if (self.judgement.policy, self.after.policy) != (Policy::Cluster, Policy::Local) {
             return;
         }
+        if self.after.service.external_fallback {
+            cost.advice.push(
+                "no drain is needed: the annotation traffic-policy.io/external-fallback lets nodes without a pod go on forwarding"
+                    .to_owned(),
+            );
+            return;
+        }
         let share = self.darkened(|seen| seen.fate == Fate::Dropped);
         let balancer = self.balancer();
         let asks_traffic = balancer.local.ask.value == Ask::TrafficPort
@@ -249,7 +256,8 @@ impl Between<'_, '_> {
                 format!("connections by nodes that turn dark: {} cuts them", self.balancer().name),
             ));
         }
-        if !both_local {
+        // With the fallback, what still comes is forwarded.
+        if !both_local || self.after.service.external_fallback {
             return;
         }
         let emptied = self.darkened(|seen| !matches!(seen.fate, Fate::Served { .. }) || seen.pods == 0);

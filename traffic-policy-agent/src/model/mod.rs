@@ -21,8 +21,8 @@ mod topology;
 
 pub use context::NodeInput;
 pub use desired::{
-    Desired, Endpoint, Frontend, FrontendKind, HealthCheck, Policy, Protocol, ServiceName, ServicePort,
-    ServicePortKey, Warning,
+    Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, Protocol,
+    ServiceName, ServicePort, ServicePortKey, Warning,
 };
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};

@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
+    FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
     context::Context,
     health_ports::{self, health_port},
     object::{EndpointSlice, Port, Service, ServiceType, SliceEndpoint},
@@ -42,6 +42,12 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     wanted.warnings.extend(slices.iter().flat_map(|slice| slice.problems.iter().cloned()));
 
     wanted.warnings.extend(health_ports::misplaced(service));
+    if service.external_fallback && external_policy(service) == Policy::Cluster {
+        wanted.warnings.insert(format!(
+            "Service {}: metadata.annotations[{FALLBACK_ANNOTATION}] counts under externalTrafficPolicy: Local only; it is ignored.",
+            service.name
+        ));
+    }
     wanted.annotated = health_ports::annotated(service);
     wanted.uses = health_ports::uses(service);
 
@@ -103,6 +109,12 @@ pub(super) fn endpoints<'a>(
     })
 }
 
+/// A ClusterIP Service is reached from outside by its external IPs only.
+fn external_policy(service: &Service) -> Policy {
+    let counts = service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty();
+    if counts { service.external_policy } else { Policy::Cluster }
+}
+
 fn service_port(
     service: &Service,
     port: &Port,
@@ -113,15 +125,14 @@ fn service_port(
     let frontends = frontends(service, port, ipv6, context);
     let externally_reached =
         port.node_port != 0 || frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp);
-    // A ClusterIP Service is reached from outside by its external IPs only.
-    let policy_counts = service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty();
-    let external_policy = if policy_counts { service.external_policy } else { Policy::Cluster };
+    let external_policy = external_policy(service);
 
     let cluster_used = service.internal_policy == Policy::Cluster || externally_reached;
     let local_used =
         service.internal_policy == Policy::Local || (external_policy == Policy::Local && externally_reached);
     ServicePort {
         external_policy,
+        external_fallback: external_policy == Policy::Local && service.external_fallback,
         internal_policy: service.internal_policy,
         cluster: if cluster_used { candidates.cluster(context.topology()) } else { Vec::new() },
         local: if local_used { candidates.local() } else { Vec::new() },

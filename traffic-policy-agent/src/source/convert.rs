@@ -132,6 +132,7 @@ pub(super) fn service(
         .collect();
     let drain = annotations::drain(&service.metadata, &mut problems);
     let health_annotation = annotations::health_port(&service.metadata, &mut problems);
+    let external_fallback = annotations::external_fallback(&service.metadata, &mut problems);
 
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
@@ -149,6 +150,7 @@ pub(super) fn service(
         affinity: affinity(spec)?,
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         health_annotation,
+        external_fallback,
         drain,
         signs: None,
         problems: problems.sentences,

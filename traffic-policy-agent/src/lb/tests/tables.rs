@@ -12,7 +12,7 @@ struct Case {
     findings: &'static [&'static str],
 }
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 24] = [
     Case {
         nodes: "n1 n2 n3",
         service: "LoadBalancer Cluster",
@@ -170,6 +170,40 @@ const CASES: [Case; 20] = [
         service: "NodePort Cluster health-check-node-port=\"31999\"",
         pods: "a@n1 b@n2",
         balancer: "haproxy",
+        table: "n1 1 Ok(None) yes 1/2 50\nn2 1 Ok(None) yes 1/2 50\n  a 50\n  b 50",
+        findings: &["warning object"],
+    },
+    // With the fallback nodes without a pod are dark, and what comes there all the same is forwarded.
+    Case {
+        nodes: "n1 n2 n3",
+        service: "LoadBalancer Local external-fallback=cluster",
+        pods: "a@n1 b@n2",
+        balancer: "gke",
+        table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no 0/2 0\n  a 50\n  b 50",
+        findings: &[],
+    },
+    // Who asks the traffic port sends there, too; so does who fails open.
+    Case {
+        nodes: "n1 n2 n3",
+        service: "NodePort Local external-fallback=cluster",
+        pods: "a@n1 b@n2 c@n2",
+        balancer: "aws-alb",
+        table: "n1 1 Open yes 1/1 33\nn2 2 Open yes 2/2 33\nn3 0 Open yes 0/3 33\n  a 44\n  b 28\n  c 28",
+        findings: &["warning green-without-pod", "note uneven"],
+    },
+    Case {
+        nodes: "n1/excluded n2",
+        service: "LoadBalancer Local external-fallback=cluster",
+        pods: "a@n1",
+        balancer: "aws-nlb",
+        table: "n1 1 Ok(Some(1)) no 1/1 0\nn2 0 Unavailable yes 0/1 100\n  a 100",
+        findings: &["error nobody-green", "note one-node"],
+    },
+    Case {
+        nodes: "n1 n2",
+        service: "LoadBalancer Cluster external-fallback=cluster drain=90s",
+        pods: "a@n1 b@n2",
+        balancer: "gke",
         table: "n1 1 Ok(None) yes 1/2 50\nn2 1 Ok(None) yes 1/2 50\n  a 50\n  b 50",
         findings: &["warning object"],
     },

@@ -31,6 +31,7 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         affinity: None,
         health_check_node_port: 32_000,
         health_annotation: 0,
+        external_fallback: false,
         drain: None,
         signs: None,
         problems: Vec::new(),

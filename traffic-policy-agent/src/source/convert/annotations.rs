@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::problems::Problems;
-use crate::model::{HEALTH_PORT_ANNOTATION, parse_duration};
+use crate::model::{FALLBACK_ANNOTATION, HEALTH_PORT_ANNOTATION, parse_duration};
 
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
 const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
@@ -41,4 +41,18 @@ pub(super) fn health_port(metadata: &ObjectMeta, problems: &mut Problems) -> u16
         tell(problems, HEALTH_PORT_ANNOTATION, &what);
     }
     port
+}
+
+/// Whether external traffic is forwarded as under policy Cluster where policy Local would drop it.
+pub(super) fn external_fallback(metadata: &ObjectMeta, problems: &mut Problems) -> bool {
+    match text(metadata, FALLBACK_ANNOTATION) {
+        None => false,
+        Some("cluster") => true,
+        Some(other) => {
+            let what =
+                format!("{other:?} is not \"cluster\", the only value that it may have, and is ignored");
+            tell(problems, FALLBACK_ANNOTATION, &what);
+            false
+        }
+    }
 }
