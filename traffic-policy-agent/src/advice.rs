@@ -149,7 +149,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         Outcome::DroppedNoLocalEndpoint => match context.frontend {
             Some(FrontendKind::ClusterIp) => format!("run a pod of {} on every node that has clients, or set internalTrafficPolicy: Cluster", context.service()),
             _ => format!(
-                "let the load balancer check the healthCheckNodePort so that it leaves out this node, run a pod of {} here, or set externalTrafficPolicy: Cluster",
+                "let the load balancer check the healthCheckNodePort (type NodePort: annotation traffic-policy.io/health-check-node-port) so that it leaves out this node, run a pod of {} here, or set externalTrafficPolicy: Cluster",
                 context.service()
             ),
         },

@@ -85,6 +85,84 @@ fn tells_where_ready_endpoints_are() {
     wait_health(&cluster, 2, None);
 }
 
+/// A Service of type NodePort has a health port by annotation only. Its answers are those of a healthCheckNodePort.
+#[test]
+fn a_node_port_service_has_one_by_annotation() {
+    const ANNOTATED: u16 = 31999;
+    const ANNOTATION: &str = "traffic-policy.io/health-check-node-port";
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 0])).unwrap();
+    let backends = cluster.backends();
+    let plain = |policy| Cluster::node_port("web", policy, PORT).annotation("traffic-policy.io/drain", "1h");
+    let annotated = plain(Policy::Local).annotation(ANNOTATION, "31999");
+    let ask = |number: usize, family| {
+        http::get_from(cluster.lab.client().netns(), cluster.at(number, family, ANNOTATED), "/healthz").ok()
+    };
+    let wait = |number: usize, family, wanted: Option<u16>| {
+        let start = Instant::now();
+        loop {
+            let response = ask(number, family);
+            if response.as_ref().map(|response| response.status) == wanted {
+                return response;
+            }
+            assert!(start.elapsed() < scaled(SOON), "node-{number}: not {wanted:?} but {response:?}");
+            sleep(Duration::from_millis(20));
+        }
+    };
+    cluster.manifests.apply(&plain(Policy::Cluster), &backends).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    for family in Family::BOTH {
+        cluster.answer(Protocol::Tcp, cluster.at(2, family, PORT)).unwrap();
+    }
+    // 503 through the drain, while new connections are still forwarded.
+    cluster.manifests.service(&annotated).unwrap();
+    for family in Family::BOTH {
+        for (number, status, count) in [(1, 200, "1"), (2, 503, "0")] {
+            let response = wait(number, family, Some(status)).unwrap();
+            assert_eq!(weight(&response), count, "node-{number}");
+            assert!(response.head.contains("Content-Type: application/json"), "{}", response.head);
+            let body = format!(
+                "{{\n\t\"service\": {{\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t}},\n\
+                 \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": true\n}}"
+            );
+            assert_eq!(response.body, body, "node-{number}");
+        }
+        let answer = cluster.answer(Protocol::Tcp, cluster.at(2, family, PORT)).unwrap();
+        assert_eq!(answer.node, "node-1", "it drains");
+    }
+    // Only a terminating endpoint remains: 503, and it still serves.
+    let leaving: Vec<_> = backends.iter().map(|backend| backend.clone().terminating()).collect();
+    cluster.manifests.endpoints(&annotated, &leaving).unwrap();
+    assert_eq!(weight(&wait(1, Family::V4, Some(503)).unwrap()), "0");
+    cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, PORT)).unwrap();
+    cluster.manifests.endpoints(&annotated, &backends).unwrap();
+    wait(1, Family::V4, Some(200));
+
+    // What the API server gave to another goes before, and it is said by name.
+    let other = Cluster::node_port("other", Policy::Local, PORT + 1).health_port(ANNOTATED);
+    cluster.manifests.apply(&other, &backends).unwrap();
+    let said = [ANNOTATION, "Service default/web", "is the healthCheckNodePort of Service default/other"];
+    agents[0].wait_said(&said, SOON).unwrap();
+    let start = Instant::now();
+    while !ask(1, Family::V4).is_some_and(|response| response.body.contains("\"other\"")) {
+        assert!(start.elapsed() < scaled(SOON), "the port is not handed over");
+        sleep(Duration::from_millis(20));
+    }
+    cluster.manifests.delete(&other).unwrap();
+    let start = Instant::now();
+    while !ask(1, Family::V4).is_some_and(|response| response.body.contains("\"web\"")) {
+        assert!(start.elapsed() < scaled(SOON), "the port does not come back");
+        sleep(Duration::from_millis(20));
+    }
+    // Ports that no annotation may give: outside of the node ports.
+    cluster.manifests.service(&plain(Policy::Local).annotation(ANNOTATION, "22000")).unwrap();
+    agents[0].wait_said(&[ANNOTATION, "\"22000\" is not within --node-ports"], SOON).unwrap();
+    wait(1, Family::V4, None);
+    cluster.manifests.service(&annotated).unwrap();
+    wait(1, Family::V4, Some(200));
+    cluster.manifests.service(&plain(Policy::Local)).unwrap();
+    wait(1, Family::V4, None);
+}
+
 /// Asked all the time, nobody says 200 before a connection would be answered.
 #[test]
 fn never_says_200_before_the_maps_are_written() {

@@ -10,6 +10,7 @@ mod collision;
 mod drain;
 mod endpoints;
 mod errors;
+mod fallback;
 mod fragments;
 mod health;
 mod icmp;

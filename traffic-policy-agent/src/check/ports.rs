@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::SocketAddr,
     ops::RangeInclusive,
 };
@@ -14,8 +13,11 @@ use super::{
     listeners::{self, Listener},
 };
 use crate::{
-    dataplane::{LEAST_POOL, Pool, ephemeral_ports},
-    model::{Protocol, ServiceName, object::Service},
+    dataplane::{LEAST_POOL, Pool, ephemeral_ports, reserved_ports},
+    model::{
+        HEALTH_PORT_ANNOTATION, HealthPortRules, Index, NodeInput, Protocol, ServiceName, health_port,
+        object::{Service, ServiceType},
+    },
     node::bound_ports,
 };
 
@@ -36,15 +38,13 @@ pub(super) struct Facts {
     agent: Option<u32>,
 }
 
-const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
-
 impl Facts {
     pub(super) fn look(settings: &Settings, services: Vec<Service>, agent: Option<u32>) -> Result<Self> {
         let metrics = settings.metrics.map(|address| (address, "--metrics-address"));
         Ok(Self {
             pool: settings.pool.clone(),
             ephemeral: ephemeral_ports()?,
-            reserved: fs::read_to_string(RESERVED).map(|text| ranges(&text)).unwrap_or_default(),
+            reserved: reserved_ports(),
             bound: bound_ports()?,
             listeners: listeners::read(),
             own: [(settings.healthz, "--healthz-address")].into_iter().chain(metrics).collect(),
@@ -54,19 +54,11 @@ impl Facts {
     }
 }
 
-/// `8080,9000-9010`
-fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
-    let parts = text.trim().split(',').filter_map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse().ok()?..=last.parse().ok()?)
-    });
-    parts.collect()
-}
-
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![overlap(facts), pool(facts)];
     let mut conflicts = own_ports(facts);
     conflicts.extend(shadowed(facts));
+    conflicts.extend(annotated(facts));
     if conflicts.is_empty() {
         conflicts.push(Finding::ok("listener", "nothing listens on the agent's ports or on node ports"));
     }
@@ -143,7 +135,8 @@ fn own_ports(facts: &Facts) -> Vec<Finding> {
 /// What is wanted of a port on this node.
 struct Wanted<'a> {
     service: &'a ServiceName,
-    health: bool,
+    /// What gives it as health port.
+    health: Option<&'static str>,
 }
 
 /// Listeners on node ports: their packets from outside go to the Service.
@@ -152,11 +145,15 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
     for service in &facts.services {
         let name = &service.name;
         for port in service.ports.iter().filter(|port| port.node_port != 0) {
-            wanted.entry((port.protocol, port.node_port)).or_insert(Wanted { service: name, health: false });
+            wanted.entry((port.protocol, port.node_port)).or_insert(Wanted { service: name, health: None });
         }
         if service.health_check_node_port != 0 {
             let key = (Protocol::Tcp, service.health_check_node_port);
-            wanted.entry(key).or_insert(Wanted { service: name, health: true });
+            wanted.entry(key).or_insert(Wanted { service: name, health: Some("healthCheckNodePort") });
+        }
+        if let Some(port) = health_port(service).filter(|_| service.service_type == ServiceType::NodePort) {
+            let health = Some(HEALTH_PORT_ANNOTATION);
+            wanted.entry((Protocol::Tcp, port)).or_insert(Wanted { service: name, health });
         }
     }
     let mut findings = Vec::new();
@@ -170,12 +167,12 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
         }
         let by = listener.held_by();
         match wanted.get(&(protocol, port)) {
-            Some(Wanted { service, health: true }) => findings.push(Finding::error(
+            Some(Wanted { service, health: Some(health) }) => findings.push(Finding::error(
                 "listener",
-                format!("{protocol} port {port}, the healthCheckNodePort of Service {service}, is taken by {by}: load balancers ask there and would believe it"),
+                format!("{protocol} port {port}, the {health} of Service {service}, is taken by {by}: load balancers ask there and would believe it"),
                 "let that program listen elsewhere",
             )),
-            Some(Wanted { service, health: false }) => findings.push(Finding::warning(
+            Some(Wanted { service, health: None }) => findings.push(Finding::warning(
                 "listener",
                 format!("{by} listens on {protocol} port {port}, the node port of Service {service}: packets from outside go to the Service, never to it"),
                 format!("let that program listen elsewhere, or give {service} another nodePort"),
@@ -193,6 +190,30 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Health ports that Services' annotations give, and that the agent would not take.
+fn annotated(facts: &Facts) -> Vec<Finding> {
+    let mut index = Index::default();
+    for service in facts.services.iter().filter(|service| !service.foreign) {
+        index.apply(service.clone());
+    }
+    let health_ports = HealthPortRules {
+        node_ports: facts.pool.node_ports.0.clone(),
+        own: facts.own.iter().map(|(address, flag)| (address.port(), *flag)).collect(),
+        ephemeral: Some(facts.ephemeral.clone()),
+        reserved: facts.reserved.clone(),
+    };
+    index.update(&NodeInput { health_ports, ipv4: true, ipv6: true, ..NodeInput::default() });
+    let warnings = facts.services.iter().flat_map(|service| index.warnings_of(&service.name));
+    let findings = warnings.filter(|text| text.contains(HEALTH_PORT_ANNOTATION)).map(|text| {
+        Finding::warning(
+            "health-port",
+            text.trim_end_matches('.'),
+            "correct the annotation: a number within --node-ports that no Service has; until then that Service has no health port",
+        )
+    });
+    findings.collect()
 }
 
 #[cfg(test)]

@@ -267,6 +267,7 @@ impl OfflineArguments {
             service_cidrs: self.service_cidrs.into_iter().collect(),
             ipv4: true,
             ipv6: true,
+            ..NodeInput::default()
         };
         index.update(&input);
         for warning in &index.desired().warnings {

@@ -84,7 +84,7 @@ struct FrontendDocument {
     kind: &'static str,
     address: String,
     policy: &'static str,
-    /// `active`, `draining`, `no-local-endpoint`, `rejecting`.
+    /// `active`, `draining`, `fallback`, `no-local-endpoint`, `rejecting`.
     phase: &'static str,
     /// While draining.
     drain_seconds: Option<f64>,
@@ -164,6 +164,7 @@ const fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Active => "active",
         Phase::Draining(_) => "draining",
+        Phase::Fallback => "fallback",
         Phase::NoLocalEndpoint => "no-local-endpoint",
         Phase::Rejecting => "rejecting",
     }
@@ -173,6 +174,7 @@ pub(super) fn phase(phase: Phase) -> String {
     match phase {
         Phase::Active => "active".to_owned(),
         Phase::Draining(rest) => format!("draining, {} left", view::span(rest)),
+        Phase::Fallback => "fallback".to_owned(),
         Phase::NoLocalEndpoint => "no-local-endpoint".to_owned(),
         Phase::Rejecting => "rejecting".to_owned(),
     }

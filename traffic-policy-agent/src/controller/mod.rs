@@ -5,6 +5,7 @@ mod adoption;
 mod attachments;
 mod drains;
 mod gc;
+mod health_ports;
 mod left_out;
 mod network;
 mod node_port_addresses;

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     NodePortAddresses, PacketPath, Settings,
     drains::Drains,
+    health_ports::HealthPorts,
     left_out::{LogLimit, Shortage},
     sockets,
 };
@@ -29,6 +30,7 @@ pub(super) struct ServiceSync {
     node_name: String,
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
+    health_ports: HealthPorts,
     /// A failed write is tried again after this time.
     retry: Duration,
     index: Index,
@@ -58,6 +60,7 @@ impl ServiceSync {
             node_name: settings.node_name.clone(),
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
+            health_ports: HealthPorts::of(settings),
             retry,
             index: Index::default(),
             service_health: ServiceHealth::new(settings.node_name.clone(), health.clone()),
@@ -140,6 +143,7 @@ impl ServiceSync {
             loopback_ipv4: chosen.loopback(false),
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
+            health_ports: self.health_ports.look(),
             ipv4: true,
             ipv6: true,
         };

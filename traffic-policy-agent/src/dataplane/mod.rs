@@ -61,7 +61,10 @@ pub use self::{
     sockets::ConnectedUdp,
     start::cleanup,
     sync::budget::{Lack, LeftOut},
-    sync::snat_ports::{LEAST as LEAST_POOL, PortRanges, Wanted as Pool, ephemeral as ephemeral_ports},
+    sync::snat_ports::{
+        LEAST as LEAST_POOL, PortRanges, Wanted as Pool, ephemeral as ephemeral_ports, ranges as port_ranges,
+        reserved as reserved_ports,
+    },
     usage::{DataplaneUsage, MapUsage},
 };
 use self::{

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     dataplane::from_wide,
     inspect::frontend_kind,
-    model::{FrontendKind, ServicePortKey},
+    model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey},
 };
 
 /// What the steps say, put together.
@@ -21,6 +21,8 @@ pub struct FlowFacts {
     pub service: Option<ServicePortKey>,
     pub index: Option<u32>,
     pub flags: u32,
+    /// Policy Local, forwarded as under Cluster by the Service's annotation.
+    pub falls_back: bool,
     pub candidates: Vec<Candidate>,
     pub chosen: Option<Candidate>,
 }
@@ -138,12 +140,18 @@ impl Describer<'_> {
             many => format!("{many} endpoints"),
         };
         match step.value {
-            list::CLUSTER => format!("policy: {policy} is Cluster, {endpoints} to choose from"),
+            list::CLUSTER if self.facts.falls_back && self.from == From::External => format!(
+                "policy: {policy} is Local and no endpoint is on this node, but the annotation {FALLBACK_ANNOTATION} lets it forward as under \
+                 Cluster: {endpoints} to choose from"
+            ),
+            list::CLUSTER if !self.facts.falls_back => {
+                format!("policy: {policy} is Cluster, {endpoints} to choose from")
+            }
             list::LOCAL => format!("policy: {policy} is Local, {endpoints} on this node"),
             list::DRAINING => format!(
                 "policy: {policy} turned Local a moment ago, and load balancers may not know yet: {endpoints} elsewhere"
             ),
-            list::INTERNAL => format!(
+            list::INTERNAL | list::CLUSTER => format!(
                 "policy: {policy} is Local, which is for clients outside this node; from inside {endpoints} to choose from"
             ),
             list::NONE_ANYWHERE => format!("policy: {policy} is Local, but there is no endpoint anywhere"),

@@ -215,6 +215,7 @@ impl Explainer {
                     facts.service = self.simulator.service(step.value);
                     facts.index = Some(step.value);
                     facts.flags = step.words[0] as u32;
+                    facts.falls_back = self.simulator.falls_back(step.value, facts.flags);
                 }
                 step::LIST => {
                     let range = IndexRange { base: step.words[0] as u32, len: step.words[1] as u32 };
@@ -285,7 +286,8 @@ fn masquerades(facts: &FlowFacts, from: From, flow: &Flow, endpoint: SocketAddr)
     if kind == kind_number::LOOPBACK {
         return true;
     }
-    if kind != kind_number::CLUSTER_IP && facts.flags & frontend::LOCAL == 0 {
+    let is_local = facts.flags & frontend::LOCAL != 0 || facts.falls_back;
+    if kind != kind_number::CLUSTER_IP && !is_local {
         return false;
     }
     from == From::Node || flow.source.ip() == endpoint.ip()

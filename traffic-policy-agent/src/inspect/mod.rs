@@ -22,5 +22,8 @@ pub use self::{
     listener::{Event, Listener},
     maps::PinnedMap,
     pinned::Pinned,
-    services::{FrontendView, Phase, ServicePort, frontend_kind, service_key, service_names},
+    services::{
+        FrontendView, Phase, ServicePort, external_policy, falls_back, frontend_kind, service_key,
+        service_names,
+    },
 };

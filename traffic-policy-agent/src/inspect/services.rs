@@ -61,6 +61,8 @@ pub enum Phase {
     Active,
     /// Policy Local, no endpoint here, and for this time still forwarded to other nodes.
     Draining(Duration),
+    /// Policy Local, no endpoint here, and the Service's annotation lets this node forward: as under policy Cluster.
+    Fallback,
     /// Policy Local and no endpoint here: dropped.
     NoLocalEndpoint,
     /// No endpoint anywhere: rejected.
@@ -106,6 +108,14 @@ fn as_judged(mut frontend: Frontend, kind: FrontendKind) -> Frontend {
     frontend
 }
 
+/// Whether a frontend with these flags, of a Service with external policy Local, is one of policy Cluster in the maps: then no endpoint
+/// is here, and the Service's annotation lets this node forward.
+pub fn falls_back(external_policy: Policy, flags: u32) -> bool {
+    external_policy == Policy::Local
+        && !matches!(frontend::kind(flags), frontend_kind::CLUSTER_IP | frontend_kind::LOOPBACK)
+        && flags & frontend::LOCAL == 0
+}
+
 fn protocol(number: u32) -> Protocol {
     if number == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp }
 }
@@ -126,6 +136,11 @@ pub fn service_key(info: &ServiceInfo) -> ServicePortKey {
         protocol: protocol(info.protocol.into()),
         ipv6: info.ipv6 != 0,
     }
+}
+
+/// The external policy of a Service, as it says itself.
+pub fn external_policy(info: &ServiceInfo) -> Policy {
+    policy(info.policies & policy::EXTERNAL_LOCAL != 0)
 }
 
 /// Who has each index of a Service port.
@@ -151,7 +166,7 @@ impl ServicePort {
                 let port = ServicePort {
                     key: service_key(&info),
                     index,
-                    external_policy: policy(info.policies & policy::EXTERNAL_LOCAL != 0),
+                    external_policy: external_policy(&info),
                     internal_policy: policy(info.policies & policy::INTERNAL_LOCAL != 0),
                     frontends: Vec::new(),
                     cluster: Vec::new(),
@@ -196,12 +211,16 @@ where
         }
         let Some(port) = ports.get_mut(&frontend.service) else { continue };
         let Some(kind) = frontend_kind(frontend.flags) else { continue };
+        let falls_back = falls_back(port.external_policy, frontend.flags);
         let frontend = as_judged(frontend, kind);
         port.frontends.push(FrontendView {
             address: SocketAddr::new(key.address.to_ip(), key.port.to_host()),
             kind,
-            policy: policy(frontend.flags & frontend::LOCAL != 0),
-            phase: Phase::of(&frontend, now),
+            policy: policy(falls_back || frontend.flags & frontend::LOCAL != 0),
+            phase: match Phase::of(&frontend, now) {
+                Phase::Active if falls_back => Phase::Fallback,
+                phase => phase,
+            },
         });
         if frontend.affinity != 0 {
             port.affinity = Some(Duration::from_secs(frontend.affinity.into()));
@@ -276,6 +295,16 @@ mod tests {
         let loopback = Frontend { flags: local, cluster: range(2), ..Frontend::default() };
         assert_eq!(Phase::of(&as_judged(loopback, FrontendKind::NodePort), 0), Phase::NoLocalEndpoint);
         assert_eq!(Phase::of(&as_judged(loopback, FrontendKind::LoopbackNodePort), 0), Phase::Active);
+    }
+
+    #[test]
+    fn what_falls_back() {
+        let of = |policy, kind: u32, flags| falls_back(policy, kind << frontend::KIND_SHIFT | flags);
+        assert!(of(Policy::Local, frontend_kind::NODE_PORT, frontend::HAS_ENDPOINTS));
+        assert!(!of(Policy::Local, frontend_kind::NODE_PORT, frontend::LOCAL));
+        assert!(!of(Policy::Cluster, frontend_kind::NODE_PORT, 0));
+        assert!(!of(Policy::Local, frontend_kind::CLUSTER_IP, 0), "the internal policy is another");
+        assert!(!of(Policy::Local, frontend_kind::LOOPBACK, 0), "it is for processes of the node");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) const fn unsure<T>(value: T) -> Fact<T> {
 pub enum Ask {
     /// `/healthz` on port 10256: whether the proxy of the node works.
     ProxyHealth,
-    /// The `healthCheckNodePort`; the traffic port where the Service has none.
+    /// The health port of the Service, `healthCheckNodePort` or an annotation's; the traffic port where it has none.
     ServiceHealth,
     /// Whether the node port, or the port of an external IP, takes a connection.
     TrafficPort,

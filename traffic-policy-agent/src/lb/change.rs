@@ -78,7 +78,11 @@ pub(super) struct Objects {
 impl Objects {
     pub(super) fn of(cluster: &Cluster, name: &ServiceName) -> Option<Self> {
         let index = cluster.index();
-        let service = index.services().find(|service| service.name == *name)?.clone();
+        let mut service = index.services().find(|service| service.name == *name)?.clone();
+        if index.is_health_port_refused(&service) {
+            // Whoever has the port is not among these objects.
+            service.health_annotation = 0;
+        }
         Some(Self {
             nodes: index.nodes().map(|node| (node.name.clone(), node.clone())).collect(),
             service,

@@ -6,6 +6,7 @@ use super::{
     balancer::{Ask, Balancer, Weights},
     cluster::{Cluster, is_external},
     guess::guess,
+    health_port,
     nodes::{Kind, Nodes, Who},
     overrides::Overrides,
     rules,
@@ -35,6 +36,10 @@ impl<'a> Judge<'a> {
     #[must_use]
     pub fn new(cluster: &'a Cluster, named: Option<&'static Balancer>, overrides: Overrides) -> Self {
         Self { cluster, nodes: cluster.nodes(), named, overrides }
+    }
+
+    pub(super) fn cluster(&self) -> &'a Cluster {
+        self.cluster
     }
 
     /// How many Nodes there are.
@@ -69,6 +74,7 @@ impl<'a> Judge<'a> {
             }
         };
         let mut balancer = balancer.clone();
+        health_port::told(self.cluster, service, &mut balancer);
         self.overrides.apply(&mut balancer);
         (balancer, why)
     }
@@ -174,7 +180,10 @@ impl<'a> Behind<'_, 'a> {
         let cluster = self.everywhere.cluster(name, kind.zone);
         let list = match self.port.external_policy {
             Policy::Cluster => cluster,
-            Policy::Local => self.everywhere.local(name),
+            Policy::Local => match self.everywhere.local(name) {
+                ListId::EMPTY if self.port.external_fallback => cluster,
+                local => local,
+            },
         };
         let fate = match (list, cluster) {
             (ListId::EMPTY, ListId::EMPTY) => Fate::Refused,

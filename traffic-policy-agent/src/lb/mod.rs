@@ -10,6 +10,7 @@ mod cluster;
 mod cure;
 mod finding;
 mod guess;
+mod health_port;
 mod judge;
 mod nodes;
 mod overrides;

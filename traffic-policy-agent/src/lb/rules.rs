@@ -1,5 +1,7 @@
 //! What is to be said of a Service, the worst first.
 
+mod checks;
+
 use std::time::Duration;
 
 use super::{
@@ -7,9 +9,9 @@ use super::{
     cure,
     finding::{Finding, Level},
     judge::Judge,
-    verdict::{Answer, Fate, Judgement, Membership, PortJudgement, Question, Row, as_f64},
+    verdict::{Fate, Judgement, Membership, PortJudgement, Row, as_f64},
 };
-use crate::model::{Policy, object::ServiceType};
+use crate::model::Policy;
 
 /// What `run` takes without `--drain`.
 pub(super) const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
@@ -31,6 +33,7 @@ pub(super) fn findings<'a>(
             case.green_without_pod(),
             case.dark_with_pod(),
             case.times_out(),
+            case.assumed_to_ask(),
             case.on_one_node(),
             case.uneven(),
             case.client_address(),
@@ -131,28 +134,28 @@ impl<'a> Case<'_, 'a> {
         let dropped = self.port.sum(|row| bad(row) && row.fate == Fate::Dropped).0 > 0;
         let how = if dropped { "dropped" } else { "refused" };
         let name = self.name();
-        let cure = match self.judgement.policy {
+        let what = format!(
+            "{} is sent {} of the requests of {name}, which are {how} there",
+            self.nodes(bad),
+            percent(share)
+        );
+        let finding = |cure: &str| Finding::new(Level::Error, "green-and-lost", what, cure);
+        Some(match self.judgement.policy {
+            Policy::Cluster => finding("let a pod of it become ready"),
+            Policy::Local if self.is_node_port() => finding(
+                "give it a health port and let the balancer ask there, or set externalTrafficPolicy: Cluster",
+            )
+            .with_yaml(self.health_port_yaml()),
             Policy::Local => {
-                "let the balancer ask the healthCheckNodePort (type LoadBalancer), or set externalTrafficPolicy: Cluster"
+                finding("let the balancer ask the healthCheckNodePort, or set externalTrafficPolicy: Cluster")
             }
-            Policy::Cluster => "let a pod of it become ready",
-        };
-        Some(Finding::new(
-            Level::Error,
-            "green-and-lost",
-            format!(
-                "{} is sent {} of the requests of {name}, which are {how} there",
-                self.nodes(bad),
-                percent(share)
-            ),
-            cure,
-        ))
+        })
     }
 
     fn green_without_pod(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.takes && matches!(row.fate, Fate::Served { here: 0, .. });
         let (count, share) = self.port.sum(bad);
-        if count == 0 {
+        if count == 0 || self.port.failed_open {
             return None;
         }
         let preemptible = self.port.sum(|row| bad(row) && row.kind.preemptible).0;
@@ -167,7 +170,7 @@ impl<'a> Case<'_, 'a> {
             ),
         };
         let name = self.name();
-        Some(Finding::new(
+        let finding = Finding::new(
             Level::Warning,
             "green-without-pod",
             format!(
@@ -180,8 +183,17 @@ impl<'a> Case<'_, 'a> {
                 if count == 1 { "gets" } else { "get" },
                 percent(share)
             ),
-            format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does"),
-        ))
+            match self.judgement.policy {
+                Policy::Cluster => {
+                    format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does")
+                }
+                Policy::Local => {
+                    "let the balancer ask the health port, which says 503 on such a node: the fallback is then for what still comes".to_owned()
+                }
+            },
+        );
+        let lacks_port = self.judgement.policy == Policy::Local && self.is_node_port();
+        Some(if lacks_port { finding.with_yaml(self.health_port_yaml()) } else { finding })
     }
 
     fn dark_with_pod(&self) -> Option<Finding> {
@@ -210,37 +222,6 @@ impl<'a> Case<'_, 'a> {
                 self.nodes(bad),
                 counted(pods, "pod is ready", "pods are ready"),
                 self.name()
-            ),
-            cure,
-        ))
-    }
-
-    fn times_out(&self) -> Option<Finding> {
-        if self.judgement.policy != Policy::Local || !matches!(self.port.question, Question::TrafficPort(_)) {
-            return None;
-        }
-        let bad = |row: &Row<'_>| row.answer == Answer::Silence && row.fate == Fate::Dropped;
-        if self.port.sum(bad).0 == 0 {
-            return None;
-        }
-        let balancer = &self.judgement.balancer;
-        let cure = match self.judgement.service.service_type {
-            ServiceType::LoadBalancer => {
-                "let the balancer ask the healthCheckNodePort, which says 503 at once on such a node"
-            }
-            _ => {
-                "a Service of type LoadBalancer has a healthCheckNodePort, which says 503 at once on such a node; a NodePort \
-                 Service has none"
-            }
-        };
-        Some(Finding::new(
-            Level::Warning,
-            "check-times-out",
-            format!(
-                "the check of {} gets silence instead of a refusal, for policy Local drops what it cannot serve: it takes up to \
-                 {} until the balancer gives such a node up, and a client sent there waits as long",
-                self.nodes(bad),
-                span(balancer.notices_silence(Policy::Local).value)
             ),
             cure,
         ))
@@ -319,7 +300,10 @@ impl<'a> Case<'_, 'a> {
                      address wherever it is forwarded, and cannot judge the client themselves",
                     self.name()
                 ),
-                "externalTrafficPolicy: Local keeps the client's address",
+                match self.judgement.policy {
+                    Policy::Cluster => "externalTrafficPolicy: Local keeps the client's address",
+                    Policy::Local => "without traffic-policy.io/external-fallback the client's address is kept, and nothing is forwarded",
+                },
             )
         })
     }
@@ -357,7 +341,7 @@ impl<'a> Case<'_, 'a> {
     /// Whether a change to policy Local would lose requests.
     fn drain(&self) -> Option<Finding> {
         let service = self.judgement.service;
-        let node_port_only = service.service_type == ServiceType::NodePort;
+        let node_port_only = self.is_node_port() && service.health_annotation == 0;
         if self.judgement.policy != Policy::Cluster || node_port_only {
             return None;
         }
@@ -389,27 +373,6 @@ impl<'a> Case<'_, 'a> {
             )
             .with_yaml(cure::annotation("traffic-policy.io/drain", &text)),
         )
-    }
-
-    fn no_health_port(&self) -> Option<Finding> {
-        let service = self.judgement.service;
-        let asked = self.judgement.balancer.local.ask.value == Ask::ServiceHealth;
-        (self.judgement.policy == Policy::Local
-            && service.service_type == ServiceType::LoadBalancer
-            && service.health_check_node_port == 0
-            && asked)
-            .then(|| {
-                Finding::new(
-                    Level::Note,
-                    "no-health-port",
-                    format!(
-                        "{} has no healthCheckNodePort here; the API server gives it one, and until then its traffic port is taken \
-                         to be asked",
-                        self.name()
-                    ),
-                    "write spec.healthCheckNodePort into the manifest, or judge the cluster itself",
-                )
-            })
     }
 
     fn one_node_at_a_time(&self) -> Option<Finding> {

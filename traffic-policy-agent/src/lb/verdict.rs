@@ -48,7 +48,7 @@ pub enum Membership {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// To one of `of` endpoints, of which `here` are on the node. To the others it is forwarded, with the node's address as
-    /// source.
+    /// source. Under policy Local `here` is 0 only where the Service's annotation makes the node forward.
     Served { here: usize, of: usize },
     /// In silence: policy Local, and endpoints on other nodes only.
     Dropped,

@@ -14,7 +14,7 @@ use super::{
     rules::DEFAULT_DRAIN,
     verdict::{Fate, Judgement, PortJudgement, as_f64},
 };
-use crate::model::{Policy, ServiceName, object::ServiceType};
+use crate::model::{Policy, ServiceName, health_port};
 
 /// How long a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s from
 /// Kubernetes 1.32 on, 40 s before.
@@ -200,11 +200,17 @@ impl Between<'_, '_> {
         if (self.judgement.policy, self.after.policy) != (Policy::Cluster, Policy::Local) {
             return;
         }
+        if self.after.service.external_fallback {
+            cost.advice.push(
+                "no drain is needed: the annotation traffic-policy.io/external-fallback lets nodes without a pod go on forwarding"
+                    .to_owned(),
+            );
+            return;
+        }
         let share = self.darkened(|seen| seen.fate == Fate::Dropped);
         let balancer = self.balancer();
         let asks_traffic = balancer.local.ask.value == Ask::TrafficPort
-            || balancer.local.ask.value == Ask::ServiceHealth
-                && self.after.service.service_type != ServiceType::LoadBalancer;
+            || balancer.local.ask.value == Ask::ServiceHealth && health_port(self.after.service).is_none();
         if asks_traffic {
             if share > 0.0 {
                 cost.lose(
@@ -215,7 +221,8 @@ impl Between<'_, '_> {
                 );
                 cost.advice.push(
                     "no drain makes this lossless: the traffic port answers as long as it lasts, so the balancer notices only \
-                     afterwards. Let it ask the healthCheckNodePort"
+                     afterwards. Let it ask the healthCheckNodePort; the annotation traffic-policy.io/health-check-node-port gives a Service of \
+                     type NodePort one"
                         .to_owned(),
                 );
             }
@@ -249,7 +256,8 @@ impl Between<'_, '_> {
                 format!("connections by nodes that turn dark: {} cuts them", self.balancer().name),
             ));
         }
-        if !both_local {
+        // With the fallback, what still comes is forwarded.
+        if !both_local || self.after.service.external_fallback {
             return;
         }
         let emptied = self.darkened(|seen| !matches!(seen.fate, Fate::Served { .. }) || seen.pods == 0);

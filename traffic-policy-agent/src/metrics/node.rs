@@ -269,6 +269,7 @@ mod tests {
                 frontend("192.0.2.1:30080", FrontendKind::NodePort),
             ]),
             external_policy: external,
+            external_fallback: false,
             internal_policy: internal,
             cluster: Vec::new(),
             local: vec![endpoint; local],

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::topology::NodeTopology;
+use super::{HealthPortRules, topology::NodeTopology};
 
 /// What the model must know of the node it runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct NodeInput {
     pub loopback_ipv6: bool,
     /// Ranges of cluster IPs beside those of ServiceCIDR objects (`--service-cidr`).
     pub service_cidrs: BTreeSet<IpNet>,
+    /// Ports that a Service's annotation may give it as health port here.
+    pub health_ports: HealthPortRules,
     /// Whether this node does IPv4.
     pub ipv4: bool,
     /// Whether this node does IPv6.

@@ -90,11 +90,16 @@ pub struct Endpoint {
     pub remote: bool,
 }
 
+/// Under policy Local, lets nodes without an endpoint forward external traffic as under policy Cluster.
+pub const FALLBACK_ANNOTATION: &str = "traffic-policy.io/external-fallback";
+
 /// What the maps should hold for one Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     pub frontends: BTreeSet<Frontend>,
     pub external_policy: Policy,
+    /// Under external policy Local, whether external traffic is forwarded as under Cluster while no endpoint is here.
+    pub external_fallback: bool,
     pub internal_policy: Policy,
     /// Endpoints for policy Cluster.
     pub cluster: Vec<Endpoint>,
@@ -113,7 +118,15 @@ pub struct ServicePort {
     pub affinity: Option<Duration>,
 }
 
-/// A Service whose `healthCheckNodePort` this node answers.
+impl ServicePort {
+    /// The policy that decides about external traffic on this node now.
+    #[must_use]
+    pub fn external_policy_here(&self) -> Policy {
+        if self.external_fallback && self.local.is_empty() { Policy::Cluster } else { self.external_policy }
+    }
+}
+
+/// A Service whose health port this node answers: its `healthCheckNodePort`, or its annotation's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,

@@ -1,6 +1,7 @@
 //! The objects, and the desired state that follows from them, recomputed only where something changed.
 
 mod objects;
+mod ports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,6 +16,7 @@ use super::{
     allocation::ForeignIps,
     conflicts::Claims,
     context::{Context, NodeInput},
+    health_ports,
     object::{EndpointSlice, Node, Service, ServiceCidr},
     service_port::{self, Wanted},
 };
@@ -61,6 +63,7 @@ pub struct Index {
     context: Context,
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
+    ports: health_ports::Claims,
     warnings: BTreeMap<ServiceName, BTreeSet<String>>,
     /// Those that are about no Service.
     node_warnings: BTreeSet<Warning>,
@@ -175,7 +178,11 @@ impl Index {
     pub fn reach(&self, name: &ServiceName) -> Option<Reach<'_>> {
         let service = self.services.get(name).filter(|service| !service.foreign)?;
         let slices: Vec<_> = self.slices_of(name).collect();
-        Some(Reach::new(service, &slices))
+        let mut reach = Reach::new(service, &slices);
+        if self.is_health_port_refused(service) {
+            reach.health = None;
+        }
+        Some(reach)
     }
 
     /// The warnings about a Service as of the last [`Index::update`].
@@ -294,6 +301,7 @@ impl Index {
         };
         self.replace_foreign(&name, &foreign(&old), &foreign(&wanted), settle);
         if let Some(old) = old {
+            self.ports.remove(&name, &old.uses, settle);
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
                     self.claims.remove(key, *frontend, settle);
@@ -301,6 +309,7 @@ impl Index {
             }
         }
         if let Some(wanted) = wanted {
+            self.ports.add(created, &name, &wanted.uses, settle);
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
                     self.claims.add(created, key, *frontend, settle);
@@ -369,9 +378,12 @@ impl Index {
             changes.ports.insert(key);
         }
 
-        if self.desired.health.get(name) != wanted.health.as_ref() {
+        let refused = wanted.annotated.and_then(|port| Some((port, self.health_port_refusal(name, port)?)));
+        warnings.extend(refused.iter().map(|(port, why)| health_ports::sentence(name, *port, why)));
+        let health = wanted.health.as_ref().filter(|_| refused.is_none());
+        if self.desired.health.get(name) != health {
             changes.health = true;
-            match &wanted.health {
+            match health {
                 Some(health) => self.desired.health.insert(name.clone(), health.clone()),
                 None => self.desired.health.remove(name),
             };

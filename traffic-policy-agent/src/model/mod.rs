@@ -11,6 +11,7 @@ mod context;
 mod desired;
 mod duration;
 mod everywhere;
+mod health_ports;
 mod index;
 pub mod object;
 mod reach;
@@ -20,11 +21,12 @@ mod topology;
 
 pub use context::NodeInput;
 pub use desired::{
-    Desired, Endpoint, Frontend, FrontendKind, HealthCheck, Policy, Protocol, ServiceName, ServicePort,
-    ServicePortKey, Warning,
+    Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, Protocol,
+    ServiceName, ServicePort, ServicePortKey, Warning,
 };
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};
+pub use health_ports::{HEALTH_PORT_ANNOTATION, HealthPortRules, health_port};
 pub use index::{Changes, Index, Indexed};
 pub use reach::{HealthReach, Reach};
 pub use render::render;

@@ -44,6 +44,10 @@ pub struct Service {
     pub affinity: Option<Duration>,
     /// 0 = none.
     pub health_check_node_port: u16,
+    /// By the annotation `traffic-policy.io/health-check-node-port`; 0 = none.
+    pub health_annotation: u16,
+    /// The annotation `traffic-policy.io/external-fallback: cluster`.
+    pub external_fallback: bool,
     pub drain: Option<Duration>,
     /// What tells of the balancer in front of it, where it was asked for.
     pub signs: Option<Box<Signs>>,
@@ -71,6 +75,8 @@ impl Service {
             source_ranges: Vec::new(),
             affinity: None,
             health_check_node_port: 0,
+            health_annotation: 0,
+            external_fallback: false,
             drain: None,
             signs: None,
             problems: Vec::new(),

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     ServicePortKey,
     everywhere::Everywhere,
+    health_ports::health_port,
     object::{EndpointSlice, Service},
-    service_port::{endpoints, health_port},
+    service_port::endpoints,
 };
 
 /// One Service on every node.
@@ -18,7 +19,7 @@ pub struct Reach<'a> {
     pub health: Option<HealthReach<'a>>,
 }
 
-/// A `healthCheckNodePort` on every node.
+/// A health port on every node.
 #[derive(Debug)]
 pub struct HealthReach<'a> {
     pub port: u16,

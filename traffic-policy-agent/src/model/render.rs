@@ -40,6 +40,9 @@ fn render_port(key: &ServicePortKey, port: &ServicePort, lines: &mut Vec<String>
         policy(port.external_policy),
         policy(port.internal_policy)
     ));
+    if port.external_fallback {
+        lines.push("  external fallback cluster".to_owned());
+    }
     lines.push(format!("  cluster {}", list(port.cluster.iter().map(endpoint))));
     lines.push(format!("  local {}", list(port.local.iter().map(endpoint))));
     // Said only where the lists do not show it.

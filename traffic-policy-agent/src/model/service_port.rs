@@ -9,8 +9,9 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
+    FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
     context::Context,
+    health_ports::{self, health_port},
     object::{EndpointSlice, Port, Service, ServiceType, SliceEndpoint},
     topology::{Candidates, NodeTopology},
 };
@@ -20,6 +21,10 @@ use super::{
 pub(super) struct Wanted {
     pub(super) ports: Vec<(ServicePortKey, Arc<ServicePort>)>,
     pub(super) health: Option<HealthCheck>,
+    /// The port of `health`, if it is the annotation that gives it.
+    pub(super) annotated: Option<u16>,
+    /// TCP ports of each node that it wants.
+    pub(super) uses: Vec<(u16, health_ports::Use)>,
     /// Its cluster IPs, if another proxy serves it.
     pub(super) foreign_ips: Vec<IpAddr>,
     /// Its cluster IPs, whether or not a port of it can be served.
@@ -35,6 +40,16 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     }
     wanted.warnings.extend(service.problems.iter().cloned());
     wanted.warnings.extend(slices.iter().flat_map(|slice| slice.problems.iter().cloned()));
+
+    wanted.warnings.extend(health_ports::misplaced(service));
+    if service.external_fallback && external_policy(service) == Policy::Cluster {
+        wanted.warnings.insert(format!(
+            "Service {}: metadata.annotations[{FALLBACK_ANNOTATION}] counts under externalTrafficPolicy: Local only; it is ignored.",
+            service.name
+        ));
+    }
+    wanted.annotated = health_ports::annotated(service);
+    wanted.uses = health_ports::uses(service);
 
     let mut local_endpoints = 0;
     for ipv6 in [false, true] {
@@ -63,13 +78,6 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     }
     wanted.health = health_port(service).map(|port| HealthCheck { port, local_endpoints });
     wanted
-}
-
-/// The `healthCheckNodePort` of a Service that has one to be answered.
-pub(super) fn health_port(service: &Service) -> Option<u16> {
-    let is_local =
-        service.service_type == ServiceType::LoadBalancer && service.external_policy == Policy::Local;
-    Some(service.health_check_node_port).filter(|port| is_local && *port != 0)
 }
 
 fn candidates<'a>(
@@ -101,6 +109,12 @@ pub(super) fn endpoints<'a>(
     })
 }
 
+/// A ClusterIP Service is reached from outside by its external IPs only.
+fn external_policy(service: &Service) -> Policy {
+    let counts = service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty();
+    if counts { service.external_policy } else { Policy::Cluster }
+}
+
 fn service_port(
     service: &Service,
     port: &Port,
@@ -111,15 +125,14 @@ fn service_port(
     let frontends = frontends(service, port, ipv6, context);
     let externally_reached =
         port.node_port != 0 || frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp);
-    // A ClusterIP Service is reached from outside by its external IPs only.
-    let policy_counts = service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty();
-    let external_policy = if policy_counts { service.external_policy } else { Policy::Cluster };
+    let external_policy = external_policy(service);
 
     let cluster_used = service.internal_policy == Policy::Cluster || externally_reached;
     let local_used =
         service.internal_policy == Policy::Local || (external_policy == Policy::Local && externally_reached);
     ServicePort {
         external_policy,
+        external_fallback: external_policy == Policy::Local && service.external_fallback,
         internal_policy: service.internal_policy,
         cluster: if cluster_used { candidates.cluster(context.topology()) } else { Vec::new() },
         local: if local_used { candidates.local() } else { Vec::new() },

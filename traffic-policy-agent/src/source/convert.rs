@@ -3,6 +3,7 @@
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
 //! names the field; what is plausible but unusable (an address that is none, SCTP) is left out and told with the object.
 
+mod annotations;
 pub(super) mod detail;
 mod nodes;
 mod problems;
@@ -25,7 +26,7 @@ use k8s_openapi::{
 
 pub(super) use self::nodes::{node, service_cidr};
 use self::problems::Problems;
-use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object, parse_duration};
+use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object};
 
 /// Services and EndpointSlices that belong to no proxy, and those that belong to another one.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -36,9 +37,6 @@ pub(super) const SLICE_SELECTOR: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
-
-const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// A field that holds what it must not.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,25 +130,9 @@ pub(super) fn service(
         .filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"))
         .filter_map(|ingress| ingress.ip.clone())
         .collect();
-    let drain = service.metadata.annotations.as_ref().and_then(|annotations| {
-        let text = annotations.get(DRAIN_ANNOTATION)?;
-        let drain = parse_duration(text).map(|drain| {
-            if drain > LONGEST_DRAIN {
-                problems.tell(
-                    &format!("metadata.annotations[{DRAIN_ANNOTATION}]"),
-                    &format!("{text:?} is longer than 24h, which is taken instead"),
-                );
-            }
-            drain.min(LONGEST_DRAIN)
-        });
-        if drain.is_none() {
-            problems.tell(
-                &format!("metadata.annotations[{DRAIN_ANNOTATION}]"),
-                &format!("{text:?} is not a duration such as 30s, 1m or 0, and is ignored"),
-            );
-        }
-        drain
-    });
+    let drain = annotations::drain(&service.metadata, &mut problems);
+    let health_annotation = annotations::health_port(&service.metadata, &mut problems);
+    let external_fallback = annotations::external_fallback(&service.metadata, &mut problems);
 
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
@@ -167,6 +149,8 @@ pub(super) fn service(
         source_ranges: source_ranges(spec, &mut problems),
         affinity: affinity(spec)?,
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
+        health_annotation,
+        external_fallback,
         drain,
         signs: None,
         problems: problems.sentences,

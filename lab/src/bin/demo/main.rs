@@ -1,7 +1,8 @@
-//! `cargo xtask demo`: the three stories that this project exists for, on real packets between real nodes.
+//! `cargo xtask demo`: the stories that this project exists for, on real packets between real nodes.
 
 mod cluster;
 mod local_curl;
+mod node_port;
 mod policies;
 mod preemption;
 mod share;
@@ -51,6 +52,7 @@ fn run(cli: &Cli) -> Result<()> {
     preemption::show(&cluster)?;
     switch::show(&cluster)?;
     share::show(&cluster)?;
+    node_port::show(&cluster)?;
     println!(
         "\nThat was all, in {:.0} s. Namespaces, programs and processes are removed now.",
         start.elapsed().as_secs_f64()

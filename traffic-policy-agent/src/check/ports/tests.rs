@@ -1,10 +1,8 @@
 use super::*;
 use crate::{
     check::{Severity, listeners::Holder},
-    model::{
-        Policy,
-        object::{Port, ServiceType},
-    },
+    dataplane::port_ranges,
+    model::{Policy, object::Port},
 };
 
 fn facts() -> Facts {
@@ -59,7 +57,7 @@ fn the_kernels_own_ports() {
         "(31000 to 32767)",
         "ip_local_reserved_ports=31000-32767",
     );
-    facts.reserved = ranges("8080,30000-32767\n");
+    facts.reserved = port_ranges("8080,30000-32767\n");
     assert_eq!(complaints(&facts), []);
     facts.ephemeral = 3000..=65_535;
     expect(&facts, Severity::Error, "pool", "only 1976 ports", "ip_local_port_range");
@@ -103,6 +101,8 @@ fn listeners_on_node_ports() {
         source_ranges: Vec::new(),
         affinity: None,
         health_check_node_port: 32_000,
+        health_annotation: 0,
+        external_fallback: false,
         drain: None,
         problems: Vec::new(),
         signs: None,
@@ -116,9 +116,26 @@ fn listeners_on_node_ports() {
         "the healthCheckNodePort of Service default/web",
         "elsewhere",
     );
+    // Of a Service of type NodePort it is the annotation's.
+    let service = &mut facts.services[0];
+    (service.service_type, service.health_check_node_port) = (ServiceType::NodePort, 0);
+    service.health_annotation = 32_000;
+    let named = "the traffic-policy.io/health-check-node-port of Service default/web";
+    expect(&facts, Severity::Error, "listener", named, "elsewhere");
     // The same number of the other protocol is another port, and our own agent may have it.
     facts.listeners =
         vec![listener(Protocol::Udp, "0.0.0.0:99", "x"), listener(Protocol::Tcp, "[::]:32000", "agent")];
     facts.agent = Some(7);
     assert_eq!(complaints(&facts), []);
+    // A port that no annotation may give.
+    facts.services[0].health_annotation = 40_000;
+    expect(
+        &facts,
+        Severity::Warning,
+        "health-port",
+        "is not within --node-ports (30000-32767)",
+        "no Service has",
+    );
+    facts.services[0].health_annotation = 31_000;
+    expect(&facts, Severity::Warning, "health-port", "is a node port of Service default/web", "--node-ports");
 }

@@ -430,6 +430,7 @@ fn evidence(judgement: &Judgement<'_>, port: &PortJudgement<'_>, row: &Row<'_>) 
         Fate::Served { of, .. } if judgement.policy == Policy::Cluster => {
             format!("policy Cluster: one of {of} endpoints")
         }
+        Fate::Served { here: 0, of } => format!("policy Local, external-fallback: one of {of} endpoints"),
         Fate::Served { of, .. } => format!("policy Local: one of {of} endpoints here"),
         Fate::Dropped => "policy Local: endpoints elsewhere only".to_owned(),
         Fate::Refused => "no endpoint anywhere is ready, or terminating and serving".to_owned(),

@@ -11,7 +11,8 @@ use crate::{
 
 /// See [`frontend`].
 pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
-    let policy = if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy };
+    let policy =
+        if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy_here() };
     let number = match kind {
         FrontendKind::ClusterIp => frontend_kind::CLUSTER_IP,
         FrontendKind::NodePort => frontend_kind::NODE_PORT,
@@ -45,7 +46,7 @@ pub struct Drain {
 }
 
 /// Until when new flows are still forwarded from this node: set when the policy turns from Cluster to Local on a node
-/// without an endpoint, kept while it stays so, and never set because the last local endpoint left (Local must not show
+/// without an endpoint, also when the annotation that let it forward goes, kept while it stays so, and never set because the last local endpoint left (Local must not show
 /// a node's address).
 pub fn drain_until(
     port: &ServicePort,

@@ -63,6 +63,7 @@ impl Default for Wanted {
 }
 
 const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 impl Wanted {
     /// Ports that may be used now: not a node port, not one that the kernel gives to its own connections, not one that
@@ -104,6 +105,20 @@ impl Wanted {
 pub fn ephemeral() -> Result<RangeInclusive<u16>> {
     let text = fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
     local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))
+}
+
+/// Those that it keeps to itself nevertheless, net.ipv4.ip_local_reserved_ports.
+pub fn reserved() -> Vec<RangeInclusive<u16>> {
+    fs::read_to_string(RESERVED).map(|text| ranges(&text)).unwrap_or_default()
+}
+
+/// `8080,9000-9010`
+pub fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
+    let parts = text.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    parts.collect()
 }
 
 fn local_range(text: &str) -> Option<RangeInclusive<u16>> {

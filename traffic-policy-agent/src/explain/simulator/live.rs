@@ -1,12 +1,12 @@
 //! Beside a running packet path: what decides is read from its pinned maps.
 
-use std::{net::IpAddr, path::Path};
+use std::{collections::HashMap, net::IpAddr, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Frontend, FrontendKey, HOP_XDP, IndexRange, SLOT_LOCAL, Slot, WideAddress, frontend,
-    frontend_kind,
+    Address, Frontend, FrontendKey, HOP_XDP, IndexRange, SLOT_LOCAL, ServiceInfo, Slot, WideAddress,
+    frontend, frontend_kind,
 };
 
 use super::{Entrance, PacketHook, Simulator};
@@ -21,6 +21,7 @@ use crate::{
         privileges::check_privileges,
         tracing_copy::TracingCopy,
     },
+    inspect::{external_policy, falls_back},
     model::Policy,
 };
 
@@ -76,7 +77,7 @@ impl Simulator {
             copy_services(&maps, ["tp_frontends4", "tp_endpoints4"], &mut copy.maps.v4, policy)?;
             copy_services(&maps, ["tp_frontends6", "tp_endpoints6"], &mut copy.maps.v6, policy)?;
         }
-        Ok(Self { copy, entrances })
+        Ok(Self { copy, entrances, as_cluster: policy == Some(Policy::Cluster) })
     }
 
     /// The node's primary addresses, and the ranges of its pods.
@@ -136,9 +137,11 @@ where
     Slot<A>: Pod,
 {
     let (frontends, slots) = (Reader::open(maps, frontends)?, Reader::open(maps, slots)?);
+    let names: HashMap<u32, ServiceInfo> =
+        Reader::open(maps, "tp_svc_names")?.entries::<u32, ServiceInfo>()?.into_iter().collect();
     let mut next = 0;
     // Frontends of one Service share their lists.
-    let mut places = std::collections::HashMap::new();
+    let mut places = HashMap::new();
     let mut place = |list: (u32, u32, bool), endpoints: &[Slot<A>]| -> Result<IndexRange> {
         if let Some(range) = places.get(&list) {
             return Ok(*range);
@@ -163,6 +166,11 @@ where
         if frontend::kind(frontend.flags) != frontend_kind::CLUSTER_IP && frontend.flags != 0 {
             match policy {
                 Policy::Cluster => frontend.flags &= !frontend::LOCAL,
+                // As it is already: with an annotation that makes it as under Cluster.
+                Policy::Local
+                    if names
+                        .get(&frontend.service)
+                        .is_some_and(|info| falls_back(external_policy(info), frontend.flags)) => {}
                 Policy::Local => {
                     if local.is_empty() {
                         of_local = (frontend.cluster.base, frontend.cluster.len, true);

@@ -16,7 +16,7 @@ use crate::{
         sync::apply,
         tracing_copy::TracingCopy,
     },
-    inspect::service_key,
+    inspect::{external_policy, falls_back, service_key},
     model::ServicePortKey,
 };
 
@@ -40,6 +40,8 @@ pub struct Entrance {
 pub struct Simulator {
     copy: TracingCopy,
     entrances: Vec<Entrance>,
+    /// Every Service is taken to have the external policy Cluster.
+    as_cluster: bool,
 }
 
 impl Simulator {
@@ -75,6 +77,12 @@ impl Simulator {
     /// Who has an index; `None` if nobody.
     pub fn service(&self, index: u32) -> Option<ServicePortKey> {
         self.copy.maps.services.get(&index, 0).ok().map(|info| service_key(&info))
+    }
+
+    /// Whether a frontend with these flags is forwarded as under policy Cluster although its Service has policy Local.
+    pub fn falls_back(&self, index: u32, flags: u32) -> bool {
+        let info = self.copy.maps.services.get(&index, 0).ok().filter(|_| !self.as_cluster);
+        info.is_some_and(|info| falls_back(external_policy(&info), flags))
     }
 
     /// The endpoints of a list.

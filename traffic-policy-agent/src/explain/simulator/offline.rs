@@ -50,7 +50,7 @@ impl Simulator {
         set_up(&mut copy.maps, primary)?;
         write(&mut copy.maps, desired, addresses)?;
         let entrances = vec![Entrance { ifindex: IFINDEX, mac: MAC, hook: PacketHook::Xdp }];
-        Ok(Self { copy, entrances })
+        Ok(Self { copy, entrances, as_cluster: false })
     }
 }
 

@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use traffic_policy_ebpf::abi::frontend::LOCAL;
+
 use super::*;
+use crate::dataplane::sync::frontend;
 use crate::model::{
-    NodeInput, Policy, Protocol,
+    FrontendKind, NodeInput, Policy, Protocol,
     object::{EndpointSlice, LastChange, Node, Port, Service, ServiceType, SliceEndpoint, SlicePort},
 };
 
@@ -37,15 +40,19 @@ fn endpoint() -> impl Strategy<Value = (bool, SliceEndpoint)> {
 
 fn service() -> impl Strategy<Value = Service> {
     let policy = prop_oneof![Just(Policy::Cluster), Just(Policy::Local)];
-    (policy, any::<bool>()).prop_map(|(external_policy, node_port)| Service {
-        service_type: if node_port { ServiceType::NodePort } else { ServiceType::LoadBalancer },
-        cluster_ips: vec![[10, 96, 0, 1].into()],
-        ipv4: true,
-        load_balancer_ips: if node_port { Vec::new() } else { vec![[203, 0, 113, 1].into()] },
-        ports: vec![Port { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 30_080 }],
-        external_policy,
-        health_check_node_port: if node_port { 0 } else { 32_080 },
-        ..Service::unserved(web())
+    (policy, any::<bool>(), any::<bool>()).prop_map(|(external_policy, node_port, external_fallback)| {
+        Service {
+            service_type: if node_port { ServiceType::NodePort } else { ServiceType::LoadBalancer },
+            cluster_ips: vec![[10, 96, 0, 1].into()],
+            ipv4: true,
+            load_balancer_ips: if node_port { Vec::new() } else { vec![[203, 0, 113, 1].into()] },
+            ports: vec![Port { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 30_080 }],
+            external_policy,
+            health_check_node_port: if node_port { 0 } else { 32_080 },
+            health_annotation: if node_port { 31_999 } else { 0 },
+            external_fallback,
+            ..Service::unserved(web())
+        }
     })
 }
 
@@ -88,6 +95,7 @@ proptest! {
         if let Some(zone) = zones.get_mut(unzoned) {
             *zone = None;
         }
+        let service_falls_back = service.external_fallback;
         let index = objects(service, endpoints, zones);
         let cluster = Cluster::new(index.clone());
         let judge = Judge::new(&cluster, by_name("gke"), Overrides::default());
@@ -128,10 +136,10 @@ proptest! {
                 prop_assert_eq!(name, "n3");
                 continue;
             };
-            let list = match written.external_policy {
-                Policy::Cluster => &written.cluster,
-                Policy::Local => &written.local,
-            };
+            // As the packet path reads it.
+            let flags = frontend::flags(written, FrontendKind::NodePort, true);
+            let list = if flags & LOCAL == 0 { &written.cluster } else { &written.local };
+            prop_assert!(flags & LOCAL != 0 || written.external_policy == Policy::Cluster || service_falls_back);
             let expected = match list.len() {
                 0 if written.has_endpoints => Fate::Dropped,
                 0 => Fate::Refused,

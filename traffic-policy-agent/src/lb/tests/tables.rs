@@ -12,7 +12,7 @@ struct Case {
     findings: &'static [&'static str],
 }
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 24] = [
     Case {
         nodes: "n1 n2 n3",
         service: "LoadBalancer Cluster",
@@ -129,6 +129,84 @@ const CASES: [Case; 15] = [
         table: "n1 1 Announced yes 1/1 50\nn2 1 Announced yes 1/1 50\nn3 0 NotAnnounced no dropped 0\n  a 50\n  b 50",
         findings: &["note one-node-at-a-time"],
     },
+    // A Service of type NodePort with a health port by annotation, which an ALB is taken to ask, ...
+    Case {
+        nodes: "n1 n2 n3",
+        service: "NodePort Local health-check-node-port=\"31999\"",
+        pods: "a@n1 b@n2",
+        balancer: "aws-alb",
+        table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no dropped 0\n  a 50\n  b 50",
+        findings: &["note health-port-assumed"],
+    },
+    // ... is known to ask, ...
+    Case {
+        nodes: "n1 n2 n3",
+        service: "NodePort Local health-check-node-port=\"31999\" alb.ingress.kubernetes.io/healthcheck-port=\"31999\"",
+        pods: "a@n1 b@n2",
+        balancer: "guess",
+        table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no dropped 0\n  a 50\n  b 50",
+        findings: &[],
+    },
+    // ... or is known not to.
+    Case {
+        nodes: "n1 n2 n3",
+        service: "NodePort Local health-check-node-port=\"31999\" alb.ingress.kubernetes.io/healthcheck-port=traffic-port",
+        pods: "a@n1 b@n2",
+        balancer: "aws-alb",
+        table: "n1 1 Open yes 1/1 50\nn2 1 Open yes 1/1 50\nn3 0 Silence no dropped 0\n  a 50\n  b 50",
+        findings: &["warning check-times-out"],
+    },
+    // Its own node port is no health port.
+    Case {
+        nodes: "n1 n2 n3",
+        service: "NodePort Local health-check-node-port=\"30080\"",
+        pods: "a@n1 b@n2",
+        balancer: "haproxy",
+        table: "n1 1 Open yes 1/1 50\nn2 1 Open yes 1/1 50\nn3 0 Silence no dropped 0\n  a 50\n  b 50",
+        findings: &["warning check-times-out", "warning object"],
+    },
+    Case {
+        nodes: "n1 n2",
+        service: "NodePort Cluster health-check-node-port=\"31999\"",
+        pods: "a@n1 b@n2",
+        balancer: "haproxy",
+        table: "n1 1 Ok(None) yes 1/2 50\nn2 1 Ok(None) yes 1/2 50\n  a 50\n  b 50",
+        findings: &["warning object"],
+    },
+    // With the fallback nodes without a pod are dark, and what comes there all the same is forwarded.
+    Case {
+        nodes: "n1 n2 n3",
+        service: "LoadBalancer Local external-fallback=cluster",
+        pods: "a@n1 b@n2",
+        balancer: "gke",
+        table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no 0/2 0\n  a 50\n  b 50",
+        findings: &[],
+    },
+    // Who asks the traffic port sends there, too; so does who fails open.
+    Case {
+        nodes: "n1 n2 n3",
+        service: "NodePort Local external-fallback=cluster",
+        pods: "a@n1 b@n2 c@n2",
+        balancer: "aws-alb",
+        table: "n1 1 Open yes 1/1 33\nn2 2 Open yes 2/2 33\nn3 0 Open yes 0/3 33\n  a 44\n  b 28\n  c 28",
+        findings: &["warning green-without-pod", "note uneven"],
+    },
+    Case {
+        nodes: "n1/excluded n2",
+        service: "LoadBalancer Local external-fallback=cluster",
+        pods: "a@n1",
+        balancer: "aws-nlb",
+        table: "n1 1 Ok(Some(1)) no 1/1 0\nn2 0 Unavailable yes 0/1 100\n  a 100",
+        findings: &["error nobody-green", "note one-node"],
+    },
+    Case {
+        nodes: "n1 n2",
+        service: "LoadBalancer Cluster external-fallback=cluster drain=90s",
+        pods: "a@n1 b@n2",
+        balancer: "gke",
+        table: "n1 1 Ok(None) yes 1/2 50\nn2 1 Ok(None) yes 1/2 50\n  a 50\n  b 50",
+        findings: &["warning object"],
+    },
     // An endpoint's node that is no Node (any more) is nobody's target.
     Case {
         nodes: "n1/gce",
@@ -174,6 +252,26 @@ fn cures_are_to_be_pasted() {
     let spread = &value["topologySpreadConstraints"][0];
     assert_eq!(spread["topologyKey"], "kubernetes.io/hostname");
     assert_eq!(spread["labelSelector"]["matchLabels"]["app"], "web");
+}
+
+#[test]
+fn a_health_port_is_to_be_pasted() {
+    let cure = |service: &str, balancer: &str| -> serde_json::Value {
+        let yaml = manifests("n1 n2 n3", service, "a@n1 b@n2");
+        judged(&yaml, balancer, |_, judgement| {
+            let finding = &judgement.findings[0];
+            assert_eq!(finding.code, "check-times-out");
+            let yaml: serde_yaml_ng::Value = serde_yaml_ng::from_str(finding.yaml.as_ref().unwrap()).unwrap();
+            serde_json::to_value(&yaml["annotations"]).unwrap()
+        })
+    };
+    let ours = "traffic-policy.io/health-check-node-port";
+    let for_an_alb = cure("NodePort Local", "aws-alb");
+    assert_eq!(for_an_alb[ours], "31999");
+    assert_eq!(for_an_alb["alb.ingress.kubernetes.io/healthcheck-port"], "31999");
+    // A port that nobody has; here the node port is one.
+    let for_another = cure("NodePort Local health-check-node-port=\"30080\"", "custom");
+    assert_eq!(for_another, serde_json::json!({ours: "31999"}));
 }
 
 #[test]

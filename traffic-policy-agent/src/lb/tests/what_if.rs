@@ -114,6 +114,40 @@ fn scaling_and_spreading_follow_the_scheduler() {
     assert!(after(&[Change::Scale(0)]).contains("refused"));
 }
 
+/// A health port by annotation makes lossless what the traffic port cannot.
+#[test]
+fn a_drain_helps_who_asks_a_health_port() {
+    let switch = [Change::Policy(Policy::Local)];
+    for (service, drain) in [
+        ("NodePort Cluster", None),
+        ("NodePort Cluster health-check-node-port=\"31999\"", Some(65.0)),
+        ("NodePort Cluster health-check-node-port=\"30080\"", None),
+    ] {
+        let yaml = manifests("n1 n2", service, "a@n1");
+        changed(&yaml, "aws-alb", &switch, |_, _, cost| {
+            assert_eq!(cost.drain.map(|(seconds, _)| seconds), drain, "{service}");
+        })
+        .unwrap();
+    }
+}
+
+/// Nothing is lost that only came to the wrong node.
+#[test]
+fn the_fallback_loses_nothing() {
+    let switch = [Change::Policy(Policy::Local), Change::Drain(Duration::ZERO)];
+    let deleted = [Change::PodDeleted("a".to_owned())];
+    for (fallback, lossless) in [("", false), ("external-fallback=cluster", true)] {
+        let cluster = manifests("n1 n2", &format!("LoadBalancer Cluster {fallback}"), "a@n1");
+        let local = manifests("n1 n2", &format!("LoadBalancer Local {fallback}"), "a@n1 b@n2");
+        for (yaml, changes) in [(&cluster, &switch[..]), (&local, &deleted[..])] {
+            changed(yaml, "gke", changes, |_, after, cost| {
+                assert_eq!(lost(cost).is_empty(), lossless, "{fallback:?} {changes:?}\n{after}");
+            })
+            .unwrap();
+        }
+    }
+}
+
 #[test]
 fn what_is_not_there_cannot_change() {
     let yaml = manifests("n1", "LoadBalancer Local", "a@n1");

@@ -30,6 +30,8 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         source_ranges: Vec::new(),
         affinity: None,
         health_check_node_port: 32_000,
+        health_annotation: 0,
+        external_fallback: false,
         drain: None,
         signs: None,
         problems: Vec::new(),
@@ -103,8 +105,21 @@ enum Op {
 
 fn any_service() -> impl Strategy<Value = Service> {
     let policy = prop_oneof![Just(Policy::Cluster), Just(Policy::Local)];
-    (0u8..4, prop::option::of(0i64..3), 30_000u16..30_002, 1u8..3, policy)
-        .prop_map(|(i, created, node_port, vip, policy)| service(i, created, node_port, vip, policy))
+    let annotation = prop::option::of(prop::sample::select(vec![30_000u16, 31_999, 32_000]));
+    (0u8..4, prop::option::of(0i64..3), 30_000u16..30_002, 1u8..3, policy, annotation).prop_map(
+        |(i, created, node_port, vip, policy, annotation)| {
+            let service = service(i, created, node_port, vip, policy);
+            match annotation {
+                None => service,
+                Some(port) => Service {
+                    service_type: ServiceType::NodePort,
+                    load_balancer_ips: Vec::new(),
+                    health_annotation: port,
+                    ..service
+                },
+            }
+        },
+    )
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -213,6 +228,49 @@ proptest! {
             }
         }
     }
+}
+
+/// A health port that an annotation gives is answered only if nobody has it with more right.
+#[test]
+fn each_health_port_of_an_annotation_has_one_service() {
+    let annotated = |i, created, port| Service {
+        service_type: ServiceType::NodePort,
+        health_annotation: port,
+        load_balancer_ips: Vec::new(),
+        ..service(i, created, 30_000 + u16::from(i), 1, Policy::Local)
+    };
+    let mut index = Index::default();
+    let ports = |index: &Index| -> Vec<(String, u16)> {
+        index.desired().health.iter().map(|(name, health)| (name.name.clone(), health.port)).collect()
+    };
+    index.apply(annotated(1, Some(2), 31_999));
+    let _ = index.update(&input(1));
+    assert_eq!(ports(&index), [("s1".to_owned(), 31_999)]);
+    // The older Service has it, whenever it comes.
+    index.apply(annotated(2, Some(1), 31_999));
+    assert!(index.update(&input(1)).health);
+    assert_eq!(ports(&index), [("s2".to_owned(), 31_999)]);
+    let said: Vec<_> = index.warnings_of(&name("ns", "s1")).collect();
+    assert!(
+        said[0].contains("\"31999\" is, by the same annotation, the health port of Service ns/s2"),
+        "{said:?}"
+    );
+    assert!(index.reach(&name("ns", "s1")).unwrap().health.is_none());
+    // A node port before both.
+    index.apply(service(3, None, 31_999, 2, Policy::Cluster));
+    let _ = index.update(&input(1));
+    assert_eq!(ports(&index), []);
+    assert_eq!(index.warnings().map(|(_, count)| count).sum::<usize>(), 2);
+    index.delete::<Service>(&name("ns", "s3"));
+    index.delete::<Service>(&name("ns", "s2"));
+    let _ = index.update(&input(1));
+    assert_eq!(ports(&index), [("s1".to_owned(), 31_999)]);
+    // What the node forbids.
+    let rules =
+        crate::model::HealthPortRules { own: vec![(31_999, "--healthz-address")], ..Default::default() };
+    let _ = index.update(&NodeInput { health_ports: rules, ..input(1) });
+    assert_eq!(ports(&index), []);
+    assert!(index.warnings_of(&name("ns", "s1")).next().unwrap().contains("(--healthz-address)"));
 }
 
 #[test]

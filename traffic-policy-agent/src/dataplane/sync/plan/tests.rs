@@ -28,6 +28,7 @@ fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
         }]
         .into(),
         external_policy: policy,
+        external_fallback: false,
         internal_policy: Policy::Cluster,
         cluster: endpoints.to_vec(),
         local,
@@ -188,6 +189,38 @@ fn annotation_overrides_the_drain() {
         let _ = node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
         assert_eq!(node.frontend(A).drain_until, until);
     }
+}
+
+/// What policy Local has not here is looked for as under policy Cluster, and a drain begins only where that ends.
+#[test]
+fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
+    let (here, there) = (endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false));
+    let service = |endpoints: &[Endpoint]| ServicePort {
+        external_fallback: true,
+        drain: Some(Duration::from_secs(2)),
+        ..port(A, Policy::Local, endpoints)
+    };
+    let is_local = |node: &Node| node.frontend(A).flags & frontend::LOCAL != 0;
+    let mut node = Node::new();
+    let _ = node.set("a", Some(service(&[here, there])));
+    assert!(is_local(&node));
+    let lists = |node: &Node| (node.frontend(A).cluster.len, node.frontend(A).local.len);
+    assert_eq!(lists(&node), (2, 1));
+    // The last local endpoint leaves, and comes back.
+    let plan = node.set("a", Some(service(&[there])));
+    assert!(!is_local(&node) && plan.gone.iter().all(|gone| gone.endpoint == here.address), "{plan:?}");
+    assert_eq!((lists(&node), node.frontend(A).drain_until), ((1, 0), 0));
+    let _ = node.set("a", Some(service(&[here, there])));
+    assert!(is_local(&node));
+    let _ = node.set("a", Some(service(&[there])));
+    // Without the annotation nodes without an endpoint drain, as after a change from Cluster.
+    let plain = |endpoints| ServicePort { external_fallback: false, ..service(endpoints) };
+    let _ = node.set("a", Some(plain(&[there])));
+    assert!(is_local(&node));
+    assert_eq!(node.frontend(A).drain_until, 2_000_001_000);
+    // No endpoint anywhere is what it is under any policy.
+    let _ = node.set("a", Some(service(&[])));
+    assert_eq!(node.frontend(A).flags & frontend::HAS_ENDPOINTS, 0);
 }
 
 #[test]

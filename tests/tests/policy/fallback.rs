@@ -1,0 +1,229 @@
+//! `traffic-policy.io/external-fallback: cluster`: policy Local where endpoints are, policy Cluster where none is.
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::{HeldConnections, Outcome, http};
+
+const WEB: u16 = 30080;
+const PLAIN: u16 = 30081;
+const STICKY: u16 = 30082;
+const RESTRICTED: u16 = 30083;
+const HEALTH: u16 = 32080;
+const ANNOTATION: &str = "traffic-policy.io/external-fallback";
+const SOON: Duration = Duration::from_secs(10);
+
+fn vip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 9].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
+    }
+}
+
+fn local(name: &str, port: u16) -> Service {
+    Cluster::node_port(name, Policy::Local, port)
+}
+
+fn web() -> Service {
+    let service = local("web", WEB).annotation(ANNOTATION, "cluster");
+    Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family))).health_port(HEALTH)
+}
+
+/// What a load balancer hears of a node.
+fn health(cluster: &Cluster, node: usize) -> Option<(u16, bool)> {
+    let to = cluster.at(node, Family::V4, HEALTH);
+    let response = http::get_from(cluster.lab.client().netns(), to, "/").ok()?;
+    Some((response.status, response.body.contains("\"localEndpoints\": 0")))
+}
+
+fn wait_health(cluster: &Cluster, node: usize, wanted: u16) {
+    let start = Instant::now();
+    while health(cluster, node) != Some((wanted, wanted == 503)) {
+        assert!(start.elapsed() < scaled(SOON), "node-{node}: not {wanted} but {:?}", health(cluster, node));
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// At this node new connections and datagrams are answered by a pod of its own, which sees the client.
+fn is_local(cluster: &Cluster, node: usize, port: u16, what: &str) {
+    for family in Family::BOTH {
+        for protocol in Protocol::BOTH {
+            for _ in 0..4 {
+                let answer = cluster.answer(protocol, cluster.at(node, family, port)).unwrap();
+                assert_eq!(answer.node, cluster.lab.node(node).name, "{what} {family:?} {protocol:?}");
+                let client = cluster.lab.client().address(family);
+                assert_eq!(answer.client.ip(), client, "{what} {family:?} {protocol:?}");
+            }
+        }
+    }
+}
+
+/// At this node they are forwarded to any of the pods, which see the node.
+fn is_forwarded(cluster: &Cluster, node: usize, port: u16, pods: &[&str], what: &str) {
+    for family in Family::BOTH {
+        for protocol in Protocol::BOTH {
+            for answer in cluster.ask_until_all(protocol, cluster.at(node, family, port), pods).unwrap() {
+                let own = cluster.lab.node(node).address(family);
+                assert_eq!(answer.client.ip(), own, "{what} {family:?} {protocol:?}");
+            }
+        }
+    }
+}
+
+fn what_people_are_told(cluster: &Cluster, agents: &[Agent]) {
+    for (node, phase) in [(1, "active"), (3, "fallback")] {
+        let ports = agents[node - 1].json(&["services", "default/web"]).unwrap();
+        for port in ports.as_array().unwrap() {
+            assert_eq!(port["external_policy"], "Local");
+            for frontend in port["frontends"].as_array().unwrap() {
+                if frontend["kind"] == "NodePort" || frontend["kind"] == "LoadBalancer" {
+                    assert_eq!(frontend["phase"], phase, "{port}");
+                    assert_eq!(frontend["policy"], "Local", "{port}");
+                }
+            }
+        }
+    }
+    let explain = |more: &[&str]| {
+        let from = cluster.lab.client().address(Family::V4).to_string();
+        let to = cluster.at(3, Family::V4, WEB).to_string();
+        let arguments: Vec<_> = ["explain", &from, &to].iter().chain(more).copied().collect();
+        String::from_utf8_lossy(&agents[2].command(&arguments).unwrap().stdout).into_owned()
+    };
+    let reason = "externalTrafficPolicy is Local and no endpoint is on this node, but the annotation \
+                  traffic-policy.io/external-fallback lets it forward as under Cluster: 2 endpoints to choose from";
+    for more in [&[][..], &["--policy", "local"]] {
+        let said = explain(more);
+        assert!(said.contains(reason) && said.contains("forwarded"), "{more:?}\n{said}");
+    }
+    let said = explain(&["--policy", "cluster"]);
+    assert!(said.contains("externalTrafficPolicy is Cluster, 2 endpoints"), "{said}");
+    // It was never for those inside.
+    let said = explain(&["--from", "pod"]);
+    assert!(
+        said.contains("is Local, which is for clients outside this node; from inside 2 endpoints"),
+        "{said}"
+    );
+}
+
+fn follows_the_endpoints(attach: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 0])).unwrap();
+    let all = cluster.backends();
+    cluster.manifests.apply(&web(), &all).unwrap();
+    cluster.manifests.apply(&local("plain", PLAIN), &all).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    for node in [1, 2] {
+        is_local(&cluster, node, WEB, attach);
+        wait_health(&cluster, node, 200);
+    }
+    // Node-3 has no pod. A load balancer is told so all the same.
+    is_forwarded(&cluster, 3, WEB, &["pod-1-1", "pod-2-1"], attach);
+    wait_health(&cluster, 3, 503);
+    for family in Family::BOTH {
+        cluster.lab.route_vip(vip(family), cluster.lab.node(3)).unwrap();
+        cluster.answer(Protocol::Tcp, SocketAddr::new(vip(family), 80)).unwrap();
+        // Without the annotation it is dropped.
+        for protocol in Protocol::BOTH {
+            let outcome = cluster.ask(protocol, cluster.at(3, family, PLAIN)).unwrap();
+            assert_eq!(outcome, Outcome::Silent, "{attach} {family:?} {protocol:?}");
+        }
+    }
+
+    what_people_are_told(&cluster, &agents);
+
+    // The last pod of node-1 goes and comes back, while connections by both ways are held open. Pods answer all the time.
+    let ways: Vec<_> =
+        [1, 3].iter().flat_map(|node| Family::BOTH.map(|family| cluster.at(*node, family, WEB))).collect();
+    let held =
+        HeldConnections::start(cluster.lab.client().netns(), &ways, 12, Duration::from_millis(100)).unwrap();
+    let endpoints = |backends: &[Backend]| cluster.manifests.endpoints(&web(), backends).unwrap();
+    endpoints(&[all[0].clone().terminating(), all[1].clone()]);
+    wait_health(&cluster, 1, 503);
+    is_local(&cluster, 1, WEB, "it terminates and serves");
+    endpoints(&all[1..]);
+    let by_other =
+        |outcome: &Outcome| matches!(outcome, Outcome::Answered(answer) if answer.pod == "pod-2-1");
+    cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, WEB), SOON, by_other).unwrap();
+    is_forwarded(&cluster, 1, WEB, &["pod-2-1"], "the last pod left");
+    let late = HeldConnections::start(
+        cluster.lab.client().netns(),
+        &[cluster.at(1, Family::V4, WEB), cluster.at(1, Family::V6, WEB)],
+        4,
+        Duration::from_millis(100),
+    )
+    .unwrap();
+    endpoints(&all);
+    wait_health(&cluster, 1, 200);
+    is_local(&cluster, 1, WEB, "a pod is here again");
+    // Each connection went on with its pod.
+    for report in [held.finish(), late.finish()] {
+        assert!(report.broken.is_empty() && report.requests > 0, "{attach}: {report}");
+    }
+
+    // No endpoint anywhere: refused at once, as under any policy.
+    endpoints(&[]);
+    let to = cluster.at(3, Family::V4, WEB);
+    cluster.wait_for(Protocol::Tcp, to, SOON, Outcome::is_refused_at_once).unwrap();
+    endpoints(&all);
+    let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
+    cluster.wait_for(Protocol::Tcp, to, SOON, answered).unwrap();
+    // Where the annotation goes, the drain of a change to Local begins: here there is none.
+    let without = local("web", WEB).health_port(HEALTH).annotation("traffic-policy.io/drain", "0");
+    cluster.manifests.service(&without).unwrap();
+    cluster.wait_for(Protocol::Tcp, to, SOON, |outcome| *outcome == Outcome::Silent).unwrap();
+    // Only one value means anything.
+    cluster.manifests.service(&without.annotation(ANNOTATION, "Cluster")).unwrap();
+    agents[2].wait_said(&[ANNOTATION, "is not \"cluster\"", "default/web"], SOON).unwrap();
+    assert_eq!(cluster.ask(Protocol::Tcp, to).unwrap(), Outcome::Silent);
+}
+
+#[test]
+fn follows_the_endpoints_by_tc() {
+    follows_the_endpoints("tc");
+}
+
+#[test]
+fn follows_the_endpoints_by_xdp() {
+    follows_the_endpoints("xdp");
+}
+
+/// What else decides about a connection decides as under policy Cluster.
+#[test]
+fn source_ranges_and_affinity_hold() {
+    let cluster = Cluster::start(Lab::builder().pods(&[2, 2, 0])).unwrap();
+    let sticky = local("sticky", STICKY)
+        .annotation(ANNOTATION, "cluster")
+        .spec("sessionAffinity", json!("ClientIP"))
+        .spec("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": 600}}));
+    cluster.manifests.apply(&sticky, &cluster.backends()).unwrap();
+    // The client is 192.0.2.10 in IPv4; in IPv6 no range is given, so everybody may.
+    let restricted = local("restricted", RESTRICTED)
+        .annotation(ANNOTATION, "cluster")
+        .vip(vip(Family::V4))
+        .vip(vip(Family::V6))
+        .spec("loadBalancerSourceRanges", json!(["198.51.100.0/24"]));
+    cluster.manifests.apply(&restricted, &cluster.backends()).unwrap();
+    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    for family in Family::BOTH {
+        cluster.lab.route_vip(vip(family), cluster.lab.node(3)).unwrap();
+        for protocol in Protocol::BOTH {
+            // 8 of 4 endpoints by chance: once in 16,000.
+            let to = cluster.at(3, family, STICKY);
+            let first = cluster.answer(protocol, to).unwrap().pod;
+            for _ in 0..8 {
+                assert_eq!(cluster.answer(protocol, to).unwrap().pod, first, "{family:?} {protocol:?}");
+            }
+        }
+        let outcome = cluster.ask(Protocol::Tcp, SocketAddr::new(vip(family), 80)).unwrap();
+        match family {
+            Family::V4 => assert_eq!(outcome, Outcome::Silent),
+            Family::V6 => assert!(matches!(outcome, Outcome::Answered(_)), "{outcome:?}"),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Ports of this node that annotations of Services may not take as health ports.
+
+use std::net::SocketAddr;
+
+use super::Settings;
+use crate::{
+    dataplane::{PortRanges, ephemeral_ports, reserved_ports},
+    model::HealthPortRules,
+};
+
+/// What is known from the start; sysctls are looked at each time.
+#[derive(Debug)]
+pub(super) struct HealthPorts {
+    node_ports: PortRanges,
+    own: Vec<(u16, &'static str)>,
+}
+
+impl HealthPorts {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let own = own(settings.healthz, settings.metrics);
+        Self { node_ports: settings.dataplane.pool.node_ports.clone(), own }
+    }
+
+    pub(super) fn look(&self) -> HealthPortRules {
+        HealthPortRules {
+            node_ports: self.node_ports.0.clone(),
+            own: self.own.clone(),
+            ephemeral: ephemeral_ports().ok(),
+            reserved: reserved_ports(),
+        }
+    }
+}
+
+fn own(healthz: SocketAddr, metrics: Option<SocketAddr>) -> Vec<(u16, &'static str)> {
+    let metrics = metrics.map(|address| (address.port(), "--metrics-address"));
+    [(healthz.port(), "--healthz-address")].into_iter().chain(metrics).collect()
+}

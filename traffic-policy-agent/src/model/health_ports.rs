@@ -1,0 +1,246 @@
+//! Health ports of Services: which port this node answers for each, and who has it where several want the same.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::RangeInclusive,
+};
+
+use super::{
+    Policy, Protocol, ServiceName,
+    object::{Service, ServiceType},
+};
+
+/// Gives a Service of type NodePort a health port, which Kubernetes does not.
+pub const HEALTH_PORT_ANNOTATION: &str = "traffic-policy.io/health-check-node-port";
+
+/// The port on which a node tells whether it has endpoints of a Service: `healthCheckNodePort` of type LoadBalancer, the
+/// annotation's of type NodePort, and of both only under policy Local.
+#[must_use]
+pub fn health_port(service: &Service) -> Option<u16> {
+    let port = match service.service_type {
+        ServiceType::LoadBalancer => service.health_check_node_port,
+        ServiceType::NodePort => service.health_annotation,
+        ServiceType::ClusterIp => 0,
+    };
+    Some(port).filter(|port| *port != 0 && service.external_policy == Policy::Local)
+}
+
+/// The same, if it is the annotation that gives it.
+pub(super) fn annotated(service: &Service) -> Option<u16> {
+    health_port(service).filter(|_| service.service_type == ServiceType::NodePort)
+}
+
+/// A sentence about an annotation that is not for such a Service.
+pub(super) fn misplaced(service: &Service) -> Option<String> {
+    let why = match (service.service_type, service.external_policy) {
+        _ if service.health_annotation == 0 => return None,
+        (ServiceType::NodePort, Policy::Local) => return None,
+        (ServiceType::NodePort, Policy::Cluster) => {
+            "counts under externalTrafficPolicy: Local only: under policy Cluster every node serves, and /healthz on port 10256 tells \
+             of each"
+        }
+        (ServiceType::LoadBalancer, _) => {
+            "is for type NodePort: one of type LoadBalancer has spec.healthCheckNodePort under policy Local"
+        }
+        (ServiceType::ClusterIp, _) => "is for type NodePort",
+    };
+    Some(sentence(&service.name, service.health_annotation, why))
+}
+
+pub(super) fn sentence(service: &ServiceName, port: u16, why: &str) -> String {
+    format!(
+        "Service {service}: metadata.annotations[{HEALTH_PORT_ANNOTATION}] \"{port}\" {why}; it is ignored."
+    )
+}
+
+/// Ports that an annotation may give on this node. By default any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HealthPortRules {
+    /// `--node-ports`, where the API server takes `healthCheckNodePort` from, too; empty: anywhere.
+    pub node_ports: Vec<RangeInclusive<u16>>,
+    /// Ports of the agent itself, with the flag that says so.
+    pub own: Vec<(u16, &'static str)>,
+    /// net.ipv4.ip_local_port_range
+    pub ephemeral: Option<RangeInclusive<u16>>,
+    /// net.ipv4.ip_local_reserved_ports
+    pub reserved: Vec<RangeInclusive<u16>>,
+}
+
+impl HealthPortRules {
+    /// Why a port cannot be given; `None` if it can.
+    pub(super) fn refusal(&self, port: u16) -> Option<String> {
+        let within = |ranges: &[RangeInclusive<u16>]| ranges.iter().any(|range| range.contains(&port));
+        if let Some((_, flag)) = self.own.iter().find(|(own, _)| *own == port) {
+            return Some(format!("is a port of this agent itself ({flag})"));
+        }
+        if !self.node_ports.is_empty() && !within(&self.node_ports) {
+            let ranges: Vec<_> =
+                self.node_ports.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
+            return Some(format!(
+                "is not within --node-ports ({}): other ports are those of programs, of this node's own connections, and \
+                 of --pool-ports",
+                ranges.join(",")
+            ));
+        }
+        let ephemeral = self.ephemeral.as_ref().filter(|range| range.contains(&port))?;
+        (!within(&self.reserved)).then(|| {
+            format!(
+                "is within net.ipv4.ip_local_port_range ({} to {}), from which this node's own connections take ports",
+                ephemeral.start(),
+                ephemeral.end()
+            )
+        })
+    }
+}
+
+/// What a Service wants a port for. Ordered by right: what the API server gave goes before what anybody may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Use {
+    NodePort,
+    HealthCheckNodePort,
+    Annotation,
+}
+
+/// The TCP ports of each node that a Service wants.
+pub(super) fn uses(service: &Service) -> Vec<(u16, Use)> {
+    let tcp = service.ports.iter().filter(|port| port.node_port != 0 && port.protocol == Protocol::Tcp);
+    let health = match annotated(service) {
+        Some(port) => Some((port, Use::Annotation)),
+        None => health_port(service).map(|port| (port, Use::HealthCheckNodePort)),
+    };
+    tcp.map(|port| (port.node_port, Use::NodePort)).chain(health).collect()
+}
+
+/// By right: what it is for, then the older Service, then by name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    what: Use,
+    created: i64,
+    service: ServiceName,
+}
+
+/// All TCP ports of nodes that Services want, with those who want them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Claims(HashMap<u16, BTreeSet<Claim>>);
+
+impl Claims {
+    /// Adds a Service's claims; other Services whose annotation claims the same are put into `touched`.
+    pub(super) fn add(
+        &mut self,
+        created: Option<i64>,
+        service: &ServiceName,
+        uses: &[(u16, Use)],
+        touched: &mut BTreeSet<ServiceName>,
+    ) {
+        let created = created.unwrap_or(i64::MAX);
+        for (port, what) in uses {
+            let claims = self.0.entry(*port).or_default();
+            touch(claims, touched);
+            claims.insert(Claim { what: *what, created, service: service.clone() });
+        }
+    }
+
+    /// Takes a Service's claims away; other Services whose annotation claims the same are put into `touched`.
+    pub(super) fn remove(
+        &mut self,
+        service: &ServiceName,
+        uses: &[(u16, Use)],
+        touched: &mut BTreeSet<ServiceName>,
+    ) {
+        for (port, _) in uses {
+            let Some(claims) = self.0.get_mut(port) else { continue };
+            claims.retain(|claim| claim.service != *service);
+            touch(claims, touched);
+            if claims.is_empty() {
+                self.0.remove(port);
+            }
+        }
+    }
+
+    /// Who has more right to a port than a Service that wants it by annotation.
+    pub(super) fn lost_to(&self, service: &ServiceName, created: Option<i64>, port: u16) -> Option<String> {
+        let holder = self.0.get(&port)?.first()?;
+        let created = created.unwrap_or(i64::MAX);
+        let what = match holder.what {
+            Use::NodePort => "is a node port",
+            Use::HealthCheckNodePort => "is the healthCheckNodePort",
+            Use::Annotation if (holder.created, &holder.service) >= (created, service) => return None,
+            Use::Annotation => "is, by the same annotation, the health port",
+        };
+        Some(format!("{what} of Service {}", holder.service))
+    }
+
+    /// Whether a Service wants this port for anything.
+    pub(super) fn has(&self, port: u16) -> bool {
+        self.0.contains_key(&port)
+    }
+}
+
+fn touch(claims: &BTreeSet<Claim>, touched: &mut BTreeSet<ServiceName>) {
+    let annotated = claims.iter().filter(|claim| claim.what == Use::Annotation);
+    touched.extend(annotated.map(|claim| claim.service.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules() -> HealthPortRules {
+        HealthPortRules {
+            node_ports: vec![30_000..=32_767],
+            own: vec![(30_256, "--healthz-address")],
+            ephemeral: Some(32_000..=60_999),
+            reserved: vec![32_100..=32_200],
+        }
+    }
+
+    #[test]
+    fn ports_that_are_refused() {
+        for (port, expected) in [
+            (31_999, None),
+            (32_150, None),
+            (30_256, Some("--healthz-address")),
+            (22, Some("--node-ports (30000-32767)")),
+            (40_000, Some("--pool-ports")),
+            (32_000, Some("ip_local_port_range (32000 to 60999)")),
+        ] {
+            let said = rules().refusal(port);
+            match expected {
+                None => assert_eq!(said, None, "{port}"),
+                Some(text) => assert!(said.as_ref().unwrap().contains(text), "{port}: {said:?}"),
+            }
+        }
+        assert_eq!(HealthPortRules::default().refusal(22), None);
+    }
+
+    #[test]
+    fn who_has_a_port() {
+        let name = |name: &str| ServiceName { namespace: "ns".to_owned(), name: name.to_owned() };
+        let mut claims = Claims::default();
+        let mut touched = BTreeSet::new();
+        let [young, old, given] = ["young", "old", "given"].map(name);
+        let annotated = [(31_999, Use::Annotation)];
+        claims.add(Some(2), &young, &annotated, &mut touched);
+        assert_eq!((claims.lost_to(&young, Some(2), 31_999), touched.len()), (None, 0));
+        claims.add(Some(1), &old, &annotated, &mut touched);
+        assert_eq!(touched, [young.clone()].into(), "it loses what it had");
+        assert!(claims.lost_to(&young, Some(2), 31_999).unwrap().ends_with("of Service ns/old"));
+        // What the API server gave counts before any age.
+        let given_uses = [(31_999, Use::HealthCheckNodePort), (30_080, Use::NodePort)];
+        claims.add(None, &given, &given_uses, &mut touched);
+        assert!(
+            claims
+                .lost_to(&old, Some(1), 31_999)
+                .unwrap()
+                .contains("healthCheckNodePort of Service ns/given")
+        );
+        touched.clear();
+        claims.remove(&given, &given_uses, &mut touched);
+        assert_eq!(touched, [young.clone(), old.clone()].into(), "they may have it now");
+        assert_eq!(claims.lost_to(&old, Some(1), 31_999), None);
+        assert!(!claims.has(30_080) && claims.has(31_999));
+        // A Service's own node port, too.
+        claims.add(Some(1), &old, &[(31_999, Use::NodePort)], &mut touched);
+        assert!(claims.lost_to(&old, Some(1), 31_999).unwrap().contains("a node port of Service ns/old"));
+    }
+}

@@ -1,0 +1,58 @@
+//! Annotations of Services that are this project's own. What cannot be read is left out and told with the object.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::problems::Problems;
+use crate::model::{FALLBACK_ANNOTATION, HEALTH_PORT_ANNOTATION, parse_duration};
+
+const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
+const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
+
+fn text<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {
+    metadata.annotations.as_ref()?.get(annotation).map(String::as_str)
+}
+
+fn tell(problems: &mut Problems, annotation: &str, what: &str) {
+    problems.tell(&format!("metadata.annotations[{annotation}]"), what);
+}
+
+pub(super) fn drain(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Duration> {
+    let text = text(metadata, DRAIN_ANNOTATION)?;
+    let Some(drain) = parse_duration(text) else {
+        let what = format!("{text:?} is not a duration such as 30s, 1m or 0, and is ignored");
+        tell(problems, DRAIN_ANNOTATION, &what);
+        return None;
+    };
+    if drain > LONGEST_DRAIN {
+        let what = format!("{text:?} is longer than 24h, which is taken instead");
+        tell(problems, DRAIN_ANNOTATION, &what);
+    }
+    Some(drain.min(LONGEST_DRAIN))
+}
+
+/// 0 if there is none.
+pub(super) fn health_port(metadata: &ObjectMeta, problems: &mut Problems) -> u16 {
+    let Some(text) = text(metadata, HEALTH_PORT_ANNOTATION) else { return 0 };
+    let port = text.parse().unwrap_or(0);
+    if port == 0 {
+        let what = format!("{text:?} is not a port such as 31999, and is ignored");
+        tell(problems, HEALTH_PORT_ANNOTATION, &what);
+    }
+    port
+}
+
+/// Whether external traffic is forwarded as under policy Cluster where policy Local would drop it.
+pub(super) fn external_fallback(metadata: &ObjectMeta, problems: &mut Problems) -> bool {
+    match text(metadata, FALLBACK_ANNOTATION) {
+        None => false,
+        Some("cluster") => true,
+        Some(other) => {
+            let what =
+                format!("{other:?} is not \"cluster\", the only value that it may have, and is ignored");
+            tell(problems, FALLBACK_ANNOTATION, &what);
+            false
+        }
+    }
+}
