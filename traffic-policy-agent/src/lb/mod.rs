@@ -13,6 +13,7 @@ mod guess;
 mod judge;
 mod nodes;
 mod overrides;
+pub mod probe;
 mod profiles;
 mod rules;
 #[cfg(test)]
