@@ -3,6 +3,7 @@
 mod document;
 mod print;
 mod probe;
+mod watch;
 mod what_if;
 
 use std::{io::IsTerminal, path::PathBuf};
@@ -51,6 +52,7 @@ pub(super) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     WhatIf(Box<what_if::Arguments>),
+    Watch(Box<watch::Arguments>),
 }
 
 /// Where the objects come from.
@@ -89,6 +91,7 @@ impl Arguments {
     pub(super) fn execute(mut self) -> Result<()> {
         match self.command.take() {
             Some(Command::WhatIf(arguments)) => return arguments.execute(),
+            Some(Command::Watch(arguments)) => return arguments.execute(),
             None => {}
         }
         let (named, overrides) = self.balancer.read()?;

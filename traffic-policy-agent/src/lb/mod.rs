@@ -19,6 +19,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 mod verdict;
+pub mod watch;
 mod what_if;
 
 pub use balancer::{Ask, Balancer, Check, Fact, Weights};

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+pub(super) use self::findings::question_text;
 pub use self::{
     cause::Cause,
     compare::Difference,

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 
-pub(super) use self::ask::Limits;
+pub(super) use self::ask::{Limits, ask};
 use crate::lb::{
     Cluster, Finding, Judge, Judgement, Level, Span,
     probe::{NodeAddress, Probed, Questions, Scope},
