@@ -2,6 +2,8 @@
 
 mod document;
 mod print;
+mod probe;
+mod watch;
 mod what_if;
 
 use std::path::PathBuf;
@@ -18,7 +20,7 @@ use super::{
 use crate::{
     lb::{Balancer, Cluster, Judge, Judgement, Level, Overrides, PROFILES, by_name},
     model::{Index, ServiceName},
-    source,
+    source::{self, Access},
 };
 
 /// Say which nodes load balancers believe in, what becomes of a request at each, which pod gets how much, and what is wrong with it.
@@ -45,11 +47,14 @@ pub(super) struct Arguments {
     source: SourceArguments,
     #[command(flatten)]
     balancer: BalancerArguments,
+    #[command(flatten)]
+    probe: probe::ProbeArguments,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     WhatIf(Box<what_if::Arguments>),
+    Watch(Box<watch::Arguments>),
 }
 
 /// Where the objects come from.
@@ -81,8 +86,10 @@ struct BalancerArguments {
 
 impl Arguments {
     pub(super) fn execute(mut self) -> Result<()> {
-        if let Some(Command::WhatIf(arguments)) = self.command.take() {
-            return arguments.execute();
+        match self.command.take() {
+            Some(Command::WhatIf(arguments)) => return arguments.execute(),
+            Some(Command::Watch(arguments)) => return arguments.execute(),
+            None => {}
         }
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
@@ -93,7 +100,7 @@ impl Arguments {
         }
         let wanted = self.wanted(&cluster)?;
         let judge = Judge::new(&cluster, named, overrides);
-        let judgements: Vec<_> = wanted.iter().filter_map(|name| judge.service(name)).collect();
+        let mut judgements: Vec<_> = wanted.iter().filter_map(|name| judge.service(name)).collect();
         if judgements.is_empty()
             && let Some(name) = &self.service
         {
@@ -101,12 +108,20 @@ impl Arguments {
                 "Service {name} is not reached from outside: it is of type ClusterIP without externalIPs, or has no port that is served"
             );
         }
+        let asked =
+            self.probe.probe.then(|| self.probe.execute(&cluster, &judge, &mut judgements)).transpose()?;
         let view = print::View { judge: &judge, why: self.why, all_nodes: self.all_nodes };
-        match self.output.output {
-            Output::Json => view::print_json(&document::Document::new(&view, &judgements))?,
-            Output::Table => view::print(|out| view.print(out, &judgements, self.service.is_some()))?,
+        match (self.output.output, &asked) {
+            (Output::Json, None) => view::print_json(&document::Document::new(&view, &judgements))?,
+            (Output::Json, Some(asked)) => {
+                view::print_json(&asked.document(document::Document::new(&view, &judgements)))?;
+            }
+            (Output::Table, _) => view::print(|out| {
+                view.print(out, &judgements, self.service.is_some())?;
+                asked.iter().try_for_each(|asked| asked.print(out, self.all_nodes))
+            })?,
         }
-        fail_on_errors(&judgements)
+        fail_on_errors(&judgements, asked.as_ref().map_or(0, probe::Report::errors))
     }
 
     fn wanted(&self, cluster: &Cluster) -> Result<Vec<ServiceName>> {
@@ -122,9 +137,10 @@ impl Arguments {
     }
 }
 
-fn fail_on_errors(judgements: &[Judgement<'_>]) -> Result<()> {
+/// `more`: errors that are not of a Service.
+fn fail_on_errors(judgements: &[Judgement<'_>], more: usize) -> Result<()> {
     let findings = judgements.iter().flat_map(|judgement| &judgement.findings);
-    match findings.filter(|finding| finding.level == Level::Error).count() {
+    match more + findings.filter(|finding| finding.level == Level::Error).count() {
         0 => Ok(()),
         count => Err(FoundErrors { count }.into()),
     }
@@ -139,6 +155,10 @@ impl SourceArguments {
         let mut index = Index::default();
         batch.apply(&mut index);
         Ok(Cluster::new(index))
+    }
+
+    fn access(&self) -> Access {
+        self.api.access()
     }
 }
 

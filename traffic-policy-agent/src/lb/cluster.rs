@@ -21,9 +21,25 @@ pub struct Cluster {
 
 impl Cluster {
     #[must_use]
-    pub fn new(mut index: Index) -> Self {
-        let nodes_are_guessed = index.nodes().next().is_none();
-        if nodes_are_guessed {
+    pub fn new(index: Index) -> Self {
+        let mut cluster = Self { index, nodes_are_guessed: false };
+        cluster.prepare();
+        cluster
+    }
+
+    /// Changes the objects.
+    pub fn change(&mut self, change: impl FnOnce(&mut Index)) {
+        if std::mem::take(&mut self.nodes_are_guessed) {
+            self.index.reset::<Node>(Vec::new(), &[]);
+        }
+        change(&mut self.index);
+        self.prepare();
+    }
+
+    fn prepare(&mut self) {
+        let index = &mut self.index;
+        self.nodes_are_guessed = index.nodes().next().is_none();
+        if self.nodes_are_guessed {
             let services: Vec<_> = index.services().map(|service| service.name.clone()).collect();
             let slices = services.iter().flat_map(|service| index.slices_of(service));
             let names: BTreeSet<String> = slices
@@ -43,7 +59,6 @@ impl Cluster {
             ..NodeInput::default()
         };
         let _ = index.update(&input);
-        Self { index, nodes_are_guessed }
     }
 
     #[must_use]

@@ -20,8 +20,8 @@ use crate::model::{
 /// Judges the Services of a cluster.
 #[derive(Debug)]
 pub struct Judge<'a> {
-    cluster: &'a Cluster,
-    nodes: Nodes<'a>,
+    pub(super) cluster: &'a Cluster,
+    pub(super) nodes: Nodes<'a>,
     /// The balancer that a person named.
     named: Option<&'static Balancer>,
     overrides: Overrides,
@@ -118,11 +118,21 @@ impl<'a> Judge<'a> {
 }
 
 /// One Service port, on every node, behind a balancer.
-struct Behind<'r, 'a> {
-    port: &'r ServicePort,
-    everywhere: &'r Everywhere<'a>,
-    reach: &'r Reach<'a>,
-    balancer: &'r Balancer,
+pub(super) struct Behind<'r, 'a> {
+    pub(super) port: &'r ServicePort,
+    pub(super) everywhere: &'r Everywhere<'a>,
+    pub(super) reach: &'r Reach<'a>,
+    pub(super) balancer: &'r Balancer,
+}
+
+/// What `/healthz` of a node says.
+pub(super) const fn proxy_answer(kind: &Kind<'_>) -> Answer {
+    match (kind.readiness, kind.leaving) {
+        // Its kubelet is silent: most likely all of the node is.
+        (Readiness::Unknown, _) => Answer::Silence,
+        (_, true) => Answer::Unavailable,
+        (_, false) => Answer::Ok(None),
+    }
 }
 
 impl<'a> Behind<'_, 'a> {
@@ -171,7 +181,13 @@ impl<'a> Behind<'_, 'a> {
         }
     }
 
-    fn row(&self, who: Who<'a>, kind: Kind<'a>, count: usize, question: Question) -> (Row<'a>, ListId) {
+    pub(super) fn row(
+        &self,
+        who: Who<'a>,
+        kind: Kind<'a>,
+        count: usize,
+        question: Question,
+    ) -> (Row<'a>, ListId) {
         let name = match who {
             Who::Node(name) => name,
             // No endpoint and no hint names it.
@@ -203,13 +219,11 @@ impl<'a> Behind<'_, 'a> {
     }
 
     fn answer(&self, name: &str, kind: &Kind<'_>, question: Question, fate: Fate, pods: usize) -> Answer {
-        // Its kubelet is silent: most likely all of the node is.
         if kind.readiness == Readiness::Unknown {
             return Answer::Silence;
         }
         match question {
-            Question::ProxyHealth if kind.leaving => Answer::Unavailable,
-            Question::ProxyHealth => Answer::Ok(None),
+            Question::ProxyHealth => proxy_answer(kind),
             Question::ServiceHealth(_) => {
                 let health = self.reach.health.as_ref();
                 match health.map_or(0, |health| health.local_endpoints(name)) {

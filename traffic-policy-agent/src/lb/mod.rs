@@ -14,11 +14,13 @@ mod health_port;
 mod judge;
 mod nodes;
 mod overrides;
+pub mod probe;
 mod profiles;
 mod rules;
 #[cfg(test)]
 mod tests;
 mod verdict;
+pub mod watch;
 mod what_if;
 
 pub use balancer::{Ask, Balancer, Check, Fact, Weights};

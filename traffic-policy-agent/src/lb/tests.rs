@@ -13,7 +13,7 @@ use crate::{
 
 /// Manifests of a cluster with one Service `shop/web`. Nodes, as `n1 n2/excluded n3/leaving`; a Service, as
 /// `LoadBalancer Local`; pods, as `a@n1 b@n2/terminating`.
-fn manifests(nodes: &str, service: &str, pods: &str) -> String {
+pub(super) fn manifests(nodes: &str, service: &str, pods: &str) -> String {
     let mut text = String::new();
     for node in nodes.split_whitespace() {
         let mut words = node.split('/');
@@ -87,7 +87,7 @@ fn manifests(nodes: &str, service: &str, pods: &str) -> String {
     text
 }
 
-fn cluster(yaml: &str) -> Cluster {
+pub(super) fn cluster(yaml: &str) -> Cluster {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a.yaml"), yaml).unwrap();
     let mut index = Index::default();
@@ -95,11 +95,11 @@ fn cluster(yaml: &str) -> Cluster {
     Cluster::new(index)
 }
 
-fn web() -> ServiceName {
+pub(super) fn web() -> ServiceName {
     ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() }
 }
 
-fn balancer(name: &str) -> Option<&'static Balancer> {
+pub(super) fn balancer(name: &str) -> Option<&'static Balancer> {
     (name != "guess").then(|| by_name(name).unwrap())
 }
 

@@ -187,6 +187,10 @@ pub struct Standing {
     pub preemptible: bool,
     /// What `spec.providerID` begins with: `gce`, `aws`, `azure`, `kind`.
     pub provider: Option<Box<str>>,
+    /// `status.addresses` of type `InternalIP`, in the order of the object.
+    pub internal_ips: Vec<IpAddr>,
+    /// The same of type `ExternalIP`.
+    pub external_ips: Vec<IpAddr>,
 }
 
 /// The condition `Ready` of a Node.

@@ -7,6 +7,7 @@ mod access;
 pub(super) mod condition;
 mod connect;
 mod deadline;
+mod follow;
 mod list;
 mod observe;
 mod probe;
@@ -28,6 +29,7 @@ use tokio::{
 
 pub use self::{
     access::{Access, AccessError, SERVICE_ACCOUNT},
+    follow::follow_cluster,
     list::{ListError, Listed, list_cluster},
 };
 use self::{
@@ -63,7 +65,7 @@ impl Kubernetes {
         let (sender, updates) = mpsc::channel(QUEUE);
         let (writer, status) = StatusWriter::new();
         let mut tasks = JoinSet::new();
-        let client = self.client(&writer, &mut tasks).await?;
+        let client = lasting_client(&self.access, &writer, &mut tasks).await?;
 
         let lists = Arc::new(AtomicUsize::new(4));
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
@@ -125,17 +127,21 @@ impl Kubernetes {
         ));
         Ok(Source { updates, status, events, filled, standing, tasks })
     }
+}
 
-    /// The client, and the tasks that look after its credentials and its connections.
-    async fn client(&self, status: &StatusWriter, tasks: &mut JoinSet<()>) -> Result<Client, AccessError> {
-        let line = Line::new();
-        let (client, next) = client(&self.access, &line, status).await?;
-        tasks.spawn(probe::run(client.clone(), line));
-        if matches!(self.access, Access::Kubeconfig(_)) {
-            tasks.spawn(connect::follow(self.access.clone(), next, status.clone()));
-        }
-        Ok(client)
+/// The client, and the tasks that look after its credentials and its connections.
+async fn lasting_client(
+    access: &Access,
+    status: &StatusWriter,
+    tasks: &mut JoinSet<()>,
+) -> Result<Client, AccessError> {
+    let line = Line::new();
+    let (client, next) = client(access, &line, status).await?;
+    tasks.spawn(probe::run(client.clone(), line));
+    if matches!(access, Access::Kubeconfig(_)) {
+        tasks.spawn(connect::follow(access.clone(), next, status.clone()));
     }
+    Ok(client)
 }
 
 /// A client, and where new credentials for it are left.

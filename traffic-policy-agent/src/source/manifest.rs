@@ -54,23 +54,19 @@ pub fn read_cluster(folder: &Path) -> Result<Batch, Mistakes> {
     Ok(load::load(folder, Detail::Cluster)?.batch())
 }
 
+/// Reads and follows a folder as [`Manifests`] does, with all that the judgement of a cluster needs.
+#[must_use]
+pub fn follow_cluster(folder: PathBuf) -> Source {
+    start(folder.clone(), move || read_cluster(&folder))
+}
+
 impl Manifests {
     /// Starts to read and follow the folder. A folder that is missing or broken is reported in the status and in the
     /// log, and waited for.
     #[must_use]
     pub fn start(self) -> Source {
-        let (sender, updates) = mpsc::channel(QUEUE);
-        let (writer, status) = StatusWriter::new();
-        let mut tasks = JoinSet::new();
-        tasks.spawn(self.follow(sender, writer));
-        Source {
-            updates,
-            status,
-            events: EventRecorder::nowhere(),
-            filled: Arc::default(),
-            standing: None,
-            tasks,
-        }
+        let folder = self.folder.clone();
+        start(folder, move || self.read())
     }
 
     /// Reads the folder once.
@@ -85,53 +81,64 @@ impl Manifests {
         }
         Ok(objects.batch())
     }
+}
 
-    async fn follow(self, sender: mpsc::Sender<Batch>, status: StatusWriter) {
-        status.waiting("manifests");
-        let mut notices = Notices::default();
-        let mut seen = None;
-        let mut synced = false;
-        let mut told = true;
-        loop {
-            notices.renew(&self.folder, &status);
-            let folder = self.folder.clone();
-            let looked = spawn_blocking(move || Look::at(&folder)).await;
-            let look = match looked {
-                Ok(look) => look,
-                Err(error) => {
-                    status.mistake("manifests", format!("the folder could not be read: {error}"));
-                    Look::default()
-                }
-            };
-            // Without a notice only a folder that looks different is read again.
-            if told || seen.as_ref() != Some(&look) {
-                let manifests = self.clone();
-                match spawn_blocking(move || manifests.read()).await {
-                    Ok(Ok(batch)) => {
-                        status.well("manifests", "all manifests are readable again");
-                        status.contact();
-                        status.sending();
-                        if sender.send(batch).await.is_err() {
-                            return;
-                        }
-                        synced = true;
-                        status.synced();
-                    }
-                    Ok(Err(mistakes)) => {
-                        let keeps =
-                            if synced { "the last good state stays" } else { "waiting, nothing is written" };
-                        status.mistake("manifests", format!("{mistakes} ({keeps})"));
-                    }
-                    Err(error) => {
-                        status.mistake("manifests", format!("reading failed: {error}"));
-                    }
-                }
-                seen = Some(look);
-            } else if synced {
-                status.contact();
+fn start(folder: PathBuf, read: impl Fn() -> Result<Batch, Mistakes> + Send + Sync + 'static) -> Source {
+    let (sender, updates) = mpsc::channel(QUEUE);
+    let (writer, status) = StatusWriter::new();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(follow(folder, Arc::new(read), sender, writer));
+    Source { updates, status, events: EventRecorder::nowhere(), filled: Arc::default(), standing: None, tasks }
+}
+
+async fn follow<R>(folder: PathBuf, read: Arc<R>, sender: mpsc::Sender<Batch>, status: StatusWriter)
+where
+    R: Fn() -> Result<Batch, Mistakes> + Send + Sync + 'static,
+{
+    status.waiting("manifests");
+    let mut notices = Notices::default();
+    let mut seen = None;
+    let mut synced = false;
+    let mut told = true;
+    loop {
+        notices.renew(&folder, &status);
+        let looking = folder.clone();
+        let looked = spawn_blocking(move || Look::at(&looking)).await;
+        let look = match looked {
+            Ok(look) => look,
+            Err(error) => {
+                status.mistake("manifests", format!("the folder could not be read: {error}"));
+                Look::default()
             }
-            told = notices.wait().await;
+        };
+        // Without a notice only a folder that looks different is read again.
+        if told || seen.as_ref() != Some(&look) {
+            let read = Arc::clone(&read);
+            match spawn_blocking(move || read()).await {
+                Ok(Ok(batch)) => {
+                    status.well("manifests", "all manifests are readable again");
+                    status.contact();
+                    status.sending();
+                    if sender.send(batch).await.is_err() {
+                        return;
+                    }
+                    synced = true;
+                    status.synced();
+                }
+                Ok(Err(mistakes)) => {
+                    let keeps =
+                        if synced { "the last good state stays" } else { "waiting, nothing is written" };
+                    status.mistake("manifests", format!("{mistakes} ({keeps})"));
+                }
+                Err(error) => {
+                    status.mistake("manifests", format!("reading failed: {error}"));
+                }
+            }
+            seen = Some(look);
+        } else if synced {
+            status.contact();
         }
+        told = notices.wait().await;
     }
 }
 

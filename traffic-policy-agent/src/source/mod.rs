@@ -13,7 +13,10 @@ mod status;
 pub use self::{
     batch::{Batch, Change, Source, Update},
     events::{EventRecorder, ObjectEvent, Subject},
-    kubernetes::{Access, AccessError, Kubernetes, ListError, Listed, SERVICE_ACCOUNT, list_cluster},
-    manifest::{Manifests, Mistakes, read_cluster},
+    kubernetes::{
+        Access, AccessError, Kubernetes, ListError, Listed, SERVICE_ACCOUNT, follow_cluster as watch_cluster,
+        list_cluster,
+    },
+    manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},
     status::{Status, StatusReader},
 };

@@ -203,7 +203,7 @@ fn tally(findings: &[Finding]) -> String {
     if parts.is_empty() { "–".to_owned() } else { parts.join(", ") }
 }
 
-fn print_finding(out: &mut dyn Write, finding: &Finding) -> io::Result<()> {
+pub(super) fn print_finding(out: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     paragraph(out, &format!("{:<8}", finding.level.name().to_uppercase()), &finding.what)?;
     if !finding.cure.is_empty() {
         paragraph(out, "  cure  ", &finding.cure)?;

@@ -4,7 +4,10 @@
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 
 use super::{Author, FieldError};
-use crate::model::object::{self, Readiness, Signs, Standing};
+use crate::model::{
+    address::parse_ip,
+    object::{self, Readiness, Signs, Standing},
+};
 
 const EXCLUDED_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
@@ -98,6 +101,11 @@ fn standing(node: &core::Node) -> Standing {
     let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready");
+    let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let of_type = |wanted: &str| {
+        let wanted = listed.iter().filter(|address| address.type_ == wanted);
+        wanted.filter_map(|address| parse_ip(&address.address)).collect()
+    };
     Standing {
         deleting: node.metadata.deletion_timestamp.is_some(),
         to_be_deleted: taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
@@ -116,5 +124,7 @@ fn standing(node: &core::Node) -> Standing {
         provider: spec
             .and_then(|spec| spec.provider_id.as_deref()?.split_once("://"))
             .map(|(provider, _)| provider.into()),
+        internal_ips: of_type("InternalIP"),
+        external_ips: of_type("ExternalIP"),
     }
 }

@@ -1,0 +1,223 @@
+//! `lb --probe` from the client's namespace: agents that work are as the objects have them, and each trouble is named.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use traffic_policy_testing::agent::{self, Agent};
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::nftables::{Chain, Family};
+use traffic_policy_testing::object::{Manifests, Policy, Service};
+use traffic_policy_testing::pace::scaled;
+
+const PORT: u16 = 30080;
+const HEALTH: u16 = 32000;
+const SOON: Duration = Duration::from_secs(30);
+
+fn web() -> Service {
+    Cluster::node_port("web", Policy::Local, PORT).vip("203.0.113.1".parse().unwrap()).health_port(HEALTH)
+}
+
+/// Nodes with two pods, one and none, and an agent on each.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[2, 1, 0])).unwrap();
+    cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
+    cluster.launch(|agent| agent).unwrap();
+    cluster
+}
+
+/// What the client's `lb web --probe` prints, and its exit code.
+fn run(cluster: &Cluster, folder: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(agent::program().unwrap());
+    let within = format!("{}ms", scaled(Duration::from_secs(2)).as_millis());
+    command.args(["lb", "web", "--probe", "--balancer", "gke", "--answer-within", &within]).args(more);
+    command.arg("--manifests").arg(folder);
+    let output = cluster.lab.client().netns().output(command).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{:?}: {said}", output.status);
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+fn json(cluster: &Cluster, folder: &Path, more: &[&str]) -> (Option<i32>, Value) {
+    let (code, text) = run(cluster, folder, &[&["--output", "json"], more].concat());
+    (code, serde_json::from_str(&text).unwrap())
+}
+
+/// Answers that differ: node, question, cause.
+fn differences(document: &Value) -> Vec<(String, String, String)> {
+    let answers = document["probe"]["answers"].as_array().unwrap().iter();
+    let differ = answers.filter(|answer| !answer["difference"].is_null());
+    let text = |answer: &Value, field: &str| answer[field].as_str().unwrap().to_owned();
+    differ
+        .map(|answer| (text(answer, "node"), text(answer, "question"), text(answer, "difference")))
+        .collect()
+}
+
+fn of<'d>(found: &'d [(String, String, String)]) -> Vec<(&'d str, &'d str, &'d str)> {
+    found.iter().map(|(node, question, cause)| (node.as_str(), question.as_str(), cause.as_str())).collect()
+}
+
+/// Asks until nothing differs.
+fn wait_agreed(cluster: &Cluster, more: &[&str]) -> (Option<i32>, Value) {
+    let start = Instant::now();
+    loop {
+        let (code, document) = json(cluster, cluster.manifests.folder(), more);
+        if document["probe"]["differ"] == 0 {
+            return (code, document);
+        }
+        assert!(start.elapsed() < scaled(SOON), "{:?}", differences(&document));
+    }
+}
+
+/// A copy of the manifests, for what a person has on disk and the cluster has not.
+fn copy(cluster: &Cluster) -> (tempfile::TempDir, Manifests) {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(cluster.manifests.folder()).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let manifests = Manifests::at(folder.path()).unwrap();
+    (folder, manifests)
+}
+
+fn findings(document: &Value) -> Vec<(&str, &str)> {
+    let own = document["probe"]["findings"].as_array().unwrap().iter();
+    let of_service = document["services"][0]["findings"].as_array().unwrap().iter();
+    let all = own.chain(of_service);
+    all.map(|finding| (finding["level"].as_str().unwrap(), finding["code"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn agents_that_work_are_as_the_objects_have_them() {
+    let cluster = cluster();
+    let (code, document) = wait_agreed(&cluster, &["--traffic"]);
+    assert_eq!(code, Some(0), "{document}");
+    // Of each node /healthz, the health port, and the node port in both families.
+    assert_eq!(document["probe"]["asked"], 12);
+    let answers = document["probe"]["answers"].as_array().unwrap();
+    let mut told: Vec<_> = answers
+        .iter()
+        .map(|answer| {
+            let text = |field: &str| answer[field].as_str().unwrap();
+            format!("{} {} {}", text("node"), text("question"), text("answer"))
+        })
+        .collect();
+    told.sort();
+    told.dedup();
+    assert_eq!(
+        told,
+        [
+            "node-1 GET :10256/healthz 200",
+            "node-1 GET :32000 200, 2 endpoints",
+            "node-1 connect :30080 connects",
+            "node-2 GET :10256/healthz 200",
+            "node-2 GET :32000 200, 1 endpoint",
+            "node-2 connect :30080 connects",
+            "node-3 GET :10256/healthz 200",
+            "node-3 GET :32000 503",
+            "node-3 connect :30080 silence",
+        ]
+    );
+    let not_asked = document["probe"]["not_asked"].as_array().unwrap();
+    assert!(
+        not_asked.iter().all(|port| port == "default/web:udp-80") && !not_asked.is_empty(),
+        "{not_asked:?}"
+    );
+
+    // As a table: a line each, and what is not asked.
+    let (code, text) = run(&cluster, cluster.manifests.folder(), &["--traffic"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("asked from here  12 questions"), "{text}");
+    assert!(text.contains("UDP is not asked"), "{text}");
+    // Without the flag no node port is touched.
+    let (_, document) = json(&cluster, cluster.manifests.folder(), &[]);
+    assert_eq!(document["probe"]["asked"], 6);
+}
+
+#[test]
+fn an_agent_that_is_killed_is_dead_and_its_packet_path_lives() {
+    let mut cluster = cluster();
+    wait_agreed(&cluster, &["--traffic"]);
+    cluster.agents[1].kill().unwrap();
+    let (code, document) = json(&cluster, cluster.manifests.folder(), &["--traffic"]);
+    assert_eq!(code, Some(3));
+    assert_eq!(
+        of(&differences(&document)),
+        [("node-2", "GET :10256/healthz", "dead-agent"), ("node-2", "GET :32000", "dead-agent")]
+    );
+    let found = findings(&document);
+    assert_eq!(found.iter().filter(|found| **found == ("error", "dead-agent")).count(), 2, "{found:?}");
+    let (_, text) = run(&cluster, cluster.manifests.folder(), &[]);
+    assert!(text.contains("GET :10256/healthz at node node-2: refused"), "{text}");
+    assert!(text.contains("no proxy runs on it"), "{text}");
+
+    cluster.agents[1].start_again().unwrap();
+    Agent::wait_ready(&cluster.agents[1], SOON).unwrap();
+    wait_agreed(&cluster, &["--traffic"]);
+}
+
+#[test]
+fn a_firewall_on_the_way_times_out() {
+    let cluster = cluster();
+    wait_agreed(&cluster, &[]);
+    let drops = Chain { family: Family::Inet, table: "wall", name: "forward", forward: Some(true) };
+    cluster.lab.router().nft_chain(&drops).unwrap();
+    let (code, document) = json(&cluster, cluster.manifests.folder(), &[]);
+    assert_eq!(code, Some(3));
+    let found = differences(&document);
+    assert!(found.iter().all(|(.., cause)| cause == "firewall") && found.len() == 6, "{found:?}");
+    let answers = document["probe"]["answers"].as_array().unwrap();
+    assert!(answers.iter().all(|answer| answer["kind"] == "silence"), "{answers:?}");
+    cluster.lab.router().delete_nft_table(Family::Inet, "wall").unwrap();
+    wait_agreed(&cluster, &[]);
+}
+
+#[test]
+fn objects_that_are_not_the_clusters_are_named() {
+    let cluster = cluster();
+    wait_agreed(&cluster, &[]);
+    let backends = cluster.backends();
+
+    // One endpoint less: another count is a warning; the one of node-2 is gone: an error.
+    let (folder, manifests) = copy(&cluster);
+    manifests.endpoints(&web(), &backends[..1]).unwrap();
+    let (code, document) = json(&cluster, folder.path(), &[]);
+    assert_eq!(code, Some(3));
+    assert_eq!(
+        of(&differences(&document)),
+        [("node-1", "GET :32000", "stale-proxy"), ("node-2", "GET :32000", "stale-proxy")]
+    );
+    let found = findings(&document);
+    assert!(
+        found.contains(&("error", "stale-proxy")) && found.contains(&("warning", "stale-proxy")),
+        "{found:?}"
+    );
+
+    // A health port that the Service has only here.
+    let (folder, manifests) = copy(&cluster);
+    manifests.service(&web().health_port(HEALTH + 1)).unwrap();
+    let (_, document) = json(&cluster, folder.path(), &[]);
+    let found = differences(&document);
+    assert!(found.iter().all(|(.., cause)| cause == "nothing-listens") && found.len() == 3, "{found:?}");
+
+    // Another node's address, and one that nobody has a route to.
+    let (folder, manifests) = copy(&cluster);
+    let nodes = fs::read_to_string(folder.path().join("nodes.yaml")).unwrap();
+    let own = cluster.lab.node(1).addresses.v4.to_string();
+    assert!(nodes.contains(&own), "{nodes}");
+    manifests.write_text("nodes", &nodes.replace(&own, "198.18.0.1")).unwrap();
+    let (code, document) = json(&cluster, folder.path(), &[]);
+    assert_eq!(code, Some(3));
+    assert_eq!(
+        of(&differences(&document)),
+        [("node-1", "GET :10256/healthz", "wrong-address"), ("node-1", "GET :32000", "wrong-address")]
+    );
+
+    // No Node has an ExternalIP.
+    let (_, document) = json(&cluster, cluster.manifests.folder(), &["--node-address", "external"]);
+    let found = differences(&document);
+    assert!(found.iter().all(|(.., cause)| cause == "no-address") && found.len() == 6, "{found:?}");
+}

@@ -1,0 +1,261 @@
+//! `lb watch` beside manifests that change: lines into a file, a view on a terminal, and each way to end it.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use traffic_policy_testing::agent;
+use traffic_policy_testing::api_server::{ApiServer, Kind};
+use traffic_policy_testing::pace::{until, wait_for};
+
+const SOON: Duration = Duration::from_secs(30);
+
+const NODES: &str = "\
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: gke-cluster-with-a-name-that-is-very-long-default-pool-of-machines-12345678-abcd}
+";
+const SECOND: &str = "gke-cluster-with-a-name-that-is-very-long-default-pool-of-machines-12345678-abcd";
+
+const SERVICE: &str = "\
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default, uid: web}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 32080
+  clusterIP: 10.96.0.1
+  clusterIPs: [10.96.0.1]
+  ipFamilies: [IPv4]
+  ports: [{port: 80, nodePort: 30080, protocol: TCP}]
+";
+
+fn slice(nodes: &[&str]) -> String {
+    let mut text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+         metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}\n\
+         ports: [{name: '', port: 8080, protocol: TCP}]\n"
+        .to_owned();
+    text += if nodes.is_empty() { "endpoints: []\n" } else { "endpoints:\n" };
+    for (at, node) in nodes.iter().enumerate() {
+        text += &format!(
+            "- {{addresses: [10.244.0.{}], nodeName: {node}, conditions: {{ready: true, serving: true, terminating: false}}}}\n",
+            at + 1
+        );
+    }
+    text
+}
+
+/// Nobody reads half of a file.
+fn write(folder: &Path, name: &str, text: &str) {
+    let temporary = folder.join(format!(".{name}.tmp"));
+    fs::write(&temporary, text).unwrap();
+    fs::rename(temporary, folder.join(name)).unwrap();
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "nodes.yaml", NODES);
+    write(folder.path(), "service.yaml", SERVICE);
+    write(folder.path(), "slice.yaml", &slice(&["node-1", SECOND]));
+    folder
+}
+
+fn watch() -> Command {
+    let mut command = Command::new(agent::program().unwrap());
+    command.args(["lb", "watch", "web", "--balancer", "gke"]).stdin(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// Killed at the end of a test that failed.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        wait_for("the end of lb watch", SOON, || self.0.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Lines of a file that is written to, without their times.
+fn lines(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| {
+            let (time, rest) = line.split_once(' ').unwrap_or_else(|| panic!("no time: {line}"));
+            // 2026-11-22T18:04:59.312Z
+            assert!(time.len() == 24 && time.ends_with('Z') && time.as_bytes()[10] == b'T', "{line}");
+            rest.to_owned()
+        })
+        .collect()
+}
+
+const BEGINNING: &str = "default/web: policy Local, 2 of 2 nodes green, 2 ready pods";
+const DARK: &str = "default/web: node-1: turns dark: 200, 1 endpoint → 503; 1 → 0 pods; a request there: served → dropped; \
+    gke knows within 6 s";
+const GREEN: &str = "default/web: node-1: turns green: 503 → 200, 1 endpoint; 0 → 1 pod; a request there: dropped → served; \
+    gke knows within 6 s";
+
+#[test]
+fn a_line_for_each_change_of_the_manifests() {
+    let (folder, out) = (folder(), tempfile::NamedTempFile::new().unwrap());
+    let seen = || lines(out.path());
+    let file = File::create(out.path()).unwrap();
+    let mut running = Running::start(watch().arg("--manifests").arg(folder.path()).stdout(file));
+    until("the first state", SOON, || seen() == [BEGINNING]);
+    write(folder.path(), "slice.yaml", &slice(&[SECOND]));
+    until("a line for the node that turns dark", SOON, || seen().iter().any(|line| line == DARK));
+    // A broken manifest changes nothing.
+    let before = seen();
+    write(folder.path(), "slice.yaml", "kind: [");
+    write(folder.path(), "slice.yaml", &slice(&["node-1", SECOND]));
+    until("a line for the node that turns green", SOON, || seen().iter().any(|line| line == GREEN));
+    assert_eq!(seen()[..before.len()], before);
+    fs::remove_file(folder.path().join("service.yaml")).unwrap();
+    let gone = "default/web: is not reached from outside any more";
+    until("a line for the end of the Service", SOON, || seen().last().is_some_and(|line| line == gone));
+    let text = fs::read_to_string(out.path()).unwrap();
+    assert!(!text.contains('\x1b'), "no terminal, no escape sequence: {text}");
+    running.signal(Signal::SIGINT);
+    assert_eq!(running.exit_code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_is_followed() {
+    let server = ApiServer::start().unwrap();
+    for text in [NODES, SERVICE, &slice(&["node-1", SECOND])] {
+        text.split("---\n").for_each(|object| server.apply(object).unwrap());
+    }
+    let (access, out) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let kubeconfig = access.path().join("kubeconfig");
+    server.write_kubeconfig(&kubeconfig).unwrap();
+    let file = File::create(out.path()).unwrap();
+    let mut running = Running::start(watch().arg("--kubeconfig").arg(&kubeconfig).stdout(file));
+    let seen = || lines(out.path());
+    until("the first state", SOON, || seen() == [BEGINNING]);
+    server.apply(&slice(&[SECOND])).unwrap();
+    until("a line for the node that turns dark", SOON, || seen().iter().any(|line| line == DARK));
+    server.delete(Kind::Node, "", "node-1");
+    until("a line for the Node", SOON, || seen().iter().any(|line| line == "node-1: the Node is gone"));
+    assert!(server.posted_events().is_empty(), "it only reads");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.exit_code(), Some(0));
+}
+
+#[test]
+fn it_ends_when_nobody_reads_any_more() {
+    let folder = folder();
+    let mut running = Running::start(watch().arg("--manifests").arg(folder.path()).stdout(Stdio::piped()));
+    let mut pipe = running.0.stdout.take().unwrap();
+    let mut first = [0; 20];
+    pipe.read_exact(&mut first).unwrap();
+    drop(pipe);
+    // Without a change: nothing need be written for it to be noticed.
+    assert_eq!(running.exit_code(), Some(0));
+}
+
+/// A terminal, and all that was written to it.
+struct Terminal {
+    /// Open as long as it is a terminal.
+    _main: File,
+    written: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    fn new(columns: u16, rows: u16) -> (Self, OwnedFd) {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave } = openpty(Some(&size), None).unwrap();
+        let main = File::from(master);
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (mut reader, all) = (main.try_clone().unwrap(), Arc::clone(&written));
+        thread::spawn(move || {
+            let mut part = [0; 4096];
+            // EIO once nobody has it open any more.
+            while let Ok(length @ 1..) = reader.read(&mut part) {
+                all.lock().unwrap().extend_from_slice(&part[..length]);
+            }
+        });
+        (Self { _main: main, written }, slave)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.written.lock().unwrap()).into_owned()
+    }
+}
+
+/// What is left of it without escape sequences.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('\x1b') {
+        plain.push_str(&rest[..at]);
+        let sequence = rest[at + 1..].strip_prefix('[').expect("a control sequence");
+        let end = sequence.find(|c: char| c.is_ascii_alphabetic()).expect("its end");
+        // Where drawing begins anew, and on another screen, a line begins.
+        if sequence.as_bytes()[end] == b'H' || sequence.starts_with("?1049") {
+            plain.push('\n');
+        }
+        rest = &sequence[end + 1..];
+    }
+    plain + rest
+}
+
+#[test]
+fn a_view_of_80_columns_that_leaves_the_terminal_as_it_was() {
+    for (columns, rows, most) in [(80, 24, 80), (200, 50, 80), (60, 12, 60)] {
+        let folder = folder();
+        let (terminal, slave) = Terminal::new(columns, rows);
+        let mut command = watch();
+        command.arg("--manifests").arg(folder.path()).stdout(slave.try_clone().unwrap());
+        command.stderr(slave);
+        let mut running = Running::start(&mut command);
+        // The copies of the terminal that a child inherits go with it.
+        drop(command);
+        until("the view", SOON, || terminal.text().contains("2 of 2 green"));
+        write(folder.path(), "slice.yaml", &slice(&["node-1"]));
+        until("the change in the view", SOON, || {
+            let text = terminal.text();
+            text.contains("1 of 2 green") && text.contains("turns dark")
+        });
+        running.signal(Signal::SIGINT);
+        assert_eq!(running.exit_code(), Some(0));
+        until("the end of the view", SOON, || terminal.text().contains("\x1b[?1049l"));
+
+        let text = terminal.text();
+        let (entered, left) = (text.find("\x1b[?1049h").unwrap(), text.rfind("\x1b[?1049l").unwrap());
+        assert!(entered < left, "the alternate screen is left");
+        let (hidden, shown) = (text.rfind("\x1b[?25l").unwrap(), text.rfind("\x1b[?25h").unwrap());
+        assert!(hidden < shown, "the cursor is shown again");
+        until("the changes on the ordinary screen", SOON, || terminal.text()[left..].contains("turns dark"));
+        let text = plain(&terminal.text());
+        let longest = text.lines().map(|line| line.trim_end_matches('\r').chars().count()).max().unwrap();
+        assert!(longest <= most, "{longest} columns of {most}:\n{text}");
+        assert!(longest > most / 2, "the view is there: {text}");
+    }
+}

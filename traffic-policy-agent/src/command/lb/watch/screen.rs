@@ -1,0 +1,74 @@
+//! A view on a terminal by plain escape sequences, on the alternate screen. The terminal is as it was when this is dropped.
+
+use std::{
+    io::{self, Write as _},
+    os::fd::AsFd as _,
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use terminal_size::{Height, Width, terminal_size_of};
+
+/// More columns are not used.
+const COLUMNS: usize = 80;
+
+/// The alternate screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+pub(super) struct Screen(());
+
+impl Screen {
+    /// Standard output is a terminal.
+    pub(super) fn enter() -> io::Result<Self> {
+        let screen = Self(());
+        let mut out = io::stdout().lock();
+        out.write_all(ENTER.as_bytes())?;
+        out.flush()?;
+        Ok(screen)
+    }
+
+    /// Columns that are used, and rows.
+    pub(super) fn size(&self) -> (usize, usize) {
+        match terminal_size_of(io::stdout()) {
+            Some((Width(columns), Height(rows))) if columns > 0 && rows > 0 => {
+                (usize::from(columns).min(COLUMNS), rows.into())
+            }
+            _ => (COLUMNS, 24),
+        }
+    }
+
+    /// Draws over what is there. Lines that are too long or too many are cut.
+    pub(super) fn draw(&mut self, lines: &[String]) -> io::Result<()> {
+        let (columns, rows) = self.size();
+        let mut text = String::from("\x1b[H");
+        for (at, line) in lines.iter().take(rows).enumerate() {
+            if at > 0 {
+                text.push_str("\r\n");
+            }
+            // Names come from objects: nothing of them may steer the terminal.
+            text.extend(line.chars().map(|c| if c.is_control() { '?' } else { c }).take(columns));
+            text.push_str("\x1b[K");
+        }
+        text.push_str("\x1b[J");
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let mut out = io::stdout().lock();
+        // A terminal that is gone needs nothing restored.
+        let _ = out.write_all(LEAVE.as_bytes()).and_then(|()| out.flush());
+    }
+}
+
+/// Whether standard output is a pipe or a terminal that nobody reads any more.
+pub(super) fn nobody_reads() -> bool {
+    let out = io::stdout();
+    let mut fds = [PollFd::new(out.as_fd(), PollFlags::empty())];
+    let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
+    poll(&mut fds, PollTimeout::ZERO).is_ok()
+        && fds[0].revents().is_some_and(|events| events.intersects(gone))
+}

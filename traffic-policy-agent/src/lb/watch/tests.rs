@@ -1,0 +1,152 @@
+//! Changes from one small cluster to the next, as lines.
+
+use std::time::Duration;
+
+use super::{
+    super::{
+        Answer, Judge, Overrides, Question,
+        probe::{Asking, Heard as Answered, Probed},
+        tests::{balancer, cluster, manifests, web},
+    },
+    Heard, Snapshot,
+};
+
+fn snapshot(nodes: &str, service: &str, pods: &str) -> Snapshot {
+    let cluster = cluster(&manifests(nodes, service, pods));
+    let judge = Judge::new(&cluster, balancer("gke"), Overrides::default());
+    let judgements: Vec<_> = judge.service(&web()).into_iter().collect();
+    Snapshot::new(&judge, &judgements)
+}
+
+const LOCAL: &str = "LoadBalancer Local";
+const CLUSTER: &str = "LoadBalancer Cluster";
+
+/// Nodes, Service and pods before and after; what is said.
+type Case = ([&'static str; 3], [&'static str; 3], &'static [&'static str]);
+
+const CASES: &[Case] = &[
+    (["n1 n2", LOCAL, "a@n1 b@n2"], ["n1 n2", LOCAL, "a@n1 b@n2"], &[]),
+    // The last pod of a node goes, and a request there would be dropped.
+    (
+        ["n1 n2", LOCAL, "a@n1 b@n2"],
+        ["n1 n2", LOCAL, "a@n1"],
+        &[
+            "shop/web: n2: turns dark: 200, 1 endpoint → 503; 1 → 0 pods; a request there: served → dropped; gke knows within 6 s",
+        ],
+    ),
+    (
+        ["n1 n2", LOCAL, "a@n1"],
+        ["n1 n2", LOCAL, "a@n1 b@n2"],
+        &[
+            "shop/web: n2: turns green: 503 → 200, 1 endpoint; 0 → 1 pod; a request there: dropped → served; gke knows within 6 s",
+        ],
+    ),
+    (
+        ["n1 n2", LOCAL, "a@n1 b@n2 c@n2"],
+        ["n1 n2", LOCAL, "a@n1 b@n2"],
+        &["shop/web: n2: stays green: 200, 2 endpoints → 200, 1 endpoint; 2 → 1 pod"],
+    ),
+    // Nodes without a pod are told as one.
+    (
+        ["n1 n2 n3", CLUSTER, "a@n1"],
+        ["n1 n2 n3", LOCAL, "a@n1"],
+        &[
+            "shop/web: externalTrafficPolicy Cluster → Local",
+            "shop/web: n1: stays green: 200 → 200, 1 endpoint",
+            "shop/web: 2 nodes without a pod: turns dark: 200 → 503; a request there: forwarded → dropped; gke knows within 6 s",
+        ],
+    ),
+    // A Node comes, goes, and turns.
+    (
+        ["n1 n2", LOCAL, "a@n1 b@n2"],
+        ["n1", LOCAL, "a@n1"],
+        &["n2: the Node is gone", "shop/web: n2: is gone, green, 1 pod"],
+    ),
+    (
+        ["n1", CLUSTER, "a@n1"],
+        ["n1 n2", CLUSTER, "a@n1"],
+        &["n2: a new Node", "shop/web: n2: is there, green, 0 pods"],
+    ),
+    (
+        ["n1 n2", CLUSTER, "a@n1"],
+        ["n1 n2/leaving", CLUSTER, "a@n1"],
+        &[
+            "n2: said of the Node: nothing → leaving",
+            "shop/web: n2: turns dark: 200 → 503; gke knows within 24 s",
+        ],
+    ),
+];
+
+#[test]
+fn what_has_happened() {
+    for (before, after, wanted) in CASES {
+        let [old, new] = [before, after].map(|[nodes, service, pods]| snapshot(nodes, service, pods));
+        assert_eq!(old.changes(&new), *wanted, "{before:?} → {after:?}");
+    }
+}
+
+#[test]
+fn the_beginning_and_the_end_of_a_service() {
+    let (with, without) = (snapshot("n1 n2", LOCAL, "a@n1"), snapshot("n1 n2", "ClusterIP", "a@n1"));
+    assert_eq!(with.beginning(), ["shop/web: policy Local, 1 of 2 nodes green, 1 ready pod"]);
+    assert_eq!(with.changes(&without), ["shop/web: is not reached from outside any more"]);
+    assert_eq!(
+        without.changes(&with),
+        ["shop/web: is reached from outside: policy Local, 1 of 2 nodes green, 1 ready pod"]
+    );
+    // An error has a beginning and an end.
+    let nobody = snapshot("n1 n2", LOCAL, "");
+    let lines = with.changes(&nobody);
+    assert!(lines.iter().any(|line| line.starts_with("shop/web: error no-endpoint: ")), "{lines:?}");
+    let lines = nobody.changes(&with);
+    assert!(lines.iter().any(|line| line == "shop/web: no-endpoint is over"), "{lines:?}");
+}
+
+#[test]
+fn many_nodes_share_a_line() {
+    let names = |count: usize| (1..=count).map(|number| format!("n{number} ")).collect::<String>();
+    let pods = |count: usize| (1..=count).map(|number| format!("p{number}@n{number} ")).collect::<String>();
+    let old = snapshot(&names(12), LOCAL, &pods(12));
+    let lines = old.changes(&snapshot(&names(12), LOCAL, &pods(1)));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("shop/web: 11 nodes (n10, n11, n12, …): turns dark: "), "{lines:?}");
+}
+
+fn round(heard: &Answered) -> Probed {
+    let asking = Asking {
+        node: "n1".to_owned(),
+        service: Some(web()),
+        question: Question::ServiceHealth(32080),
+        to: None,
+        expected: Answer::Unavailable,
+        kubelet_silent: false,
+        decides: true,
+    };
+    Probed::new(vec![(asking, heard.clone(), Duration::ZERO)])
+}
+
+/// What differs once may be of the moment; what differs twice is told, once; and so is its end.
+#[test]
+fn a_difference_is_told_when_it_lasts() {
+    let mut heard = Heard::default();
+    let body =
+        br#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}"#;
+    let well = Answered::Http(super::super::probe::Http::read(
+        Question::ServiceHealth(32080),
+        503,
+        Some(b"0"),
+        body,
+    ));
+    assert_eq!((heard.round(&round(&well)), heard.doubts()), (vec![], false));
+    assert_eq!((heard.round(&round(&Answered::Refused)), heard.doubts()), (vec![], true));
+    assert_eq!((heard.round(&round(&well)), heard.doubts()), (vec![], false));
+    heard.round(&round(&Answered::Refused));
+    assert_eq!(
+        heard.round(&round(&Answered::Refused)),
+        ["n1: shop/web: GET :32080: refused, and the objects say 503 (nothing-listens)"]
+    );
+    assert!(heard.cause(&web(), "n1").is_some() && !heard.doubts());
+    assert_eq!(heard.round(&round(&Answered::Refused)), [""; 0]);
+    assert_eq!(heard.round(&round(&well)), ["n1: shop/web: GET :32080: 503, as the objects say"]);
+    assert!(heard.cause(&web(), "n1").is_none());
+}

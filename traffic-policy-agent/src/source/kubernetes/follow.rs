@@ -1,0 +1,69 @@
+//! All Nodes, Services and EndpointSlices of a cluster, followed for who judges it as a whole: nothing is written, no Event is posted.
+
+use std::sync::{Arc, atomic::AtomicUsize};
+
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
+use kube::{Api, runtime::watcher};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use super::{Access, AccessError, lasting_client, watch};
+use crate::source::{
+    batch::{QUEUE, Source, Update},
+    convert::{
+        self, Author,
+        detail::{self, Detail},
+    },
+    events::EventRecorder,
+    status::StatusWriter,
+};
+
+/// Starts the watches, with all that the judgement of a cluster needs.
+///
+/// # Errors
+/// As [`super::Kubernetes::start`].
+pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
+    let (sender, updates) = mpsc::channel(QUEUE);
+    let (writer, status) = StatusWriter::new();
+    let mut tasks = JoinSet::new();
+    let client = lasting_client(access, &writer, &mut tasks).await?;
+    let (events, lists) = (EventRecorder::nowhere(), Arc::new(AtomicUsize::new(3)));
+    let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
+    let labelled = |selector| watcher::Config::default().labels(selector);
+    tasks.spawn(watch::run(
+        Api::all(client.clone()),
+        watcher::Config::default(),
+        watch::Kind {
+            plural: "Nodes",
+            without: None,
+            convert: |node: &Node| detail::node(node, Detail::Cluster).map(Some),
+            update: Update::Node,
+        },
+        sink.clone(),
+    ));
+    tasks.spawn(watch::run(
+        Api::all(client.clone()),
+        labelled(convert::SERVICE_SELECTOR),
+        watch::Kind {
+            plural: "Services",
+            without: None,
+            convert: |service: &Service| detail::service(service, Author::ApiServer, Detail::Cluster),
+            update: Update::Service,
+        },
+        sink.clone(),
+    ));
+    tasks.spawn(watch::run(
+        Api::all(client),
+        labelled(convert::SLICE_SELECTOR),
+        watch::Kind {
+            plural: "EndpointSlices",
+            without: None,
+            convert: |slice: &EndpointSlice| detail::endpoint_slice(slice, Detail::Cluster),
+            update: Update::EndpointSlice,
+        },
+        sink,
+    ));
+    Ok(Source { updates, status, events, filled: Arc::default(), standing: None, tasks })
+}
