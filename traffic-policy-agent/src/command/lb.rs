@@ -1,6 +1,7 @@
 //! `lb`: which nodes load balancers believe in, and which pod gets how much.
 
 mod document;
+mod html;
 mod print;
 mod what_if;
 
@@ -39,6 +40,8 @@ pub(super) struct Arguments {
     all_nodes: bool,
     #[command(flatten)]
     output: OutputArguments,
+    #[command(flatten)]
+    html: html::HtmlArguments,
     #[command(flatten)]
     source: SourceArguments,
     #[command(flatten)]
@@ -87,6 +90,7 @@ impl Arguments {
         if let Some(Command::WhatIf(arguments)) = self.command.take() {
             return arguments.execute();
         }
+        self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
         if cluster.nodes_are_guessed {
@@ -105,6 +109,7 @@ impl Arguments {
             );
         }
         let view = print::View { judge: &judge, why: self.why, all_nodes: self.all_nodes };
+        self.html.write_services(&view, &judgements)?;
         match self.output.output {
             Output::Json => view::print_json(&document::Document::new(&view, &judgements))?,
             Output::Table => view::print(|out| view.print(out, &judgements, self.service.is_some()))?,
