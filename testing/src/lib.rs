@@ -28,6 +28,7 @@ pub mod agent;
 pub mod api_server;
 pub mod attached;
 pub mod bpf_map;
+pub mod browser;
 pub mod capture;
 pub mod cgroup;
 pub mod checksum;

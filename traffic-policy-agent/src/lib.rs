@@ -19,5 +19,6 @@ pub mod lb;
 pub mod metrics;
 pub mod model;
 pub mod node;
+pub mod page;
 pub mod source;
 pub mod systemd;

@@ -49,6 +49,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         });
     }
     let facts = prepare(options.target)?;
+    // Tests can do without, and say so.
+    programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     print!("{facts}");
     println!("Ready ({:.1} s).", started.elapsed().as_secs_f32());
     Ok(ExitCode::SUCCESS)

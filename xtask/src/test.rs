@@ -65,6 +65,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
         return Ok(());
     }
     programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+    programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
     stages.one("documentation tests", |tally| tests(tally, &["--doc"], &[]));
     stages.one("packet, model and namespace tests", |tally| tests(tally, &["--test", "*"], &[]));
@@ -106,6 +107,9 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
         programs.map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name)).collect();
     if filter.contains("deploy") || filter.contains("container") {
         programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+    }
+    if filter.contains("page") {
+        programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     }
     // As `cargo xtask vm test` names them.
     if let Some((suite, test)) = filter.split_once("::")

@@ -1,6 +1,7 @@
 //! `lb`: which nodes load balancers believe in, and which pod gets how much.
 
 mod document;
+mod html;
 mod print;
 mod probe;
 mod watch;
@@ -43,6 +44,8 @@ pub(super) struct Arguments {
     all_nodes: bool,
     #[command(flatten)]
     output: OutputArguments,
+    #[command(flatten)]
+    html: html::HtmlArguments,
     #[command(flatten)]
     source: SourceArguments,
     #[command(flatten)]
@@ -91,6 +94,7 @@ impl Arguments {
             Some(Command::Watch(arguments)) => return arguments.execute(),
             None => {}
         }
+        self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
         if cluster.nodes_are_guessed {
@@ -111,6 +115,7 @@ impl Arguments {
         let asked =
             self.probe.probe.then(|| self.probe.execute(&cluster, &judge, &mut judgements)).transpose()?;
         let view = print::View { judge: &judge, why: self.why, all_nodes: self.all_nodes };
+        self.html.write_services(&view, &judgements)?;
         match (self.output.output, &asked) {
             (Output::Json, None) => view::print_json(&document::Document::new(&view, &judgements))?,
             (Output::Json, Some(asked)) => {

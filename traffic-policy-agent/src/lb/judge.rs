@@ -161,8 +161,9 @@ impl<'a> Behind<'_, 'a> {
         for (row, list) in rows.iter().zip(lists) {
             *shares.entry(list).or_default() += row.share;
         }
-        let lost =
-            rows.iter().filter(|row| !matches!(row.fate, Fate::Served { .. })).map(|row| row.share).sum();
+        let unserved = rows.iter().filter(|row| !matches!(row.fate, Fate::Served { .. }));
+        // The sum of nothing is -0.0, which would be printed as such.
+        let lost = unserved.fold(0.0, |lost, row| lost + row.share);
         let pods = self.pods(&special, &shares, work);
         PortJudgement { keys: vec![key.clone()], frontends, question, rows, pods, failed_open, lost }
     }

@@ -11,6 +11,10 @@ pub(crate) type Program<'a> = (&'a str, &'a str);
 /// The programs that write rules of nftables and iptables, which the bench compares with.
 pub(crate) const RULES: [Program<'static>; 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
 
+/// The browser that opens the pages of `lb --html` and of the bench.
+pub(crate) const BROWSER: [Program<'static>; 1] = [("chromium", "chromium")];
+pub(crate) const NO_BROWSER: &str = "tests that open pages are skipped";
+
 /// Installs what is missing, where there is apt and the right to use it; the names of what is missing after it.
 /// `without` says what cannot be done then.
 pub(crate) fn prepare<'a>(programs: &[Program<'a>], without: &str) -> Vec<&'a str> {

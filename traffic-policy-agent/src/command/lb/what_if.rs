@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{BalancerArguments, SourceArguments, print};
+use super::{BalancerArguments, SourceArguments, document, html, print};
 use crate::{
     command::view::{self, Output, OutputArguments},
     lb::{Change, Cost, Fate, Judge, Judgement, NodeChange, PortJudgement, Row, Span, WhatIf, Who},
@@ -49,6 +49,8 @@ pub(super) struct Arguments {
     rate: Option<u32>,
     #[command(flatten)]
     output: OutputArguments,
+    #[command(flatten)]
+    html: html::HtmlArguments,
     #[command(flatten)]
     source: SourceArguments,
     #[command(flatten)]
@@ -90,6 +92,7 @@ impl Arguments {
                 view::usage("name a change: --policy, --node, --pod, --scale, --spread or --drain").into()
             );
         }
+        self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
         let found: Vec<_> = cluster.named(&self.service).iter().map(|service| service.name.clone()).collect();
@@ -114,8 +117,16 @@ impl Arguments {
             );
         };
         let cost = what_if.cost(&(&before, &old), &(&after, &new));
-        let compared =
-            Compared { before: &before, after: &after, old: &old, new: &new, cost: &cost, rate: self.rate };
+        let compared = Compared {
+            before: &before,
+            after: &after,
+            old: &old,
+            new: &new,
+            changes: &changes,
+            cost: &cost,
+            rate: self.rate,
+        };
+        self.html.write_change(&compared)?;
         match self.output.output {
             Output::Json => view::print_json(&compared.document()),
             Output::Table => view::print(|out| compared.print(out)),
@@ -124,11 +135,12 @@ impl Arguments {
 }
 
 /// A Service before and after.
-struct Compared<'c, 'a> {
+pub(super) struct Compared<'c, 'a> {
     before: &'c Judge<'a>,
     after: &'c Judge<'a>,
     old: &'c Judgement<'a>,
     new: &'c Judgement<'a>,
+    changes: &'c [Change],
     cost: &'c Cost,
     rate: Option<u32>,
 }
@@ -159,11 +171,13 @@ struct PodDocument {
 }
 
 #[derive(Serialize)]
-struct Document<'c> {
+pub(super) struct Document<'c> {
     namespace: &'c str,
     name: &'c str,
     balancer: &'static str,
     policy: [&'static str; 2],
+    /// In a few words each.
+    changes: Vec<String>,
     nodes: Vec<NodeDocument>,
     pods: Vec<PodDocument>,
     skew: [Option<f64>; 2],
@@ -214,12 +228,25 @@ impl<'a> Compared<'_, 'a> {
             .collect()
     }
 
-    fn document(&self) -> Document<'_> {
+    /// As `lb` judges it before and after.
+    pub(super) fn sides(&self) -> [document::Document<'_>; 2] {
+        [(self.before, self.old), (self.after, self.new)].map(|(judge, judgement)| {
+            let view = print::View { judge, why: false, all_nodes: false };
+            document::Document::new(&view, std::slice::from_ref(judgement))
+        })
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.old.service.name.to_string()
+    }
+
+    pub(super) fn document(&self) -> Document<'_> {
         Document {
             namespace: &self.old.service.name.namespace,
             name: &self.old.service.name.name,
             balancer: self.old.balancer.name,
             policy: [view::policy(self.old.policy), view::policy(self.new.policy)],
+            changes: self.changes.iter().map(words).collect(),
             nodes: self.nodes(),
             pods: self.pods(),
             skew: self.ports().map(|port| port.and_then(PortJudgement::skew)),
@@ -282,6 +309,19 @@ impl<'a> Compared<'_, 'a> {
             print::paragraph(out, "NOTE    ", advice)?;
         }
         Ok(())
+    }
+}
+
+fn words(change: &Change) -> String {
+    match change {
+        Change::Policy(policy) => format!("externalTrafficPolicy {}", view::policy(*policy)),
+        Change::Node(name, NodeChange::Gone) => format!("node {name} gone"),
+        Change::Node(name, NodeChange::Drained) => format!("node {name} drained"),
+        Change::Node(name, NodeChange::Added) => format!("node {name} added"),
+        Change::PodDeleted(pod) => format!("pod {pod} deleted"),
+        Change::Scale(count) => format!("scaled to {count}"),
+        Change::Spread => "pods spread".to_owned(),
+        Change::Drain(drain) => format!("drain {}", view::span(*drain)),
     }
 }
 

@@ -244,6 +244,13 @@ fn a_service_that_nobody_reaches_from_outside_is_not_judged() {
     assert_eq!(cluster.named("web").len(), 1);
 }
 
+/// A sum of no floats is -0.0, which is printed as such.
+#[test]
+fn nothing_lost_is_no_negative_number() {
+    let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1");
+    assert!(judged(&yaml, "gke", |_, judgement| judgement.ports[0].lost.is_sign_positive()));
+}
+
 #[test]
 fn cures_are_to_be_pasted() {
     let yaml = manifests("n1 n2", "LoadBalancer Local", "a@n1 b@n1");

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use traffic_policy_agent::page::frame;
 
 use super::{FORMAT, Report, Run};
 
@@ -37,24 +38,7 @@ fn git(arguments: &[&str]) -> Option<String> {
 
 /// RFC 3339, whole seconds.
 fn utc(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (mut year, mut days) = (1970, seconds / 86_400);
-    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
+    frame::utc(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
 impl Report {
@@ -110,20 +94,5 @@ fn give_back(path: &Path) {
     if let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) {
         // It is there all the same, owned by root.
         let _ = chown(path, Some(user), Some(group));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn dates() {
-        let at = |seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(at(1_735_689_599), "2024-12-31T23:59:59Z");
     }
 }

@@ -2,37 +2,27 @@
 
 use std::fmt::Write as _;
 
+use traffic_policy_agent::page::frame::{escaped, head};
+
 use super::{Report, Row, Unit, plot, table::short};
 
 const STYLE: &str = include_str!("page.css");
-
-/// Text, safe within HTML and SVG.
-pub(super) fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe += "&amp;",
-            '<' => safe += "&lt;",
-            '>' => safe += "&gt;",
-            '"' => safe += "&quot;",
-            c => safe.push(c),
-        }
-    }
-    safe
-}
 
 impl Report {
     pub(super) fn page(&self) -> String {
         let run = &self.run;
         let commit = run.commit.get(..10).unwrap_or("unknown");
         let changes = if run.dirty { " with changes" } else { "" };
-        let mut page = format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>traffic-policy bench, {date}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>traffic-policy bench</h1>\n<p>{date}, commit {commit}{changes}, <code>{}</code>, {:.0} s, seed {}.</p>\n",
+        let mut page = head(&format!("traffic-policy bench, {}", run.date), STYLE);
+        writeln!(
+            page,
+            "<main>\n<h1>traffic-policy bench</h1>\n<p>{}, commit {commit}{changes}, <code>{}</code>, {:.0} s, seed {}.</p>",
+            escaped(&run.date),
             escaped(&run.command),
             run.seconds,
             run.seed,
-            date = escaped(&run.date),
-        );
+        )
+        .ok();
         let doubts = self.warnings.iter().map(|warning| format!("Warning: {warning}")).chain(self.noise());
         for text in doubts {
             writeln!(page, "<p class=\"warning\">{}</p>", escaped(&text)).ok();
@@ -61,7 +51,7 @@ impl Report {
             let (key, value) = (escaped(key), escaped(value));
             writeln!(page, "<tr><th scope=\"row\">{key}</th><td>{value}</td></tr>").ok();
         }
-        page + "</tbody>\n</table>\n</body>\n</html>\n"
+        page + "</tbody>\n</table>\n</main>\n</body>\n</html>\n"
     }
 }
 
@@ -121,17 +111,24 @@ fn table(rows: &[&Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::Result;
+    use traffic_policy_testing::browser::{self, Browser};
+
     use super::*;
     use crate::report::Goal;
 
-    #[test]
-    fn a_page_needs_nothing_else_and_shows_each_row() {
+    fn made_up() -> Report {
         let mut report = Report::listing();
         let row = Row::new("established", "request <1k>", Unit::Nanoseconds, &[30.0, 31.0, 32.0]);
         report.rows.push(row.beside("floor", &[27.0, 27.0, 27.0]).goal(Goal::TimesAtMost(1.1)));
         report.rows.push(Row::new("established", "rate", Unit::Mpps, &[4.0, 4.1, 1.0]));
         report.skip("wire", "kube-proxy", "no program of that name");
-        let page = report.page();
+        report
+    }
+
+    #[test]
+    fn a_page_needs_nothing_else_and_shows_each_row() {
+        let page = made_up().page();
         for part in
             ["request &lt;1k&gt;", "class=\"goal\"", "class=\"missed\"", "class=\"noisy\"", "kube-proxy"]
         {
@@ -142,5 +139,21 @@ mod tests {
         }
         assert_eq!(page.matches("<svg").count(), 2);
         assert_eq!(page.matches("<title id=").count(), page.matches("<desc id=").count());
+    }
+
+    #[test]
+    fn a_browser_draws_the_page() -> Result<()> {
+        let Some(mut browser) = Browser::start("a_browser_draws_the_page")? else { return Ok(()) };
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("report.html");
+        std::fs::write(&file, made_up().page())?;
+        let read = browser::judge(&mut browser, &file, (folder.path(), "bench"))?;
+        for (role, name) in
+            [("image", "established, ns"), ("image", "established, Mpps"), ("rowheader", "request <1k>")]
+        {
+            let found = read.iter().any(|node| node.role == role && node.name == name);
+            assert!(found, "no {role} {name} in {read:?}");
+        }
+        Ok(())
     }
 }

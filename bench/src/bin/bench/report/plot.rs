@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{Row, page::escaped, table::short};
+use traffic_policy_agent::page::frame::escaped;
+
+use super::{Row, table::short};
 
 const WIDTH: f64 = 860.0;
 /// Room for the value behind the longest bar.

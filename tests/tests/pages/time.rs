@@ -1,0 +1,46 @@
+//! The time line of a simulation, with made-up numbers.
+
+use anyhow::Result;
+use serde_json::json;
+use traffic_policy_agent::page::{Event, Page, Part, Second, Timeline};
+use traffic_policy_testing::browser::{self, Browser, Look};
+
+use crate::{assert_named, pictures, table, texts};
+
+#[test]
+fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
+    let Some(mut browser) = Browser::start("a_time_line_is_drawn_if_it_is_given")? else { return Ok(()) };
+    let seconds: Vec<_> = (0..40)
+        .map(|second| match second {
+            10..14 => Second { ok: 75, lost: 20, cut: 5 },
+            _ => Second { ok: 100, lost: 0, cut: 0 },
+        })
+        .collect();
+    let happened = |second, what: &str| Event { second, what: what.to_owned() };
+    let events =
+        vec![happened(10.0, "node <b>a</b> is preempted"), happened(14.2, "the balancer gives it up")];
+    let line = Timeline { title: "preemption, gke, 100 requests a second".to_owned(), seconds, events };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("page.html");
+    Page::new("Preemption").with(Part::Timeline, &line)?.write(&file)?;
+    let read = browser::judge(&mut browser, &file, (pictures(), "time-line"))?;
+    assert_named(&read, "image", "Time line of preemption, gke, 100 requests a second");
+    let mut tab = browser.open(&file, Look::DESKTOP)?;
+    assert_eq!(texts(&mut tab, "figure.time figcaption span")?, ["answered: 3,900", "cut: 20", "lost: 80"]);
+    let rows = table(&mut tab, "Requests of each second")?;
+    assert_eq!(rows.len(), 40);
+    assert_eq!(rows[12], ["12", "75", "20", "5"]);
+    // As tall as the numbers are large: a second of losses beside one without.
+    let tall = "['ok', 'lost', 'cut'].map(kind => [...document.querySelectorAll('svg.time rect.' + kind)]\
+                .reduce((sum, bar) => sum + Number(bar.getAttribute('height')), 0))";
+    let tall = tab.evaluate(tall)?;
+    let [ok, lost, cut] = [0, 1, 2].map(|at| tall[at].as_f64().unwrap());
+    assert!((lost / ok - 80.0 / 3900.0).abs() < 1e-3 && (cut / lost - 0.25).abs() < 1e-2, "{tall}");
+    assert!(texts(&mut tab, "ol li")?[0].contains("node <b>a</b> is preempted"));
+
+    Page::new("nothing").with(Part::Judged, &json!({"nodes": 0, "services": []}))?.write(&file)?;
+    let mut tab = browser.open(&file, Look::DESKTOP)?;
+    assert_eq!(tab.evaluate("document.querySelectorAll('.time').length")?, 0);
+    assert_eq!(tab.console, Vec::<String>::new());
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! A file that is replaced in one step: whoever opens it sees the old page or the new one, never a part.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Whether a page can be written there, as far as it can be told before it is made.
+///
+/// # Errors
+/// It is a folder, or in one that is not there.
+pub fn check(path: &Path) -> Result<()> {
+    target(path).map(|_| ())
+}
+
+/// Where the content goes: the file itself, behind symbolic links, or something that is no file, such as a pipe.
+enum Target {
+    File(PathBuf),
+    Other,
+}
+
+fn target(path: &Path) -> Result<Target> {
+    match fs::metadata(path) {
+        Ok(there) if there.is_dir() => bail!("{} is a folder; name a file in it", path.display()),
+        Ok(there) if there.is_file() => Ok(Target::File(fs::canonicalize(path)?)),
+        Ok(_) => Ok(Target::Other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            ensure!(path.file_name().is_some(), "{} is no file name", path.display());
+            let folder = folder(path);
+            let there = fs::metadata(&folder).is_ok_and(|folder| folder.is_dir());
+            ensure!(
+                there,
+                "there is no folder {}: make it, or name another file than {}",
+                folder.display(),
+                path.display()
+            );
+            Ok(Target::File(path.to_owned()))
+        }
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+fn folder(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+pub(super) fn replace(path: &Path, content: &str) -> Result<()> {
+    let path = match target(path)? {
+        Target::File(path) => path,
+        // A device must not become a file.
+        Target::Other => return Ok(fs::write(path, content)?),
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let beside = folder(&path).join(format!(".{name}.{}.tmp", process::id()));
+    let written = write(&beside, &path, content);
+    if written.is_err() {
+        // It may not be there at all; what went wrong is said already.
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+fn write(beside: &Path, path: &Path, content: &str) -> Result<()> {
+    let mut file = File::create_new(beside).with_context(|| beside.display().to_string())?;
+    file.write_all(content.as_bytes())?;
+    if let Ok(old) = fs::metadata(path) {
+        file.set_permissions(old.permissions())?;
+    }
+    file.sync_all()?;
+    fs::rename(beside, path).with_context(|| format!("{} cannot be put in place", beside.display()))
+}
