@@ -9,6 +9,7 @@ mod allocation;
 mod conflicts;
 mod context;
 mod desired;
+mod drain;
 mod duration;
 mod everywhere;
 mod index;
@@ -23,6 +24,7 @@ pub use desired::{
     Desired, Endpoint, Frontend, FrontendKind, HealthCheck, Policy, Protocol, ServiceName, ServicePort,
     ServicePortKey, Warning,
 };
+pub use drain::{HeldPolicy, drain_until};
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};
 pub use index::{Changes, Index, Indexed};
