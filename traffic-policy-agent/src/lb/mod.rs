@@ -15,6 +15,7 @@ mod nodes;
 mod overrides;
 mod profiles;
 mod rules;
+mod simulate;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -29,5 +30,9 @@ pub use judge::Judge;
 pub use nodes::Who;
 pub use overrides::{Overrides, Span};
 pub use profiles::{CUSTOM, PROFILES, by_name};
+pub use simulate::{
+    Counts, Event, Learn, Load, Measured, Moment, PodEvent, Second, SimulateError, Simulated, Simulation,
+    Timed, What, Why,
+};
 pub use verdict::{Answer, Fate, Judgement, Membership, PodShare, PortJudgement, Question, Row};
 pub use what_if::{Cost, Loss, WhatIf};
