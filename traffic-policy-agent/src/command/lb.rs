@@ -2,6 +2,7 @@
 
 mod document;
 mod print;
+mod simulate;
 mod what_if;
 
 use std::{io::IsTerminal, path::PathBuf};
@@ -48,6 +49,7 @@ pub(super) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     WhatIf(Box<what_if::Arguments>),
+    Simulate(Box<simulate::Arguments>),
 }
 
 /// Where the objects come from.
@@ -84,8 +86,10 @@ struct BalancerArguments {
 
 impl Arguments {
     pub(super) fn execute(mut self) -> Result<()> {
-        if let Some(Command::WhatIf(arguments)) = self.command.take() {
-            return arguments.execute();
+        match self.command.take() {
+            Some(Command::WhatIf(arguments)) => return arguments.execute(),
+            Some(Command::Simulate(arguments)) => return arguments.execute(),
+            None => {}
         }
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
