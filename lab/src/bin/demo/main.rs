@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: the three stories that this project exists for, on real packets between real nodes.
 
 mod cluster;
+mod foretell;
 mod local_curl;
 mod policies;
 mod preemption;
