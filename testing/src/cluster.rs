@@ -28,7 +28,8 @@ pub struct Cluster {
     // In the order in which they have to go.
     /// One of each node, once [`Self::launch`] has started them.
     pub agents: Vec<Agent>,
-    _servers: Vec<Server>,
+    /// In the order of the lab's pods.
+    servers: Vec<Option<Server>>,
     pub ledger: Ledger,
     pub manifests: Manifests,
     pub lab: Lab,
@@ -49,15 +50,22 @@ impl Cluster {
     pub fn start(builder: LabBuilder) -> Result<Self> {
         let lab = builder.build()?;
         let ledger = Ledger::default();
-        let servers = lab.pods().map(|pod| Server::start(pod, TARGET, &ledger)).collect::<Result<_>>()?;
+        let servers =
+            lab.pods().map(|pod| Server::start(pod, TARGET, &ledger).map(Some)).collect::<Result<_>>()?;
         let manifests = Manifests::of(&lab)?;
-        Ok(Self { agents: Vec::new(), _servers: servers, ledger, manifests, lab })
+        Ok(Self { agents: Vec::new(), servers, ledger, manifests, lab })
     }
 
     /// Starts an agent on each node, and waits until they are ready.
     pub fn launch(&mut self, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<()> {
         self.agents = Agent::start_all(&self.lab, adapt)?;
         Ok(())
+    }
+
+    /// A pod's server stops: new connections are refused from now on.
+    pub fn stop_server(&mut self, pod: &str) {
+        let number = self.lab.pods().position(|other| other.name == pod);
+        drop(number.and_then(|number| self.servers[number].take()));
     }
 
     pub fn kill_agents(&mut self) -> Result<()> {

@@ -48,6 +48,14 @@ pub struct Change {
     pub answer: String,
 }
 
+/// One health check that has its answer, or none in time.
+#[derive(Clone, Debug)]
+pub struct Check {
+    pub node: String,
+    pub began: Instant,
+    pub ended: Instant,
+}
+
 /// A running load balancer; it stops when dropped.
 #[derive(Debug)]
 pub struct Balancer {
@@ -64,7 +72,7 @@ struct State {
     start: Instant,
     targets: Vec<Target>,
     healthy: Vec<bool>,
-    checks: u64,
+    asked: Vec<Check>,
     changes: Vec<Change>,
 }
 
@@ -73,7 +81,7 @@ impl Balancer {
     pub fn start(namespace: &Namespace, targets: Vec<Target>, timing: Timing) -> Self {
         let healthy = vec![false; targets.len()];
         let start = Instant::now();
-        let state = State { start, targets, healthy, checks: 0, changes: Vec::new() };
+        let state = State { start, targets, healthy, asked: Vec::new(), changes: Vec::new() };
         let state = Arc::new(Mutex::new(state));
         let shared = state.clone();
         let running = namespace.start("balancer", async move |mut stop: Stop| {
@@ -132,7 +140,12 @@ impl Balancer {
 
     /// Health checks made so far.
     pub fn checks(&self) -> u64 {
-        lock(&self.state).checks
+        lock(&self.state).asked.len() as u64
+    }
+
+    /// The same, each with its time.
+    pub fn asked(&self) -> Vec<Check> {
+        lock(&self.state).asked.clone()
     }
 }
 
@@ -155,11 +168,12 @@ async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
     loop {
         tick.tick().await;
         let Target { node, health, path, .. } = lock(&state).targets[index].clone();
+        let began = Instant::now();
         let response = http::get(health, &path, timing.interval).await;
         let success = response.as_ref().is_ok_and(|response| response.status == 200);
         failures = if success { 0 } else { failures + 1 };
         let mut state = lock(&state);
-        state.checks += 1;
+        state.asked.push(Check { node: node.clone(), began, ended: Instant::now() });
         let was = state.healthy[index];
         let is = success || (was && failures < timing.failures);
         if was != is {

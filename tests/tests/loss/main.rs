@@ -17,6 +17,7 @@ mod meters;
 mod preemption;
 mod quiet;
 mod restart;
+mod simulated;
 mod switch;
 mod uplink;
 mod writes;

@@ -42,6 +42,11 @@ impl Balanced {
         let mut cluster = cluster::without_agents(&[1, 0, 0], attach);
         cluster.manifests.apply(service, &cluster.backends()).unwrap();
         cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
+        Self::before(cluster, health_port)
+    }
+
+    /// A load balancer before a cluster whose agents run.
+    pub fn before(cluster: Cluster, health_port: u16) -> Self {
         let targets = cluster.lab.nodes().iter().map(|node| Target {
             node: node.name.clone(),
             traffic: SocketAddr::new(node.address(Family::V4), NODE_PORT),

@@ -4,6 +4,7 @@ mod document;
 mod html;
 mod print;
 mod probe;
+mod simulate;
 mod watch;
 mod what_if;
 
@@ -58,6 +59,7 @@ pub(super) struct Arguments {
 enum Command {
     WhatIf(Box<what_if::Arguments>),
     Watch(Box<watch::Arguments>),
+    Simulate(Box<simulate::Arguments>),
 }
 
 /// Where the objects come from.
@@ -92,6 +94,7 @@ impl Arguments {
         match self.command.take() {
             Some(Command::WhatIf(arguments)) => return arguments.execute(),
             Some(Command::Watch(arguments)) => return arguments.execute(),
+            Some(Command::Simulate(arguments)) => return arguments.execute(),
             None => {}
         }
         self.html.check()?;

@@ -1,11 +1,8 @@
 //! Changes of a cluster that are asked about, made to the objects of one Service.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    str::FromStr,
-    time::Duration,
-};
+mod pods;
+
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use super::cluster::Cluster;
 use crate::model::{
@@ -68,7 +65,10 @@ impl FromStr for NodeChange {
     }
 }
 
+pub(super) use pods::PodState;
+
 /// The objects of one Service, as they are changed.
+#[derive(Clone, Debug)]
 pub(super) struct Objects {
     nodes: BTreeMap<String, Node>,
     service: Service,
@@ -142,7 +142,7 @@ impl Objects {
     }
 
     /// Ready pods, by name or address, and their nodes.
-    fn pods(&self) -> BTreeMap<String, String> {
+    pub(super) fn pods(&self) -> BTreeMap<String, String> {
         let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
         endpoints
             .filter(|endpoint| endpoint.ready)
@@ -204,34 +204,11 @@ impl Objects {
 
     fn add_pod(&mut self, number: usize) -> Result<(), ChangeError> {
         let node = self.emptiest()?;
-        let taken: BTreeSet<IpAddr> =
-            self.slices.iter().flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.address).collect();
         let mut pod = format!("new-{number}");
         while self.pods().contains_key(&pod) {
             pod.push('\'');
         }
-        let mut families = BTreeSet::new();
-        for slice in &mut self.slices {
-            if !families.insert(slice.ipv6) {
-                continue;
-            }
-            let free = (1u32..).map(|i| synthetic(slice.ipv6, i)).find(|address| !taken.contains(address));
-            let Some(address) = free else { continue };
-            slice.endpoints.push(SliceEndpoint {
-                address,
-                node_name: Some(node.as_str().into()),
-                ready: true,
-                serving: true,
-                terminating: false,
-                for_zones: Vec::new(),
-                for_nodes: Vec::new(),
-                pod: Some(pod.as_str().into()),
-            });
-        }
-        if families.is_empty() {
-            return Err(ChangeError::NoEndpoints(self.service.name.clone()));
-        }
-        Ok(())
+        self.put_pod(&pod, &node, true)
     }
 
     fn spread(&mut self) -> Result<(), ChangeError> {
@@ -253,15 +230,6 @@ impl Objects {
 }
 
 /// The pod's name, or the address where none is known.
-fn label(endpoint: &SliceEndpoint) -> String {
+pub(super) fn label(endpoint: &SliceEndpoint) -> String {
     endpoint.pod.as_deref().map_or_else(|| endpoint.address.to_string(), str::to_owned)
-}
-
-/// An address for a pod that is not there: of networks that are for tests and documentation.
-fn synthetic(ipv6: bool, number: u32) -> IpAddr {
-    if ipv6 {
-        let base = u128::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
-        return Ipv6Addr::from(base + u128::from(number)).into();
-    }
-    Ipv4Addr::from(u32::from(Ipv4Addr::new(198, 18, 0, 0)) + number).into()
 }

@@ -1,5 +1,7 @@
 //! The judgement of a Service: which nodes get traffic, and what becomes of it there.
 
+mod standpoint;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
@@ -16,6 +18,8 @@ use crate::model::{
     Everywhere, Frontend, HealthReach, ListId, Policy, Protocol, Reach, ServiceName, ServicePort,
     ServicePortKey, object::Readiness, object::Service,
 };
+
+pub(super) use standpoint::{OnNode, Standpoint};
 
 /// Judges the Services of a cluster.
 #[derive(Debug)]

@@ -17,6 +17,7 @@ mod overrides;
 pub mod probe;
 mod profiles;
 mod rules;
+mod simulate;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -32,5 +33,9 @@ pub use judge::Judge;
 pub use nodes::Who;
 pub use overrides::{Overrides, Span};
 pub use profiles::{CUSTOM, PROFILES, by_name};
+pub use simulate::{
+    Counts, Event, Learn, Load, Measured, Moment, PodEvent, Second, SimulateError, Simulated, Simulation,
+    Timed, What, Why,
+};
 pub use verdict::{Answer, Fate, Judgement, Membership, PodShare, PortJudgement, Question, Row};
 pub use what_if::{Cost, Loss, WhatIf};

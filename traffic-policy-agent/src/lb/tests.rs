@@ -1,6 +1,7 @@
 //! Judgements of small clusters written as tables, and of random ones beside the agent's own model.
 
 mod agreement;
+mod simulate;
 mod sizes;
 mod tables;
 mod what_if;

@@ -18,7 +18,7 @@ use crate::model::{Policy, ServiceName, health_port};
 
 /// How long a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s from
 /// Kubernetes 1.32 on, 40 s before.
-const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
+pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
 
 /// A Service before and after some changes.
 #[derive(Debug)]

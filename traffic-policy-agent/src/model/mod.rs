@@ -9,6 +9,7 @@ mod allocation;
 mod conflicts;
 mod context;
 mod desired;
+mod drain;
 mod duration;
 mod everywhere;
 mod health_ports;
@@ -24,6 +25,7 @@ pub use desired::{
     Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, Protocol,
     ServiceName, ServicePort, ServicePortKey, Warning,
 };
+pub use drain::{HeldPolicy, drain_until};
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};
 pub use health_ports::{HEALTH_PORT_ANNOTATION, HealthPortRules, health_port};

@@ -88,7 +88,14 @@ fn start(folder: PathBuf, read: impl Fn() -> Result<Batch, Mistakes> + Send + Sy
     let (writer, status) = StatusWriter::new();
     let mut tasks = JoinSet::new();
     tasks.spawn(follow(folder, Arc::new(read), sender, writer));
-    Source { updates, status, events: EventRecorder::nowhere(), filled: Arc::default(), standing: None, tasks }
+    Source {
+        updates,
+        status,
+        events: EventRecorder::nowhere(),
+        filled: Arc::default(),
+        standing: None,
+        tasks,
+    }
 }
 
 async fn follow<R>(folder: PathBuf, read: Arc<R>, sender: mpsc::Sender<Batch>, status: StatusWriter)

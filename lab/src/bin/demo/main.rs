@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: the stories that this project exists for, on real packets between real nodes.
 
 mod cluster;
+mod foretell;
 mod local_curl;
 mod node_port;
 mod policies;

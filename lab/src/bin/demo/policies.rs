@@ -11,6 +11,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
 use crate::cluster::{DemoCluster, health_check, section};
+use crate::foretell;
 
 const REQUESTS: usize = 12;
 
@@ -24,6 +25,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     for policy in [Policy::Cluster, Policy::Local] {
         cluster.set(policy, Some("0"))?;
         let (port, path) = health_check(policy);
+        foretell::shares(cluster, &format!("{policy:?}"))?;
         println!("externalTrafficPolicy: {policy:?}   (a load balancer asks :{port}{path})");
         println!(
             "  {:<7} {:<5} {:<32} {:<26} {:<12} HEALTH PORT",

@@ -3,9 +3,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use traffic_policy_agent::lb::{Change, Event, NodeChange};
 use traffic_policy_testing::object::Policy;
 
 use crate::cluster::{DemoCluster, RATE, section};
+use crate::foretell;
+
+/// Before the preemption, and after it.
+const QUIET: Duration = Duration::from_secs(2);
+const REST: Duration = Duration::from_secs(4);
 
 pub fn show(cluster: &DemoCluster) -> Result<()> {
     section(
@@ -14,15 +20,21 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
          seconds it is preempted: gone without a word. Under Cluster it was passing requests on, and those die with it;\n\
          under Local it never got any.",
     );
+    for policy in [Policy::Cluster, Policy::Local] {
+        cluster.set(policy, Some("0"))?;
+        let gone = Event::Change(Change::Node(cluster.base.lab.node(3).name.clone(), NodeChange::Gone));
+        foretell::say(&format!("{policy:?}"), &foretell::simulate(cluster, QUIET, gone, QUIET + REST)?);
+    }
+    println!();
     println!("  {:<9} {:>9} {:>7} {:>7}   SENT TO", "POLICY", "REQUESTS", "OK", "LOST");
     for policy in [Policy::Cluster, Policy::Local] {
         cluster.set(policy, Some("0"))?;
         let balancer = cluster.balancer(policy)?;
         let requests = cluster.requests(&balancer);
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(QUIET);
         let node = cluster.base.lab.node(3);
         cluster.base.lab.cut(node)?;
-        std::thread::sleep(Duration::from_secs(4));
+        std::thread::sleep(REST);
         let report = requests.finish();
         cluster.base.lab.mend(node)?;
         let shares: Result<Vec<_>> = report

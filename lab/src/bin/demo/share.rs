@@ -8,6 +8,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::NewConnections;
 
 use crate::cluster::{DemoCluster, RATE, section};
+use crate::foretell;
 
 const REQUESTS: u64 = 600;
 
@@ -17,6 +18,11 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
         "node-1 has one pod, node-2 has two. Under Local a load balancer that gives each healthy node the same share\n\
          overloads the pod that is alone. The health port tells the number of pods as a weight; one that heeds it is fair.",
     );
+    for policy in [Policy::Cluster, Policy::Local] {
+        cluster.set(policy, Some("0"))?;
+        foretell::shares(cluster, &format!("{policy:?}"))?;
+    }
+    println!();
     let equal = |nodes: &[(SocketAddr, u64)]| nodes.iter().map(|(node, _)| *node).collect::<Vec<_>>();
     let weighted = |nodes: &[(SocketAddr, u64)]| {
         nodes.iter().flat_map(|(node, weight)| vec![*node; *weight as usize]).collect::<Vec<_>>()

@@ -6,7 +6,7 @@ use traffic_policy_ebpf::abi::{Frontend, NAME_LENGTH, ServiceInfo, frontend, fro
 
 use crate::{
     dataplane::maps::keys::number,
-    model::{FrontendKind, Policy, ServicePort, ServicePortKey},
+    model::{self, FrontendKind, HeldPolicy, Policy, ServicePort, ServicePortKey},
 };
 
 /// See [`frontend`].
@@ -45,9 +45,7 @@ pub struct Drain {
     pub now: u64,
 }
 
-/// Until when new flows are still forwarded from this node: set when the policy turns from Cluster to Local on a node
-/// without an endpoint, also when the annotation that let it forward goes, kept while it stays so, and never set because the last local endpoint left (Local must not show
-/// a node's address).
+/// Until when new flows are still forwarded from this node: see [`model::drain_until`].
 pub fn drain_until(
     port: &ServicePort,
     kind: FrontendKind,
@@ -56,18 +54,10 @@ pub fn drain_until(
     held: Option<Frontend>,
     drain: Drain,
 ) -> u64 {
-    if kind == FrontendKind::ClusterIp || flags & frontend::LOCAL == 0 || local > 0 {
-        return 0;
-    }
-    let Some(held) = held else { return 0 };
-    if held.flags & frontend::LOCAL != 0 {
-        return held.drain_until;
-    }
-    let time = port.drain.unwrap_or(drain.default);
-    if time.is_zero() {
-        return 0;
-    }
-    drain.now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    let is_local = kind != FrontendKind::ClusterIp && flags & frontend::LOCAL != 0;
+    let held = held
+        .map(|held| HeldPolicy { local: held.flags & frontend::LOCAL != 0, drain_until: held.drain_until });
+    model::drain_until(is_local, local as usize, held, port.drain.unwrap_or(drain.default), drain.now)
 }
 
 /// Seconds, 0 for none.

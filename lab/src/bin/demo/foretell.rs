@@ -1,0 +1,75 @@
+//! What `lb` and `lb simulate` say of a scene before it is played, from the objects that the agents follow.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use traffic_policy_agent::lb::{
+    self, Cluster, Event, Judge, Learn, Load, Measured, Overrides, Simulated, Simulation, Timed, What,
+};
+use traffic_policy_agent::model::{Index, ServiceName};
+use traffic_policy_agent::source;
+use traffic_policy_testing::traffic::balancer::Timing;
+
+use crate::cluster::{DemoCluster, RATE};
+
+fn web() -> ServiceName {
+    ServiceName { namespace: "default".to_owned(), name: "web".to_owned() }
+}
+
+fn objects(cluster: &DemoCluster) -> Result<Cluster> {
+    let mut index = Index::default();
+    source::read_cluster(cluster.base.manifests.folder())?.apply(&mut index);
+    Ok(Cluster::new(index))
+}
+
+/// The demo's load balancer.
+fn balancer() -> lb::Balancer {
+    let timing = Timing::default();
+    let mut balancer = lb::CUSTOM;
+    for check in [&mut balancer.cluster, &mut balancer.local] {
+        check.interval.value = timing.interval;
+        check.timeout.value = timing.interval;
+        check.failures.value = timing.failures;
+        check.successes.value = 1;
+    }
+    balancer.controller.value = Duration::ZERO;
+    balancer
+}
+
+/// Plays one event in the simulator, with the objects as they are.
+pub fn simulate(cluster: &DemoCluster, at: Duration, event: Event, lasts: Duration) -> Result<Simulated> {
+    let simulation = Simulation {
+        cluster: &objects(cluster)?,
+        service: &web(),
+        balancer: balancer(),
+        events: vec![Timed { at, event }],
+        learn: Learn::default(),
+        load: Load { rate: RATE, lasts, request: Duration::ZERO },
+        seed: 1,
+        measured: Measured::default(),
+    };
+    Ok(simulation.run()?)
+}
+
+/// One line of what is foretold.
+pub fn say(of: &str, simulated: &Simulated) {
+    let total = simulated.total();
+    let dark = simulated.line.iter().find(|moment| moment.what == What::Dark);
+    let dark = dark.map_or_else(String::new, |moment| {
+        format!("; {} turns dark after {:.1} s", moment.nodes.join(", "), moment.at.as_secs_f64())
+    });
+    println!("  lb simulate: {of}: {} of {} requests are lost{dark}", total.lost, total.all());
+}
+
+/// What each pod gets, and what is lost, if nothing happens.
+pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
+    let objects = objects(cluster)?;
+    let judge = Judge::new(&objects, lb::by_name("custom"), Overrides::default());
+    let judgement = judge.service(&web());
+    for port in judgement.iter().flat_map(|judgement| judgement.ports.first()) {
+        let shares: Vec<_> =
+            port.pods.iter().map(|pod| format!("{} {:.1} %", pod.label(), pod.share * 100.0)).collect();
+        println!("  lb: {of}: {} of {} nodes green; {}", port.green(), port.nodes(), shares.join(", "));
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Pods of a Service one by one: they start, get ready, terminate and are gone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use super::{ChangeError, Objects, label};
+use crate::model::object::{Node, SliceEndpoint};
+
+/// Conditions of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::lb) enum PodState {
+    Ready,
+    /// It still serves.
+    Terminating,
+}
+
+impl Objects {
+    /// Puts a pod on a node, at addresses that no other has.
+    pub(in crate::lb) fn put_pod(&mut self, pod: &str, node: &str, ready: bool) -> Result<(), ChangeError> {
+        let taken: BTreeSet<IpAddr> = self.endpoints().map(|endpoint| endpoint.address).collect();
+        let mut families = BTreeSet::new();
+        for slice in &mut self.slices {
+            if !families.insert(slice.ipv6) {
+                continue;
+            }
+            let free = (1u32..).map(|i| synthetic(slice.ipv6, i)).find(|address| !taken.contains(address));
+            let Some(address) = free else { continue };
+            slice.endpoints.push(SliceEndpoint {
+                address,
+                node_name: Some(node.into()),
+                ready,
+                serving: ready,
+                terminating: false,
+                for_zones: Vec::new(),
+                for_nodes: Vec::new(),
+                pod: Some(pod.into()),
+            });
+        }
+        if families.is_empty() {
+            return Err(ChangeError::NoEndpoints(self.service.name.clone()));
+        }
+        Ok(())
+    }
+
+    pub(in crate::lb) fn set_pod(&mut self, pod: &str, state: PodState) {
+        for endpoint in self.slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
+            if label(endpoint) == pod {
+                endpoint.ready = state == PodState::Ready;
+                endpoint.serving = true;
+                endpoint.terminating = state == PodState::Terminating;
+            }
+        }
+    }
+
+    pub(in crate::lb) fn remove_pod(&mut self, pod: &str) {
+        self.retain(|endpoint| label(endpoint) != pod);
+    }
+
+    pub(in crate::lb) fn cordon(&mut self, node: &str) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.standing.unschedulable = true;
+        }
+    }
+
+    /// The node with the fewest pods, those that start counted in and those that terminate not.
+    pub(in crate::lb) fn emptiest_with_pending(&self) -> Result<String, ChangeError> {
+        let mut pending: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for endpoint in self.endpoints().filter(|endpoint| !endpoint.ready && !endpoint.terminating) {
+            if let Some(node) = endpoint.node_name.as_deref() {
+                pending.entry(node).or_default().insert(label(endpoint));
+            }
+        }
+        let counts = self.counts();
+        let usable = counts.iter().filter(|(_, (usable, _))| *usable);
+        let found = usable
+            .min_by_key(|(name, (_, count))| count + pending.get(name.as_str()).map_or(0, BTreeSet::len));
+        found.map(|(name, _)| name.clone()).ok_or(ChangeError::NoRoom)
+    }
+
+    pub(in crate::lb) fn endpoints(&self) -> impl Iterator<Item = &SliceEndpoint> {
+        self.slices.iter().flat_map(|slice| &slice.endpoints)
+    }
+
+    pub(in crate::lb) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+}
+
+/// An address for a pod that is not there: of networks that are for tests and documentation.
+fn synthetic(ipv6: bool, number: u32) -> IpAddr {
+    if ipv6 {
+        let base = u128::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));
+        return Ipv6Addr::from(base + u128::from(number)).into();
+    }
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(198, 18, 0, 0)) + number).into()
+}

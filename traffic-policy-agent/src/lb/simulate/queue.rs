@@ -1,0 +1,75 @@
+//! What is to come, in the order of its time. Of one moment: first what changes the world, then who learns of it, requests last.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::steps::Step;
+
+/// Something to come. The order is that in which things of one moment happen.
+#[derive(Debug)]
+pub(super) enum Next {
+    Step(Step),
+    /// The objects are as they were changed at this moment.
+    Publish,
+    /// A node's agent has written a version.
+    Written {
+        node: usize,
+        version: usize,
+    },
+    /// The balancer's controller has handed a version on.
+    HandedOn {
+        version: usize,
+    },
+    /// The time of a drain is over.
+    Drained {
+        node: usize,
+    },
+    Check {
+        node: usize,
+        generation: u32,
+    },
+    /// A check that nobody answered.
+    TimedOut {
+        node: usize,
+        generation: u32,
+    },
+    /// A request has its whole answer.
+    Done {
+        number: u64,
+    },
+    Request {
+        number: u64,
+    },
+}
+
+impl Next {
+    const fn rank(&self) -> u8 {
+        match self {
+            Self::Step(_) => 0,
+            Self::Publish => 1,
+            Self::Written { .. } => 2,
+            Self::HandedOn { .. } => 3,
+            Self::Drained { .. } => 4,
+            Self::Check { .. } => 5,
+            Self::TimedOut { .. } => 6,
+            Self::Done { .. } => 7,
+            Self::Request { .. } => 8,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    events: BTreeMap<(Duration, u8, u64), Next>,
+    number: u64,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, at: Duration, next: Next) {
+        self.number += 1;
+        self.events.insert((at, next.rank(), self.number), next);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<(Duration, Next)> {
+        self.events.pop_first().map(|((at, ..), next)| (at, next))
+    }
+}

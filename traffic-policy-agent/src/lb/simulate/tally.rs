@@ -1,0 +1,98 @@
+//! Requests by what became of them: for each second, node and pod.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+/// Requests; each is in one of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Answered.
+    pub ok: u64,
+    /// Never reached a pod.
+    pub lost: u64,
+    /// Reached one, and lost it before the whole answer was there.
+    pub cut: u64,
+}
+
+impl Counts {
+    #[must_use]
+    pub const fn all(self) -> u64 {
+        self.ok + self.lost + self.cut
+    }
+
+    pub(super) const fn add(&mut self, fate: Became) {
+        match fate {
+            Became::Ok => self.ok += 1,
+            Became::Lost => self.lost += 1,
+            Became::Cut => self.cut += 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Became {
+    Ok,
+    Lost,
+    Cut,
+}
+
+/// Why a request was lost or cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// The balancer had no node to send it to.
+    NoNode,
+    /// It was sent to a node that is gone.
+    NodeGone,
+    /// A node without a pod dropped it (policy Local).
+    Dropped,
+    /// No endpoint anywhere.
+    Refused,
+    /// It was passed on to a pod that is gone, or does not listen any more.
+    PodGone,
+    /// The balancer cut the connections of a node that turned dark.
+    CutByBalancer,
+}
+
+/// Requests that were sent within one second. Nodes and pods by their number in [`super::Simulated`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Second {
+    pub all: Counts,
+    pub nodes: BTreeMap<usize, Counts>,
+    pub pods: BTreeMap<usize, Counts>,
+}
+
+/// Where a request went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) second: usize,
+    pub(super) node: Option<usize>,
+    pub(super) pod: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) seconds: Vec<Second>,
+    pub(super) why: BTreeMap<Why, u64>,
+}
+
+impl Tally {
+    pub(super) fn new(lasts: Duration) -> Self {
+        let seconds = lasts.as_millis().div_ceil(1000);
+        Self { seconds: vec![Second::default(); usize::try_from(seconds).unwrap_or(0)], why: BTreeMap::new() }
+    }
+
+    pub(super) fn count(&mut self, way: Way, became: Became, why: Option<Why>) {
+        if let Some(why) = why {
+            *self.why.entry(why).or_default() += 1;
+        }
+        let Some(second) = self.seconds.get_mut(way.second) else { return };
+        second.all.add(became);
+        if let Some(node) = way.node {
+            second.nodes.entry(node).or_default().add(became);
+        }
+        if let Some(pod) = way.pod {
+            second.pods.entry(pod).or_default().add(became);
+        }
+    }
+}

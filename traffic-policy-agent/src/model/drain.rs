@@ -1,0 +1,35 @@
+//! When a node without an endpoint goes on forwarding after a change to policy Local: one rule for the data plane, and for what
+//! foretells it.
+
+use std::time::Duration;
+
+/// What a node has been told of a frontend so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldPolicy {
+    /// Policy Local.
+    pub local: bool,
+    /// The end of its drain, in nanoseconds of a clock that never stops; 0: none.
+    pub drain_until: u64,
+}
+
+/// Until when new flows are still forwarded from a node: set when the policy turns from Cluster to Local on a node without an
+/// endpoint, also when the annotation that let it forward there goes, kept while it stays so, and never set because the last local endpoint left (Local must not show a node's address),
+/// nor for a Service that is new.
+#[must_use]
+pub fn drain_until(
+    local: bool,
+    local_endpoints: usize,
+    held: Option<HeldPolicy>,
+    drain: Duration,
+    now: u64,
+) -> u64 {
+    if !local || local_endpoints > 0 {
+        return 0;
+    }
+    match held {
+        None => 0,
+        Some(held) if held.local => held.drain_until,
+        Some(_) if drain.is_zero() => 0,
+        Some(_) => now.saturating_add(u64::try_from(drain.as_nanos()).unwrap_or(u64::MAX)),
+    }
+}
