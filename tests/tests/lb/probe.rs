@@ -1,17 +1,19 @@
 //! `lb --probe` from the client's namespace: agents that work are as the objects have them, and each trouble is named.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::netns::Process;
 use traffic_policy_testing::nftables::{Chain, Family};
 use traffic_policy_testing::object::{Manifests, Policy, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until, wait_for};
 
 const PORT: u16 = 30080;
 const HEALTH: u16 = 32000;
@@ -90,6 +92,39 @@ fn findings(document: &Value) -> Vec<(&str, &str)> {
     all.map(|finding| (finding["level"].as_str().unwrap(), finding["code"].as_str().unwrap())).collect()
 }
 
+/// `lb watch --probe` at the client.
+struct Watch {
+    process: Process,
+    out: PathBuf,
+}
+
+impl Watch {
+    fn start(cluster: &Cluster) -> Self {
+        let out = cluster.lab.logs().join("watch");
+        let file = File::create(&out).unwrap();
+        let mut command = Command::new(agent::program().unwrap());
+        let within = format!("{}ms", scaled(Duration::from_secs(2)).as_millis());
+        command.args(["lb", "watch", "web", "--probe", "--probe-every", "1s", "--answer-within", &within]);
+        command.arg("--manifests").arg(cluster.manifests.folder());
+        command.stdin(Stdio::null()).stdout(file).stderr(Stdio::null());
+        let watch = Self { process: cluster.lab.client().netns().spawn(command).unwrap(), out };
+        watch.wait_said(&["2 of 3 nodes green"]);
+        watch
+    }
+
+    fn wait_said(&self, texts: &[&str]) {
+        until(&format!("a line with {texts:?}"), SOON, || {
+            let text = fs::read_to_string(&self.out).unwrap();
+            text.lines().any(|line| texts.iter().all(|text| line.contains(text)))
+        });
+    }
+
+    fn end(mut self) -> Option<i32> {
+        self.process.signal(Signal::SIGINT).unwrap();
+        wait_for("the end of lb watch", SOON, || self.process.try_wait().unwrap()).code()
+    }
+}
+
 #[test]
 fn agents_that_work_are_as_the_objects_have_them() {
     let cluster = cluster();
@@ -141,6 +176,7 @@ fn agents_that_work_are_as_the_objects_have_them() {
 fn an_agent_that_is_killed_is_dead_and_its_packet_path_lives() {
     let mut cluster = cluster();
     wait_agreed(&cluster, &["--traffic"]);
+    let watch = Watch::start(&cluster);
     cluster.agents[1].kill().unwrap();
     let (code, document) = json(&cluster, cluster.manifests.folder(), &["--traffic"]);
     assert_eq!(code, Some(3));
@@ -154,9 +190,13 @@ fn an_agent_that_is_killed_is_dead_and_its_packet_path_lives() {
     assert!(text.contains("GET :10256/healthz at node node-2: refused"), "{text}");
     assert!(text.contains("no proxy runs on it"), "{text}");
 
+    watch.wait_said(&["node-2: GET :10256/healthz: refused", "(dead-agent)"]);
+    watch.wait_said(&["node-2: default/web: GET :32000: refused", "(dead-agent)"]);
     cluster.agents[1].start_again().unwrap();
     Agent::wait_ready(&cluster.agents[1], SOON).unwrap();
     wait_agreed(&cluster, &["--traffic"]);
+    watch.wait_said(&["node-2: default/web: GET :32000: 200, 1 endpoint, as the objects say"]);
+    assert_eq!(watch.end(), Some(0));
 }
 
 #[test]

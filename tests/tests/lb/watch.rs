@@ -228,7 +228,7 @@ fn plain(text: &str) -> String {
 
 #[test]
 fn a_view_of_80_columns_that_leaves_the_terminal_as_it_was() {
-    for (columns, rows, most) in [(80, 24, 80), (200, 50, 80), (60, 12, 60)] {
+    for (columns, rows, most) in [(80, 24, 80), (200, 50, 80), (60, 24, 60)] {
         let folder = folder();
         let (terminal, slave) = Terminal::new(columns, rows);
         let mut command = watch();
