@@ -1,6 +1,8 @@
 //! Pages of `lb --html` in a real browser: they draw, their numbers are those of the JSON, they fit on a phone, and a screen reader
 //! finds its way. Needs Chromium. Pictures are left in `target/tmp`.
 
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
 mod cluster;
 mod judgement;
 mod large;

@@ -177,7 +177,6 @@ function tree(total, list, balancer) {
         meets.push(into);
         under.push(edge("forwarded", `M${bus} ${into}H${end + 4}`, pod.indirect), s("path", { class: "head", d: `M${end - 5} ${into}l9 -5v10z` }));
         over.push(words(bus - 6, into - 4 - width(pod.indirect) / 2, percent(pod.indirect), "share forwarded", "end"));
-        
       }
       // There is no room for it on the edge.
       const detail = pod.direct > NONE && pod.indirect > NONE ? [pod.detail, `${percent(pod.direct)} from here`].filter(Boolean).join(", ") : pod.detail;

@@ -36,7 +36,7 @@ impl Report {
                 charts += 1;
                 page += &plot::chart(group, charts, &of_unit);
             }
-            page += &table(&rows);
+            page += &table(group, &rows);
         }
         if !self.missing.is_empty() {
             page += "<h2>Not measured</h2>\n<ul>\n";
@@ -46,7 +46,7 @@ impl Report {
             }
             page += "</ul>\n";
         }
-        page += "<h2>Measured on</h2>\n<table>\n<tbody>\n";
+        page += "<h2>Measured on</h2>\n<table aria-label=\"Measured on\">\n<tbody>\n";
         for (key, value) in &self.environment {
             let (key, value) = (escaped(key), escaped(value));
             writeln!(page, "<tr><th scope=\"row\">{key}</th><td>{value}</td></tr>").ok();
@@ -77,9 +77,10 @@ fn units(rows: &[&Row]) -> Vec<Unit> {
     units
 }
 
-fn table(rows: &[&Row]) -> String {
-    let mut text = String::from(
-        "<div class=\"scroll\"><table>\n<thead><tr><th scope=\"col\"></th><th scope=\"col\">median</th><th scope=\"col\">quartiles</th><th scope=\"col\">spread (bound)</th><th scope=\"col\">beside</th><th scope=\"col\">ratio</th><th scope=\"col\">goal</th><th scope=\"col\">met</th></tr></thead>\n<tbody>\n",
+fn table(group: &str, rows: &[&Row]) -> String {
+    let mut text = format!(
+        "<div class=\"scroll\"><table aria-label=\"{}\">\n<thead><tr><th scope=\"col\"></th><th scope=\"col\">median</th><th scope=\"col\">quartiles</th><th scope=\"col\">spread (bound)</th><th scope=\"col\">beside</th><th scope=\"col\">ratio</th><th scope=\"col\">goal</th><th scope=\"col\">met</th></tr></thead>\n<tbody>\n",
+        escaped(group)
     );
     for row in rows {
         let dash = || "–".to_owned();
