@@ -151,7 +151,7 @@ impl<'a> Behind<'_, 'a> {
         let question = self.question(&frontends);
         let mut rows = Vec::new();
         let mut lists = Vec::new();
-        let own = special.iter().map(|name| (Who::Node(*name), nodes.kind(name), 1));
+        let own = special.iter().map(|name| (Who::Node(name), nodes.kind(name), 1));
         let others =
             nodes.others(&special).into_iter().map(|(at, kind, count)| (Who::Others(at), kind, count));
         for (who, kind, count) in own.chain(others) {

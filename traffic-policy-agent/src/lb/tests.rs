@@ -46,7 +46,7 @@ pub(super) fn manifests(nodes: &str, service: &str, pods: &str) -> String {
             "ranges" => rest += "loadBalancerSourceRanges: [192.0.2.0/24], ",
             "weighted" => annotations += "networking.gke.io/weighted-load-balancing: pods-per-node, ",
             word if word.starts_with("alb.ingress") => {
-                annotations += &format!("{}, ", word.replacen('=', ": ", 1))
+                annotations += &format!("{}, ", word.replacen('=', ": ", 1));
             }
             other => annotations += &format!("traffic-policy.io/{}, ", other.replacen('=', ": ", 1)),
         }

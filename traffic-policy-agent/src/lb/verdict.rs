@@ -130,7 +130,7 @@ impl PortJudgement<'_> {
 
     #[must_use]
     pub fn green(&self) -> usize {
-        self.sum(|row| row.is_green()).0
+        self.sum(Row::is_green).0
     }
 
     #[must_use]

@@ -132,7 +132,7 @@ fn by_node<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>) -> BTreeMap<&'a str,
         match row.who {
             Who::Node(name) => _ = seen.insert(name, each),
             Who::Others(_) => {
-                seen.extend(judge.names(port, row, row.count).into_iter().map(|name| (name, each)))
+                seen.extend(judge.names(port, row, row.count).into_iter().map(|name| (name, each)));
             }
         }
     }

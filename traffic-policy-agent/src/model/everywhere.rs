@@ -104,7 +104,7 @@ impl<'a> Everywhere<'a> {
             if let Some(zones) = &hints.zones {
                 let named: BTreeSet<&str> = place.endpoint.for_zones.iter().map(AsRef::as_ref).collect();
                 for zone in zones.intersection(&named) {
-                    by_scope.entry(Scope::Zone(*zone)).or_default().push(*place);
+                    by_scope.entry(Scope::Zone(zone)).or_default().push(*place);
                 }
             }
             if hints.nodes.is_some() {

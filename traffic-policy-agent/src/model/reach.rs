@@ -46,7 +46,7 @@ impl<'a> Reach<'a> {
             for port in &service.ports {
                 let everywhere = Everywhere::new(endpoints(port, ipv6, slices));
                 for (node, addresses) in everywhere.ready_by_node() {
-                    ready.entry(node).or_default().extend(addresses.iter().map(|address| address.ip()));
+                    ready.entry(node).or_default().extend(addresses.iter().map(std::net::SocketAddr::ip));
                 }
                 let key = ServicePortKey {
                     service: service.name.clone(),

@@ -352,10 +352,10 @@ fn asks(asked: Question, check: &Check) -> String {
         "{}{} every {}, {} for an answer; dark after {} failures, green after {}",
         question(asked),
         mark(check.ask.sure),
-        fact(check.interval, |time| view::span(*time)),
-        fact(check.timeout, |time| view::span(*time)),
-        fact(check.failures, ToString::to_string),
-        fact(check.successes, ToString::to_string),
+        fact(&check.interval, |time| view::span(*time)),
+        fact(&check.timeout, |time| view::span(*time)),
+        fact(&check.failures, ToString::to_string),
+        fact(&check.successes, ToString::to_string),
     )
 }
 
@@ -363,7 +363,7 @@ const fn mark(sure: bool) -> &'static str {
     if sure { "" } else { "?" }
 }
 
-fn fact<T>(fact: Fact<T>, text: impl Fn(&T) -> String) -> String {
+fn fact<T>(fact: &Fact<T>, text: impl Fn(&T) -> String) -> String {
     format!("{}{}", text(&fact.value), mark(fact.sure))
 }
 
@@ -376,14 +376,14 @@ fn facts(balancer: &Balancer) -> Vec<String> {
         Weights::Annotated(name, value) => format!("with annotation {name}: {value}"),
     };
     vec![
-        format!("sends to all while all are dark: {}", fact(balancer.fail_open, yes)),
+        format!("sends to all while all are dark: {}", fact(&balancer.fail_open, yes)),
         format!("weighs nodes by their pods: {weights}{}", mark(balancer.weights.sure)),
         format!(
             "its controller hands changes on within: {}",
-            fact(balancer.controller, |time| view::span(*time))
+            fact(&balancer.controller, |time| view::span(*time))
         ),
-        format!("ends connections itself: {}", fact(balancer.proxies, yes)),
-        format!("cuts connections by a node that turns dark: {}", fact(balancer.cuts, yes)),
+        format!("ends connections itself: {}", fact(&balancer.proxies, yes)),
+        format!("cuts connections by a node that turns dark: {}", fact(&balancer.cuts, yes)),
         "? = assumed, not found in its source or documentation: docs/balancers.md".to_owned(),
     ]
 }

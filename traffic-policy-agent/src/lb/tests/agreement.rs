@@ -57,7 +57,7 @@ fn service() -> impl Strategy<Value = Service> {
 }
 
 /// `n3` is no Node: endpoints may name it all the same.
-fn objects(service: Service, endpoints: Vec<(bool, SliceEndpoint)>, zones: [Option<usize>; 3]) -> Index {
+fn objects(service: Service, endpoints: &[(bool, SliceEndpoint)], zones: [Option<usize>; 3]) -> Index {
     let mut index = Index::default();
     for (name, zone) in NODES.iter().zip(zones) {
         index.apply(Node {
@@ -96,7 +96,7 @@ proptest! {
             *zone = None;
         }
         let service_falls_back = service.external_fallback;
-        let index = objects(service, endpoints, zones);
+        let index = objects(service, &endpoints, zones);
         let cluster = Cluster::new(index.clone());
         let judge = Judge::new(&cluster, by_name("gke"), Overrides::default());
         let judgement = judge.service(&web()).unwrap();
@@ -157,7 +157,7 @@ proptest! {
         endpoints in prop::collection::vec(endpoint(), 0..10),
         balancer in prop::sample::select(super::super::PROFILES.map(|balancer| balancer.name).to_vec()),
     ) {
-        let cluster = Cluster::new(objects(service, endpoints, [Some(0), Some(1), None]));
+        let cluster = Cluster::new(objects(service, &endpoints, [Some(0), Some(1), None]));
         let judge = Judge::new(&cluster, by_name(balancer), Overrides::default());
         let judgement = judge.service(&web()).unwrap();
         let port = &judgement.ports[0];

@@ -69,10 +69,9 @@ pub(super) async fn run(client: Client, node_name: String, mut standing: watch::
                 }
             }
         }
-        match timeout(HEARTBEAT, standing.changed()).await {
-            // The source has stopped, and with it this task.
-            Ok(Err(_)) => return std::future::pending().await,
-            Ok(Ok(())) | Err(_) => {}
+        // The source has stopped, and with it this task; otherwise something has changed, or it is time for a sign of life.
+        if let Ok(Err(_)) = timeout(HEARTBEAT, standing.changed()).await {
+            return std::future::pending().await;
         }
     }
 }

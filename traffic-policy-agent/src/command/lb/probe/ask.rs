@@ -153,7 +153,12 @@ async fn exchange(
         let body = Limited::new(response.into_body(), BODY).collect().await.map_err(|error| {
             if error.is::<LengthLimitError>() { "a body that is too long" } else { "a body that is cut off" }
         })?;
-        Ok(Http::read(question, status, weight.as_ref().map(|value| value.as_bytes()), &body.to_bytes()))
+        Ok(Http::read(
+            question,
+            status,
+            weight.as_ref().map(hyper::http::HeaderValue::as_bytes),
+            &body.to_bytes(),
+        ))
     };
     tokio::select! {
         answer = exchange => answer,

@@ -102,6 +102,10 @@ impl Picture {
         for line in log.iter().rev() {
             let parts = wrapped(line, columns);
             if last.len() + parts.len() > left {
+                // Of the newest one at least the beginning.
+                if last.is_empty() {
+                    last.extend(parts.into_iter().take(left));
+                }
                 break;
             }
             parts.into_iter().rev().for_each(|part| last.push_front(part));
