@@ -36,9 +36,23 @@ const NEAR: Duration = Duration::from_millis(20);
 const ATTEMPTS: usize = 5;
 const POLL: Duration = Duration::from_millis(10);
 
-/// Answers of the health ports of all nodes, each with the time since which it is given.
+/// A node's health port answers otherwise: some time between two questions.
+#[derive(Clone, Copy)]
+struct Changed {
+    node: usize,
+    from: Instant,
+    to: Instant,
+}
+
+impl Changed {
+    fn middle(self) -> Instant {
+        self.from + (self.to - self.from) / 2
+    }
+}
+
+/// Changes of what the health ports of all nodes answer.
 struct Answers {
-    seen: Arc<Mutex<Vec<(Instant, usize, String)>>>,
+    seen: Arc<Mutex<Vec<Changed>>>,
     _running: Running<()>,
 }
 
@@ -47,17 +61,19 @@ impl Answers {
         let lab = &balanced.cluster.lab;
         let ports: Vec<_> =
             lab.nodes().iter().map(|node| SocketAddr::new(node.address(Family::V4), HEALTH_PORT)).collect();
-        let seen: Arc<Mutex<Vec<(Instant, usize, String)>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<Changed>>> = Arc::default();
         let shared = seen.clone();
         let running = lab.client().netns().start("answers", async move |stop: Stop| {
-            let mut last = vec![None; ports.len()];
+            let mut last: Vec<Option<(Instant, String)>> = vec![None; ports.len()];
             while !stop.is_requested() {
                 for (node, port) in ports.iter().enumerate() {
-                    let asked = http::get(*port, "/", Duration::from_millis(200)).await;
-                    let answer = asked.map_or_else(|_| "none".to_owned(), |answer| answer.body);
-                    if last[node].replace(answer.clone()).is_some_and(|before| before != answer) {
-                        let now = Instant::now();
-                        shared.lock().unwrap_or_else(PoisonError::into_inner).push((now, node, answer));
+                    let asked = Instant::now();
+                    let answer = http::get(*port, "/", Duration::from_secs(2)).await;
+                    let answer = answer.map_or_else(|_| "none".to_owned(), |answer| answer.body);
+                    let before = last[node].replace((asked, answer.clone()));
+                    if let Some((from, _)) = before.filter(|(_, before)| *before != answer) {
+                        let changed = Changed { node, from, to: Instant::now() };
+                        shared.lock().unwrap_or_else(PoisonError::into_inner).push(changed);
                     }
                 }
                 tokio::time::sleep(POLL).await;
@@ -66,10 +82,10 @@ impl Answers {
         Self { seen, _running: running }
     }
 
-    /// When a node's answer changed first, from a moment on.
-    fn changed(&self, node: usize, from: Instant) -> Option<Instant> {
+    /// The first change of a node's answer that is seen after a moment.
+    fn changed(&self, node: usize, after: Instant) -> Option<Changed> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.iter().find(|(at, of, _)| *of == node && *at >= from).map(|(at, ..)| *at)
+        seen.iter().find(|changed| changed.node == node && changed.to >= after).copied()
     }
 }
 
@@ -159,8 +175,8 @@ impl Scene {
     fn agents_are_checked(&mut self) {
         let Some((from, tells)) = self.written.last() else { return };
         for node in tells {
-            let at = self.answers.changed(*node, *from).unwrap();
-            self.critical.push((at - POLL * 3, at, vec![*node]));
+            let changed = self.answers.changed(*node, *from).unwrap();
+            self.critical.push((changed.from, changed.to, vec![*node]));
         }
     }
 
@@ -197,7 +213,7 @@ impl Scene {
             let moments = written.iter().map(|(from, tells)| {
                 // A node whose answer stays as it was has learned of it as others have.
                 let of = if tells.contains(&number) { number } else { tells[0] };
-                answers.changed(of, *from).unwrap() - start
+                answers.changed(of, *from).unwrap().middle() - start
             });
             simulation.agents.insert(name.clone(), moments.collect());
         }

@@ -119,6 +119,7 @@ impl Run<'_> {
             return Err(missed(Why::NodeGone));
         }
         let drains = self.nodes[node].held.is_some_and(|held| clock(now) < held.drain_until);
+        let drawn = self.random.usize(..);
         let (version, on_node) = self.view(node).ok_or_else(|| missed(Why::Refused))?;
         let list = match on_node.fate {
             Fate::Served { .. } => version.standpoint.list(on_node),
@@ -126,14 +127,8 @@ impl Run<'_> {
             Fate::Dropped => return Err(missed(Why::Dropped)),
             Fate::Refused => return Err(missed(Why::Refused)),
         };
-        let (count, random) = (list.len(), self.random.usize(..list.len().max(1)));
-        let (version, on_node) = self.view(node).ok_or_else(|| missed(Why::Refused))?;
-        let list = match on_node.fate {
-            Fate::Dropped => version.standpoint.draining(on_node),
-            _ => version.standpoint.list(on_node),
-        };
-        debug_assert_eq!(count, list.len());
-        let pod = list.get(random).and_then(|address| version.pods.get(&address.ip())).copied();
+        let address = drawn.checked_rem(list.len()).and_then(|at| list.get(at));
+        let pod = address.and_then(|address| version.pods.get(&address.ip())).copied();
         let pod = pod.ok_or_else(|| missed(Why::Refused))?;
         let is_there = |node: usize| self.nodes[node].is_there;
         if self.pods[pod].serves && self.pods[pod].node.is_none_or(is_there) {

@@ -45,8 +45,8 @@ pub(super) struct Line(pub(super) Vec<Moment>);
 impl Line {
     /// The same at the same moment shares an entry.
     pub(super) fn note(&mut self, at: Duration, what: What, node: Option<&str>) {
-        let same = self.0.iter_mut().rev().take_while(|moment| moment.at == at);
-        match same.into_iter().find(|moment| moment.what == what) {
+        let mut same = self.0.iter_mut().rev().take_while(|moment| moment.at == at);
+        match same.find(|moment| moment.what == what) {
             Some(moment) => moment.nodes.extend(node.map(str::to_owned)),
             None => self.0.push(Moment { at, what, nodes: node.map(str::to_owned).into_iter().collect() }),
         }
