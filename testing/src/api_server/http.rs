@@ -143,7 +143,7 @@ fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body>
     for change in patch["status"]["conditions"].as_array().into_iter().flatten() {
         match conditions.iter_mut().find(|condition| condition["type"] == change["type"]) {
             Some(Value::Object(condition)) => {
-                condition.extend(change.as_object().cloned().unwrap_or_default())
+                condition.extend(change.as_object().cloned().unwrap_or_default());
             }
             _ => conditions.push(change.clone()),
         }

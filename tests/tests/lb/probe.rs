@@ -58,7 +58,7 @@ fn differences(document: &Value) -> Vec<(String, String, String)> {
         .collect()
 }
 
-fn of<'d>(found: &'d [(String, String, String)]) -> Vec<(&'d str, &'d str, &'d str)> {
+fn of(found: &[(String, String, String)]) -> Vec<(&str, &str, &str)> {
     found.iter().map(|(node, question, cause)| (node.as_str(), question.as_str(), cause.as_str())).collect()
 }
 

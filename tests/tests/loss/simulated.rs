@@ -281,7 +281,7 @@ fn compare(what: &str, play: impl Fn() -> Scene) -> Option<u64> {
         return Some(lost);
     }
     let why = "a change fell upon a check each time, this machine is too busy";
-    writeln!(std::io::stderr(), "SKIPPED {what}: {why}").unwrap();
+    writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
     None
 }
 
@@ -344,6 +344,9 @@ fn a_switch_with_a_drain() {
     assert!(lost.is_none_or(|lost| lost == 0), "{lost:?}");
 }
 
+/// Of a rolling update: the new pod, the old one, its node by number, ready pods with both, and those after it.
+type Step = (&'static str, &'static str, usize, &'static [&'static str], &'static [&'static str]);
+
 /// The pods of node-1 and node-2 are replaced by two on node-3, under policy Local.
 fn rolling_update(what: &str, stops_at_once: bool) -> Option<u64> {
     let _alone = quiet::alone();
@@ -359,7 +362,7 @@ fn rolling_update(what: &str, stops_at_once: bool) -> Option<u64> {
         balanced.wait_for(&["node-1", "node-2"]);
         let mut scene = Scene::begin(balanced, if stops_at_once { 3000 } else { 4000 });
         sleep(INTERVAL);
-        let steps: [(&str, &str, usize, &[&str], &[&str]); 2] = [
+        let steps: [Step; 2] = [
             ("pod-3-1", "pod-1-1", 0, &["pod-1-1", "pod-2-1", "pod-3-1"], &["pod-2-1", "pod-3-1"]),
             ("pod-3-2", "pod-2-1", 1, &["pod-2-1", "pod-3-1", "pod-3-2"], &["pod-3-1", "pod-3-2"]),
         ];

@@ -130,7 +130,7 @@ impl PortJudgement<'_> {
 
     #[must_use]
     pub fn green(&self) -> usize {
-        self.sum(Row::is_green).0
+        self.rows.iter().filter(|row| row.is_green()).map(|row| row.count).sum()
     }
 
     #[must_use]
