@@ -26,7 +26,7 @@ pub(super) fn chart(title: &str, number: usize, rows: &[&Row]) -> String {
     let unit = rows.first().map_or("", |row| row.unit.symbol());
     let title = escaped(title);
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-labelledby=\"t{number} d{number}\">\n<title id=\"t{number}\">{title}, {unit}</title>\n<desc id=\"d{number}\">Bars of the medians in {unit}, whiskers from the lower to the upper quartile, a line where the goal is, a circle for what a row is compared with. The table below has the same figures.</desc>\n"
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-labelledby=\"t{number}\" aria-describedby=\"d{number}\">\n<title id=\"t{number}\">{title}, {unit}</title>\n<desc id=\"d{number}\">Bars of the medians in {unit}, whiskers from the lower to the upper quartile, a line where the goal is, a circle for what a row is compared with. The table below has the same figures.</desc>\n"
     );
     let bottom = height - AXIS;
     let mut tick = 0.0;
