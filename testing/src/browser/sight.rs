@@ -1,4 +1,4 @@
-//! What is asked of every page of this project: it draws without a word on the console and without loading anything, fits on a
+//! Demands on every page of this project: it draws without a word on the console and without loading anything, fits on a
 //! phone, is dark where that is wanted, is legible, and a screen reader finds its way.
 
 use std::path::Path;

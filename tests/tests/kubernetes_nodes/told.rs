@@ -1,4 +1,4 @@
-//! What agents tell about their nodes and Services by the API: the Node's condition, and Events of drains.
+//! Word of agents about their nodes and Services by the API: the Node's condition, and Events of drains.
 
 use std::time::Duration;
 

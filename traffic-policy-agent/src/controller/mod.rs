@@ -7,6 +7,7 @@ mod drains;
 mod gc;
 mod health_ports;
 mod left_out;
+mod listening;
 mod network;
 mod node_port_addresses;
 mod packet_path;
@@ -20,7 +21,7 @@ mod timing;
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use ipnet::IpNet;
 use tokio::{
     task::JoinHandle,
@@ -38,7 +39,7 @@ pub use self::{
 use crate::{
     check,
     dataplane::{Config, Dataplane},
-    health::{HealthzServer, ProxyHealth},
+    health::ProxyHealth,
     in_effect::InEffect,
     inspect::service_count_reader,
     metrics::{Metrics, MetricsServer},
@@ -88,13 +89,7 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
         adoption::check_node()?;
     }
     let health = ProxyHealth::new(true, true);
-    let healthz = HealthzServer::start(settings.healthz, health.clone()).with_context(|| {
-        format!(
-            "{} cannot be listened on (is another proxy running here?): choose another with --healthz-address",
-            settings.healthz
-        )
-    })?;
-    tracing::info!(address = %healthz.address(), "answering /healthz and /livez");
+    let healthz = listening::healthz(settings.healthz, &health)?;
     let metrics = Metrics::new(settings.node_name.clone(), health.clone());
     let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
     dataplane.report_address(healthz.address());
@@ -126,17 +121,6 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
             Err(error)
         }
     }
-}
-
-fn serve_metrics(address: SocketAddr, metrics: &Metrics, in_effect: &InEffect) -> Result<MetricsServer> {
-    let server = MetricsServer::start(address, metrics.clone(), in_effect.clone()).with_context(|| {
-        format!(
-            "{address} cannot be listened on (is another proxy running here?): choose another with \
-             --metrics-address, or `none`"
-        )
-    })?;
-    tracing::info!(address = %server.address(), "answering /metrics, /proxyMode and /configz");
-    Ok(server)
 }
 
 /// The loop's state: the packet path, and the two things that change it.
@@ -189,7 +173,7 @@ impl<P: PacketPath> Controller<P> {
             self.path.begin_adopting();
         }
         let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
-        let serve = |address| serve_metrics(address, metrics, in_effect);
+        let serve = |address| listening::metrics(address, metrics, in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
         self.network.refresh().await?;
         if self.path.is_replacing() {

@@ -1,4 +1,4 @@
-//! What a load balancer asks of nodes, and when it believes the answers.
+//! Load balancers: their questions to nodes, and when they believe the answers.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a person says of a balancer, by flags or in a file.
+//! Facts about a balancer that a person gives, by flags or in a file.
 
 use std::{str::FromStr, time::Duration};
 

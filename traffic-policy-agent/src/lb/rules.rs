@@ -1,4 +1,4 @@
-//! What is to be said of a Service, the worst first.
+//! Findings about a Service, the worst first.
 
 mod checks;
 

@@ -1,4 +1,4 @@
-//! What is judged of a Service: nodes, pods, and what is to be said about them.
+//! The judgement of a Service: nodes, pods, and findings.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! What a change would do: before and after, what is lost between, and what makes it lossless.
+//! The effect of a change: before and after, what is lost between, and what makes it lossless.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What all pages of this project share: head, style, escaping, dates.
+//! The frame of all pages of this project: head, style, escaping, dates.
 
 const STYLE: &str = include_str!("base.css");
 /// Scripts and styles within the page; nothing from elsewhere, not even if text were taken for markup.

@@ -1,4 +1,4 @@
-//! What became of requests, second by second: a simulation's result, for [`super::Page`].
+//! The fate of requests, second by second: a simulation's result, for [`super::Page`].
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What `lb` and `lb simulate` say of a scene before it is played, from the objects that the agents follow.
+//! Predictions of `lb` and `lb simulate` for a scene before it is played, from the objects that the agents follow.
 
 use std::time::Duration;
 

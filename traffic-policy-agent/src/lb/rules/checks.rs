@@ -1,4 +1,4 @@
-//! What is to be said of the port that a balancer asks under policy Local.
+//! Findings about the port that a balancer asks under policy Local.
 
 use super::{Case, span};
 use crate::{

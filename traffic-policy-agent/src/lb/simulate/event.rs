@@ -1,4 +1,4 @@
-//! What happens to a cluster, and when.
+//! Events that happen to a cluster, each at its time.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What a simulation is made of, and how long everybody takes to learn of a change.
+//! The parts of a simulation, and how long everybody takes to learn of a change.
 
 use std::{collections::BTreeMap, time::Duration};
 

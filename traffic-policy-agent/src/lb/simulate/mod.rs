@@ -1,4 +1,4 @@
-//! What becomes of requests while a cluster changes: discrete events on a time line, the same for the same seed. Pure: no input or
+//! The fate of requests while a cluster changes: discrete events on a time line, the same for the same seed. Pure: no input or
 //! output, no clock. What nodes answer and choose follows from versions of the objects by the same code as an agent's
 //! ([`super::judge`], [`crate::model`]); what is added here is when each of them learns of a version, and when a balancer believes it.
 //!

@@ -1,4 +1,4 @@
-//! What is to come, in the order of its time. Of one moment: first what changes the world, then who learns of it, requests last.
+//! The queue of what is to come, in the order of its time. Of one moment: first what changes the world, then who learns of it, requests last.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What is judged of a node is what an agent on that node would do.
+//! The judgement of a node is what an agent on that node would do.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What the judgement of a whole cluster wants to know of objects, and a proxy does not: balancers, pods' names, what the scheduler
+//! Details of objects that the judgement of a whole cluster wants, and a proxy does not: balancers, pods' names, what the scheduler
 //! and balancers make of Nodes.
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};

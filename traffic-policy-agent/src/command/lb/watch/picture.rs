@@ -1,4 +1,4 @@
-//! What the view of `lb watch` shows, as lines.
+//! The view of `lb watch`, as lines.
 
 use std::collections::{BTreeMap, VecDeque};
 
