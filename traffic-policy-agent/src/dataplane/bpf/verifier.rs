@@ -198,19 +198,26 @@ fn keep(folder: &Path, program: &str, log: &str) -> io::Result<PathBuf> {
 /// one line. `None` if it says nothing.
 fn reason(log: &str) -> Option<String> {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
-    let said: Vec<&str> = lines.take_while(|line| !is_summary(line)).collect();
+    let mut said: Vec<&str> = lines.take_while(|line| !is_summary(line)).collect();
+    // Linux 7.3 explains the reason behind it, with source lines, instructions and a suggestion.
+    let report = said.iter().position(|line| line.starts_with(REPORT));
+    let title =
+        report.and_then(|at| said.drain(at..).next()).map(|line| line.trim_start_matches(REPORT).trim());
     // States that are shown behind the reason.
     let is_shown = |line: &&&str| line.starts_with("cur state:") || line.starts_with("old state:");
     let mut last: Vec<&str> =
         said.iter().rev().skip_while(is_shown).take_while(|line| !is_walk(line)).copied().collect();
     if last.is_empty() {
         // Whatever it is, the last line is nearest to the reason.
-        last.extend(said.last());
+        last.extend(title.as_ref().or(said.last()));
     }
     last.truncate(MOST_LINES);
     last.reverse();
     (!last.is_empty()).then(|| last.join("; "))
 }
+
+/// Begins the report of Linux 7.3 about a refusal.
+const REPORT: &str = "Verification failed:";
 
 /// Some reasons are told in two lines ("invalid access to packet, …", "R2 offset is outside of the packet").
 const MOST_LINES: usize = 2;

@@ -12,6 +12,38 @@ stack depth 0+0+0
 processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0
 ";
 
+/// Linux 7.3, whole but for its statistics: it explains the reason behind it.
+const EXPLAINED: &str = "0: R1=ctx() R10=fp0
+; unsafe { (*$pointer).$($field)+ } @ value.rs:13
+0: (bf) r0 = r9
+R9 !read_ok
+Verification failed: Register Type Safety: Unreadable register
+Reason:
+  R9 has never been initialized on this path, so the verifier cannot use it as an input.
+At:
+  tp_tc_slow4 @ value.rs:13:18
+  Source context:
+      11 | ...
+      12 | ...
+  >>> 13 |         unsafe { (*$pointer).$($field)+ }
+         |         ^-- error: R9 is not readable
+      14 | ...
+      15 | ...
+  Instruction context:
+  >>>    0 | (bf) r0 = r9
+         1 | (bf) r2 = r3
+         2 | (07) r2 += 14
+Causal path:
+  no retained diagnostic events on this path
+Suggestion:
+  Initialize R9 on every path before this instruction.
+verification time 807162 usec
+stack depth max 0
+subprog 0 (tp_tc_slow4) main insns_self 1 insns_total 1 stack 0
+subprog 1 (remembered4) global insns_self 0 insns_total 0 stack 0
+processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0
+";
+
 /// The message of Linux 6.12 in the form of its logs: a bound that LLVM checked on a copy of the register.
 const UNBOUNDED: &str = "; counters.0[outcome as usize] += 1; @ exit.rs:52
 1403: (79) r2 = *(u64 *)(r10 -96)     ; frame1: R2_w=map_value(map=tp_counters,ks=4,vs=800) R10=fp0 fp-96=map_value(map=tp_counters,ks=4,vs=800)
@@ -56,6 +88,10 @@ processed 5 insns (limit 1000000) max_states_per_insn 0 total_states 1 peak_stat
 fn the_line_that_matters() {
     let said = |log| reason(log).unwrap_or_default();
     assert_eq!(said(UNREADABLE), "R9 !read_ok");
+    assert_eq!(said(EXPLAINED), "R9 !read_ok");
+    // Should it be told by the report alone.
+    let report = EXPLAINED.replace("R9 !read_ok\n", "");
+    assert_eq!(said(&report), "Register Type Safety: Unreadable register");
     assert_eq!(said(UNBOUNDED), "R8 unbounded memory access, make sure to bounds check any such access");
     assert_eq!(
         said(OUTSIDE),
