@@ -1,11 +1,11 @@
 //! The time line of a simulation, with made-up numbers.
 
-use anyhow::Result;
-use serde_json::json;
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
 use traffic_policy_agent::page::{Event, Page, Part, Second, Timeline};
 use traffic_policy_testing::browser::{self, Browser, Look};
 
-use crate::{assert_named, pictures, table, texts};
+use crate::{Case, assert_named, cluster::Cluster, pictures, table, texts};
 
 #[test]
 fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
@@ -42,5 +42,37 @@ fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
     let mut tab = browser.open(&file, Look::DESKTOP)?;
     assert_eq!(tab.evaluate("document.querySelectorAll('.time').length")?, 0);
     assert_eq!(tab.console, Vec::<String>::new());
+    Ok(())
+}
+
+/// A simulation's page has the numbers of its JSON.
+#[test]
+fn a_simulation_is_drawn() -> Result<()> {
+    let Some(mut browser) = Browser::start("a_simulation_is_drawn")? else { return Ok(()) };
+    let pod = |name: &str, node: &str| (name.to_owned(), node.to_owned(), true);
+    let cluster = Cluster {
+        nodes: ["pool-1-a", "pool-1-b", "pool-1-c"].map(str::to_owned).to_vec(),
+        policy: "Cluster",
+        drain: "10s",
+        pods: vec![pod("web-x2k9q", "pool-1-a"), pod("web-m4wzt", "pool-1-b")],
+    };
+    let case = Case::new(&cluster.manifests())?;
+    let words = ["simulate", "web", "--balancer", "gke", "--event", "5s policy=Local", "--for", "50s"];
+    let output = case.start(&words, &case.page())?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    browser::judge(&mut browser, &case.page(), (pictures(), "simulated"))?;
+    let mut tab = browser.open(&case.page(), Look::DESKTOP)?;
+    let rows = table(&mut tab, "Requests of each second")?;
+    let seconds = document["seconds"].as_array().unwrap();
+    assert_eq!(rows.len(), seconds.len());
+    for (row, second) in rows.iter().zip(seconds) {
+        let number = |field: &str| second[field].as_u64().unwrap().to_string();
+        assert_eq!(row[1..], [number("ok"), number("lost"), number("cut")], "{second}");
+    }
+    assert!(document["total"]["lost"].as_u64().unwrap() > 0, "{}", document["total"]);
+    let happened = texts(&mut tab, "ol li")?;
+    assert!(happened.iter().any(|line| line.contains("externalTrafficPolicy Local")), "{happened:?}");
+    assert!(!table(&mut tab, "Nodes of shop/web, http TCP IPv4")?.is_empty());
     Ok(())
 }

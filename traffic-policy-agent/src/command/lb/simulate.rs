@@ -8,11 +8,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 
-use super::{BalancerArguments, SourceArguments};
+use super::{BalancerArguments, SourceArguments, document, html, print::View};
 use crate::{
     command::view::{self, Output, OutputArguments},
     lb::{Balancer, Counts, Judge, Learn, Load, Measured, Moment, Simulated, Simulation, Span, Timed},
     model::{Policy, ServiceName, object::Service},
+    page::{Event, Page, Part, Second, Timeline},
 };
 
 /// Play what happens to a Service on a time line: what the balancer thinks of each node and when, and what becomes of each request:
@@ -46,6 +47,8 @@ pub(super) struct Arguments {
     delays: Delays,
     #[command(flatten)]
     output: OutputArguments,
+    #[command(flatten)]
+    html: html::HtmlArguments,
     #[command(flatten)]
     source: SourceArguments,
     #[command(flatten)]
@@ -103,6 +106,7 @@ impl Arguments {
         if lasts.is_zero() {
             return Err(view::usage("--for 0: nothing would happen; write --for 60s").into());
         }
+        self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
         let found = cluster.named(&self.service);
@@ -116,7 +120,8 @@ impl Arguments {
                 first.name
             ),
         };
-        let (balancer, why) = Judge::new(&cluster, named, overrides).balancer(service);
+        let judge = Judge::new(&cluster, named, overrides);
+        let (balancer, why) = judge.balancer(service);
         let simulation = Simulation {
             cluster: &cluster,
             service: &service.name,
@@ -139,6 +144,13 @@ impl Arguments {
             lasts,
             simulated: &simulated,
         };
+        self.html.write(|| {
+            let judgements: Vec<_> = judge.service(&service.name).into_iter().collect();
+            let view = View { judge: &judge, why: false, all_nodes: false };
+            Page::new(format!("Simulated: {}", service.name))
+                .with(Part::Judged, &document::Document::new(&view, &judgements))?
+                .with(Part::Timeline, &shown.time_line())
+        })?;
         match self.output.output {
             Output::Json => view::print_json(&shown.document()),
             Output::Table => view::print(|out| shown.print(out)),
@@ -201,6 +213,24 @@ struct MomentDocument<'s> {
 }
 
 impl Shown<'_> {
+    /// For a page.
+    fn time_line(&self) -> Timeline {
+        let seconds = self.simulated.seconds.iter().map(|second| {
+            let Counts { ok, lost, cut } = second.all;
+            Second { ok, lost, cut }
+        });
+        let events = self
+            .simulated
+            .line
+            .iter()
+            .map(|moment| Event { second: moment.at.as_secs_f64(), what: print::sentence(moment) });
+        Timeline {
+            title: format!("{}, {}, {} requests a second", self.service, self.balancer.name, self.rate),
+            seconds: seconds.collect(),
+            events: events.collect(),
+        }
+    }
+
     fn document(&self) -> Document<'_> {
         let Simulated { nodes, pods, seconds, line, why, .. } = self.simulated;
         Document {

@@ -18,6 +18,14 @@ use crate::{
 /// More nodes are counted, and not named.
 const NAMED: usize = 6;
 
+/// Something that happened, with the nodes that it happened to.
+pub(super) fn sentence(Moment { what: happened, nodes, .. }: &Moment) -> String {
+    match nodes.is_empty() {
+        true => what(happened),
+        false => format!("{}: {}", names(nodes), what(happened)),
+    }
+}
+
 impl Shown<'_> {
     pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
@@ -36,13 +44,9 @@ impl Shown<'_> {
         if !self.simulated.line.is_empty() {
             writeln!(out)?;
         }
-        for Moment { at, what: happened, nodes } in &self.simulated.line {
-            let title = format!("{:>9.3} s  ", at.as_secs_f64());
-            let text = match nodes.is_empty() {
-                true => what(happened),
-                false => format!("{}: {}", names(nodes), what(happened)),
-            };
-            paragraph(out, &title, &text)?;
+        for moment in &self.simulated.line {
+            let title = format!("{:>9.3} s  ", moment.at.as_secs_f64());
+            paragraph(out, &title, &sentence(moment))?;
         }
         Ok(())
     }
