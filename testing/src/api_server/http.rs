@@ -109,26 +109,39 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Bod
 
 /// A merge patch of a Node's taints, as of the version that it names.
 fn patch_node(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
-    let refused = shared.state().refused_patches.and_then(|code| StatusCode::from_u16(code).ok());
-    if let Some(code) = refused {
-        return failure(code, "nodes is forbidden");
-    }
-    let Ok(patch) = serde_json::from_slice::<Value>(body) else {
-        return failure(StatusCode::BAD_REQUEST, "not JSON");
-    };
-    let selection = Selection { name: Some(name.to_owned()), ..Selection::default() };
-    let found = shared.state().store.page(Kind::Node, &selection, 0, 1).0.pop();
-    let Some(mut node) = found else { return failure(StatusCode::NOT_FOUND, "not found") };
-    if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"] {
-        return failure(StatusCode::CONFLICT, "the object has been modified");
-    }
-    node["spec"]["taints"] = patch["spec"]["taints"].clone();
-    shared.change(|state| state.store.apply(Kind::Node, node.clone()));
-    json_answer(StatusCode::OK, &node)
+    patched(shared, name, body, |node, patch| {
+        if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"] {
+            return Some(failure(StatusCode::CONFLICT, "the object has been modified"));
+        }
+        node["spec"]["taints"] = patch["spec"]["taints"].clone();
+        None
+    })
 }
 
 /// A strategic merge patch of a Node's conditions: merged by type, field by field.
 fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
+    patched(shared, name, body, |node, patch| {
+        let mut conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        for change in patch["status"]["conditions"].as_array().into_iter().flatten() {
+            match conditions.iter_mut().find(|condition| condition["type"] == change["type"]) {
+                Some(Value::Object(condition)) => {
+                    condition.extend(change.as_object().cloned().unwrap_or_default());
+                }
+                _ => conditions.push(change.clone()),
+            }
+        }
+        node["status"]["conditions"] = conditions.into();
+        None
+    })
+}
+
+/// A Node, changed by a patch unless `change` answers otherwise.
+fn patched(
+    shared: &Shared,
+    name: &str,
+    body: &[u8],
+    change: impl FnOnce(&mut Value, &Value) -> Option<Response<Body>>,
+) -> Response<Body> {
     let refused = shared.state().refused_patches.and_then(|code| StatusCode::from_u16(code).ok());
     if let Some(code) = refused {
         return failure(code, "nodes is forbidden");
@@ -139,16 +152,9 @@ fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body>
     let selection = Selection { name: Some(name.to_owned()), ..Selection::default() };
     let found = shared.state().store.page(Kind::Node, &selection, 0, 1).0.pop();
     let Some(mut node) = found else { return failure(StatusCode::NOT_FOUND, "not found") };
-    let mut conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    for change in patch["status"]["conditions"].as_array().into_iter().flatten() {
-        match conditions.iter_mut().find(|condition| condition["type"] == change["type"]) {
-            Some(Value::Object(condition)) => {
-                condition.extend(change.as_object().cloned().unwrap_or_default());
-            }
-            _ => conditions.push(change.clone()),
-        }
+    if let Some(response) = change(&mut node, &patch) {
+        return response;
     }
-    node["status"]["conditions"] = conditions.into();
     shared.change(|state| state.store.apply(Kind::Node, node.clone()));
     json_answer(StatusCode::OK, &node)
 }
