@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use traffic_policy_agent::lb::{
-    self, Cluster, Event, Judge, Learn, Load, Measured, Overrides, Simulated, Simulation, Timed, What,
+    self, Answer, Cluster, Event, Fate, Judge, Learn, Load, Measured, Overrides, Row, Simulated, Simulation,
+    Timed, What, Who,
 };
 use traffic_policy_agent::model::{Index, ServiceName};
 use traffic_policy_agent::source;
@@ -72,4 +73,34 @@ pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
         println!("  lb: {of}: {} of {} nodes green; {}", port.green(), port.nodes(), shares.join(", "));
     }
     Ok(())
+}
+
+/// A node's answer to the check of a balancer that asks the traffic port unless a health port is named, and the fate of a request
+/// there: one line.
+pub fn node(cluster: &DemoCluster, service: &str, node: &str) -> Result<String> {
+    let objects = objects(cluster)?;
+    let judge = Judge::new(&objects, lb::by_name("aws-alb"), Overrides::default());
+    let name = ServiceName { namespace: "default".to_owned(), name: service.to_owned() };
+    let judgement = judge.service(&name).with_context(|| format!("lb knows no Service {service}"))?;
+    let port = judgement.ports.first().context("it has no port")?;
+    let is_meant = |row: &&Row<'_>| match row.who {
+        Who::Node(name) => name == node,
+        Who::Others(_) => judge.names(port, row, row.count).contains(&node),
+    };
+    let row = port.rows.iter().find(is_meant).with_context(|| format!("lb knows no node {node}"))?;
+    let told = match row.answer {
+        Answer::Ok(_) => "200",
+        Answer::Unavailable => "503",
+        Answer::Open => "a connection",
+        Answer::Refused => "a refusal",
+        Answer::Silence => "silence",
+        Answer::Announced | Answer::NotAnnounced => "nothing, for nobody asks",
+    };
+    let fate = match row.fate {
+        Fate::Served { here: 0, .. } => "forwarded",
+        Fate::Served { .. } => "served",
+        Fate::Dropped => "dropped in silence",
+        Fate::Refused => "refused",
+    };
+    Ok(format!("{node} answers a check with {told}; a request there is {fate}"))
 }

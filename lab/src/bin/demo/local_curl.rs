@@ -10,6 +10,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
 use crate::cluster::{DemoCluster, NODE_PORT, section};
+use crate::foretell;
 
 const PATIENCE: Duration = Duration::from_millis(800);
 
@@ -22,6 +23,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     );
     cluster.set(Policy::Local, Some("0"))?;
     let (node, _) = cluster.inside();
+    println!("  lb: of its node port: {}\n", foretell::node(cluster, "web", &node.name)?);
     let from_client = Probe::tcp(cluster.node_port(node)).from(cluster.base.lab.client().netns())?;
     println!("  {:<20} {:<20} {}", "the client", cluster.node_port(node).to_string(), said(&from_client));
     let destinations = [
