@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 use tempfile::TempDir;
-use traffic_policy_testing::agent;
+use traffic_policy_testing::{agent, api_server::ApiServer};
 
 const MANIFESTS: &str = "apiVersion: v1
 kind: Node
@@ -110,6 +110,31 @@ fn flows_are_explained_from_manifests_or_the_api() {
     let output = installed.plugin(&["explain", "192.0.2.9", "192.0.2.1:30080"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--node-name"), "{output:?}");
+}
+
+/// By a kubeconfig, and by KUBECONFIG; a context that is not there is named.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_is_asked_as_kubectl_does() {
+    let installed = Installed::new();
+    let server = ApiServer::start().unwrap();
+    server.apply(MANIFESTS).unwrap();
+    let file = installed.folder.path().join("kubeconfig");
+    server.write_kubeconfig(&file).unwrap();
+    let kubeconfig = file.display().to_string();
+    let text = out(&installed.plugin(&["lb", "--kubeconfig", &kubeconfig, "--output", "json"]));
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["services"][0]["name"], "web");
+    let flow = ["explain", "192.0.2.9", "192.0.2.1:30080", "--node-name"];
+    let text = out(&installed.plugin(&[&flow[..], &["node-1", "--kubeconfig", &kubeconfig]].concat()));
+    assert!(text.contains("VERDICT     to 10.244.1.2:8080"), "{text}");
+    let output = installed.plugin(&[&flow[..], &["node-9", "--kubeconfig", &kubeconfig]].concat());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no Node node-9"), "{output:?}");
+    let mut command = Command::new(installed.folder.path().join("kubectl-traffic_policy"));
+    command.args(["lb", "web", "--context", "c"]).env("KUBECONFIG", &file);
+    assert!(out(&command.output().unwrap()).contains("shop/web"));
+    let output = installed.plugin(&["lb", "--kubeconfig", &kubeconfig, "--context", "other"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("other"), "{said}");
 }
 
 #[test]
