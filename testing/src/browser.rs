@@ -23,7 +23,7 @@ const PROGRAM: &str = "chromium";
 /// For a page to be loaded and drawn.
 const DRAWN: Duration = Duration::from_secs(60);
 
-/// What a page is looked at with.
+/// Window size and preferences with which a page is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     pub width: u32,
@@ -47,9 +47,9 @@ pub struct Browser {
 pub struct Tab<'b> {
     browser: &'b mut Browser,
     session: String,
-    /// What it said on the console, and errors of its scripts.
+    /// Lines of its console, and errors of its scripts.
     pub console: Vec<String>,
-    /// What it asked for: at least itself.
+    /// URLs that it requested, its own among them.
     pub requests: Vec<String>,
 }
 

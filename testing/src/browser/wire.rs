@@ -38,7 +38,7 @@ pub(super) struct Wire {
     to: Option<ChildStdin>,
     from: Receiver<Value>,
     last: u64,
-    /// What was said without being asked.
+    /// Events of the protocol, which come without a request.
     pub(super) events: Vec<Value>,
     folder: TempDir,
 }
@@ -131,6 +131,7 @@ impl Drop for Wire {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }
+            // Between two looks of a poll that has an end.
             thread::sleep(Duration::from_millis(20));
         }
         let _ = self.child.kill();

@@ -171,7 +171,7 @@ fn a_node_s_status_is_asked_where_deploy_puts_it() {
     assert!(crate::text("deploy/Containerfile").contains("ENTRYPOINT [\"/traffic-policy-agent\"]"));
 }
 
-/// Where there is a kubectl that knows plugins, it finds this one.
+/// A kubectl finds the plugin; skipped aloud on a machine without one.
 #[test]
 fn kubectl_finds_it() {
     let installed = Installed::new();

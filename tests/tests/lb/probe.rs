@@ -31,7 +31,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// What the client's `lb web --probe` prints, and its exit code.
+/// Exit code and output of `lb web --probe`, run by the client.
 fn run(cluster: &Cluster, folder: &Path, more: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(agent::program().unwrap());
     let within = format!("{}ms", scaled(Duration::from_secs(2)).as_millis());

@@ -209,7 +209,7 @@ impl Terminal {
     }
 }
 
-/// What is left of it without escape sequences.
+/// The text without escape sequences.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -76,6 +76,7 @@ impl Answers {
                         shared.lock().unwrap_or_else(PoisonError::into_inner).push(changed);
                     }
                 }
+                // Between two looks.
                 tokio::time::sleep(POLL).await;
             }
         });
@@ -296,6 +297,7 @@ fn a_preempted_node() {
         let balanced = Balanced::start("xdp", &[], &policy_cluster(), 10256);
         balanced.wait_for(&["node-1", "node-2", "node-3"]);
         let mut scene = Scene::begin(balanced, 1600);
+        // One check of each node before anything happens.
         sleep(INTERVAL);
         scene.between_checks();
         let gone = Event::Change(Change::Node("node-3".to_owned(), NodeChange::Gone));
@@ -315,11 +317,13 @@ fn switch(what: &str, time: &str) -> Option<u64> {
         let balanced = Balanced::start("xdp", &[], &drain(&policy_cluster(), time), 10256);
         balanced.wait_for(&["node-1", "node-2", "node-3"]);
         let mut scene = Scene::begin(balanced, 2400);
+        // One check of each node before anything happens.
         sleep(INTERVAL);
         let local = Event::Change(Change::Policy(model::Policy::Local));
         scene.changes(local, &[0, 1, 2], |balanced| {
             balanced.cluster.manifests.service(&drain(&policy_local(), time)).unwrap();
         });
+        // The balancer's controller takes so long to move the check to the health port.
         sleep(INTERVAL * 3);
         scene.controller_asks(HEALTH_PORT);
         scene
@@ -361,6 +365,7 @@ fn rolling_update(what: &str, stops_at_once: bool) -> Option<u64> {
         let balanced = Balanced::before(base, HEALTH_PORT);
         balanced.wait_for(&["node-1", "node-2"]);
         let mut scene = Scene::begin(balanced, if stops_at_once { 3000 } else { 4000 });
+        // One check of each node before anything happens.
         sleep(INTERVAL);
         let steps: [Step; 2] = [
             ("pod-3-1", "pod-1-1", 0, &["pod-1-1", "pod-2-1", "pod-3-1"], &["pod-2-1", "pod-3-1"]),

@@ -47,6 +47,7 @@ fn wait_health(cluster: &Cluster, node: usize, wanted: u16) {
     let start = Instant::now();
     while health(cluster, node) != Some((wanted, wanted == 503)) {
         assert!(start.elapsed() < scaled(SOON), "node-{node}: not {wanted} but {:?}", health(cluster, node));
+        // Between two looks of a poll that has an end.
         sleep(Duration::from_millis(20));
     }
 }

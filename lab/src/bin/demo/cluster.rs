@@ -112,6 +112,7 @@ impl DemoCluster {
                     "{} does not follow the Service",
                     node.name
                 );
+                // Between two looks of a poll that has an end.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }

@@ -62,7 +62,7 @@ pub fn say(of: &str, simulated: &Simulated) {
     println!("  lb simulate: {of}: {} of {} requests are lost{dark}", total.lost, total.all());
 }
 
-/// What each pod gets, and what is lost, if nothing happens.
+/// Prints the number of green nodes and the share of each pod while nothing happens.
 pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
     let objects = objects(cluster)?;
     let judge = Judge::new(&objects, lb::by_name("custom"), Overrides::default());

@@ -17,7 +17,7 @@ use crate::foretell;
 const TRAFFIC_PORT: u16 = 30090;
 const HEALTH_PORT: u16 = 31999;
 const ANNOTATION: &str = "traffic-policy.io/health-check-node-port";
-/// How often the load balancer asks, and how long it waits for an answer.
+/// Between checks of the load balancer, and its time-out for an answer.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 pub fn show(cluster: &DemoCluster) -> Result<()> {
@@ -58,13 +58,14 @@ fn at(node: &Node, port: u16) -> SocketAddr {
     SocketAddr::new(node.address(Family::V4), port)
 }
 
-/// What a check of the node without a pod meets, once the nodes with pods say that they are well.
+/// The answer of the node without a pod to a check, once the agents of it and of a node with pods know the Service.
 fn answer_of_node_3(cluster: &DemoCluster, port: u16) -> Result<String> {
     let client = cluster.base.lab.client().netns();
     let ask = |node: &Node| client.block_on(async || http::get(at(node, port), "/", INTERVAL).await);
     let start = Instant::now();
     while !ask(cluster.base.lab.node(2)).is_ok_and(|response| response.status == 200) {
         ensure!(start.elapsed() < scaled(Duration::from_secs(10)), "node-2 does not follow the Service");
+        // Between two looks of a poll that has an end.
         std::thread::sleep(Duration::from_millis(20));
     }
     loop {
@@ -78,6 +79,7 @@ fn answer_of_node_3(cluster: &DemoCluster, port: u16) -> Result<String> {
             Err(_) => {}
         }
         ensure!(start.elapsed() < scaled(Duration::from_secs(10)), "node-3 does not follow the Service");
+        // Between two looks of a poll that has an end.
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -104,8 +106,10 @@ fn terminate(cluster: &DemoCluster, service: &Service, port: u16) -> Result<(u64
     let first = backends.remove(0);
     let leaving: Vec<_> = std::iter::once(first.terminating()).chain(backends.clone()).collect();
     cluster.base.manifests.endpoints(service, &leaving)?;
+    // The pod goes on serving for as long as the scene's text says.
     std::thread::sleep(Duration::from_secs(2));
     cluster.base.manifests.endpoints(service, &backends)?;
+    // Longer than the load balancer takes for three failed checks, each up to its time-out.
     std::thread::sleep(Duration::from_millis(2500));
     let report = requests.finish();
     Ok((report.ok + report.failed, report.ok, report.failed))

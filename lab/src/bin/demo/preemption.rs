@@ -31,9 +31,11 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
         cluster.set(policy, Some("0"))?;
         let balancer = cluster.balancer(policy)?;
         let requests = cluster.requests(&balancer);
+        // Requests before the change, as the scene's text tells.
         std::thread::sleep(QUIET);
         let node = cluster.base.lab.node(3);
         cluster.base.lab.cut(node)?;
+        // Until the load balancer has given the node up, and some requests more.
         std::thread::sleep(REST);
         let report = requests.finish();
         cluster.base.lab.mend(node)?;

@@ -33,11 +33,13 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
         cluster.set(Policy::Cluster, Some(drain))?;
         let balancer = cluster.balancer(Policy::Cluster)?;
         let requests = cluster.requests(&balancer);
+        // Requests before the change, as the scene's text tells.
         std::thread::sleep(QUIET);
         cluster.set(Policy::Local, Some(drain))?;
         // The cloud's controller follows the Service, too.
         let (port, path) = health_check(Policy::Local);
         balancer.ask_at(port, path);
+        // Until the load balancer has given the node up, and some requests more.
         std::thread::sleep(REST);
         let report = requests.finish();
         let noticed = balancer.changes().iter().rfind(|change| !change.healthy).map_or(
