@@ -119,6 +119,21 @@ pub struct Probed {
     pub answered: Vec<Answered>,
 }
 
+/// Answers of a first round that stay as they are.
+#[derive(Clone, Debug)]
+pub struct Known {
+    same: Vec<(Asking, Heard, Duration)>,
+    /// Addresses that a router said it has no way to.
+    unreachable: BTreeSet<IpAddr>,
+}
+
+/// Addresses of which at least one question was answered by an ICMP error. Silence of the same address means the same: a router limits
+/// its errors ([RFC 1812, section 4.3.2.8](https://www.rfc-editor.org/rfc/rfc1812#section-4.3.2.8)), Linux to a few in a row for each host.
+fn unreachable<'a>(heard: impl Iterator<Item = (&'a Asking, &'a Heard)>) -> BTreeSet<IpAddr> {
+    let told = heard.filter(|(_, heard)| **heard == Heard::Unreachable);
+    told.filter_map(|(asking, _)| asking.to.map(|to| to.ip())).collect()
+}
+
 impl<'a> Judge<'a> {
     /// What to ask of each Node: about its proxy, and about each of these Services.
     ///
@@ -239,11 +254,45 @@ impl Probed {
     /// Lays answers beside what follows from the objects.
     #[must_use]
     pub fn new(heard: Vec<(Asking, Heard, Duration)>) -> Self {
+        Self::judged(heard, BTreeSet::new())
+    }
+
+    /// The questions whose answer differs are to be asked once more: those, and what is known of the others.
+    #[must_use]
+    pub fn ask_again(self) -> (Vec<Asking>, Known) {
+        let unreachable = unreachable(self.answered.iter().map(|one| (&one.asking, &one.heard)));
+        let (same, again): (Vec<_>, Vec<_>) =
+            self.answered.into_iter().partition(|answered| answered.difference.is_none());
+        let again = again.into_iter().map(|answered| answered.asking).collect();
+        let same =
+            same.into_iter().map(|answered| (answered.asking, answered.heard, answered.took)).collect();
+        (again, Known { same, unreachable })
+    }
+
+    /// With second answers. All are laid beside the objects together: what a node says elsewhere tells of the cause.
+    #[must_use]
+    pub fn twice(known: Known, second: Vec<(Asking, Heard, Duration)>) -> Self {
+        let mut all = known.same;
+        all.extend(second);
+        all.sort_by(|(a, ..), (b, ..)| (&a.service, &a.node, a.to).cmp(&(&b.service, &b.node, b.to)));
+        Self::judged(all, known.unreachable)
+    }
+
+    fn judged(heard: Vec<(Asking, Heard, Duration)>, mut nowhere: BTreeSet<IpAddr>) -> Self {
+        let pairs = || heard.iter().map(|(asking, heard, _)| (asking, heard));
+        nowhere.extend(unreachable(pairs()));
+        for (asking, _) in pairs().filter(|(_, heard)| heard.is_contact()) {
+            if let Some(to) = asking.to {
+                nowhere.remove(&to.ip());
+            }
+        }
         let mut contacts: BTreeMap<String, compare::Contact> = BTreeMap::new();
-        for (asking, heard, _) in &heard {
+        for (asking, heard) in pairs() {
             contacts.entry(asking.node.clone()).or_default().add(asking, heard);
         }
         let answered = heard.into_iter().map(|(asking, heard, took)| {
+            let is_nowhere = asking.to.is_some_and(|to| nowhere.contains(&to.ip()));
+            let heard = if heard == Heard::Silence && is_nowhere { Heard::Unreachable } else { heard };
             let contact = contacts.get(&asking.node).copied().unwrap_or_default();
             let difference = compare::compare(&asking, &heard, contact);
             Answered { asking, heard, took, difference }

@@ -191,6 +191,38 @@ fn a_silent_kubelet_explains_silence_and_nothing_else() {
     }
 }
 
+/// Routers limit their ICMP errors: one is enough, in either round, unless something at the address answers.
+#[test]
+fn one_icmp_error_explains_the_silence_of_its_address() {
+    let ask = |question, answer: &str| {
+        let expected = if question == PROXY { EXCELLENT } else { TWO };
+        (asking("n1", question, expected), heard(question, answer), Duration::ZERO)
+    };
+    let causes = |probed: &Probed| {
+        probed
+            .answered
+            .iter()
+            .map(|one| one.difference.map_or("", |found| found.cause.code()))
+            .collect::<Vec<_>>()
+    };
+    for ([first, second], again, wanted) in [
+        (["unreachable", "silence"], None, ["wrong-address", "wrong-address"]),
+        (["silence", "silence"], None, ["firewall", "firewall"]),
+        (["unreachable", "unreachable"], Some(["silence", "silence"]), ["wrong-address", "wrong-address"]),
+        (["unreachable", "silence"], Some(["silence", "silence"]), ["wrong-address", "wrong-address"]),
+        (["unreachable", "silence"], Some(["refused", "silence"]), ["dead-agent", "firewall"]),
+        (["silence", "silence"], Some(["silence", "unreachable"]), ["wrong-address", "wrong-address"]),
+    ] {
+        let mut probed = Probed::new(vec![ask(PROXY, first), ask(SERVICE, second)]);
+        if let Some([first, second]) = again {
+            let (askings, known) = probed.ask_again();
+            assert_eq!(askings.len(), 2);
+            probed = Probed::twice(known, vec![ask(PROXY, first), ask(SERVICE, second)]);
+        }
+        assert_eq!(causes(&probed), wanted, "{first} {second} {again:?}");
+    }
+}
+
 #[test]
 fn nodes_of_one_cause_share_a_finding() {
     let ask = |number: usize, answer: &str| {

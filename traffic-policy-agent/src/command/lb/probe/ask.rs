@@ -55,16 +55,9 @@ pub(super) async fn twice(
         return first;
     }
     sleep(PAUSE).await;
-    let (same, again): (Vec<_>, Vec<_>) =
-        first.answered.into_iter().partition(|answered| answered.difference.is_none());
-    let again = again.into_iter().map(|answered| answered.asking).collect();
-    let heard = ask(again, limits, &mut progress).await;
-    // All together: what a node says elsewhere tells of the cause.
-    let mut all: Vec<_> =
-        same.into_iter().map(|answered| (answered.asking, answered.heard, answered.took)).collect();
-    all.extend(heard);
-    all.sort_by(|(a, ..), (b, ..)| (&a.service, &a.node, a.to).cmp(&(&b.service, &b.node, b.to)));
-    Probed::new(all)
+    let (again, known) = first.ask_again();
+    let second = ask(again, limits, &mut progress).await;
+    Probed::twice(known, second)
 }
 
 /// Asks all once.
