@@ -94,7 +94,8 @@ impl Model {
         let opens = !segment.tcp || segment.flags == Flags::Syn;
         if let Some(index) = flow {
             let flow = &self.flows[index];
-            if flow.gone && (!segment.tcp || opens && !flow.assured) {
+            // Of a flow that is followed loosely it is open whether it is assured.
+            if flow.gone && (!segment.tcp || opens && (!flow.assured || flow.loose)) {
                 return if flow.loose {
                     Expected::Either(index)
                 } else {

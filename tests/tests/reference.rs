@@ -161,3 +161,20 @@ fn a_reset_out_of_the_window_does_not_end_a_flow() {
         }
     }
 }
+
+/// An endpoint that answers a SYN twice, by different numbers, leaves open whether the client's ACK establishes the connection; a SYN
+/// to the endpoint that is gone meanwhile goes to it, or chooses again.
+#[test]
+fn a_flow_of_two_answers_may_be_established_or_not() {
+    let segment = |flags| Segment { flags, ..SYN };
+    let other = Segment { sequence: Number::Far(61_756), ..segment(Flags::SynAck) };
+    let from_client = |segment| Action::Request { client: 0, port: 4, service: 2, segment };
+    repeat(&[
+        from_client(SYN),
+        Action::Reply { flow: 0, segment: segment(Flags::SynAck) },
+        Action::Reply { flow: 0, segment: other },
+        from_client(segment(Flags::Ack)),
+        Action::Retire { service: 2, endpoint: 0 },
+        from_client(SYN),
+    ]);
+}
