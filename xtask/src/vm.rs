@@ -155,7 +155,8 @@ impl Workshop {
         programs.sort();
         programs.dedup();
         let data = vec![cargo::root().join("tests/testdata")];
-        Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data })
+        let systemd = built.suites.iter().any(|(name, path)| name == job::SYSTEMD && programs.contains(path));
+        Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data, systemd })
     }
 
     /// The root disk with everything that was built for the machines' architecture.

@@ -173,7 +173,7 @@ fn the_sandbox_of_the_unit_is_enough() {
     for (key, value) in [
         ("Type", "notify"),
         ("ProtectSystem", "strict"),
-        ("ProtectKernelTunables", "yes"),
+        ("ReadOnlyPaths", "/sys /proc/sys /proc/irq /proc/bus /proc/fs /proc/sysrq-trigger"),
         ("ProtectControlGroups", "yes"),
         ("ReadWritePaths", "/sys/fs/bpf"),
         ("NoNewPrivileges", "yes"),
@@ -186,7 +186,7 @@ fn the_sandbox_of_the_unit_is_enough() {
         .collect();
     let program = agent::program().unwrap();
     let script = cluster.lab.logs().join("sandbox");
-    // What ProtectSystem=strict, ProtectKernelTunables= and ProtectControlGroups= make of mounts; the lab's BPF file system is one of its own,
+    // Mounts as ProtectSystem=strict, ReadOnlyPaths= and ProtectControlGroups= have them; the lab's BPF file system is one of its own,
     // as ReadWritePaths= leaves it.
     let text = format!(
         "#!/bin/sh\nset -e\nif [ -z \"$TP_INSIDE\" ]; then TP_INSIDE=1 exec unshare --mount --propagation private \"$0\" \"$@\"; fi\n\

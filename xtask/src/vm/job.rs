@@ -13,6 +13,11 @@ const END: &str = "@@ end ";
 /// the verifier alone, and translated code of user space is slower still.
 const EMULATED_PACE: u32 = 20;
 
+/// The suite that needs systemd as first process.
+pub(super) const SYSTEMD: &str = "systemd";
+/// Tells that suite that the machine's systemd is its own.
+const SYSTEMD_VARIABLE: &str = "TRAFFIC_POLICY_SYSTEMD";
+
 /// A program to be run in a machine.
 #[derive(Clone, Debug)]
 pub(super) struct Run<'a> {
@@ -41,8 +46,34 @@ pub(super) fn mark(line: &str) -> Mark<'_> {
     }
 }
 
-/// Runs programs one after the other.
+/// Runs programs one after the other; as a service of systemd if the suite that needs it is among them.
 pub(super) fn script(built: &Built, runs: &[Run<'_>]) -> String {
+    let programs = programs(built, runs);
+    if runs.iter().any(|run| run.name == SYSTEMD) { under_systemd(&programs) } else { programs }
+}
+
+/// The first process becomes systemd, whose only goal is a service with the programs. Its console is theirs.
+fn under_systemd(programs: &str) -> String {
+    const PATH: &str = "/run/job";
+    const UNIT: &str = "/run/systemd/system/job.service";
+    let unit = format!(
+        "[Unit]\nDescription=The job that the host gave\n[Service]\nExecStart=/bin/bash {PATH}\nStandardOutput=tty\nStandardError=inherit\n\
+         TTYPath=/dev/console\nLimitNOFILE=524288\nTimeoutStopSec=5\n"
+    );
+    // Without a machine's number systemd takes it for its first boot, and asks for a time zone. What it asks the terminal
+    // would begin the first line.
+    format!(
+        "mkdir -p /run/systemd/system\ntr -d - </proc/sys/kernel/random/uuid >/etc/machine-id\n\
+         cat >{PATH} <<'@@ job'\nexport PATH='{PROGRAMS}' HOME=/root {SYSTEMD_VARIABLE}=1\necho\n{programs}\n/sbin/busybox poweroff -f\n@@ job\n\
+         cat >{UNIT} <<'@@ unit'\n{unit}@@ unit\n\
+         exec /usr/lib/systemd/systemd --unit=job.service --show-status=no\n"
+    )
+}
+
+/// As the first process has it.
+const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/applets";
+
+fn programs(built: &Built, runs: &[Run<'_>]) -> String {
     let mut text = environment(built);
     for Run { name, program, arguments, .. } in runs {
         let words: Vec<_> = arguments.iter().map(|word| quoted(word)).collect();

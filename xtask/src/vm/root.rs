@@ -34,6 +34,8 @@ const PACKAGES: [&str; 10] = [
     "openssl",
     "util-linux",
 ];
+/// Beside them where the first process is to be systemd: itself, the `kill` of units, and what it filters system calls with.
+const SYSTEMD: [&str; 3] = ["libseccomp2", "procps", "systemd"];
 /// Free mebibytes on the disk.
 const FREE: u64 = 256;
 
@@ -50,6 +52,8 @@ pub(super) struct Content {
     pub(super) programs: Vec<PathBuf>,
     /// Folders with data, by their paths.
     pub(super) data: Vec<PathBuf>,
+    /// The job begins systemd: the system is Debian's packages, then.
+    pub(super) systemd: bool,
 }
 
 impl Root {
@@ -58,15 +62,18 @@ impl Root {
     /// # Errors
     /// A program that is needed is missing; the disk is full.
     pub(super) fn make(folder: &Path, archive: &Archive, arch: Arch, content: &Content) -> Result<Self> {
-        let base = folder.join(format!("root-{arch}"));
-        let system = if Arch::of_host() == Some(arch) {
+        let name = if content.systemd { format!("root-{arch}-systemd") } else { format!("root-{arch}") };
+        let base = folder.join(&name);
+        let system = if content.systemd {
+            debian(&base, archive, &[&PACKAGES[..], &SYSTEMD].concat())
+        } else if Arch::of_host() == Some(arch) {
             match fs::remove_dir_all(&base) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
                 _ => {}
             }
             running_system(&base, &content.programs)
         } else {
-            debian(&base, archive)
+            debian(&base, archive, &PACKAGES)
         };
         system.context("the root disk's system cannot be put together")?;
         for program in &content.programs {
@@ -78,7 +85,7 @@ impl Root {
             copy_folder(data, &inside(&base, data))
                 .with_context(|| format!("{} cannot be copied", data.display()))?;
         }
-        let image = folder.join(format!("root-{arch}.ext4"));
+        let image = folder.join(format!("{name}.ext4"));
         kernel::image(&base, &image, FREE)?;
         Ok(Self { image })
     }
@@ -149,23 +156,26 @@ fn loaded_libraries(program: &Path) -> Vec<PathBuf> {
 }
 
 /// Debian's packages, unpacked.
-fn debian(base: &Path, archive: &Archive) -> Result<()> {
-    if base.join("sbin/first").exists() {
+fn debian(base: &Path, archive: &Archive, packages: &[&str]) -> Result<()> {
+    // Written last, so that a half of them is none.
+    let (list, wanted) = (base.join("etc/packages"), packages.join("\n"));
+    if fs::read_to_string(&list).is_ok_and(|unpacked| unpacked == wanted) {
         return skeleton(base);
     }
     println!("vm: fetching a root file system (some 60 MB) …");
     fs::create_dir_all(base.join("usr"))?;
-    for name in ["bin", "sbin", "lib"] {
+    for name in ["bin", "sbin", "lib", "lib64"] {
         fs::create_dir_all(base.join("usr").join(name))?;
         if !base.join(name).exists() {
             symlink(format!("usr/{name}"), base.join(name))?;
         }
     }
-    archive.unpack_closure(&PACKAGES, base)?;
+    archive.unpack_closure(packages, base)?;
     if !base.join("usr/bin/sh").exists() {
         symlink("dash", base.join("usr/bin/sh"))?;
     }
-    skeleton(base)
+    skeleton(base)?;
+    Ok(fs::write(list, wanted)?)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
