@@ -4,8 +4,10 @@ use std::{
     env,
     ffi::OsString,
     fs,
+    num::NonZeroUsize,
     path::PathBuf,
     process::{Command, ExitCode},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -32,6 +34,9 @@ const PRIVILEGED: [&str; 5] = [
 const CONTAINERS: [programs::Program<'static>; 3] =
     [("crun", "crun"), ("podman", "podman"), ("containerd", "containerd")];
 const NO_CONTAINERS: &str = "tests with containers are skipped";
+
+/// Of the harness; whoever sets it chooses how many tests run at once.
+const THREADS: &str = "RUST_TEST_THREADS";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -174,7 +179,17 @@ fn tests_with(
     command.args(["test", "--workspace", "--no-fail-fast"]).args(targets).arg("--").args(arguments);
     command.env("TRAFFIC_POLICY_AGENT", build::program("traffic-policy-agent", false)?);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
+    if env::var_os(THREADS).is_none() {
+        command.env(THREADS, threads().to_string());
+    }
     tally.run(&mut command)
+}
+
+/// Tests of a program that run at once: half as many again as there are CPUs, since most of them wait half of their time, for an
+/// agent, an answer or silence. Those that measure loss take turns, and the one that measures speed is alone in its program.
+fn threads() -> usize {
+    let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    cpus + cpus / 2
 }
 
 /// Runs one test program, as root if it is of a package that needs it. Called by cargo.
