@@ -80,10 +80,14 @@ fn everything(stages: &mut Stages) -> Result<()> {
 
 fn lints(stages: &mut Stages) {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
-    stages.one("lints: cargo clippy", lint::clippy);
-    stages.one("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf);
-    stages.one("documentation: cargo doc", lint::doc);
-    stages.one("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf);
+    // The packet path has a target folder of its own, and `core`, which is compiled for it first, keeps one CPU busy.
+    stages.at_once([
+        &[("lints: cargo clippy", lint::clippy as Stage), ("documentation: cargo doc", lint::doc)],
+        &[
+            ("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf),
+            ("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf),
+        ],
+    ]);
 }
 
 /// The suite of `deploy/`, by the image itself and the container engines of Debian.
@@ -205,6 +209,9 @@ pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
     cargo::exit_code(command.args(arguments))
 }
 
+/// A stage that several threads may run.
+type Stage = fn(&mut Tally) -> Result<bool>;
+
 /// The stages so far.
 struct Stages {
     started: Instant,
@@ -226,6 +233,25 @@ impl Stages {
         println!("=== {name}: {}, {:.1} s", if succeeded { "ok" } else { "FAILED" }, took.as_secs_f32());
         self.table.push((name.to_owned(), succeeded, took));
         succeeded
+    }
+
+    /// Runs two rows of stages beside each other.
+    fn at_once(&mut self, rows: [&[(&str, Stage)]; 2]) {
+        let mut parts =
+            rows.map(|_| Self { started: self.started, tally: Tally::default(), table: Vec::new() });
+        thread::scope(|scope| {
+            for (part, row) in parts.iter_mut().zip(rows) {
+                scope.spawn(move || {
+                    for (name, stage) in row {
+                        part.one(name, stage);
+                    }
+                });
+            }
+        });
+        for part in parts {
+            self.tally.add(part.tally);
+            self.table.extend(part.table);
+        }
     }
 
     /// The summary; its last line is for programs, too.
