@@ -16,8 +16,8 @@ use netlink_packet_route::route::{RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
-    Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
-    new_connection,
+    Handle, LinkBridge, LinkBridgePort, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan,
+    RouteMessageBuilder, new_connection,
 };
 
 use crate::netns::Namespace;
@@ -140,6 +140,12 @@ impl Netlink {
 
     pub async fn set_mtu(&self, device: &str, mtu: u32) -> Result<()> {
         self.change(device, |link| link.mtu(mtu)).await
+    }
+
+    /// A frame may leave by the port of a bridge that it came by.
+    pub async fn hairpin(&self, port: &str) -> Result<()> {
+        let message = LinkBridgePort::new(index(port)?).hairpin(true).build();
+        self.0.link().set_port(message).execute().await.with_context(|| format!("hairpin mode of {port}"))
     }
 
     /// Gives a device another name. It may stay switched on (Linux 6.2 and later).

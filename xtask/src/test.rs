@@ -4,8 +4,10 @@ use std::{
     env,
     ffi::OsString,
     fs,
+    num::NonZeroUsize,
     path::PathBuf,
     process::{Command, ExitCode},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -32,6 +34,9 @@ const PRIVILEGED: [&str; 5] = [
 const CONTAINERS: [programs::Program<'static>; 3] =
     [("crun", "crun"), ("podman", "podman"), ("containerd", "containerd")];
 const NO_CONTAINERS: &str = "tests with containers are skipped";
+
+/// Of the harness; whoever sets it chooses how many tests run at once.
+const THREADS: &str = "RUST_TEST_THREADS";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -75,10 +80,14 @@ fn everything(stages: &mut Stages) -> Result<()> {
 
 fn lints(stages: &mut Stages) {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
-    stages.one("lints: cargo clippy", lint::clippy);
-    stages.one("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf);
-    stages.one("documentation: cargo doc", lint::doc);
-    stages.one("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf);
+    // The packet path has a target folder of its own, and `core`, which is compiled for it first, keeps one CPU busy.
+    stages.at_once([
+        &[("lints: cargo clippy", lint::clippy as Stage), ("documentation: cargo doc", lint::doc)],
+        &[
+            ("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf),
+            ("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf),
+        ],
+    ]);
 }
 
 /// The suite of `deploy/`, by the image itself and the container engines of Debian.
@@ -174,7 +183,17 @@ fn tests_with(
     command.args(["test", "--workspace", "--no-fail-fast"]).args(targets).arg("--").args(arguments);
     command.env("TRAFFIC_POLICY_AGENT", build::program("traffic-policy-agent", false)?);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
+    if env::var_os(THREADS).is_none() {
+        command.env(THREADS, threads().to_string());
+    }
     tally.run(&mut command)
+}
+
+/// Tests of a program that run at once: half as many again as there are CPUs, since most of them wait half of their time, for an
+/// agent, an answer or silence. Those that measure loss take turns, and the one that measures speed is alone in its program.
+fn threads() -> usize {
+    let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    cpus + cpus / 2
 }
 
 /// Runs one test program, as root if it is of a package that needs it. Called by cargo.
@@ -189,6 +208,9 @@ pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
         };
     cargo::exit_code(command.args(arguments))
 }
+
+/// A stage that several threads may run.
+type Stage = fn(&mut Tally) -> Result<bool>;
 
 /// The stages so far.
 struct Stages {
@@ -211,6 +233,25 @@ impl Stages {
         println!("=== {name}: {}, {:.1} s", if succeeded { "ok" } else { "FAILED" }, took.as_secs_f32());
         self.table.push((name.to_owned(), succeeded, took));
         succeeded
+    }
+
+    /// Runs two rows of stages beside each other.
+    fn at_once(&mut self, rows: [&[(&str, Stage)]; 2]) {
+        let mut parts =
+            rows.map(|_| Self { started: self.started, tally: Tally::default(), table: Vec::new() });
+        thread::scope(|scope| {
+            for (part, row) in parts.iter_mut().zip(rows) {
+                scope.spawn(move || {
+                    for (name, stage) in row {
+                        part.one(name, stage);
+                    }
+                });
+            }
+        });
+        for part in parts {
+            self.tally.add(part.tally);
+            self.table.extend(part.table);
+        }
     }
 
     /// The summary; its last line is for programs, too.

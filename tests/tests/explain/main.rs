@@ -3,9 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod chi_square;
 mod input;
 mod many;
 mod program;
 mod unchanged;
-mod uniform;
 mod wire;
