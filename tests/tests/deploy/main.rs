@@ -9,6 +9,7 @@ mod guide;
 mod image;
 mod kubectl;
 mod objects;
+mod remains;
 mod scripts;
 mod settings;
 
