@@ -12,6 +12,7 @@ mod objects;
 mod remains;
 mod scripts;
 mod settings;
+mod walk;
 
 use std::path::{Path, PathBuf};
 
