@@ -5,6 +5,7 @@ mod build;
 mod layer;
 mod sbom;
 mod unwind;
+mod verify;
 
 use std::{
     collections::BTreeSet,
@@ -33,6 +34,9 @@ pub(crate) struct Options {
     /// Under which name container engines load it
     #[arg(long, value_name = "NAME", default_value = NAME, value_parser = reference)]
     name: String,
+    /// Build it a second time, in another folder and from nothing, and fail unless both have the same bytes; takes minutes
+    #[arg(long)]
+    verify: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,7 +64,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         Some(machines) => machines.archs(),
         None => vec![own_arch()?],
     };
-    make(&archs, &options.name)?;
+    let copied = if options.verify { Some(verify::Copied::take()?) } else { None };
+    let archive = make(&archs, &options.name)?;
+    if let Some(copied) = copied {
+        let chosen = if let [arch] = archs[..] { arch.to_string() } else { "all".to_owned() };
+        let arguments = ["--arch", &chosen, "--name", &options.name].map(str::to_owned);
+        copied.compare(&arguments, archive.parent().unwrap_or(&archive))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

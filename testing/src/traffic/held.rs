@@ -68,6 +68,11 @@ impl HeldConnections {
     pub fn finish(self) -> Report {
         self.0.finish()
     }
+
+    /// All connections are broken.
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
 }
 
 impl Report {

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PodSpec;
@@ -20,7 +22,7 @@ use traffic_policy_testing::netns::is_running;
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
 
-use crate::{objects, pod};
+use crate::{objects, pod, remains};
 
 /// Of the nodes in their order.
 const OVERLAYS: [&str; 3] = ["deploy/overlays/kind", "deploy/overlays/kubeadm", "deploy/overlays/static-pod"];
@@ -153,6 +155,34 @@ fn is_confined(container: &Container) {
     assert!(root.flags().contains(FsFlags::ST_RDONLY), "its root can be written to");
 }
 
+/// What curl gets outside of the cluster, by policy: under Local silence from the node without a pod.
+fn curl(nodes: &Nodes) {
+    if Command::new("curl").arg("--version").output().is_err() {
+        writeln!(std::io::stderr(), "SKIPPED the requests by curl: there is no curl").unwrap();
+        return;
+    }
+    let cluster = &nodes.cluster;
+    for family in Family::BOTH {
+        for (number, port, answered) in
+            [(1, CLUSTER, true), (3, CLUSTER, true), (1, LOCAL, true), (3, LOCAL, false)]
+        {
+            let url = format!("http://{}/", cluster.at(number, family, port));
+            let mut command = Command::new("curl");
+            // Silence is waited for so long, and an answer comes within it on a busy machine, too.
+            let limit = if answered { "20" } else { "1" };
+            command.args(["--silent", "--show-error", "--max-time", limit, &url]);
+            let output = cluster.lab.client().netns().output(command).unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            if answered {
+                assert!(output.status.success() && said.contains("\"pod\":\"pod-"), "{url}: {output:?}");
+            } else {
+                // CURLE_OPERATION_TIMEDOUT
+                assert_eq!(output.status.code(), Some(28), "{url}: {output:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     if !Container::can_run("the_matrix_passes_in_containers_and_cleanup_leaves_nothing") {
@@ -160,6 +190,7 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     }
     let nodes = Nodes::new();
     let cluster = &nodes.cluster;
+    let untouched: Vec<_> = cluster.lab.nodes().iter().map(|node| remains::of(node.netns())).collect();
     let start = |(at, folder): (usize, &&str)| nodes.start(at + 1, folder, &pod(folder));
     let mut containers: Vec<_> = OVERLAYS.iter().enumerate().map(start).collect();
     for container in &mut containers {
@@ -167,6 +198,7 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     }
 
     matrix::pass(cluster, "containers").unwrap();
+    curl(&nodes);
     for (number, container) in (1..).zip(&containers) {
         is_confined(container);
         assert_eq!(container.probe().unwrap(), 200);
@@ -184,6 +216,10 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     let explained = containers[2].exec(&["explain", &client, &silent]).unwrap();
     let explained = String::from_utf8(explained.stdout).unwrap();
     assert!(explained.contains("dropped-no-local-endpoint"), "{explained}");
+
+    // The comparison can tell: programs on devices are in it.
+    let in_use = remains::of(cluster.lab.node(1).netns());
+    assert_ne!(in_use, untouched[0]);
 
     // As when the DaemonSet is deleted: what serves, serves on.
     let pids: Vec<_> = containers.iter().map(|container| container.pid().unwrap()).collect();
@@ -204,6 +240,8 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
         drop(container);
         let mut again = nodes.start(number, CLEANUP, &cleanup);
         assert_eq!(again.wait_ended(SOON).unwrap(), Some(0), "{}", again.log());
+        let left = remains::of(cluster.lab.node(number).netns());
+        remains::assert_same(&format!("node-{number}"), &untouched[number - 1], &left);
     }
     let at = cluster.at(3, Family::V4, CLUSTER);
     let outcome = cluster.ask(Protocol::Tcp, at).unwrap();

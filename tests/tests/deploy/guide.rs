@@ -7,9 +7,9 @@ use crate::{root, text};
 
 /// Programs that people bring.
 const PROGRAMS: [&str; 14] = [
-    "cd",
     "cp",
     "ctr",
+    "export",
     "git",
     "install",
     "kind",
@@ -24,7 +24,7 @@ const PROGRAMS: [&str; 14] = [
 ];
 
 /// Commands of fenced blocks: what follows a prompt, without a comment.
-fn commands(page: &str) -> Vec<String> {
+pub fn commands(page: &str) -> Vec<String> {
     let mut fenced = false;
     let mut found = Vec::new();
     for line in page.lines() {

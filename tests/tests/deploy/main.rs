@@ -9,8 +9,10 @@ mod guide;
 mod image;
 mod kubectl;
 mod objects;
+mod remains;
 mod scripts;
 mod settings;
+mod walk;
 
 use std::path::{Path, PathBuf};
 

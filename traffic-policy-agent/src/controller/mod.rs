@@ -140,7 +140,12 @@ struct Controller<P> {
     adoption: Adoption,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
+    /// Programs of another layout version serve, on maps that nobody keeps up to date.
+    others_serve: bool,
 }
+
+/// What is wrong meanwhile.
+const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";
 
 impl<P: PacketPath> Controller<P> {
     fn new(
@@ -164,6 +169,7 @@ impl<P: PacketPath> Controller<P> {
             metrics_server: None,
             notifier: Notifier::default(),
             needs_write: false,
+            others_serve: false,
         }
     }
 
@@ -178,6 +184,8 @@ impl<P: PacketPath> Controller<P> {
         self.network.refresh().await?;
         if self.path.is_replacing() {
             tracing::info!("programs of another layout version serve until this one's maps are filled");
+            self.others_serve = true;
+            self.report_detached();
         } else {
             self.network.find_devices(&mut self.path, &self.services.primary(), true).await?;
             self.path.attach_cgroup()?;
@@ -374,6 +382,8 @@ impl<P: PacketPath> Controller<P> {
             bail!("not all devices are attached to");
         }
         self.network.compare(&mut self.path).await?;
+        self.others_serve = false;
+        self.report_detached();
         self.path.forget_others()?;
         let replaced = self.path.drop_replaced()?;
         tracing::warn!(
@@ -432,11 +442,16 @@ impl<P: PacketPath> Controller<P> {
         self.network.keep_neighbours(&self.path).await;
     }
 
+    /// Says to probes whether the programs in place are this version's, and all of them.
+    fn report_detached(&self) {
+        let others = self.others_serve.then(|| OTHERS_SERVE.to_owned());
+        self.health.set_detached(others.or_else(|| self.network.attachments().broken()));
+    }
+
     /// Says what somebody took off, and what came of it.
     fn report_attachments(&mut self, source: &Source) {
-        let attachments = self.network.attachments();
-        self.metrics.restored(attachments.restored());
-        self.health.set_detached(attachments.broken());
+        self.metrics.restored(self.network.attachments().restored());
+        self.report_detached();
         for event in self.network.take_events() {
             source.events().post(event);
         }

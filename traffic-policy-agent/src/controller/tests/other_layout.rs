@@ -1,6 +1,6 @@
 //! Replacement of another layout version: it goes on serving until all of this one's programs are in place.
 
-use super::{QUICK, fake::Running, write};
+use super::{QUICK, answers, fake::Running, free_port, status, write};
 
 async fn replacing(devices: &[&str], failing_routes: usize) -> Running {
     Running::start_on(devices, QUICK, |folder, fake| {
@@ -38,4 +38,34 @@ async fn a_device_that_cannot_be_attached_to_keeps_the_other_version() {
     let asked = running.fake.asked();
     assert!(asked.others);
     assert_eq!((&asked.forgotten[..], asked.dropped), (&[][..], 0));
+}
+
+/// The other version's maps follow nothing any more: no load balancer is told 200 on the ground of maps that no program reads yet.
+#[tokio::test]
+async fn nobody_is_healthy_while_the_other_version_serves() {
+    let port = free_port().await;
+    let running = Running::start_on(&["lo"], QUICK, |folder, fake| {
+        write(folder, "web", "Local", port, "here");
+        fake.asked().others = true;
+    })
+    .await;
+    answers(port, Some(503)).await;
+    let sweeps = running.fake.asked().sweeps;
+    running.until("looked after", |asked| asked.sweeps >= sweeps + 10).await;
+    assert!(!running.health.is_healthy());
+    assert_eq!(status(port).await, Some(503));
+    let said = format!("{:?}", running.health.report());
+    assert!(said.contains("another layout version"), "{said}");
+}
+
+#[tokio::test]
+async fn what_replaced_the_other_version_is_healthy() {
+    let port = free_port().await;
+    let running = Running::start(QUICK, |folder, fake| {
+        write(folder, "web", "Local", port, "here");
+        fake.asked().others = true;
+    })
+    .await;
+    answers(port, Some(200)).await;
+    assert!(running.health.is_healthy() && !running.fake.asked().others);
 }

@@ -1,0 +1,157 @@
+//! Health ports while the agent is replaced: how long nobody answers, and that what then answers is true.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::netns::{Namespace, Running, Stop};
+use traffic_policy_testing::object::Backend;
+use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::traffic::http;
+
+use crate::cluster::{self, PATIENCE};
+use crate::quiet;
+use crate::switch::{HEALTH_PORT, policy_local};
+
+const HEALTHZ: u16 = 10256;
+/// Between two questions to a port.
+const PERIOD: Duration = Duration::from_millis(5);
+
+/// A series of the same answers: their status, `None` if nobody listens, and when the first was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Phase {
+    status: Option<u16>,
+    first: Instant,
+}
+
+/// Asks a port again and again, as a load balancer does, but more often.
+struct Watch {
+    phases: Arc<Mutex<Vec<Phase>>>,
+    _running: Running<()>,
+}
+
+impl Watch {
+    fn start(namespace: &Namespace, server: SocketAddr, path: &'static str) -> Self {
+        let phases = Arc::new(Mutex::new(Vec::<Phase>::new()));
+        let noted = Arc::clone(&phases);
+        let work = async move |stop: Stop| {
+            while !stop.is_requested() {
+                let asked = Instant::now();
+                let answer = http::get(server, path, scaled(Duration::from_secs(3))).await;
+                let status = answer.ok().map(|response| response.status);
+                let mut phases = noted.lock().unwrap_or_else(PoisonError::into_inner);
+                if phases.last().is_none_or(|phase| phase.status != status) {
+                    phases.push(Phase { status, first: asked });
+                }
+                drop(phases);
+                // A question every few milliseconds, and not as many as there is CPU for.
+                tokio::time::sleep(PERIOD).await;
+            }
+        };
+        Self { phases, _running: namespace.start("health checks", work) }
+    }
+
+    fn phases(&self) -> Vec<Phase> {
+        self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Statuses in their order.
+    fn statuses(&self) -> Vec<Option<u16>> {
+        self.phases().iter().map(|phase| phase.status).collect()
+    }
+
+    fn last(&self) -> Option<u16> {
+        self.statuses().last().copied().flatten()
+    }
+
+    /// How long after this moment somebody listened, and how long after it 200 was said.
+    fn back(&self, started: Instant) -> [Duration; 2] {
+        let phases = self.phases();
+        let since = |wanted: fn(&Phase) -> bool| {
+            let phase = phases.iter().find(|phase| phase.first >= started && wanted(phase)).unwrap();
+            phase.first - started
+        };
+        [since(|phase| phase.status.is_some()), since(|phase| phase.status == Some(200))]
+    }
+}
+
+/// Of one node: /healthz and the health-check port of a Service.
+struct Watches {
+    healthz: Watch,
+    service: Watch,
+}
+
+impl Watches {
+    fn start(cluster: &traffic_policy_testing::cluster::Cluster) -> Self {
+        let client = cluster.lab.client().netns();
+        let at = |port| cluster.at(1, Family::V4, port);
+        let watches = Self {
+            healthz: Watch::start(client, at(HEALTHZ), "/healthz"),
+            service: Watch::start(client, at(HEALTH_PORT), "/"),
+        };
+        until("both ports say 200", PATIENCE, || watches.both() == [Some(200); 2]);
+        watches
+    }
+
+    fn both(&self) -> [Option<u16>; 2] {
+        [self.healthz.last(), self.service.last()]
+    }
+
+    fn wait_for(&self, what: &str, wanted: [Option<u16>; 2]) {
+        until(what, PATIENCE, || self.both() == wanted);
+    }
+}
+
+#[test]
+fn nobody_says_200_before_the_maps_are_checked() {
+    let _alone = quiet::alone();
+    let cluster = cluster::without_agents(&[1, 1], "tc");
+    cluster.manifests.apply(&policy_local(), &cluster.backends()).unwrap();
+    let mut agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+    agent.wait_ready(PATIENCE).unwrap();
+
+    // The shortest: the next agent finds all that it needs.
+    let watches = Watches::start(&cluster);
+    let stopping = Instant::now();
+    agent.stop().unwrap();
+    let stopped = stopping.elapsed();
+    watches.wait_for("nobody answers", [None; 2]);
+    let started = Instant::now();
+    agent.start_again().unwrap();
+    watches.wait_for("both ports say 200 again", [Some(200); 2]);
+    let ([listens, healthy], [_, service]) = (watches.healthz.back(started), watches.service.back(started));
+    println!(
+        "the agent ends {stopped:?} after SIGTERM; of the next one /healthz answers {listens:?} after its start and says 200 \
+         after {healthy:?}, a health-check port after {service:?}"
+    );
+    let statuses = watches.service.statuses();
+    assert_eq!(statuses, [Some(200), None, Some(200)], "a health-check port");
+    // 503 while programs are loaded, unless this was not asked in all of that time.
+    let statuses = watches.healthz.statuses();
+    let (up, loading) = ([Some(200), None, Some(200)], [Some(200), None, Some(503), Some(200)]);
+    assert!(statuses == up || statuses == loading, "/healthz: {statuses:?}");
+    drop(watches);
+
+    // While nobody is there, the node's endpoint goes; and the next agent cannot see the objects at first.
+    let watches = Watches::start(&cluster);
+    agent.stop().unwrap();
+    watches.wait_for("nobody answers", [None; 2]);
+    let elsewhere = [Backend::of(cluster.lab.node(2).pod(1))];
+    cluster.manifests.endpoints(&policy_local(), &elsewhere).unwrap();
+    let folder = cluster.manifests.folder().to_owned();
+    let hidden = folder.with_extension("hidden");
+    std::fs::rename(&folder, &hidden).unwrap();
+    agent.start_again().unwrap();
+    watches.wait_for("/healthz says 503, a health-check port nothing", [Some(503), None]);
+    assert_eq!(agent.livez().unwrap().status, 200);
+    // The maps of the agent before say that there is an endpoint here. For as long as this nobody may believe them.
+    sleep(Duration::from_secs(1));
+    assert_eq!(watches.both(), [Some(503), None]);
+    std::fs::rename(&hidden, &folder).unwrap();
+    watches.wait_for("the maps are checked", [Some(200), Some(503)]);
+    assert_eq!(watches.healthz.statuses(), [Some(200), None, Some(503), Some(200)], "/healthz");
+    assert_eq!(watches.service.statuses(), [Some(200), None, Some(503)], "a health-check port");
+}

@@ -1,0 +1,194 @@
+//! Upgrade and rollback as a DaemonSet does it: the agent is stopped, nothing runs for a while, another version or the same with other
+//! flags starts. Under load: held TCP connections, flows of datagrams, new connections.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::pace::{pace, until};
+use traffic_policy_testing::traffic::{Datagrams, HeldConnections};
+
+use crate::cluster::{self, NODE_PORT, PATIENCE, web};
+use crate::meters::{Meters, both};
+use crate::{other_object, quiet};
+
+/// A pod of a DaemonSet is deleted, and the next is started a while later.
+const GAP: Duration = Duration::from_secs(3);
+/// The same for those that come after the first: the packet path does not know how long nobody is there.
+const SHORT_GAP: Duration = Duration::from_secs(1);
+/// Load before and after a change.
+const AROUND: Duration = Duration::from_millis(300);
+
+fn targets(cluster: &Cluster, first: Family) -> [SocketAddr; 2] {
+    both(first, |family| cluster.at(1, family, NODE_PORT))
+}
+
+/// Stops the agents, lets nothing run, starts others; nothing is lost meanwhile.
+fn replaced(
+    cluster: &mut Cluster,
+    what: &str,
+    first: Family,
+    gap: Duration,
+    adapt: impl Fn(AgentBuilder) -> AgentBuilder,
+) {
+    let targets = targets(cluster, first);
+    let meters = Meters::start(what, &cluster.lab, &targets, &cluster.ledger);
+    sleep(AROUND);
+    cluster.stop_agents().unwrap();
+    sleep(gap);
+    cluster.launch(adapt).unwrap();
+    sleep(AROUND);
+    let counted = meters.finish(&cluster.lab);
+    // The way to a pod of the node itself and the one to another node's were both under load.
+    assert_eq!(counted.new.by_pod.len(), 2, "{}", counted.report);
+}
+
+#[test]
+fn the_same_version() {
+    let _alone = quiet::alone();
+    let mut cluster = cluster::start(&[1, 1], "tc");
+    let what = "SIGTERM, 3 s of nothing, the same version";
+    replaced(&mut cluster, what, Family::V4, GAP, |agent| agent.attach("tc"));
+}
+
+/// What `explain` of a build says of the programs of node-1.
+fn explained(cluster: &Cluster, program: &Path) -> String {
+    let (client, port) = (cluster.lab.client().address(Family::V4), cluster.at(1, Family::V4, NODE_PORT));
+    let mut command = Command::new(program);
+    command.args(["explain", &client.to_string(), &port.to_string(), "--pin-dir"]);
+    command.arg(cluster.agents[0].pin_dir());
+    let output = cluster.lab.node(1).netns().output(command).unwrap();
+    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+}
+
+/// Another build of the BPF object, with the same layout of maps: see [`other_object`]. And back.
+#[test]
+fn other_programs_and_back() {
+    const DIFFER: &str = "are not those of this traffic-policy-agent";
+    let _alone = quiet::alone();
+    let folder = tempfile::tempdir().unwrap();
+    let (own, other) = (agent::program().unwrap(), folder.path().join("traffic-policy-agent"));
+    let sections = other_object::write(&own, &other).unwrap();
+    println!("two instructions are swapped in {sections} sections of the other build");
+    let mut cluster = cluster::start(&[1, 1], "xdp");
+    assert!(!explained(&cluster, &own).contains(DIFFER));
+    let what = "SIGTERM, 3 s of nothing, a version with other programs";
+    replaced(&mut cluster, what, Family::V6, GAP, |agent| agent.attach("xdp").program(&other));
+    let said = explained(&cluster, &own);
+    assert!(said.contains(DIFFER), "{said}");
+    replaced(&mut cluster, "back", Family::V4, SHORT_GAP, |agent| agent.attach("xdp"));
+    assert!(!explained(&cluster, &own).contains(DIFFER));
+}
+
+/// Another hook, another range of node ports (and so another pool of source ports, without most of those in use), other sizes of maps;
+/// and back.
+#[test]
+fn other_flags_and_back() {
+    let _alone = quiet::alone();
+    let mut cluster = cluster::on_finished_checksums(&[1, 1], "tc");
+    let entries = ["--flow-entries", "1024", "--flow-entries-v6", "1024", "--frontend-entries", "128"];
+    let ports = ["--node-ports", "1024-31000", "--pool-ports", "1024-65535", "--idle-udp", "10s"];
+    replaced(&mut cluster, "other flags: XDP, node ports, sizes of maps", Family::V4, SHORT_GAP, |agent| {
+        agent.attach("xdp").flags(&entries).flags(&ports)
+    });
+    for agent in &cluster.agents {
+        // Sizes are kept, and that is said by the map's name.
+        for map in ["tp_flows4", "tp_flows6", "tp_frontends4"] {
+            agent.wait_said(&["the pinned map keeps its size", map], PATIENCE).unwrap();
+        }
+    }
+    replaced(&mut cluster, "back", Family::V6, SHORT_GAP, |agent| agent.attach("tc"));
+}
+
+/// A node on which an agent has flows, and whose maps another version of the layout will find.
+struct OtherLayout {
+    cluster: Cluster,
+    agent: Agent,
+}
+
+const HELD: usize = 40;
+const UDP_FLOWS: usize = 20;
+
+impl OtherLayout {
+    fn new() -> Self {
+        let cluster = cluster::without_agents(&[1, 1], "tc");
+        cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
+        let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+        agent.wait_ready(PATIENCE).unwrap();
+        Self { cluster, agent }
+    }
+
+    /// The only layout that is pinned.
+    fn pinned(&self) -> PathBuf {
+        let mut versions = fs::read_dir(self.agent.pin_dir()).unwrap();
+        let version = versions.next().unwrap().unwrap().path();
+        assert!(versions.next().is_none(), "more than one layout is pinned");
+        version
+    }
+
+    /// How many flows of TCP and UDP the table has.
+    fn flows(&self) -> [usize; 2] {
+        let flows = self.agent.json(&["flows"]).unwrap();
+        let flows = flows.as_array().unwrap();
+        ["TCP", "UDP"].map(|name| flows.iter().filter(|flow| flow["protocol"] == name).count())
+    }
+
+    /// The agent is stopped; what it leaves has another number, by which alone an agent tells layouts apart; and the next starts.
+    /// How many flows have ended, by its log.
+    fn replace(&mut self, version: &str) -> usize {
+        self.agent.stop().unwrap();
+        let pinned = self.pinned();
+        fs::rename(&pinned, pinned.with_file_name(version)).unwrap();
+        sleep(SHORT_GAP);
+        self.agent.start_again().unwrap();
+        self.agent.wait_ready(PATIENCE).unwrap();
+        let from = format!("from=\"{version}\"");
+        let said = self.agent.wait_said(&["another layout version was replaced", &from], PATIENCE).unwrap();
+        let flows = said.split("flows=").nth(1).and_then(|rest| rest.split_whitespace().next());
+        flows.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{said}"))
+    }
+}
+
+/// Flows of another layout cannot be taken over: those end that the log counts, and no more. TCP connections are reset, datagrams go on by
+/// flows of their own; what is new is served throughout.
+fn another_layout(version: &str, what: &str) {
+    let _alone = quiet::alone();
+    let mut node = OtherLayout::new();
+    let client = node.cluster.lab.client().netns();
+    let targets = targets(&node.cluster, Family::V4);
+    let held = HeldConnections::start(client, &targets, HELD, Duration::from_millis(20)).unwrap();
+    let datagrams = Datagrams::start(client, targets[0], UDP_FLOWS, 400, &node.cluster.ledger).unwrap();
+    until("all are in the table", PATIENCE, || node.flows() == [HELD, UDP_FLOWS]);
+    let ended = node.replace(version);
+    // Each connection asks every 20 ms and each UDP flow every 50 ms: those that have not noticed do so now.
+    until("all connections are reset, all datagrams have flows", PATIENCE, || {
+        held.is_finished() && node.flows() == [0, UDP_FLOWS]
+    });
+    let (held, datagrams) = (held.finish(), datagrams.finish().unwrap());
+    println!("{what} to another layout: by the log {ended} flows ended\n  {held}\n  {datagrams}");
+    assert_eq!((held.connections, held.broken.len()), (HELD as u64, HELD), "{held}");
+    assert!(held.broken.iter().all(|reason| reason.contains("reset by peer")), "{held}");
+    // Answers that are under way in the moment of the change have no flow any more: a tenth of a second without programs would cost more.
+    let under_way = (40.0 * pace()).ceil() as u64;
+    assert!(datagrams.lost_there == 0 && datagrams.lost_back <= under_way, "{datagrams}");
+    assert_eq!(ended, HELD + UDP_FLOWS);
+    assert_ne!(node.pinned().file_name().unwrap(), version);
+}
+
+/// Maps of an older layout are found.
+#[test]
+fn another_layout_by_an_upgrade() {
+    another_layout("v2", "upgrade");
+}
+
+/// Maps of a newer one are, as after the way back to an older version.
+#[test]
+fn another_layout_by_a_rollback() {
+    another_layout("v999", "rollback");
+}

@@ -1,0 +1,116 @@
+//! `cargo xtask image --verify`: a second build of the same sources, in another folder and from nothing, has to have the same bytes.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo;
+
+/// The archive, and the list of its parts.
+const MADE: [&str; 2] = ["traffic-policy.tar", "traffic-policy.spdx.json"];
+
+/// A copy of the sources in another folder, taken before the first build: what is edited meanwhile changes nothing.
+pub(super) struct Copied {
+    folder: PathBuf,
+}
+
+impl Copied {
+    /// Copies them.
+    ///
+    /// # Errors
+    /// The sources cannot be listed (they are no checkout of git) or copied.
+    pub(super) fn take() -> Result<Self> {
+        let folder = env::temp_dir().join(format!("traffic-policy-image-{}", std::process::id()));
+        for file in sources(cargo::root())? {
+            copy(&file, &folder)?;
+        }
+        Ok(Self { folder })
+    }
+
+    /// Builds them, and compares what was made with the files of the same names in `made`.
+    ///
+    /// # Errors
+    /// The build failed, or the files differ: then both stay, and are named.
+    pub(super) fn compare(self, arguments: &[String], made: &Path) -> Result<()> {
+        let folder = &self.folder;
+        println!("building again in {}", folder.display());
+        let start = Instant::now();
+        let mut build = cargo::cargo();
+        build.args(["run", "--quiet", "--locked", "--package", "xtask", "--", "image"]).args(arguments);
+        // Its own, whatever ours is.
+        build.current_dir(folder).env_remove("CARGO_TARGET_DIR");
+        ensure!(cargo::status(&mut build)?.success(), "the build in {} failed", folder.display());
+        for name in MADE {
+            let [first, second] = [made.join(name), folder.join("target/image").join(name)];
+            if let Some(difference) = difference(&read(&first)?, &read(&second)?) {
+                let (first, second) = (first.display(), second.display());
+                bail!("{first} and {second} differ {difference}: the build is not reproducible");
+            }
+        }
+        fs::remove_dir_all(folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
+        let (files, seconds) = (MADE.join(", "), start.elapsed().as_secs());
+        println!("the same bytes from both folders: {files} (the second build took {seconds} s)");
+        Ok(())
+    }
+}
+
+/// Files of the project as they are now: those that git knows, and new ones that it does not ignore.
+fn sources(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut git = Command::new("git");
+    git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root);
+    let listed = cargo::output(&mut git)
+        .context("the sources are no checkout of git, which tells what belongs to them")?;
+    let files = listed.split_terminator('\0').map(PathBuf::from);
+    // One that was deleted and not committed is listed, too.
+    Ok(files.filter(|file| root.join(file).is_file()).collect())
+}
+
+fn copy(file: &Path, folder: &Path) -> Result<()> {
+    let to = folder.join(file);
+    let parent = to.parent().unwrap_or(folder);
+    fs::create_dir_all(parent).with_context(|| format!("{} cannot be made", parent.display()))?;
+    fs::copy(cargo::root().join(file), &to).with_context(|| format!("{} cannot be written", to.display()))?;
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
+}
+
+/// Where two files begin to differ; `None`: nowhere.
+fn difference(first: &[u8], second: &[u8]) -> Option<String> {
+    if first == second {
+        return None;
+    }
+    let at = first.iter().zip(second).position(|(one, other)| one != other);
+    Some(match at {
+        Some(at) => format!("from byte {at} on"),
+        None => format!("in length, {} and {} bytes", first.len(), second.len()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_differ_are_told() {
+        assert_eq!(difference(b"abc", b"abc"), None);
+        assert_eq!(difference(b"abc", b"abd").unwrap(), "from byte 2 on");
+        assert_eq!(difference(b"abc", b"ab").unwrap(), "in length, 3 and 2 bytes");
+    }
+
+    #[test]
+    fn sources_are_those_of_the_project() {
+        let Ok(files) = sources(cargo::root()) else { return };
+        for file in ["Cargo.lock", "xtask/src/main.rs", ".cargo/config.toml"] {
+            assert!(files.iter().any(|found| found == Path::new(file)), "{file}");
+        }
+        assert!(files.iter().all(|file| !file.starts_with("target")));
+    }
+}
