@@ -24,7 +24,7 @@ use crate::traffic::balancer::{Check, Timing};
 use crate::traffic::connections::Report;
 use crate::traffic::{Balancer, NewConnections};
 
-/// Where every agent answers /healthz.
+/// The port by which every agent answers /healthz.
 const HEALTHZ: u16 = 10256;
 /// A health port follows the maps so much later at most: within a check's time on a busy machine.
 const NOTICE: Duration = Duration::from_millis(250);
@@ -99,6 +99,16 @@ impl Recording {
 
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
+    }
+
+    /// How many requests were sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
+    }
+
+    /// Whether the first so many requests are over.
+    pub fn are_over(&self, first: u64) -> bool {
+        self.meter.are_over(first)
     }
 
     /// Does something that no object tells of. Nodes, by number, whose checks may fail or succeed from then on.

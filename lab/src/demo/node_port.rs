@@ -47,7 +47,7 @@ pub fn foretell(cluster: &DemoCluster, port: u16) -> Result<Scene<'_>> {
     plan.foretell(cluster)
 }
 
-/// What becomes of the only pod of node-1.
+/// The end of the only pod of node-1.
 fn steps(cluster: &DemoCluster) -> [Event; 2] {
     let pod = &cluster.base.lab.node(1).pod(1).name;
     [PodEvent::Terminating, PodEvent::Removed].map(|step| Event::Pod(pod.clone(), step))

@@ -1,6 +1,7 @@
 //! One scene with requests: `lb simulate` foretells it, it is played with the phases and at the moments that were foretold, and simulated
 //! again with the moments as they were.
 
+use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,10 @@ use traffic_policy_testing::traffic::{Balancer, Target};
 
 use super::cluster::{DemoCluster, RATE};
 
-/// What is to happen.
+/// A scene that is yet to be foretold.
 pub struct Plan {
     pub service: &'static str,
-    /// What the load balancer asks is as of this one.
+    /// The load balancer asks what this one asks.
     pub like: lb::Balancer,
     pub timing: Timing,
     pub events: Vec<Timed>,
@@ -43,6 +44,9 @@ pub struct Outcome {
     pub replayed: u64,
     /// The largest difference between these moments.
     pub late: Duration,
+    /// Of the checks, as they were foretold.
+    pub phases: BTreeMap<String, Duration>,
+    pub planned: Vec<Timed>,
     service: ServiceName,
     like: lb::Balancer,
     timing: Timing,
@@ -115,6 +119,8 @@ impl Scene<'_> {
             replayed: replayed.total().lost,
             late: recording::lateness(&recorded, &planned),
             recorded,
+            phases: foretold.phases,
+            planned: plan.events,
             service,
             like: plan.like,
             timing: plan.timing,
@@ -129,7 +135,7 @@ impl Outcome {
         format!("{all:>8} {:>6} {lost:>6} {:>9} {:>9}", all - lost, self.foretold, self.replayed)
     }
 
-    /// What to say if the simulator does not agree, though it was told when everything happened.
+    /// A sentence if the simulator does not agree, though it was told when everything happened.
     pub fn difference(&self) -> Option<String> {
         let (lost, replayed) = (self.recorded.lost(), self.replayed);
         (!agree(replayed, lost))

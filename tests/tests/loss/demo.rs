@@ -16,7 +16,7 @@ use crate::quiet;
 const FAILURES: u32 = 3;
 
 fn check(outcome: &Outcome) {
-    let Outcome { label, recorded, foretold, replayed, late, .. } = outcome;
+    let Outcome { label, recorded, foretold, replayed, late, phases, planned, .. } = outcome;
     let lost = recorded.lost();
     let figures = format!(
         "{label}: lost {lost} of {}, foretold {foretold}, replayed {replayed}, {late:?} off the plan; {}; {:?}; {:?}",
@@ -27,6 +27,16 @@ fn check(outcome: &Outcome) {
     );
     println!("{figures}");
     assert!(outcome.difference().is_none() && agree(*replayed, lost), "{figures}");
+    // No check and no event comes before its time, for no timer does: the phases are those that were foretold.
+    for (node, phase) in phases {
+        let first = recorded.balancer.asked().into_iter().find(|check| check.node == *node).unwrap();
+        assert!(first.began >= recorded.balancer.started() + *phase, "{node}: {figures}");
+    }
+    let events = recorded.events.iter().zip(planned);
+    assert!(events.clone().count() > 0 && phases.len() == 3, "{figures}");
+    for (happened, planned) in events {
+        assert!(happened.at >= planned.at && happened.event == planned.event, "{figures}");
+    }
     // What was foretold was played as planned, but for the time that this machine was late, which is measured.
     let by_lateness = f64::from(RATE) * late.as_secs_f64();
     assert!(foretold.abs_diff(lost) <= allowed(lost) + by_lateness as u64, "{figures}");

@@ -184,6 +184,9 @@ fn rolling_update(what: &str, stops_at_once: bool) -> u64 {
             !recording.balancer().healthy().contains(name)
         });
         if !stops_at_once {
+            // A pod that ends in peace answers what has reached it.
+            let sent = recording.sent();
+            pace::until("answers to all requests", Duration::from_secs(20), || recording.are_over(sent));
             stop(&mut cluster, &mut recording);
         }
     }
