@@ -55,6 +55,7 @@ pub mod packet;
 pub mod ping;
 pub mod pinned;
 pub mod real_api_server;
+pub mod recording;
 pub mod script;
 pub mod traffic;
 pub mod xdp;

@@ -1,11 +1,12 @@
 //! A load balancer that believes the health port, with the timing of the clouds' defaults.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval_at};
 
 use super::http;
 use crate::netns::{Namespace, Running, Stop};
@@ -54,12 +55,15 @@ pub struct Check {
     pub node: String,
     pub began: Instant,
     pub ended: Instant,
+    /// It succeeded.
+    pub healthy: bool,
 }
 
 /// A running load balancer; it stops when dropped.
 #[derive(Debug)]
 pub struct Balancer {
     state: Arc<Mutex<State>>,
+    timing: Timing,
     _running: Running<()>,
 }
 
@@ -77,22 +81,49 @@ struct State {
 }
 
 impl Balancer {
-    /// Starts with every node out; each is in after its first success.
+    /// Starts with every node out; each is in after its first success. All are asked at the same time.
     pub fn start(namespace: &Namespace, targets: Vec<Target>, timing: Timing) -> Self {
+        Self::start_in_phase(namespace, targets, timing, &BTreeMap::new())
+    }
+
+    /// As [`Self::start`], but a node is asked so long after the beginning of each interval.
+    pub fn start_in_phase(
+        namespace: &Namespace,
+        targets: Vec<Target>,
+        timing: Timing,
+        phases: &BTreeMap<String, Duration>,
+    ) -> Self {
         let healthy = vec![false; targets.len()];
         let start = Instant::now();
         let state = State { start, targets, healthy, asked: Vec::new(), changes: Vec::new() };
         let state = Arc::new(Mutex::new(state));
+        let first: Vec<_> = lock(&state)
+            .targets
+            .iter()
+            .map(|target| start + phases.get(&target.node).copied().unwrap_or_default())
+            .collect();
         let shared = state.clone();
         let running = namespace.start("balancer", async move |mut stop: Stop| {
             let mut checks = JoinSet::new();
-            let count = lock(&shared).targets.len();
-            for index in 0..count {
-                checks.spawn(watch(shared.clone(), index, timing));
+            for (index, first) in first.into_iter().enumerate() {
+                checks.spawn(watch(shared.clone(), index, timing, first));
             }
             stop.requested().await;
         });
-        Self { state, _running: running }
+        Self { state, timing, _running: running }
+    }
+
+    /// When it was started: since then times of changes count.
+    pub fn started(&self) -> Instant {
+        lock(&self.state).start
+    }
+
+    /// The beginning of the next interval.
+    pub fn next_interval(&self) -> Instant {
+        let (start, interval) = (self.started(), self.timing.interval);
+        let past = start.elapsed().as_nanos() % interval.as_nanos().max(1);
+        // Less than an interval.
+        Instant::now() + interval - Duration::from_nanos(past as u64)
     }
 
     pub fn chooser(&self) -> Chooser {
@@ -161,9 +192,10 @@ impl Chooser {
     }
 }
 
-async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
-    let mut tick = interval(timing.interval);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing, first: Instant) {
+    let mut tick = interval_at(first.into(), timing.interval);
+    // One that is late is made at once, and the phase stays.
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut failures = 0;
     loop {
         tick.tick().await;
@@ -173,7 +205,7 @@ async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing) {
         let success = response.as_ref().is_ok_and(|response| response.status == 200);
         failures = if success { 0 } else { failures + 1 };
         let mut state = lock(&state);
-        state.asked.push(Check { node: node.clone(), began, ended: Instant::now() });
+        state.asked.push(Check { node: node.clone(), began, ended: Instant::now(), healthy: success });
         let was = state.healthy[index];
         let is = success || (was && failures < timing.failures);
         if was != is {

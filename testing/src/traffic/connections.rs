@@ -1,10 +1,10 @@
 //! A meter of new connections: how many fail, and how many lost a packet, so that it had to be sent again. How long
 //! they take is told, but says nothing: a busy machine is slow, too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running meter.
 #[derive(Debug)]
-pub struct NewConnections(Running<Report>);
+pub struct NewConnections {
+    running: Running<Report>,
+    under_way: UnderWay,
+}
+
+/// Numbers of requests that are sent and not over.
+type UnderWay = Arc<Mutex<BTreeSet<u64>>>;
 
 /// What a meter counted.
 #[derive(Clone, Debug, Default)]
@@ -68,16 +74,23 @@ impl NewConnections {
         total: u64,
         choose: impl Fn(u64) -> Option<SocketAddr> + Send + 'static,
     ) -> Self {
-        let work = async move |stop| meter(per_second, total, choose, stop).await;
-        Self(namespace.start("new connections", work))
+        let under_way = UnderWay::default();
+        let shared = under_way.clone();
+        let work = async move |stop| meter(per_second, total, choose, &shared, stop).await;
+        Self { running: namespace.start("new connections", work), under_way }
+    }
+
+    /// Whether the first so many requests are over.
+    pub fn are_over(&self, first: u64) -> bool {
+        lock(&self.under_way).first().is_none_or(|oldest| *oldest >= first)
     }
 
     pub fn finish(self) -> Report {
-        self.0.finish()
+        self.running.finish()
     }
 
     pub fn wait(self) -> Report {
-        self.0.wait()
+        self.running.wait()
     }
 }
 
@@ -131,6 +144,7 @@ async fn meter(
     per_second: u32,
     total: u64,
     choose: impl Fn(u64) -> Option<SocketAddr>,
+    numbers: &UnderWay,
     stop: Stop,
 ) -> Report {
     let mut report = Report::default();
@@ -143,10 +157,17 @@ async fn meter(
             break;
         }
         tick.tick().await;
+        lock(numbers).insert(number);
         if let Some(target) = choose(number) {
             *report.by_target.entry(target).or_default() += 1;
-            under_way.spawn(request(target, start.clone()));
+            let (start, numbers) = (start.clone(), numbers.clone());
+            under_way.spawn(async move {
+                let outcome = request(target, start).await;
+                lock(&numbers).remove(&number);
+                outcome
+            });
         } else {
+            lock(numbers).remove(&number);
             report.without_target += 1;
             report.failed += 1;
         }
@@ -158,6 +179,10 @@ async fn meter(
         report.add(outcome);
     }
     report
+}
+
+fn lock(under_way: &UnderWay) -> MutexGuard<'_, BTreeSet<u64>> {
+    under_way.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn request(target: SocketAddr, meter_start: Arc<Instant>) -> Outcome {

@@ -1,10 +1,9 @@
-//! The agent's program as a plugin of kubectl, as shell completion, and as manual pages: by the names under which people install it.
+//! The agent's program as a plugin of kubectl, by the names under which people install it.
 
 use std::{
     env, fs,
     io::Write,
     os::unix::fs::{PermissionsExt, symlink},
-    path::Path,
     process::{Command, Output},
 };
 
@@ -41,12 +40,12 @@ esac
 "#;
 
 /// A folder of PATH with the plugin under both names and a kubectl, and one of manifests.
-struct Installed {
-    folder: TempDir,
+pub struct Installed {
+    pub folder: TempDir,
 }
 
 impl Installed {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = fs::canonicalize(agent::program().unwrap()).unwrap();
         for name in ["kubectl-traffic_policy", "kubectl_complete-traffic_policy"] {
@@ -60,7 +59,7 @@ impl Installed {
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }
 
@@ -72,12 +71,12 @@ impl Installed {
         command.args(words).output().unwrap()
     }
 
-    fn plugin(&self, words: &[&str]) -> Output {
+    pub fn plugin(&self, words: &[&str]) -> Output {
         self.run("kubectl-traffic_policy", words)
     }
 }
 
-fn out(output: &Output) -> String {
+pub fn out(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()
 }
@@ -190,45 +189,4 @@ fn kubectl_finds_it() {
     assert!(text.contains("shop/web"), "{text}");
     let text = out(&kubectl(&["__complete", "traffic-policy", "lb", "what"]).unwrap());
     assert!(text.lines().any(|line| line == "what-if"), "{text}");
-}
-
-/// A shell accepts each script, and bash completes by it.
-#[test]
-fn shells_complete() {
-    let installed = Installed::new();
-    let program = agent::program().unwrap();
-    let script = |program: &Path, shell: &str| {
-        out(&Command::new(program).args(["completion", shell]).output().unwrap())
-    };
-    for shell in ["bash", "zsh", "fish"] {
-        assert!(script(&program, shell).contains("what-if"), "{shell}");
-        assert!(script(&installed.folder.path().join("kubectl-traffic_policy"), shell).contains("what-if"));
-    }
-    let file = installed.folder.path().join("completion.bash");
-    fs::write(&file, script(&program, "bash")).unwrap();
-    let ask = format!(
-        "source {}; function=$(complete -p traffic-policy-agent | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); \
-         COMP_WORDS=(traffic-policy-agent sta); COMP_CWORD=1; \
-         $function traffic-policy-agent sta traffic-policy-agent; echo \"${{COMPREPLY[@]}}\"",
-        file.display()
-    );
-    let found = out(&Command::new("bash").args(["-c", &ask]).output().unwrap());
-    assert_eq!(found.trim(), "status");
-}
-
-#[test]
-fn each_command_has_a_manual_page() {
-    let folder = tempfile::tempdir().unwrap();
-    let program = agent::program().unwrap();
-    let man = |folder: &Path| Command::new(&program).arg("man").arg(folder).output().unwrap();
-    out(&man(folder.path()));
-    for page in ["traffic-policy-agent.1", "traffic-policy-agent-run.1", "traffic-policy-agent-lb-what-if.1"]
-    {
-        let text =
-            fs::read_to_string(folder.path().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
-        assert!(text.contains(".TH") && text.contains(".SH SYNOPSIS"), "{page}: {text}");
-    }
-    let output = man(&folder.path().join("missing"));
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("missing is no folder"), "{output:?}");
 }

@@ -3,11 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod completion;
 mod container;
 mod dry_run;
+mod flows;
 mod guide;
 mod image;
 mod kubectl;
+mod manual;
 mod objects;
 mod remains;
 mod scripts;

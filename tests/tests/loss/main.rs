@@ -11,6 +11,7 @@ mod churn;
 mod cluster;
 mod control;
 mod crowd;
+mod demo;
 mod endpoints;
 mod flood;
 mod health_gap;

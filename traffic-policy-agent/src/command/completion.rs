@@ -24,8 +24,33 @@ impl Arguments {
             Some(kubectl::AS_TYPED) | None => command.get_name().to_owned(),
             Some(name) => name.to_owned(),
         };
-        let mut script = Vec::new();
-        generate(self.shell, &mut command, name, &mut script);
+        let script = match self.shell {
+            Shell::Bash => for_bash(command, &name)?,
+            shell => {
+                let mut script = Vec::new();
+                generate(shell, &mut command, name, &mut script);
+                script
+            }
+        };
         view::print(|out| io::Write::write_all(out, &script))
     }
+}
+
+/// clap_complete 4.6 names the cases of sub-commands otherwise than it looks them up if the program's name has a hyphen: nothing behind
+/// the first command would be completed (<https://github.com/clap-rs/clap/issues/6421>). So the script is made for a name without, and
+/// registered for the program's own.
+fn for_bash(mut command: clap::Command, name: &str) -> Result<Vec<u8>> {
+    let plain = name.replace('-', "_");
+    let mut script = Vec::new();
+    generate(Shell::Bash, &mut command, plain.as_str(), &mut script);
+    let script = String::from_utf8(script)?;
+    let mut named = String::new();
+    for line in script.lines() {
+        match line.strip_suffix(plain.as_str()).filter(|_| line.trim_start().starts_with("complete ")) {
+            Some(start) => named.extend([start, name]),
+            None => named.push_str(line),
+        }
+        named.push('\n');
+    }
+    Ok(named.into_bytes())
 }

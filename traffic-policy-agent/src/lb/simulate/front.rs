@@ -101,6 +101,7 @@ impl Run<'_> {
             let is_measured = self.input.measured.checks.contains_key(&self.nodes[node].name);
             if self.front.targets[node].is_member && !is_measured {
                 let phase = interval.mul_f64(self.random.f64());
+                self.phases.entry(self.nodes[node].name.clone()).or_insert(now + phase);
                 self.queue.push(now + phase, Next::Check { node, generation: self.front.generation });
             }
         }

@@ -33,6 +33,8 @@ pub struct Simulated {
     pub why: BTreeMap<Why, u64>,
     /// What is asked at first.
     pub question: Question,
+    /// When each node's first check begins; the others follow in the balancer's interval.
+    pub phases: BTreeMap<String, Duration>,
 }
 
 impl Simulated {
@@ -92,6 +94,7 @@ pub(super) struct Run<'s> {
     pub(super) pods: Vec<Pod>,
     pub(super) pod_of: HashMap<String, usize>,
     pub(super) front: Front,
+    pub(super) phases: BTreeMap<String, Duration>,
     pub(super) under_way: BTreeMap<u64, Way>,
     pub(super) tally: Tally,
     pub(super) line: Line,
@@ -116,6 +119,7 @@ impl Simulation<'_> {
             pods: Vec::new(),
             pod_of: HashMap::new(),
             front: Front::default(),
+            phases: BTreeMap::new(),
             under_way: BTreeMap::new(),
             tally: Tally::new(self.load.lasts),
             line: Line::default(),
@@ -133,6 +137,7 @@ impl Simulation<'_> {
             line: run.line.0,
             why: run.tally.why,
             question,
+            phases: run.phases,
         })
     }
 }

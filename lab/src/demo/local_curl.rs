@@ -9,8 +9,8 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
-use crate::cluster::{DemoCluster, NODE_PORT, section};
-use crate::foretell;
+use super::cluster::{DemoCluster, NODE_PORT, section};
+use super::foretell;
 
 const PATIENCE: Duration = Duration::from_millis(800);
 

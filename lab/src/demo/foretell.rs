@@ -1,56 +1,11 @@
 //! Predictions of `lb` and `lb simulate` for a scene before it is played, from the objects that the agents follow.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
-use traffic_policy_agent::lb::{
-    self, Answer, Cluster, Event, Fate, Judge, Learn, Load, Measured, Overrides, Row, Simulated, Simulation,
-    Timed, What, Who,
-};
-use traffic_policy_agent::model::{Index, ServiceName};
-use traffic_policy_agent::source;
-use traffic_policy_testing::traffic::balancer::Timing;
+use traffic_policy_agent::lb::{self, Answer, Fate, Judge, Overrides, Row, Simulated, What, Who};
+use traffic_policy_testing::recording;
 
-use crate::cluster::{DemoCluster, RATE};
-
-fn web() -> ServiceName {
-    ServiceName { namespace: "default".to_owned(), name: "web".to_owned() }
-}
-
-fn objects(cluster: &DemoCluster) -> Result<Cluster> {
-    let mut index = Index::default();
-    source::read_cluster(cluster.base.manifests.folder())?.apply(&mut index);
-    Ok(Cluster::new(index))
-}
-
-/// The demo's load balancer.
-fn balancer() -> lb::Balancer {
-    let timing = Timing::default();
-    let mut balancer = lb::CUSTOM;
-    for check in [&mut balancer.cluster, &mut balancer.local] {
-        check.interval.value = timing.interval;
-        check.timeout.value = timing.interval;
-        check.failures.value = timing.failures;
-        check.successes.value = 1;
-    }
-    balancer.controller.value = Duration::ZERO;
-    balancer
-}
-
-/// Plays one event in the simulator, with the objects as they are.
-pub fn simulate(cluster: &DemoCluster, at: Duration, event: Event, lasts: Duration) -> Result<Simulated> {
-    let simulation = Simulation {
-        cluster: &objects(cluster)?,
-        service: &web(),
-        balancer: balancer(),
-        events: vec![Timed { at, event }],
-        learn: Learn::default(),
-        load: Load { rate: RATE, lasts, request: Duration::ZERO },
-        seed: 1,
-        measured: Measured::default(),
-    };
-    Ok(simulation.run()?)
-}
+use super::cluster::DemoCluster;
+use super::scene;
 
 /// One line of what is foretold.
 pub fn say(of: &str, simulated: &Simulated) {
@@ -64,9 +19,9 @@ pub fn say(of: &str, simulated: &Simulated) {
 
 /// Prints the number of green nodes and the share of each pod while nothing happens.
 pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
-    let objects = objects(cluster)?;
+    let objects = recording::objects(&cluster.base)?;
     let judge = Judge::new(&objects, lb::by_name("custom"), Overrides::default());
-    let judgement = judge.service(&web());
+    let judgement = judge.service(&scene::named("web"));
     for port in judgement.iter().flat_map(|judgement| judgement.ports.first()) {
         let shares: Vec<_> =
             port.pods.iter().map(|pod| format!("{} {:.1} %", pod.label(), pod.share * 100.0)).collect();
@@ -78,10 +33,10 @@ pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
 /// A node's answer to the check of a balancer that asks the traffic port unless a health port is named, and the fate of a request
 /// there: one line.
 pub fn node(cluster: &DemoCluster, service: &str, node: &str) -> Result<String> {
-    let objects = objects(cluster)?;
+    let objects = recording::objects(&cluster.base)?;
     let judge = Judge::new(&objects, lb::by_name("aws-alb"), Overrides::default());
-    let name = ServiceName { namespace: "default".to_owned(), name: service.to_owned() };
-    let judgement = judge.service(&name).with_context(|| format!("lb knows no Service {service}"))?;
+    let judgement =
+        judge.service(&scene::named(service)).with_context(|| format!("lb knows no Service {service}"))?;
     let port = judgement.ports.first().context("it has no port")?;
     let is_meant = |row: &&Row<'_>| match row.who {
         Who::Node(name) => name == node,

@@ -1,21 +1,13 @@
 //! `cargo xtask demo`: the stories that this project exists for, on real packets between real nodes.
 
-mod cluster;
-mod foretell;
-mod local_curl;
-mod node_port;
-mod policies;
-mod preemption;
-mod share;
-mod switch;
-
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
-use cluster::DemoCluster;
+use traffic_policy_lab::demo::cluster::DemoCluster;
+use traffic_policy_lab::demo::{self, local_curl};
 
 /// Shows what externalTrafficPolicy does to real requests: three nodes in network namespaces, an agent on each, a client
 /// and a load balancer. Takes about a minute; everything is removed at the end.
@@ -47,13 +39,7 @@ fn run(cli: &Cli) -> Result<()> {
     }
     let start = Instant::now();
     let cluster = DemoCluster::build(&cli.attach)?;
-    cluster.introduce();
-    policies::show(&cluster)?;
-    local_curl::show(&cluster)?;
-    preemption::show(&cluster)?;
-    switch::show(&cluster)?;
-    share::show(&cluster)?;
-    node_port::show(&cluster)?;
+    demo::play(&cluster)?;
     println!(
         "\nThat was all, in {:.0} s. Namespaces, programs and processes are removed now.",
         start.elapsed().as_secs_f64()

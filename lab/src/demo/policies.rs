@@ -10,8 +10,8 @@ use anyhow::Result;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
-use crate::cluster::{DemoCluster, health_check, section};
-use crate::foretell;
+use super::cluster::{DemoCluster, health_check, section};
+use super::foretell;
 
 const REQUESTS: usize = 12;
 

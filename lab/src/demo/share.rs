@@ -7,8 +7,8 @@ use anyhow::Result;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::NewConnections;
 
-use crate::cluster::{DemoCluster, RATE, section};
-use crate::foretell;
+use super::cluster::{DemoCluster, RATE, section};
+use super::foretell;
 
 const REQUESTS: u64 = 600;
 

@@ -1,17 +1,19 @@
 //! The cluster that the demo plays on.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use traffic_policy_agent::lb::Learn;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, Node};
 use traffic_policy_testing::object::{Policy, Port, Service};
 use traffic_policy_testing::pace::scaled;
-use traffic_policy_testing::traffic::balancer::Timing;
-use traffic_policy_testing::traffic::{Balancer, NewConnections, Target, http};
+use traffic_policy_testing::recording::Synced;
+use traffic_policy_testing::traffic::{Target, http};
 
 /// The Service's node port, TCP and UDP.
 pub const NODE_PORT: u16 = 30080;
@@ -30,6 +32,8 @@ pub struct DemoCluster {
     command: String,
     /// Of the processes of the last node. Goes when the agents have gone.
     cgroup: Cgroup,
+    /// From the last change of the objects to the maps of the slowest agent: what `lb simulate` is told.
+    reaction: Cell<Duration>,
 }
 
 impl DemoCluster {
@@ -50,7 +54,7 @@ impl DemoCluster {
         let agents: Vec<_> = base.lab.nodes().iter().enumerate().map(start).collect::<Result<_>>()?;
         agents.iter().try_for_each(|agent| agent.wait_ready(Duration::from_secs(20)))?;
         base.agents = agents;
-        Ok(Self { base, command, cgroup })
+        Ok(Self { base, command, cgroup, reaction: Cell::new(Learn::default().agent) })
     }
 
     /// The last node, which has no pod, and its agent. Connections of its processes in [`Self::cgroup`] are served.
@@ -102,6 +106,7 @@ impl DemoCluster {
 
     /// Changes the Service, and waits until all nodes' health ports say so.
     pub fn set(&self, policy: Policy, drain: Option<&str>) -> Result<()> {
+        let since = Synced::now();
         self.base.manifests.apply(&service(policy, drain), &self.base.backends())?;
         for node in self.base.lab.nodes() {
             let wanted = (policy == Policy::Local).then_some(if node.pods.is_empty() { 503 } else { 200 });
@@ -116,7 +121,20 @@ impl DemoCluster {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
+        let client = self.base.lab.client().netns();
+        let took =
+            self.base.lab.nodes().iter().map(|node| {
+                since.until_last(client, SocketAddr::new(node.address(Family::V4), HEALTHZ_PORT))
+            });
+        let slowest = took.collect::<Result<Vec<_>>>()?.into_iter().flatten().max();
+        // Objects that are the same as before are written by nobody.
+        self.reaction.set(slowest.unwrap_or_else(|| self.reaction.get()));
         Ok(())
+    }
+
+    /// From a change of the objects to the maps, as the agents took last.
+    pub fn reaction(&self) -> Duration {
+        self.reaction.get()
     }
 
     /// What a load balancer is told that asks for the health of a node: status, and the weight header under policy
@@ -131,8 +149,8 @@ impl DemoCluster {
         Ok((response.status, weight))
     }
 
-    /// A load balancer in front of all nodes that believes the health check of `policy`; ready.
-    pub fn balancer(&self, policy: Policy) -> Result<Balancer> {
+    /// All nodes, for a load balancer that believes the health check of `policy`.
+    pub fn targets(&self, policy: Policy) -> Vec<Target> {
         let (port, path) = health_check(policy);
         let targets = self.base.lab.nodes().iter().map(|node| Target {
             node: node.name.clone(),
@@ -140,27 +158,14 @@ impl DemoCluster {
             health: SocketAddr::new(node.address(Family::V4), port),
             path: path.to_owned(),
         });
-        let balancer = Balancer::start(self.base.lab.client().netns(), targets.collect(), Timing::default());
-        let wanted: Vec<_> = self
-            .base
-            .lab
-            .nodes()
-            .iter()
-            .filter(|node| policy == Policy::Cluster || !node.pods.is_empty())
-            .map(|node| node.name.as_str())
-            .collect();
-        ensure!(
-            balancer.wait_for(&wanted, Duration::from_secs(5)),
-            "the load balancer sees {:?}",
-            balancer.healthy()
-        );
-        Ok(balancer)
+        targets.collect()
     }
 
-    /// Requests through the load balancer.
-    pub fn requests(&self, balancer: &Balancer) -> NewConnections {
-        let chooser = balancer.chooser();
-        NewConnections::start(self.base.lab.client().netns(), RATE, move |number| chooser.choose(number))
+    /// The names of those that it sends requests to.
+    pub fn healthy(&self, policy: Policy) -> Vec<&str> {
+        let nodes = self.base.lab.nodes().iter();
+        let healthy = nodes.filter(|node| policy == Policy::Cluster || !node.pods.is_empty());
+        healthy.map(|node| node.name.as_str()).collect()
     }
 
     pub fn node_at(&self, target: SocketAddr) -> Result<&str> {
@@ -177,7 +182,8 @@ pub fn health_check(policy: Policy) -> (u16, &'static str) {
     }
 }
 
-fn service(policy: Policy, drain: Option<&str>) -> Service {
+/// The Service that most scenes are about.
+pub fn service(policy: Policy, drain: Option<&str>) -> Service {
     let service = Service::new("web")
         .policy(policy)
         .vip(LOAD_BALANCER_IP.parse().unwrap_or(IpAddr::V4([203, 0, 113, 80].into())))

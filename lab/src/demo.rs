@@ -1,0 +1,31 @@
+//! The stories that this project exists for, on real packets between real nodes: scenes one after the other, each with what `lb` foretells.
+
+pub mod cluster;
+mod foretell;
+pub mod local_curl;
+pub mod node_port;
+mod policies;
+pub mod preemption;
+pub mod scene;
+mod share;
+pub mod switch;
+
+use anyhow::{Result, ensure};
+
+use self::cluster::DemoCluster;
+
+/// Plays all scenes.
+///
+/// # Errors
+/// A scene cannot be played, or requests were lost otherwise than `lb simulate` says.
+pub fn play(cluster: &DemoCluster) -> Result<()> {
+    cluster.introduce();
+    policies::show(cluster)?;
+    local_curl::show(cluster)?;
+    let mut differences = preemption::show(cluster)?;
+    differences.extend(switch::show(cluster)?);
+    share::show(cluster)?;
+    differences.extend(node_port::show(cluster)?);
+    ensure!(differences.is_empty(), "`lb simulate` does not agree: {}", differences.join("; "));
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! The moment at which an agent had written a change, as the agent itself says on its health port: that is exact, however late it is asked.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use crate::netns::Namespace;
+use crate::pace::scaled;
+use crate::traffic::http;
+
+/// A moment after which something is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Synced(Timestamp);
+
+impl Synced {
+    pub fn now() -> Self {
+        Self(Timestamp::now())
+    }
+
+    /// Waits until an agent has written something since, and gives the moment.
+    pub fn next(self, from: &Namespace, healthz: SocketAddr) -> Result<Instant> {
+        let start = Instant::now();
+        let limit = scaled(Duration::from_secs(20));
+        while start.elapsed() < limit {
+            if let Some(last) = last_sync(from, healthz)?
+                && last > self.0
+            {
+                let ago = Timestamp::now().duration_since(last).unsigned_abs();
+                return Instant::now().checked_sub(ago).context("this machine has not run for that long");
+            }
+            // Between two looks: the moment is what the agent says, not when it was asked.
+            sleep(Duration::from_millis(20));
+        }
+        bail!("the agent at {healthz} has written nothing for {limit:?}")
+    }
+
+    /// How long after it an agent has written last, if it was after it.
+    pub fn until_last(self, from: &Namespace, healthz: SocketAddr) -> Result<Option<Duration>> {
+        let last = last_sync(from, healthz)?;
+        Ok(last.filter(|last| *last > self.0).map(|last| last.duration_since(self.0).unsigned_abs()))
+    }
+}
+
+/// When an agent has written the maps for the last time.
+pub fn last_sync(from: &Namespace, healthz: SocketAddr) -> Result<Option<Timestamp>> {
+    let response = http::get_from(from, healthz, "/healthz")?;
+    let body: Value = serde_json::from_str(&response.body).context("/healthz is no JSON")?;
+    let text = body["status"]["IPv4"]["lastUpdated"].as_str();
+    let parse = |text: &str| text.parse().with_context(|| format!("/healthz: {text} is no time"));
+    text.map(parse).transpose()
+}
