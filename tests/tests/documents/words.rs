@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 21] = [
+const OTHERS: [&str; 22] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -33,6 +33,7 @@ const OTHERS: [&str; 21] = [
     "--pods",
     "--overlay",
     "--offloads",
+    "--cni",
 ];
 
 #[test]
