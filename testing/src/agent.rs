@@ -207,6 +207,14 @@ impl Agent {
         serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?} prints no JSON"))
     }
 
+    /// The findings of `check` on the same node, as if the agent were to be started.
+    pub fn check(&self) -> Result<Vec<serde_json::Value>> {
+        let output = self.command(&["check", "--output", "json"])?;
+        // It fails where it finds an error.
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("check: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+
     /// Starts another command of the agent on the same node, and lets it print into a file.
     pub fn start_command(&self, arguments: &[&str], out: File) -> Result<Process> {
         let mut command = self.how.command()?;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::netns::Namespace;
 
@@ -71,11 +71,11 @@ impl<'a> KubeProxy<'a> {
         let pods = format!("{}/{}", pods.0, pods.1);
         let mut proxy = Self { backend, ipv6, chains: Vec::new(), node };
         if backend == Backend::Nftables {
-            proxy.feed("nft", &["-f", "-"], &nftables(ipv6, &pods, services)?)?;
+            proxy.node.feed("nft", &["-f", "-"], &nftables(ipv6, &pods, services)?)?;
         } else {
             let (text, chains) = iptables(&pods, services)?;
             proxy.chains = chains;
-            proxy.feed(&proxy.restore(), &["--noflush"], &text)?;
+            proxy.node.feed(&proxy.restore(), &["--noflush"], &text)?;
         }
         Ok(proxy)
     }
@@ -84,7 +84,7 @@ impl<'a> KubeProxy<'a> {
     pub fn clean(self) -> Result<()> {
         if self.backend == Backend::Nftables {
             let family = if self.ipv6 { "ip6" } else { "ip" };
-            return self.feed("nft", &["-f", "-"], &format!("delete table {family} kube-proxy\n"));
+            return self.node.feed("nft", &["-f", "-"], &format!("delete table {family} kube-proxy\n"));
         }
         let mut text = String::from(
             "*nat\n-D PREROUTING -j KUBE-SERVICES\n-D OUTPUT -j KUBE-SERVICES\n-D POSTROUTING -j KUBE-POSTROUTING\nCOMMIT\n*nat\n",
@@ -96,21 +96,13 @@ impl<'a> KubeProxy<'a> {
             writeln!(text, "-X {chain}")?;
         }
         text += "COMMIT\n*filter\n-D FORWARD -j KUBE-FORWARD\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n-X KUBE-FORWARD\nCOMMIT\n";
-        self.feed(&self.restore(), &["--noflush"], &text)
+        self.node.feed(&self.restore(), &["--noflush"], &text)
     }
 
     /// The program that carries out many changes at once.
     fn restore(&self) -> String {
         let kind = if self.backend == Backend::IptablesNft { "nft" } else { "legacy" };
         format!("ip{}tables-{kind}-restore", if self.ipv6 { "6" } else { "" })
-    }
-
-    fn feed(&self, program: &str, arguments: &[&str], text: &str) -> Result<()> {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "printf %s \"$0\" | \"$@\"", text, program]).args(arguments);
-        let output = self.node.output(shell).with_context(|| format!("{program} cannot be started"))?;
-        ensure!(output.status.success(), "{program}: {}\n{text}", String::from_utf8_lossy(&output.stderr));
-        Ok(())
     }
 }
 

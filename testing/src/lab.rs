@@ -8,10 +8,12 @@
 //! ```
 //!
 //! Nodes reach each other's pods through the owning node (plain routes, or a VXLAN overlay). The client and the router
-//! know the nodes' network only, so a pod is reached from outside through a node or not at all.
+//! know the nodes' network only, so a pod is reached from outside through a node or not at all. What a network plugin puts in the place
+//! of `cni0` and of these routes is one of the layouts of [`Cni`].
 
 mod build;
 mod change;
+mod cni;
 mod drawing;
 mod folder;
 mod overlay;
@@ -22,6 +24,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 pub use self::build::LabBuilder;
+pub use self::cni::Cni;
 pub use self::folder::{Folder, remove_leftovers};
 pub use self::plan::{Addresses, Family};
 use crate::netns::{Namespace, Owned};
@@ -58,10 +61,11 @@ pub struct Node {
     /// The network of its pods, an IPv4 /24 and an IPv6 /64.
     pub pod_network: Addresses,
     pub pods: Vec<Pod>,
+    number: u8,
     netns: Owned,
 }
 
-/// A pod; its device is `eth0`, the host's end of it is `veth<index>` on the node's `cni0`.
+/// A pod; its device is `eth0`, the host's end of it is `veth<index>` on the node's `cni0`, unless the lab has a network plugin's layout.
 #[derive(Debug)]
 pub struct Pod {
     pub name: String,
@@ -115,6 +119,16 @@ impl Lab {
             all.extend(node.pods.iter().map(|pod| (pod.name.as_str(), pod.netns())));
         }
         all
+    }
+
+    /// The address by which a node asks pods of other nodes.
+    pub fn source_towards_pods(&self, node: &Node, family: Family) -> IpAddr {
+        let addresses = match self.plan.layout() {
+            Some(cni) => cni.source_towards_pods(node),
+            None if self.is_overlay() => node.pod_network,
+            None => node.addresses,
+        };
+        addresses.of(family)
     }
 
     pub(crate) fn folder(&self) -> &Folder {

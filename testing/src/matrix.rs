@@ -50,7 +50,8 @@ pub fn every_pod_answers(cluster: &Cluster, family: Family, number: usize, proto
         for answer in cluster.ask_until_all(protocol, cluster.at(number, family, CLUSTER), &PODS)? {
             // Only a way over two nodes needs the node's address; what stays here keeps the client's.
             let here = answer.node == node.name;
-            let source = if here { lab.client().address(family) } else { node.address(family) };
+            let source =
+                if here { lab.client().address(family) } else { lab.source_towards_pods(node, family) };
             let seen = answer.client.ip();
             ensure!(seen == source, "Cluster: {} answered {seen}, not {source}", answer.pod);
         }

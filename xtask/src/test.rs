@@ -71,6 +71,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     }
     programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
     programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
+    programs::prepare(&programs::RULES, programs::NO_RULES);
     stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
     stages.one("documentation tests", |tally| tests(tally, &["--doc"], &[]));
     stages.one("packet, model and namespace tests", |tally| tests(tally, &["--test", "*"], &[]));
@@ -116,6 +117,9 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
         programs.map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name)).collect();
     if filter.contains("deploy") || filter.contains("container") {
         programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+    }
+    if filter.contains("cni") {
+        programs::prepare(&programs::RULES, programs::NO_RULES);
     }
     if filter.contains("page") {
         programs::prepare(&programs::BROWSER, programs::NO_BROWSER);

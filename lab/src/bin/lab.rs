@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use traffic_policy_testing::agent::{self, Agent};
-use traffic_policy_testing::lab::{Lab, Pod, persistent};
+use traffic_policy_testing::lab::{Cni, Lab, Pod, persistent};
 use traffic_policy_testing::object::Manifests;
 use traffic_policy_testing::traffic::server::{self, Identity};
 
@@ -83,6 +83,9 @@ struct Up {
     /// node-1 gets a second uplink, which its default route uses
     #[arg(long)]
     two_uplinks: bool,
+    /// Nodes and pods as a network plugin leaves them: kindnet, flannel-vxlan, flannel-host-gw, calico-vxlan, bridge, aws-secondary-eni
+    #[arg(long, value_name = "NAME", value_parser = Cni::parse, conflicts_with_all = ["overlay", "two_uplinks"])]
+    cni: Option<Cni>,
     /// Leave checksum and segmentation offload on, as TC meets it in practice (XDP needs it off)
     #[arg(long)]
     offloads: bool,
@@ -129,7 +132,11 @@ fn up(options: &Up) -> Result<()> {
     if options.two_uplinks {
         builder = builder.two_uplinks();
     }
-    let lab = builder.wire_offloads(options.offloads).build()?;
+    builder = builder.wire_offloads(options.offloads);
+    if let Some(cni) = options.cni {
+        builder = builder.cni(cni);
+    }
+    let lab = builder.build()?;
     Manifests::of(&lab)?;
     let processes = lab.pods().map(|pod| serve(&lab, pod, *port)).collect::<Result<Vec<_>>>()?;
     print!("{lab}");

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, ensure};
 
 use super::plan::{self, Addresses, Family};
-use super::{Client, Folder, Lab, Node, Pod, folder, overlay, persistent};
-use crate::netlink::{Netlink, VethEnd};
+use super::{Client, Cni, Folder, Lab, Node, Pod, cni, folder, overlay, persistent};
+use crate::netlink::{Mac, Netlink, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
 use crate::xdp::Always;
 
@@ -22,6 +22,7 @@ pub struct LabBuilder {
     strict_rp_filter: bool,
     wire_offloads: bool,
     pod_offloads: bool,
+    cni: Option<Cni>,
     persistent: Option<String>,
 }
 
@@ -35,6 +36,7 @@ impl Default for LabBuilder {
             strict_rp_filter: false,
             wire_offloads: false,
             pod_offloads: true,
+            cni: None,
             persistent: None,
         }
     }
@@ -98,6 +100,13 @@ impl LabBuilder {
         self
     }
 
+    /// Nodes and pods as a network plugin leaves them, in the place of plain routes and `cni0`.
+    pub fn cni(mut self, cni: Cni) -> Self {
+        self.cni = Some(cni);
+        self.wire_offloads |= cni.keeps_wire_offloads();
+        self
+    }
+
     /// A lab with a name of its own, which [`persistent::keep`] can leave up.
     pub fn persistent(mut self, name: &str) -> Self {
         self.persistent = Some(name.to_owned());
@@ -108,6 +117,17 @@ impl LabBuilder {
         ensure_root()?;
         ensure!(!(self.two_uplinks && self.client_on_switch), "a client on the switch has no second router");
         ensure!(self.pods.len() <= 90, "the address plan has room for 90 nodes");
+        if let Some(cni) = self.cni {
+            let other = self.overlay || self.two_uplinks;
+            ensure!(!other, "the layout {} says itself how nodes are connected", cni.name());
+            let missing = Cni::missing_program();
+            ensure!(
+                missing.is_none(),
+                "the layout {} needs {}: install iproute2, nftables and iptables",
+                cni.name(),
+                missing.unwrap_or_default()
+            );
+        }
         folder::remove_leftovers().context("removing what dead labs left")?;
         let id = match &self.persistent {
             Some(name) => persistent::id(name)?,
@@ -142,6 +162,9 @@ impl LabBuilder {
         }
         let lab = Lab { id, nodes, router, second_router, client, plan: self, folder };
         lab.nodes.iter().try_for_each(|node| lab.connect_pods_of(node))?;
+        if let Some(cni) = lab.plan.cni {
+            cni.finish(&lab.router, &lab.nodes)?;
+        }
         Lab::settle(&lab.namespaces())?;
         Ok(lab)
     }
@@ -170,6 +193,9 @@ impl LabBuilder {
         let gateway = plan::gateway(uplink);
         router.netlink(async |net| {
             net.bridge("br0", gateway.mac(), MTU).await?;
+            if self.cni.is_some_and(Cni::has_second_card) {
+                net.bridge("br1", [2, 0, 10, 244, 0, 1], MTU).await?;
+            }
             add_addresses(&net, "br0", &gateway).await
         })
     }
@@ -226,11 +252,22 @@ impl LabBuilder {
         let pods_gateway = plan::pod_gateway(number);
         netns.netlink(async |net| {
             default_route(&net, &plan::gateway(u8::from(second.is_some()))).await?;
+            if self.cni.is_some() {
+                return Ok(());
+            }
             net.bridge("cni0", pods_gateway.mac(), self.pod_mtu()).await?;
             add_addresses(&net, "cni0", &pods_gateway).await
         })?;
         let pod_network = pods_gateway.network();
-        Ok(Node { name, addresses, second_uplink, pod_network, pods: Vec::new(), netns })
+        let node = Node { name, addresses, second_uplink, pod_network, pods: Vec::new(), number, netns };
+        if let Some(cni) = self.cni {
+            if cni.has_second_card() {
+                let port = format!("{}-eth1", node.name);
+                self.wire(&node.netns, "eth1", cni::aws::card_mac(&node), router, &port, "br1")?;
+            }
+            cni::carry_out(&node.netns, &cni.layout().node(&node))?;
+        }
+        Ok(node)
     }
 
     fn uplink(
@@ -241,10 +278,23 @@ impl LabBuilder {
         router: &Namespace,
         addresses: &Addresses,
     ) -> Result<()> {
+        self.wire(node, device, addresses.mac(), router, port, "br0")?;
+        node.netlink(async |net| add_addresses(&net, device, addresses).await)
+    }
+
+    /// A device of a node that is plugged into a bridge of the router.
+    fn wire(
+        &self,
+        node: &Namespace,
+        device: &str,
+        mac: Mac,
+        router: &Namespace,
+        port: &str,
+        bridge: &str,
+    ) -> Result<()> {
         let end = VethEnd { name: port, mac: None, mtu: None };
-        let peer = VethEnd { name: device, mac: Some(addresses.mac()), mtu: None };
-        router.netlink(async |net| net.veth(&end, Some("br0"), &peer, node).await)?;
-        node.netlink(async |net| add_addresses(&net, device, addresses).await)?;
+        let peer = VethEnd { name: device, mac: Some(mac), mtu: None };
+        router.netlink(async |net| net.veth(&end, Some(bridge), &peer, node).await)?;
         self.prepare_wire((router, port), (node, device))?;
         if self.wire_offloads {
             return Ok(());
@@ -256,19 +306,37 @@ impl LabBuilder {
 
     fn pod(&self, node_number: u8, index: u8, netns: Owned, node: &Node) -> Result<Pod> {
         let addresses = plan::pod(node_number, index);
-        let veth = format!("veth{index}");
-        let end = VethEnd { name: &veth, mac: None, mtu: Some(self.pod_mtu()) };
-        let peer = VethEnd { name: "eth0", mac: Some(addresses.mac()), mtu: Some(self.pod_mtu()) };
-        node.netns.netlink(async |net| net.veth(&end, Some("cni0"), &peer, &netns).await)?;
-        netns.netlink(async |net| {
-            add_addresses(&net, "eth0", &addresses).await?;
-            default_route(&net, &plan::pod_gateway(node_number)).await
-        })?;
+        let mtu = Some(self.pod_mtu());
+        let layout = self.cni.map(Cni::layout);
+        let (veth, mac, bridge) = match layout {
+            Some(layout) => {
+                let (name, mac) = layout.host_end(node_number, index);
+                (name, mac, layout.bridge())
+            }
+            None => (format!("veth{index}"), None, Some("cni0")),
+        };
+        let end = VethEnd { name: &veth, mac, mtu };
+        let peer = VethEnd { name: "eth0", mac: Some(addresses.mac()), mtu };
+        node.netns.netlink(async |net| net.veth(&end, bridge, &peer, &netns).await)?;
         if !self.pod_offloads {
             node.netns.set_offloads(&veth, false)?;
             netns.set_offloads("eth0", false)?;
         }
-        Ok(Pod { name: format!("pod-{node_number}-{index}"), node: node.name.clone(), addresses, netns })
+        let pod =
+            Pod { name: format!("pod-{node_number}-{index}"), node: node.name.clone(), addresses, netns };
+        if let Some(layout) = layout {
+            let settings = layout.settings(&veth);
+            let settings: Vec<_> = settings.iter().map(|(key, value)| (key.as_str(), *value)).collect();
+            node.netns.sysctls(&settings)?;
+            cni::carry_out(&node.netns, &layout.host(node, &pod, &veth))?;
+            cni::carry_out(&pod.netns, &layout.pod(node, &pod))?;
+            return Ok(pod);
+        }
+        pod.netns.netlink(async |net| {
+            add_addresses(&net, "eth0", &addresses).await?;
+            default_route(&net, &plan::pod_gateway(node_number)).await
+        })?;
+        Ok(pod)
     }
 
     fn prepare_wire(
@@ -284,7 +352,15 @@ impl LabBuilder {
     }
 
     fn pod_mtu(&self) -> u32 {
-        if self.overlay { overlay::MTU } else { MTU }
+        match self.cni {
+            Some(cni) => cni.layout().mtu(),
+            None if self.overlay => overlay::MTU,
+            None => MTU,
+        }
+    }
+
+    pub(super) fn layout(&self) -> Option<Cni> {
+        self.cni
     }
 }
 
@@ -295,6 +371,9 @@ impl Lab {
 
     /// Gives a node the ways to the other nodes' pods.
     fn connect_pods_of(&self, here: &Node) -> Result<()> {
+        if let Some(cni) = self.plan.cni {
+            return cni::connect(cni.layout(), here, &self.nodes);
+        }
         if self.plan.overlay {
             return overlay::connect(here, &self.nodes);
         }

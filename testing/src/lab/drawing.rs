@@ -7,6 +7,9 @@ use super::{Lab, Node};
 
 impl fmt::Display for Lab {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(cni) = self.plan.layout() {
+            writeln!(f, "layout  {}", cni.name())?;
+        }
         writeln!(f, "client  eth0 {}", self.client.addresses)?;
         if self.client.addresses != plan::client_on_switch() {
             writeln!(f, "  │     gateway {}", plan::client_gateway(0))?;
@@ -30,7 +33,11 @@ impl Lab {
         if let Some(second) = node.second_uplink {
             writeln!(f, "  {below}     │  eth1 {second}  (default route)")?;
         }
-        let way = if self.is_overlay() { "cni0, flannel.1" } else { "cni0" };
+        let way = match self.plan.layout() {
+            Some(cni) => cni.devices(),
+            None if self.is_overlay() => "cni0, flannel.1",
+            None => "cni0",
+        };
         let (v4, v6) = (node.pod_network.v4, node.pod_network.v6);
         writeln!(f, "  {below}     │  {way}  {v4}/{}, {v6}/{}", plan::PREFIX_V4, plan::PREFIX_V6)?;
         for (index, pod) in node.pods.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::{fs, io, thread};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
@@ -38,6 +38,18 @@ impl Namespace {
         let stdout = read_all(stdout)?;
         let stderr = stderr.join().expect("reading a pipe does not panic")?;
         Ok(Output { status: process.0.wait()?, stdout, stderr })
+    }
+
+    /// Runs a program inside that reads `text` from its standard input.
+    ///
+    /// # Errors
+    /// It cannot be started, or fails: with what it said.
+    pub fn feed(&self, program: &str, arguments: &[&str], text: &str) -> Result<()> {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "printf %s \"$0\" | \"$@\"", text, program]).args(arguments);
+        let output = self.output(shell).with_context(|| format!("{program} cannot be started"))?;
+        ensure!(output.status.success(), "{program}: {}\n{text}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
     }
 
     /// Starts a command inside that goes on after this process, and gives its id.

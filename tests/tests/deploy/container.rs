@@ -16,7 +16,7 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::container::{Container, Surroundings};
 use traffic_policy_testing::control_plane::ControlPlane;
-use traffic_policy_testing::lab::{Family, Node};
+use traffic_policy_testing::lab::{Cni, Family, Node};
 use traffic_policy_testing::matrix::{self, CLUSTER, LOCAL};
 use traffic_policy_testing::netns::is_running;
 use traffic_policy_testing::pace::until;
@@ -42,7 +42,15 @@ struct Nodes {
 
 impl Nodes {
     fn new() -> Self {
-        let cluster = Cluster::start(matrix::lab()).unwrap();
+        // As in kind: the container's end of a veth with checksum offload, kindnet's devices, routes and masquerade.
+        let lab = match Cni::missing_program() {
+            None => matrix::lab().cni(Cni::Kindnet),
+            Some(program) => {
+                println!("SKIPPED kindnet's layout, plain routes in its place: there is no {program}");
+                matrix::lab()
+            }
+        };
+        let cluster = Cluster::start(lab).unwrap();
         let certificate = Certificate::for_name(NAME).unwrap();
         let plane = ControlPlane::start_tls(&cluster.lab, certificate.clone()).unwrap();
         plane.server().require_tokens(&[TOKEN]);

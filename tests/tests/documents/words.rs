@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 22] = [
+const OTHERS: [&str; 23] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -34,6 +34,7 @@ const OTHERS: [&str; 22] = [
     "--overlay",
     "--offloads",
     "--verify",
+    "--cni",
 ];
 
 #[test]

@@ -78,7 +78,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
                 found,
                 format!(
                     "sysctl -w {all}=1, if the cluster has IPv6 Services (and net.ipv6.conf.{}.accept_ra=2, if its routes come by router advertisements)",
-                    off[0]
+                    in_sysctl(off[0])
                 ),
             )),
         });
@@ -100,7 +100,8 @@ fn rp_filter(facts: &Facts) -> Option<Finding> {
         return (uplinks > 0)
             .then(|| Finding::ok("rp-filter", format!("no packet is lost to rp_filter: {fine}")));
     }
-    let set: Vec<_> = strict.iter().map(|name| format!("net.ipv4.conf.{name}.rp_filter=2")).collect();
+    let set = strict.iter().map(|name| format!("net.ipv4.conf.{}.rp_filter=2", in_sysctl(name)));
+    let set: Vec<_> = set.collect();
     Some(Finding::warning(
         "rp-filter",
         format!(
@@ -109,6 +110,11 @@ fn rp_filter(facts: &Facts) -> Option<Finding> {
         ),
         format!("sysctl -w {}", set.join(" ")),
     ))
+}
+
+/// A device's name in a key of sysctl, which exchanges dots and slashes: flannel.1 is flannel/1.
+fn in_sysctl(name: &str) -> String {
+    name.replace('.', "/")
 }
 
 #[cfg(test)]
@@ -155,6 +161,11 @@ mod tests {
         let [finding] = complaints(&facts).try_into().unwrap();
         assert!(finding.found.contains("strict on eth1, and there are 2"), "{finding:?}");
         assert_eq!(finding.fix.unwrap(), "sysctl -w net.ipv4.conf.eth1.rp_filter=2");
+        facts.devices[1].name = "flannel.1".into();
+        assert_eq!(
+            complaints(&facts)[0].fix.as_deref(),
+            Some("sysctl -w net.ipv4.conf.flannel/1.rp_filter=2")
+        );
         facts.rp_filter_all = 0;
         assert_eq!(complaints(&facts), []);
     }

@@ -271,6 +271,7 @@ mod tests {
             forward: false,
             drops: false,
             source_nat: false,
+            in_use: true,
         };
         let rules = Rules {
             tables: vec![Table { family: Family::Ip6, name: "kube-proxy".into() }],

@@ -15,6 +15,7 @@ mod migrate;
 mod netfilter;
 mod nftables;
 mod other_end;
+mod policy_routing;
 mod ports;
 mod programs;
 mod settings;
@@ -73,6 +74,7 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
         }
         Err(error) => findings.push(unseen("device", &error)),
     }
+    findings.extend(attempt("policy-routing", policy_routing::Facts::look().await, policy_routing::judge));
     findings.extend(attempt("ipsec", ipsec::policies(), ipsec::judge));
     findings.extend(attempt("ports", ports::Facts::look(settings, objects.services, used_by), ports::judge));
     findings

@@ -109,8 +109,29 @@ fn judge(facts: &Facts) -> Vec<Finding> {
         forward.push(Finding::ok("forward-policy", "no chain drops what is forwarded by its policy"));
     }
     findings.extend(forward);
+    findings.extend(forward_rules(&facts.rules));
     findings.extend(masquerade(&facts.rules));
     findings
+}
+
+/// Rules, network policies among them, that do not see what is redirected.
+fn forward_rules(rules: &Rules) -> Option<Finding> {
+    let chains: Vec<_> = rules
+        .chains
+        .iter()
+        .filter(|chain| chain.forward && chain.in_use)
+        .map(|chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name))
+        .collect();
+    (!chains.is_empty()).then(|| {
+        Finding::note(
+            "forward-rules",
+            format!(
+                "rules of chain {} see what goes to pods of this node, and not what is sent on to endpoints of other nodes, which is redirected past them",
+                chains.join(", chain ")
+            ),
+            "nothing for network policies, which the endpoint's node applies; a rule about clients from outside: where the endpoint is, with externalTrafficPolicy: Local, or as loadBalancerSourceRanges",
+        )
+    })
 }
 
 /// Ports that a masquerade takes are not known beforehand.
@@ -254,6 +275,7 @@ mod tests {
             forward: false,
             drops: false,
             source_nat: false,
+            in_use: false,
         }
     }
 
@@ -308,6 +330,17 @@ mod tests {
         let [finding] = complaints(&with_chains(&[masquerade])).try_into().unwrap();
         assert_eq!((finding.severity, finding.probe), (Severity::Note, "masquerade"));
         assert!(finding.fix.unwrap().contains("--to-ports"));
+    }
+
+    #[test]
+    fn rules_for_what_is_forwarded_are_passed_by() {
+        let forward = Chain { forward: true, in_use: true, ..chain(Family::Ip, "filter", "FORWARD") };
+        let empty = Chain { in_use: false, ..forward.clone() };
+        let input = Chain { forward: false, ..forward.clone() };
+        assert_eq!(complaints(&with_chains(&[empty, input])), []);
+        let [finding] = complaints(&with_chains(&[forward])).try_into().unwrap();
+        assert_eq!((finding.severity, finding.probe), (Severity::Note, "forward-rules"));
+        assert!(finding.found.starts_with("rules of chain FORWARD of table ip filter see"), "{finding:?}");
     }
 
     #[test]

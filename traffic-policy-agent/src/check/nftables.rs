@@ -52,6 +52,8 @@ pub(super) struct Chain {
     pub(super) drops: bool,
     /// It gives packets that leave another source.
     pub(super) source_nat: bool,
+    /// It has rules, or others lead to it.
+    pub(super) in_use: bool,
 }
 
 /// What there is.
@@ -70,6 +72,7 @@ const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const CHAIN_HOOK: u16 = 4;
 const CHAIN_POLICY: u16 = 5;
+const CHAIN_USE: u16 = 6;
 const CHAIN_TYPE: u16 = 7;
 const HOOK_NUMBER: u16 = 1;
 const NF_INET_POST_ROUTING: u32 = 4;
@@ -119,5 +122,6 @@ fn chain(message: &[u8]) -> Option<Chain> {
         drops: policy == Some(NF_DROP),
         source_nat: hook == Some(NF_INET_POST_ROUTING)
             && find(attributes, CHAIN_TYPE).map(text).as_deref() == Some("nat"),
+        in_use: find(attributes, CHAIN_USE).and_then(number).is_some_and(|rules| rules > 0),
     })
 }

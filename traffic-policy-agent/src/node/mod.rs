@@ -13,6 +13,7 @@ mod link;
 mod neighbours;
 pub mod netlink;
 mod network;
+mod policy_routing;
 mod ports;
 pub mod sockets;
 mod without_ethernet;
@@ -25,6 +26,7 @@ pub use self::{
     link::{Address, Link, Route, local},
     neighbours::{NeighbourManager, release},
     network::Network,
+    policy_routing::{OtherWay, Ways},
     ports::bound_ports,
     without_ethernet::WithoutEthernet,
 };

@@ -128,7 +128,7 @@ impl Network {
         Ok(self.unicast_routes().await?.iter().flat_map(gateways).collect())
     }
 
-    async fn unicast_routes(&self) -> Result<Vec<RouteMessage>> {
+    pub(super) async fn unicast_routes(&self) -> Result<Vec<RouteMessage>> {
         let requests =
             [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
         let mut routes = Vec::new();

@@ -8,8 +8,10 @@ use crate::cargo;
 /// A program, and the package of Debian and Ubuntu that brings it.
 pub(crate) type Program<'a> = (&'a str, &'a str);
 
-/// The programs that write rules of nftables and iptables, which the bench compares with.
+/// The programs that write rules of nftables and iptables: the bench compares with them, layouts of network plugins have them.
 pub(crate) const RULES: [Program<'static>; 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+
+pub(crate) const NO_RULES: &str = "tests of network plugins' layouts are skipped";
 
 /// The browser that opens the pages of `lb --html` and of the bench.
 pub(crate) const BROWSER: [Program<'static>; 1] = [("chromium", "chromium")];

@@ -1,0 +1,152 @@
+//! flannel with its back ends vxlan and host-gw. Its plugin of the kubelet delegates to `bridge`, with hairpin and without `ipMasq`:
+//! flanneld masquerades (`--ip-masq`).
+//! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/vxlan/vxlan.go>,
+//! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/vxlan/vxlan_network.go>,
+//! <https://github.com/flannel-io/flannel/blob/master/pkg/trafficmngr/iptables/iptables.go>
+
+use super::{Forwarding, Layout, both, bridge, cluster_pods, written};
+use crate::lab::plan::Family;
+use crate::lab::{Node, Pod};
+use crate::netlink::Mac;
+
+const TUNNELS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
+
+pub(super) struct Vxlan;
+pub(super) struct HostGateway;
+
+impl Layout for Vxlan {
+    /// Of IPv4's header: with IPv6 the tunnel takes 20 bytes less, and says so by ICMP.
+    fn mtu(&self) -> u32 {
+        1450
+    }
+
+    fn bridge(&self) -> Option<&'static str> {
+        Some("cni0")
+    }
+
+    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
+        bridge::host_end(node, pod)
+    }
+
+    fn node(&self, node: &Node) -> String {
+        bridge::device(node, self.mtu()) + &tunnels(node, TUNNELS, 1, 8472)
+    }
+
+    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
+        bridge::hairpin(device)
+    }
+
+    fn pod(&self, node: &Node, pod: &Pod) -> String {
+        bridge::inside(node, pod)
+    }
+
+    fn ways(&self, _here: &Node, there: &Node) -> String {
+        through_tunnels(there, TUNNELS, |family| there.pods(family))
+    }
+
+    fn forwarding(&self, there: &Node) -> Vec<Forwarding> {
+        forwarding_entries(there, TUNNELS)
+    }
+
+    fn iptables(&self, node: &Node, family: Family) -> Option<String> {
+        Some(rules(node, family))
+    }
+}
+
+impl Layout for HostGateway {
+    fn bridge(&self) -> Option<&'static str> {
+        Some("cni0")
+    }
+
+    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
+        bridge::host_end(node, pod)
+    }
+
+    fn node(&self, node: &Node) -> String {
+        bridge::device(node, self.mtu())
+    }
+
+    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
+        bridge::hairpin(device)
+    }
+
+    fn pod(&self, node: &Node, pod: &Pod) -> String {
+        bridge::inside(node, pod)
+    }
+
+    fn ways(&self, _here: &Node, there: &Node) -> String {
+        bridge::by_node(there)
+    }
+
+    fn iptables(&self, node: &Node, family: Family) -> Option<String> {
+        Some(rules(node, family))
+    }
+}
+
+/// A VXLAN device for each family, which the kernel gives its MTU: 50 and 70 bytes less than eth0's. Its address is the first of
+/// the pods' network.
+pub(super) fn tunnels(node: &Node, names: [&str; 2], id: u32, port: u16) -> String {
+    let device = |family| names[usize::from(family == Family::V6)];
+    let mac = |family| written(mac_of(node, family));
+    both(|family| {
+        format!(
+            "link add {} address {} type vxlan id {id} dev eth0 local {} dstport {port} nolearning",
+            device(family),
+            mac(family),
+            node.address(family)
+        )
+    }) + &both(|family| {
+        let (first, alone) = (node.pod_network.of(family), super::alone(family));
+        let options = if family == Family::V6 { " nodad" } else { "" };
+        format!("addr add {first}/{alone} dev {}{options}", device(family))
+    }) + &both(|family| format!("link set {} up", device(family)))
+}
+
+/// Neighbour, forwarding entry and route of another node, written by hand: nobody answers ARP in the tunnel.
+pub(super) fn through_tunnels(there: &Node, names: [&str; 2], pods: impl Fn(Family) -> String) -> String {
+    let device = |family| names[usize::from(family == Family::V6)];
+    let gateway = |family| there.pod_network.of(family);
+    both(|family| {
+        let mac = written(mac_of(there, family));
+        format!("neigh replace {} lladdr {mac} dev {} nud permanent", gateway(family), device(family))
+    }) + &both(|family| {
+        format!("route replace {} via {} dev {} onlink", pods(family), gateway(family), device(family))
+    })
+}
+
+/// The forwarding entries of another node's tunnels.
+pub(super) fn forwarding_entries(there: &Node, names: [&'static str; 2]) -> Vec<Forwarding> {
+    let entry = |(family, device)| (device, mac_of(there, family), there.address(family));
+    Family::BOTH.into_iter().zip(names).map(entry).collect()
+}
+
+fn mac_of(node: &Node, family: Family) -> Mac {
+    let mut mac = node.pod_network.mac();
+    mac[1] = if family == Family::V4 { 4 } else { 6 };
+    mac
+}
+
+/// Docker leaves FORWARD with the policy DROP, which is why flanneld adds what lets its network through.
+fn rules(node: &Node, family: Family) -> String {
+    let (own, all) = (node.pods(family), cluster_pods(family));
+    let multicast = if family == Family::V4 { "224.0.0.0/4" } else { "ff00::/8" };
+    format!(
+        "*nat\n\
+         :FLANNEL-POSTRTG - [0:0]\n\
+         -A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
+         -A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -j RETURN\n\
+         -A FLANNEL-POSTRTG -s {own} -d {all} -j RETURN\n\
+         -A FLANNEL-POSTRTG -s {all} -d {own} -j RETURN\n\
+         -A FLANNEL-POSTRTG ! -s {all} -d {own} -j RETURN\n\
+         -A FLANNEL-POSTRTG -s {all} ! -d {multicast} -j MASQUERADE --random-fully\n\
+         -A FLANNEL-POSTRTG ! -s {all} -d {all} -j MASQUERADE --random-fully\n\
+         COMMIT\n\
+         *filter\n\
+         :FORWARD DROP [0:0]\n\
+         :FLANNEL-FWD - [0:0]\n\
+         -A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\n\
+         -A FLANNEL-FWD -s {all} -j ACCEPT\n\
+         -A FLANNEL-FWD -d {all} -j ACCEPT\n\
+         COMMIT\n"
+    )
+}

@@ -1,0 +1,33 @@
+//! An agent that is killed under load and started again.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::matrix::CLUSTER;
+use traffic_policy_testing::traffic::{Datagrams, HeldConnections, NewConnections};
+
+use crate::testbed::Testbed;
+
+/// What was lost, in words; `None`: nothing. A segment that was sent again is none of it: on a busy machine a timer may do so.
+pub fn lost(testbed: &mut Testbed) -> Option<String> {
+    let cluster = &mut testbed.cluster;
+    let targets = Family::BOTH.map(|family| cluster.at(1, family, CLUSTER));
+    let client = cluster.lab.client().netns().clone();
+    let held = HeldConnections::start(&client, &targets, 10, Duration::from_millis(20)).unwrap();
+    let datagrams = targets.map(|to| Datagrams::start(&client, to, 10, 200, &cluster.ledger).unwrap());
+    let new = NewConnections::start(&client, 50, move |number| {
+        targets.get(number as usize % targets.len()).copied()
+    });
+    cluster.agents[0].kill().unwrap();
+    // So that the programs alone serve for a while.
+    sleep(Duration::from_millis(500));
+    cluster.agents[0].start_again().unwrap();
+    cluster.agents[0].wait_ready(Duration::from_secs(30)).unwrap();
+    let (held, new) = (held.finish(), new.finish());
+    let datagrams = datagrams.map(|meter| meter.finish().unwrap());
+    let all_answered = held.requests > 0 && held.broken.is_empty() && new.ok > 0 && new.failed == 0;
+    let words = format!("{held}\n{new}\n{}\n{}", datagrams[0], datagrams[1]);
+    println!("{words}");
+    (!all_answered || !datagrams.iter().all(|report| report.is_clean())).then_some(words)
+}

@@ -1,0 +1,121 @@
+//! Every layout, by each way to attach that is possible on it.
+
+use std::thread;
+
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Cni, Family};
+use traffic_policy_testing::matrix;
+
+use crate::table::{self, Row};
+use crate::testbed::Testbed;
+use crate::{killed, path_mtu, sockets};
+
+/// Asks all questions of a layout, and compares what was seen with the table. `mtus`: those of the way to another node's pods.
+fn all_questions(cni: Cni, attach: &'static str, mtus: [u16; 2]) {
+    let Some(mut testbed) = Testbed::start(cni, attach) else { return };
+    ask_all(&mut testbed, cni, attach, mtus);
+}
+
+pub fn ask_all(testbed: &mut Testbed, cni: Cni, attach: &'static str, mtus: [u16; 2]) {
+    let matrix = answered_from_outside(&testbed.cluster);
+    let sockets = sockets::answered(testbed);
+    if mtus == [1300; 2] {
+        let node = testbed.cluster.lab.node(2);
+        path_mtu::narrow(node, node.pod(1));
+    }
+    let told = path_mtu::told(testbed);
+    the_intended_hook_works(testbed, attach);
+    let lost = killed::lost(testbed);
+    table::compare(&Row { layout: cni.name(), attach, matrix, sockets, told, lost: lost.clone() });
+    // The table could have been written from a run that went wrong.
+    assert_eq!((matrix, sockets), (24, 4), "{} {attach}", cni.name());
+    assert_eq!(told, mtus.map(Some), "{} {attach}", cni.name());
+    assert_eq!(lost, None, "{} {attach}", cni.name());
+}
+
+/// The same answers would come if another hook had done the work.
+fn the_intended_hook_works(testbed: &Testbed, attach: &str) {
+    let [xdp, tc] = ["xdp", "tc-ingress"].map(|hook| {
+        let packets = |outcome| testbed.cluster.agents[0].packets(hook, outcome).unwrap();
+        ["forwarded", "replied", "delivered"].map(packets).iter().sum::<u64>()
+    });
+    match attach {
+        "tc" => assert!(xdp == 0 && tc > 0, "{attach}: XDP {xdp}, TC {tc}"),
+        // TC finishes what finds its neighbour not resolved yet.
+        "xdp" => assert!(xdp > 4 * tc, "{attach}: XDP {xdp}, TC {tc}"),
+        // What goes into a tunnel is TC's: no driver takes frames from XDP there.
+        _ => assert!(xdp > 0 && tc > 0, "{attach}: XDP {xdp}, TC {tc}"),
+    }
+}
+
+/// How many of both policies, three nodes, two families and two protocols are answered as they must be.
+fn answered_from_outside(cluster: &Cluster) -> usize {
+    let of_family = |family| {
+        let mut right = 0;
+        for number in 1..=3 {
+            for protocol in Protocol::BOTH {
+                let asked = [
+                    matrix::every_pod_answers(cluster, family, number, protocol),
+                    matrix::only_local_pods_answer(cluster, family, number, protocol),
+                ];
+                for error in asked.iter().filter_map(|result| result.as_ref().err()) {
+                    println!("{family:?} node-{number}: {error:#}");
+                }
+                right += asked.iter().filter(|result| result.is_ok()).count();
+            }
+        }
+        right
+    };
+    // Both at once: a node that must be silent is listened to for 0.8 s, twice a family.
+    thread::scope(|scope| {
+        let families = Family::BOTH.map(|family| scope.spawn(move || of_family(family)));
+        families.map(|family| family.join().unwrap()).iter().sum()
+    })
+}
+
+#[test]
+fn bridge_tc() {
+    all_questions(Cni::Bridge, "tc", [1300; 2]);
+}
+
+#[test]
+fn bridge_xdp() {
+    all_questions(Cni::Bridge, "xdp", [1300; 2]);
+}
+
+#[test]
+fn flannel_host_gw_tc() {
+    all_questions(Cni::FlannelHostGw, "tc", [1300; 2]);
+}
+
+#[test]
+fn flannel_host_gw_xdp() {
+    all_questions(Cni::FlannelHostGw, "xdp", [1300; 2]);
+}
+
+/// No XDP: the veth has checksum offload, as kind leaves it.
+#[test]
+fn kindnet_tc() {
+    all_questions(Cni::Kindnet, "tc", [1300; 2]);
+}
+
+#[test]
+fn flannel_vxlan_tc() {
+    all_questions(Cni::FlannelVxlan, "tc", [1450, 1430]);
+}
+
+/// XDP on the wire, TC on the tunnels.
+#[test]
+fn flannel_vxlan_generic_xdp() {
+    all_questions(Cni::FlannelVxlan, "xdp-generic", [1450, 1430]);
+}
+
+#[test]
+fn calico_vxlan_tc() {
+    all_questions(Cni::CalicoVxlan, "tc", [1450, 1430]);
+}
+
+#[test]
+fn calico_vxlan_generic_xdp() {
+    all_questions(Cni::CalicoVxlan, "xdp-generic", [1450, 1430]);
+}

@@ -1,0 +1,16 @@
+//! Layouts of network plugins, each with real agents: both policies from outside, connections from a pod and from a node, path MTU, and
+//! an agent that is killed under load. What was seen is a table of docs/compatibility.md: `UPDATE_DOCS=1 cargo xtask test cni` writes it.
+//! Needs root; without it each test fails with a sentence that says so. Without nft and iptables tests are skipped.
+
+#![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
+
+mod asymmetric;
+#[path = "../sockets/caller.rs"]
+#[expect(dead_code, reason = "the suite of sockets makes more kinds of calls")]
+mod caller;
+mod killed;
+mod layouts;
+mod path_mtu;
+mod sockets;
+mod table;
+mod testbed;

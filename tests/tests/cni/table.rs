@@ -1,0 +1,72 @@
+//! The table of docs/compatibility.md, a row for each run.
+//!
+//! Runs are tests that may run alone, so each compares or writes its own row only. The last cell is the date of the run that wrote it.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::{env, fs};
+
+const PAGE: &str = "docs/compatibility.md";
+const BEGIN: &str = "<!-- made from runs: cni -->\n";
+const END: &str = "<!-- end -->";
+
+/// What was seen of one layout by one way to attach.
+pub struct Row {
+    pub layout: &'static str,
+    pub attach: &'static str,
+    /// Of 24 questions from outside.
+    pub matrix: usize,
+    /// Of 4 ways to a ClusterIP.
+    pub sockets: usize,
+    /// By family.
+    pub told: [Option<u16>; 2],
+    pub lost: Option<String>,
+}
+
+impl Row {
+    fn begin(&self) -> String {
+        format!("| `{}` | `{}` |", self.layout, self.attach)
+    }
+
+    /// Without the date.
+    fn text(&self) -> String {
+        let [v4, v6] = self.told.map(|mtu| mtu.map_or("not told".to_owned(), |mtu| mtu.to_string()));
+        let lost = if self.lost.is_none() { "nothing lost" } else { "loss" };
+        let (matrix, sockets) = (self.matrix, self.sockets);
+        format!("{} {matrix} of 24 | {sockets} of 4 | {v4}, {v6} | {lost} |", self.begin())
+    }
+}
+
+/// Compares the row with the page's; with `UPDATE_DOCS=1`, writes it instead.
+pub fn compare(row: &Row) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(PAGE);
+    let page = fs::read_to_string(&path).unwrap();
+    let begin = page.find(BEGIN).expect("the page has the table") + BEGIN.len();
+    let end = begin + page[begin..].find(END).expect("the table ends");
+    let rows: Vec<_> = page[begin..end].lines().filter(|line| line.starts_with('|')).collect();
+    let found = rows.iter().position(|line| line.starts_with(&row.begin()));
+    if env::var_os("UPDATE_DOCS").is_none_or(|value| value != "1") {
+        let written = found.map_or("no such row", |at| rows[at]);
+        let hint = "`UPDATE_DOCS=1 cargo xtask test cni` writes it anew";
+        assert!(written.starts_with(&row.text()), "{PAGE} has {written}, seen was {}: {hint}", row.text());
+        return;
+    }
+    let new = format!("{} {} |", row.text(), today());
+    let mut rows: Vec<_> = rows.into_iter().map(str::to_owned).collect();
+    match found {
+        Some(at) => rows[at] = new,
+        None => rows.push(new),
+    }
+    // The head of the table stays in front.
+    rows[2..].sort();
+    let page = format!("{}{}\n{}", &page[..begin], rows.join("\n"), &page[end..]);
+    fs::write(&path, page).unwrap();
+}
+
+/// The date, in UTC.
+fn today() -> String {
+    let output = std::process::Command::new("date").args(["-u", "+%F"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
