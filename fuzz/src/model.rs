@@ -51,6 +51,8 @@ pub struct Model {
     pub stale: Vec<Stale>,
     /// Jiffies since the beginning, but for those that the run itself takes.
     pub clock: u64,
+    /// Just before the last packet was given to a program, which may have seen it at any time since.
+    pub given: Instant,
     connections: u32,
     affinity: HashMap<affinity::Key, affinity::Held>,
 }
@@ -63,6 +65,7 @@ impl Model {
             flows: Vec::new(),
             stale: Vec::new(),
             clock: 0,
+            given: Instant::now(),
             connections: 0,
             affinity: HashMap::new(),
         }
@@ -234,7 +237,7 @@ impl Model {
             counts: [Count::default(); 2],
             last: [self.clock; 2],
             belonged: self.clock,
-            seen: Instant::now(),
+            seen: self.given,
             belongs: false,
             asked: None,
             reset: false,

@@ -10,7 +10,7 @@ mod requests;
 mod tables;
 mod time;
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{collections::HashMap, net::SocketAddr, time::Instant};
 
 use fastrand::Rng;
 use traffic_policy_agent::dataplane::Sweeper;
@@ -183,6 +183,7 @@ impl Run<'_> {
 
     fn run_frame(&mut self, hook: Hook, device: Device, frame: Vec<u8>) -> Ran {
         let input = Input { hook, device, frame, segment: 0 };
+        self.model.given = Instant::now();
         let ran = self.harness.input(&input);
         self.totals.packets += 1;
         self.last = Some((input, ran.outcome, ran.frame.clone()));
@@ -205,8 +206,8 @@ impl Run<'_> {
 
     /// Counts a packet that was translated.
     fn count(&mut self, index: usize, from: From, sent: &Packet) {
-        let clock = self.model.clock;
-        self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, clock);
+        let (clock, given) = (self.model.clock, self.model.given);
+        self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, clock, given);
     }
 
     /// Where packets of a flow's endpoint are seen.

@@ -76,7 +76,7 @@ impl Model {
         }
         let candidates = self.candidates(client, service);
         let only = if candidates.len() == 1 { candidates.first().copied() } else { None };
-        let held = Held { endpoint: endpoint.or(only), since: self.clock, seen: Instant::now() };
+        let held = Held { endpoint: endpoint.or(only), since: self.clock, seen: self.given };
         self.affinity.insert((client, service, of.uses_local()), held);
     }
 }

@@ -186,13 +186,13 @@ impl Flow {
         self.counts[from as usize]
     }
 
-    /// Counts a packet of so many bytes.
-    pub fn count(&mut self, from: From, bytes: u64, clock: u64) {
+    /// Counts a packet of so many bytes. `given`: just before a program was given it.
+    pub fn count(&mut self, from: From, bytes: u64, clock: u64, given: Instant) {
         self.last[from as usize] = clock;
         self.found_over = 0;
         if !self.tcp || self.belongs {
             self.belonged = clock;
-            self.seen = Instant::now();
+            self.seen = given;
             self.belongs = false;
         }
         let count = &mut self.counts[from as usize];
