@@ -8,6 +8,7 @@ mod gc;
 mod health_ports;
 mod left_out;
 mod listening;
+mod maintenance;
 mod network;
 mod node_port_addresses;
 mod packet_path;
@@ -143,9 +144,6 @@ struct Controller<P> {
     /// Programs of another layout version serve, on maps that nobody keeps up to date.
     others_serve: bool,
 }
-
-/// What is wrong meanwhile.
-const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";
 
 impl<P: PacketPath> Controller<P> {
     fn new(
@@ -411,49 +409,5 @@ impl<P: PacketPath> Controller<P> {
             self.needs_write = self.write_maps(source).await;
         }
         Ok(())
-    }
-
-    /// Each step beats: its requests to the kernel have 10 s each, and together may take longer than a probe waits for a beat.
-    async fn maintain(&mut self, source: &Source) {
-        self.network.note_routes(&mut self.path, self.timing.maintenance).await;
-        self.beat();
-        self.network.look_for_programs(&mut self.path).await;
-        self.beat();
-        if self.path.has_others() {
-            self.replace_others().await;
-        }
-        self.beat();
-        if (self.network.needs_rescan() || self.needs_write)
-            && let Err(error) = self.rescan(source).await
-        {
-            self.network.rescan_failed(&error);
-        }
-        self.beat();
-        if self.services.look_at(source) || self.services.lacks_room() {
-            self.needs_write |= self.write_maps(source).await;
-        }
-        if self.services.has_health_failures() {
-            self.services.update_health(source).await;
-        }
-        self.beat();
-        self.report_attachments(source);
-        self.report_status(source);
-        self.adoption.look().await;
-        self.network.keep_neighbours(&self.path).await;
-    }
-
-    /// Says to probes whether the programs in place are this version's, and all of them.
-    fn report_detached(&self) {
-        let others = self.others_serve.then(|| OTHERS_SERVE.to_owned());
-        self.health.set_detached(others.or_else(|| self.network.attachments().broken()));
-    }
-
-    /// Says what somebody took off, and what came of it.
-    fn report_attachments(&mut self, source: &Source) {
-        self.metrics.restored(self.network.attachments().restored());
-        self.report_detached();
-        for event in self.network.take_events() {
-            source.events().post(event);
-        }
     }
 }

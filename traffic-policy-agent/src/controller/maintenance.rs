@@ -1,0 +1,54 @@
+//! The loop's care for what may have changed without a word: routes, programs that somebody took off, writes that failed; and what probes,
+//! metrics and Events are told of it.
+
+use super::{Controller, packet_path::PacketPath};
+use crate::source::Source;
+
+/// For probes, as long as `others_serve` holds.
+const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";
+
+impl<P: PacketPath> Controller<P> {
+    /// Each step beats: its requests to the kernel have 10 s each, and together may take longer than a probe waits for a beat.
+    pub(super) async fn maintain(&mut self, source: &Source) {
+        self.network.note_routes(&mut self.path, self.timing.maintenance).await;
+        self.beat();
+        self.network.look_for_programs(&mut self.path).await;
+        self.beat();
+        if self.path.has_others() {
+            self.replace_others().await;
+        }
+        self.beat();
+        if (self.network.needs_rescan() || self.needs_write)
+            && let Err(error) = self.rescan(source).await
+        {
+            self.network.rescan_failed(&error);
+        }
+        self.beat();
+        if self.services.look_at(source) || self.services.lacks_room() {
+            self.needs_write |= self.write_maps(source).await;
+        }
+        if self.services.has_health_failures() {
+            self.services.update_health(source).await;
+        }
+        self.beat();
+        self.report_attachments(source);
+        self.report_status(source);
+        self.adoption.look().await;
+        self.network.keep_neighbours(&self.path).await;
+    }
+
+    /// Says to probes whether the programs in place are this version's, and all of them.
+    pub(super) fn report_detached(&self) {
+        let others = self.others_serve.then(|| OTHERS_SERVE.to_owned());
+        self.health.set_detached(others.or_else(|| self.network.attachments().broken()));
+    }
+
+    /// Says what somebody took off, and what came of it.
+    pub(super) fn report_attachments(&mut self, source: &Source) {
+        self.metrics.restored(self.network.attachments().restored());
+        self.report_detached();
+        for event in self.network.take_events() {
+            source.events().post(event);
+        }
+    }
+}
