@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::matrix::CLUSTER;
-use traffic_policy_testing::traffic::{Datagrams, HeldConnections, NewConnections};
+use traffic_policy_testing::traffic::{Datagrams, HeldConnections, NewConnections, datagrams};
 
 use crate::testbed::Testbed;
 
@@ -25,9 +25,9 @@ pub fn lost(testbed: &mut Testbed) -> Option<String> {
     cluster.agents[0].start_again().unwrap();
     cluster.agents[0].wait_ready(Duration::from_secs(30)).unwrap();
     let (held, new) = (held.finish(), new.finish());
-    let datagrams = datagrams.map(|meter| meter.finish().unwrap());
+    let reports = datagrams.map(|meter| meter.finish().unwrap());
     let all_answered = held.requests > 0 && held.broken.is_empty() && new.ok > 0 && new.failed == 0;
-    let words = format!("{held}\n{new}\n{}\n{}", datagrams[0], datagrams[1]);
+    let words = format!("{held}\n{new}\n{}\n{}", reports[0], reports[1]);
     println!("{words}");
-    (!all_answered || !datagrams.iter().all(|report| report.is_clean())).then_some(words)
+    (!all_answered || !reports.iter().all(datagrams::Report::is_clean)).then_some(words)
 }

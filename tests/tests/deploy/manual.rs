@@ -82,7 +82,7 @@ fn check(program: &Path, name: &str, mut command: clap::Command) {
         fs::write(path(&page), format!("{text}\n.NOSUCHREQUEST\n")).unwrap();
         assert!(warnings(&path(&page)).unwrap().contains("NOSUCHREQUEST"));
     } else {
-        writeln!(std::io::stderr(), "SKIPPED reading the manual pages of {name}: there is no man").unwrap();
+        writeln!(std::io::stderr(), "SKIPPED reading the manual pages of {name}: there is no man").ok();
     }
 }
 

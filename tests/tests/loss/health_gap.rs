@@ -42,11 +42,12 @@ impl Watch {
                 let asked = Instant::now();
                 let answer = http::get(server, path, scaled(Duration::from_secs(3))).await;
                 let status = answer.ok().map(|response| response.status);
-                let mut phases = noted.lock().unwrap_or_else(PoisonError::into_inner);
-                if phases.last().is_none_or(|phase| phase.status != status) {
-                    phases.push(Phase { status, first: asked });
+                {
+                    let mut phases = noted.lock().unwrap_or_else(PoisonError::into_inner);
+                    if phases.last().is_none_or(|phase| phase.status != status) {
+                        phases.push(Phase { status, first: asked });
+                    }
                 }
-                drop(phases);
                 // A question every few milliseconds, and not as many as there is CPU for.
                 tokio::time::sleep(PERIOD).await;
             }
