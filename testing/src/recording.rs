@@ -61,7 +61,7 @@ pub struct Recorded {
     pub start: Instant,
     pub events: Vec<Timed>,
     pub measured: Measured,
-    /// How long after the last change the balancer was told where to ask.
+    /// Delay between the last change and the moment at which the balancer was told where to ask.
     pub controller: Duration,
     objects: lb::Cluster,
     rate: u32,
@@ -101,7 +101,7 @@ impl Recording {
         &self.balancer
     }
 
-    /// How many requests were sent so far.
+    /// The number of requests that were sent so far.
     pub fn sent(&self) -> u64 {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }

@@ -21,7 +21,7 @@ pub struct Plan {
     pub like: lb::Balancer,
     pub timing: Timing,
     pub events: Vec<Timed>,
-    /// How long after a change of the Service the load balancer is told where to ask.
+    /// Delay between a change of the Service and the moment at which the load balancer is told where to ask.
     pub controller: Duration,
     pub lasts: Duration,
 }
@@ -91,12 +91,14 @@ impl Scene<'_> {
             balancer.healthy()
         );
         let total = self.foretold.total().all();
+        // Requests begin with an interval of the checks, as in the simulator.
         sleep(balancer.next_interval().saturating_duration_since(Instant::now()));
         Recording::begin(base, balancer, RATE, total)
     }
 
     /// Waits for a moment of the scene.
     pub fn wait(&self, recording: &Recording, at: Duration) {
+        // A moment that was foretold, not a wait for something to happen.
         sleep((recording.start() + at).saturating_duration_since(Instant::now()));
     }
 

@@ -16,7 +16,7 @@ const DRAINS: [(&str, &str); 2] = [("6s", "6 s"), ("0", "none (--drain 0)")];
 /// Before the change, and after it.
 const QUIET: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(7);
-/// How long the cloud's controller takes to follow the Service. Agents are faster.
+/// Time that the cloud's controller takes to follow the Service. Agents are faster.
 const CONTROLLER: Duration = Duration::from_millis(500);
 
 /// Sets policy Cluster with a drain, and foretells the switch.

@@ -127,7 +127,7 @@ pub(super) type Setting = (String, &'static str);
 /// A tunnel's device, a MAC address behind it, and the host that has it.
 pub(super) type Forwarding = (&'static str, Mac, IpAddr);
 
-/// What a network plugin does, as lines of `ip -batch` and as rules.
+/// The set-up that a network plugin makes, as lines of `ip -batch` and as rules of netfilter.
 pub(super) trait Layout: Sync {
     /// The MTU of pods.
     fn mtu(&self) -> u32 {
@@ -242,7 +242,7 @@ pub(super) fn connect(layout: &dyn Layout, here: &Node, nodes: &[Node]) -> Resul
 }
 
 impl Cni {
-    /// What a layout has beside devices and routes, once all pods are there.
+    /// All that is neither device nor route (rules of netfilter, the checks of the cloud), made once all pods are there.
     pub(super) fn finish(self, router: &Namespace, nodes: &[Node]) -> Result<()> {
         let layout = self.layout();
         for node in nodes {

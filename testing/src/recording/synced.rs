@@ -38,7 +38,7 @@ impl Synced {
         bail!("the agent at {healthz} has written nothing for {limit:?}")
     }
 
-    /// How long after it an agent has written last, if it was after it.
+    /// Time between this moment and the agent's last write; `None` if the agent has not written since.
     pub fn until_last(self, from: &Namespace, healthz: SocketAddr) -> Result<Option<Duration>> {
         let last = last_sync(from, healthz)?;
         Ok(last.filter(|last| *last > self.0).map(|last| last.duration_since(self.0).unsigned_abs()))

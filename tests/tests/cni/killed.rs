@@ -9,7 +9,7 @@ use traffic_policy_testing::traffic::{Datagrams, HeldConnections, NewConnections
 
 use crate::testbed::Testbed;
 
-/// What was lost, in words; `None`: nothing. A segment that was sent again is none of it: on a busy machine a timer may do so.
+/// A description of the losses; `None` if nothing was lost. A segment that was sent again does not count: on a busy machine a timer may do so.
 pub fn lost(testbed: &mut Testbed) -> Option<String> {
     let cluster = &mut testbed.cluster;
     let targets = Family::BOTH.map(|family| cluster.at(1, family, CLUSTER));

@@ -48,7 +48,7 @@ fn the_intended_hook_works(testbed: &Testbed, attach: &str) {
     }
 }
 
-/// How many of both policies, three nodes, two families and two protocols are answered as they must be.
+/// The number of right answers to 24 questions: two policies, three nodes, two families, two protocols.
 fn answered_from_outside(cluster: &Cluster) -> usize {
     let of_family = |family| {
         let mut right = 0;

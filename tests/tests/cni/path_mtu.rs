@@ -1,4 +1,4 @@
-//! What is too long for a part of the way that the client cannot see: it is told, with the right number.
+//! Path MTU discovery: the client is told the MTU of a tunnel or a narrowed route by ICMP, and large transfers arrive.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;

@@ -39,6 +39,7 @@ fn replaced(
 ) {
     let targets = targets(cluster, first);
     let meters = Meters::start(what, &cluster.lab, &targets, &cluster.ledger);
+    // Load on the agents that are replaced, then without any, then on the next ones: the time is what is tested.
     sleep(AROUND);
     cluster.stop_agents().unwrap();
     sleep(gap);
@@ -145,6 +146,7 @@ impl OtherLayout {
         self.agent.stop().unwrap();
         let pinned = self.pinned();
         fs::rename(&pinned, pinned.with_file_name(version)).unwrap();
+        // Nothing runs, as between two pods of a DaemonSet.
         sleep(SHORT_GAP);
         self.agent.start_again().unwrap();
         self.agent.wait_ready(PATIENCE).unwrap();
