@@ -24,7 +24,7 @@ use traffic_policy_ebpf::abi::{Address4, Tuple};
 
 use super::frame::Frame;
 
-/// Where a program runs.
+/// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
     Xdp,
@@ -67,11 +67,11 @@ pub struct Window {
     pub len: u32,
 }
 
-/// How far frames had been placed.
+/// Number of frames placed so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(u32);
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Took {
     /// Nanoseconds per packet, the feed's included, from the CPU time of the whole run: for long runs, of which it shows
@@ -79,7 +79,7 @@ pub struct Took {
     pub on_average: f64,
     /// The same as the kernel says, in whole nanoseconds: for short runs, whose preparation costs as much.
     pub by_kernel: f64,
-    /// What became of the last packet.
+    /// Verdict on the last packet.
     pub verdict: u32,
     pub packet: Vec<u8>,
 }
@@ -161,7 +161,7 @@ impl Feeder {
         self.frames.used = 0;
     }
 
-    /// How far frames are placed, for [`Self::rewind`].
+    /// Number of frames placed so far, for [`Self::rewind`].
     pub fn mark(&self) -> Mark {
         Mark(self.frames.used)
     }

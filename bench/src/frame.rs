@@ -12,7 +12,7 @@ use traffic_policy_testing::netlink::Mac;
 /// A frame in words of its bytes.
 pub type Frame = [u64; FRAME_WORDS];
 
-/// What is above IP.
+/// Content above IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     Syn,

@@ -16,7 +16,7 @@ const XDP: [u32; 3] = [1, 2, 3];
 /// TC_ACT_SHOT, TC_ACT_UNSPEC, TC_ACT_REDIRECT of linux/pkt_cls.h.
 const TC: [u32; 3] = [2, u32::MAX, 7];
 
-/// What must become of a packet.
+/// Expected verdict on a packet, and the frame.
 #[derive(Clone, Debug)]
 pub struct Expected {
     pub verdict: Verdict,
@@ -43,9 +43,9 @@ impl Expected {
 pub struct Case {
     pub subject: Subject,
     pub window: Window,
-    /// What must become of each packet, of the packet path's own.
+    /// Expected outcome of each packet, where the packet path is the subject.
     pub outcome: Outcome,
-    /// What must become of the first.
+    /// Expected result for the first packet.
     pub expected: Expected,
 }
 
@@ -112,8 +112,8 @@ pub fn costs<const N: usize>(
     Ok(runs)
 }
 
-/// How many times the cost of the first case the second costs: the lower quartile of the pairs of runs, of which a disturbed
-/// one counts as little as possible.
+/// Cost of the second case relative to the first: the lower quartile of the pairs of runs, on which disturbed ones have the
+/// least influence.
 ///
 /// # Errors
 /// As [`costs`].

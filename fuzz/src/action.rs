@@ -17,7 +17,7 @@ use crate::{
 pub enum Foreign {
     /// To a port that no Service has.
     OtherPort,
-    /// To a port of the pool, from somebody who was not asked.
+    /// To a port of the SNAT pool, from a host without a flow.
     PoolPort,
     Echo,
     LaterFragment,
@@ -36,13 +36,13 @@ pub enum Sender {
     Endpoint { flow: u8 },
 }
 
-/// Why an ICMP error is not to be believed.
+/// Defect of an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// It quotes a packet that nobody has sent.
+    /// It quotes a packet that was never sent.
     Unknown,
-    /// It goes to somebody who has not sent what it quotes.
+    /// Its destination did not send the quoted packet.
     Stranger,
     /// It quotes too little to tell.
     Short,
@@ -104,7 +104,7 @@ pub enum Action {
     Wait {
         jiffies: u32,
     },
-    /// The agent looks for flows that are over.
+    /// The agent sweeps expired flows.
     Sweep,
     /// A Service changes: other endpoints, another policy, a drain, source ranges, affinity; or it goes, or comes.
     Service {

@@ -1,4 +1,4 @@
-//! Packets that are none: what a stack must not believe, for each the rule that says so.
+//! Malformed packets that a stack must discard, each with the rule that says so.
 
 use fastrand::Rng;
 use traffic_policy_testing::packet::{Packet, Transport};
@@ -20,7 +20,7 @@ pub enum Damage {
     Cut(u8),
     /// The TCP header has so few words (RFC 9293: at least five), or more than the segment has.
     DataOffset(u8),
-    /// The port of the Service or of the endpoint is 0, which nobody has (RFC 6335 section 6).
+    /// The port of the Service or of the endpoint is 0, which is reserved (RFC 6335 section 6).
     NoPort,
 }
 

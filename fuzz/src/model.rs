@@ -1,4 +1,4 @@
-//! The reference model: flows in plain words, and what must become of a packet.
+//! The reference model: flows, and the required outcome of a packet.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ pub enum Expected {
     Dropped(&'static str, &'static str),
     /// Answered by the node, by the first name; or dropped, as answers are limited.
     Answered(&'static str),
-    /// Any of the above: the node serves nobody here.
+    /// Any of the above: the node serves no client here.
     NotServed,
     /// The first packet of a new flow, in place of that one if there is one.
     New(Option<usize>),

@@ -16,7 +16,7 @@ pub const CLIENTS: [Spot; 2] = [Spot::Client, Spot::OtherClient];
 /// The last one is none, but a packet may have it (RFC 768).
 pub const CLIENT_PORTS: [u16; 5] = [40_000, 40_001, 40_002, 40_003, 0];
 
-/// Where an endpoint is, and how packets get there and back.
+/// Location of an endpoint, and the path of packets to it and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub spot: Spot,

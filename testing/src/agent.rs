@@ -20,7 +20,7 @@ use crate::traffic::http::{self, Response};
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
-/// How an agent is to be started. Each method adds one flag.
+/// Options of an agent to be started. Each method adds one flag.
 #[derive(Clone, Debug)]
 pub struct AgentBuilder {
     program: Option<PathBuf>,
@@ -130,7 +130,7 @@ impl Agent {
         }
     }
 
-    /// How many packets left the packet path at a hook (`xdp`, `ingress`, `egress`) with an outcome, as `status` says.
+    /// Number of packets that left the packet path at a hook (`xdp`, `ingress`, `egress`) with an outcome, as in `status`.
     pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
         let status = self.json(&["status"])?;
         let rows = status["counters"].as_array().context("status prints no counters")?;
@@ -151,7 +151,7 @@ impl Agent {
         http::get_from(&self.how.netns, METRICS, path)
     }
 
-    /// What a scrape gives now.
+    /// Scrapes the metrics.
     pub fn scrape(&self) -> Result<Exposition> {
         let response = self.ask_metrics("/metrics")?;
         ensure!(response.status == 200, "/metrics: {} {}", response.status, response.body);

@@ -31,7 +31,7 @@ pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
     certificate: Option<Certificate>,
-    /// Where it listens, if not where this process is.
+    /// Network namespace to listen in, if not the one of this process.
     namespace: Option<Namespace>,
     running: Option<JoinHandle<()>>,
 }
@@ -68,7 +68,7 @@ struct State {
     refused_patches: Option<u16>,
 }
 
-/// What becomes of `sendInitialEvents`.
+/// Treatment of `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streaming {
     /// The objects, and a bookmark behind them.
@@ -218,7 +218,7 @@ impl ApiServer {
         self.shared.change(|state| state.store.bookmark());
     }
 
-    /// Forgets all history: who wants to go on from an earlier version is told 410 Gone.
+    /// Forgets all history: a watch from an earlier version gets 410 Gone.
     pub fn compact(&self) {
         self.shared.change(|state| state.store.compact());
     }
@@ -233,7 +233,7 @@ impl ApiServer {
         self.shared.change(|state| state.held.insert(kind));
     }
 
-    /// From now on, whoever asks for a kind gets this status: 404 as of a server that does not know it, 403 as of a role
+    /// From now on, requests for a kind get this status: 404 as of a server that does not know it, 403 as of a role
     /// that does not name it.
     pub fn refuse(&self, kind: Kind, status: u16) {
         self.shared.change(|state| state.refused.insert(kind, status));
@@ -277,12 +277,12 @@ impl ApiServer {
         self.shared.change(|state| state.stalled.insert(kind));
     }
 
-    /// Who wants to watch from a version that is gone is refused by the response's status instead of an event.
+    /// A watch from a version that is gone is refused by the response's status instead of an event.
     pub fn refuse_gone_versions(&self) {
         self.shared.change(|state| state.gone_by_status = true);
     }
 
-    /// What becomes of `sendInitialEvents` from now on.
+    /// Sets the treatment of `sendInitialEvents`.
     pub fn stream_lists(&self, streaming: Streaming) {
         self.shared.change(|state| state.streaming = streaming);
     }
@@ -318,14 +318,14 @@ impl ApiServer {
         self.shared.state().posted_events.clone()
     }
 
-    /// How many requests so far contain `text` in their path or query.
+    /// Number of requests so far with `text` in their path or query.
     #[must_use]
     pub fn requests_with(&self, text: &str) -> usize {
         self.shared.state().requests.iter().filter(|request| request.contains(text)).count()
     }
 
-    /// How many lists of a kind, of the whole cluster, were asked for so far: their first pages, and watches that begin with
-    /// all objects.
+    /// Number of lists of a kind, of the whole cluster, that were requested so far: their first pages, and watches that
+    /// begin with all objects.
     #[must_use]
     pub fn lists_of(&self, kind: Kind) -> usize {
         let state = self.shared.state();

@@ -65,7 +65,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Where cgroup2 is mounted: `/sys/fs/cgroup`, or a folder in it where version 1 is in use too.
+/// Mount point of cgroup2: `/sys/fs/cgroup`, or a folder in it where version 1 is in use too.
 fn mounted() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());

@@ -95,7 +95,7 @@ impl Cluster {
             .port(Port::udp(80, TARGET).node_port(port))
     }
 
-    /// Where a node port is reached.
+    /// Address and port at which a node port is reached.
     pub fn at(&self, node: usize, family: Family, port: u16) -> SocketAddr {
         SocketAddr::new(self.lab.node(node).address(family), port)
     }

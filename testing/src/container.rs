@@ -143,7 +143,7 @@ impl Container {
         serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?} prints no JSON"))
     }
 
-    /// How many packets left the packet path at a hook with an outcome, as `status` says.
+    /// Number of packets that left the packet path at a hook with an outcome, as in `status`.
     pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
         let status = self.json(&["status"])?;
         let rows = status["counters"].as_array().context("status prints no counters")?;

@@ -115,7 +115,7 @@ impl Exposition {
         Ok(())
     }
 
-    /// What `promtool check metrics` would say, and what it does not look at: that histograms add up. Empty: all is well.
+    /// Violations of the rules of `promtool check metrics`, and histograms that do not add up, which it does not check.
     pub fn complaints(&self) -> Vec<String> {
         self.families.iter().flat_map(lint::complaints).collect()
     }
@@ -164,7 +164,7 @@ fn read_sample(line: &str) -> Result<Sample> {
     Ok(Sample { name: name.to_owned(), labels, value: value.parse().context("the value is no number")? })
 }
 
-/// Where a quoted text ends.
+/// Place of the quote that ends a text.
 fn closing_quote(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.char_indices().find_map(|(place, character)| {

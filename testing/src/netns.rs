@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 pub use self::process::{Process, is_running};
 pub use self::running::{Running, Stop};
 
-/// Where `ip netns` looks for names, so that people can use it on a lab.
+/// Folder of the names that `ip netns` knows, so that it can be used on a lab.
 const NAMES: &str = "/run/netns";
 
 /// A handle on a named network namespace. Cloning it is cheap; dropping it removes nothing (see [`Owned`]).

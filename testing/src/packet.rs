@@ -83,7 +83,7 @@ pub struct Tcp {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extension {
     pub number: u8,
-    /// What follows the number of the next header; with it, a multiple of eight bytes.
+    /// Bytes behind the number of the next header; with it, a multiple of eight bytes.
     pub rest: Vec<u8>,
 }
 

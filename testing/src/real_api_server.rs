@@ -21,7 +21,7 @@ const PROXY_TOKEN: &str = "proxy-token";
 #[derive(Debug)]
 pub struct RealApiServer {
     folder: tempfile::TempDir,
-    /// Where it listens, if not where this process is.
+    /// Network namespace to listen in, if not the one of this process.
     namespace: Option<Namespace>,
     address: SocketAddr,
     processes: Vec<Child>,

@@ -53,7 +53,7 @@ struct Happened {
     written: Vec<Happening>,
 }
 
-/// A scene that is over.
+/// A finished scene.
 pub struct Recorded {
     pub balancer: Balancer,
     pub report: Report,
@@ -106,7 +106,7 @@ impl Recording {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 
-    /// Whether the first so many requests are over.
+    /// Whether the first so many requests have ended.
     pub fn are_over(&self, first: u64) -> bool {
         self.meter.are_over(first)
     }

@@ -8,7 +8,7 @@
 //! - `-- expect --`: the desired state now. With `UPDATE_EXPECTED=1` this section is rewritten.
 //! - `-- changes --`: which Service ports the last `expect` found changed. Rewritten too.
 //!
-//! What stands before the first section says what the script is about.
+//! Text before the first section says what the script is about.
 
 use std::{env, fmt::Write as _, fs, net::IpAddr, path::Path};
 
@@ -81,7 +81,7 @@ impl Run {
         })
     }
 
-    /// What was found, where the section says what to expect.
+    /// Runs a section. Returns the actual text for a section that states an expected one.
     fn section(&mut self, section: &Section) -> Result<Option<String>> {
         let (command, argument) = section.command.split_once(' ').unwrap_or((&section.command, ""));
         match command {

@@ -117,7 +117,7 @@ fn an_unanswered_flow_translates_no_reply_but_a_syn_ack() {
     }
 }
 
-/// The reply entry of a flow that was reset and begun anew is left behind with its port; whoever takes the port must leave the new
+/// The reply entry of a flow that was reset and begun anew is left behind with its port; a flow that takes the port must leave the new
 /// flow of the same client alone.
 #[test]
 fn a_port_left_behind_is_taken_from_nobody() {

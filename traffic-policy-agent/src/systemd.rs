@@ -1,4 +1,4 @@
-//! Word to systemd, as sd_notify(3) has it: ready, alive, reloading, stopping. Without `NOTIFY_SOCKET` there is nobody to tell.
+//! Notifications to systemd, as sd_notify(3) has them: ready, alive, reloading, stopping. None without `NOTIFY_SOCKET`.
 
 use std::{
     env,
@@ -21,14 +21,14 @@ use nix::time::{ClockId, clock_gettime};
 /// least; the run loop comes round when it comes round.
 const SIGNS: u32 = 4;
 
-/// Whoever is told. Cheap to clone; all clones are one.
+/// The notification socket. Cheap to clone; all clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Notifier(Option<Arc<Shared>>);
 
 #[derive(Debug)]
 struct Shared {
     socket: UnixDatagram,
-    /// How long systemd waits for a sign of life.
+    /// systemd's watchdog timeout.
     watchdog: Option<Duration>,
     said: Mutex<Said>,
 }

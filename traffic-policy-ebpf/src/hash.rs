@@ -12,7 +12,7 @@ const fn mix(h: u64, word: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// Hash of a tuple. With a secret `seed` nobody outside can aim at one endpoint.
+/// Hash of a tuple. With a secret `seed` no client can aim at one endpoint.
 #[inline(always)]
 pub fn tuple<A: Address>(t: &Tuple<A>, seed: u64) -> u64 {
     let h = mix(seed, t.source.mixed());

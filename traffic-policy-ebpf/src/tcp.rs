@@ -42,7 +42,7 @@ pub const fn closing(request: u8, reply: u8) -> bool {
 pub mod class {
     /// Closed or reset.
     pub const ENDED: usize = 0;
-    /// TCP that is not [`ASSURED`][super::ASSURED], UDP that nobody has answered.
+    /// TCP that is not [`ASSURED`][super::ASSURED], unanswered UDP.
     pub const UNASSURED: usize = 1;
     /// UDP that was answered: first what it has beyond its share, the rest after [`HALF_CLOSED`].
     pub const UDP: usize = 2;

@@ -20,7 +20,7 @@ pub(crate) struct Options {
 /// Arguments with which nothing is loaded.
 const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 
-/// How the names of groups begin whose rows need the agent.
+/// Prefix of the names of groups whose rows need the agent.
 const AGENT_GROUPS: &str = "scale";
 /// And of those that rules of netfilter are compared in.
 const WIRE_GROUPS: &str = "wire";

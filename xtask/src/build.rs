@@ -84,7 +84,7 @@ fn executables(said: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Where cargo leaves what it builds for a target; test programs are in `deps` below it.
+/// Folder of cargo's output for a target; test programs are in `deps` below it.
 pub(crate) fn folder(target: Option<&Target>, release: bool) -> Result<PathBuf> {
     let mut folder = target_folder()?;
     if let Some(target) = target.filter(|target| !target.is_host()) {
@@ -124,7 +124,7 @@ pub(crate) fn workspace() -> Command {
     command
 }
 
-/// Where cargo leaves a program of this machine.
+/// Path of a program that cargo has built for this machine.
 pub(crate) fn program(name: &str, release: bool) -> Result<PathBuf> {
     Ok(folder(None, release)?.join(name))
 }

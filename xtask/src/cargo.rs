@@ -32,7 +32,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Where `cargo install` puts programs.
+/// Folder of programs from `cargo install`.
 fn install_folder() -> Option<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")))?;
@@ -61,7 +61,7 @@ pub(crate) fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     })
 }
 
-/// What a program prints, if there is such a program and it succeeds.
+/// Output of a program, if there is such a program and it succeeds.
 pub(crate) fn output(command: &mut Command) -> Option<String> {
     let output = command.output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

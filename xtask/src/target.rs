@@ -1,4 +1,4 @@
-//! Targets that the agent is built for, and how cargo is told to cross-compile to them.
+//! Targets that the agent is built for, and settings of cargo for cross-compiling to them.
 
 use std::{env, process::Command};
 

@@ -89,7 +89,7 @@ impl Choice {
     }
 }
 
-/// What machines are made of: kernels from the archive, and a root disk.
+/// Inputs of machines: kernels from the archive, and a root disk.
 struct Workshop {
     arch: Arch,
     folder: PathBuf,
@@ -101,7 +101,7 @@ impl Workshop {
     /// Sees to the programs that are needed, and fetches the kernels.
     ///
     /// # Errors
-    /// What is missing, or cannot be fetched.
+    /// A program that is missing, or a kernel that cannot be fetched.
     fn open(arch: Arch, wanted: &[Wanted]) -> Result<Self> {
         let programs = [
             (arch.qemu(), arch.qemu_package()),

@@ -16,7 +16,7 @@ pub(super) type Key = (IpAddr, usize, bool);
 /// The endpoint that a client was given last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// `None`: one of the list, nobody has seen which.
+    /// `None`: one of the list, not observed yet.
     endpoint: Option<Endpoint>,
     /// The model's clock, and this machine's.
     since: u64,

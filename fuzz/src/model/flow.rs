@@ -1,4 +1,4 @@
-//! A flow in plain words: who talks to whom, and how far a TCP connection has come.
+//! A flow of the model: its addresses and ports, and the state of a TCP connection.
 
 use std::{
     net::SocketAddr,
@@ -115,7 +115,7 @@ impl From {
     }
 }
 
-/// How long ago the last packet of either side was.
+/// Time since the last packet of either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     Short,
@@ -126,7 +126,7 @@ pub enum Pause {
 /// A client waits a second before it sends its SYN again (RFC 6298 section 2); a quarter of it is a pause.
 const PAUSE: u64 = 1000;
 const NO_PAUSE: Duration = Duration::from_millis(60);
-/// Jiffies after which nobody who knows the connection has answered: three seconds, less what a run may take for rounding.
+/// Jiffies after which an endpoint that knows the connection would have answered: three seconds, less what a run may take for rounding.
 const SILENCE: u64 = 200;
 
 impl Flow {

@@ -148,7 +148,7 @@ impl Run<'_> {
         Parts { from, seen, known_from, known }
     }
 
-    /// How much of the packet is quoted: its IP header and eight bytes at least (RFC 792).
+    /// Length of the quoted part of the packet: its IP header and eight bytes at least (RFC 792).
     fn quote(&self, seen: &Packet, tcp: bool, quoted: u8, fault: Fault) -> usize {
         let whole = seen.bytes().len() - 14;
         let least = 8 + if self.path.family == Family::V4 { 20 } else { 40 };

@@ -2,7 +2,7 @@
 //!
 //! The first fragment has the ports, and is what the whole packet would be. The others belong to the flow of the last first fragment
 //! of their addresses and identification (RFC 791 section 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass
-//! while there is none: nobody here holds them back. A first fragment of TCP without the whole fixed header is none (RFC 1858).
+//! while there is none: they are not queued here. A first fragment of TCP without the whole fixed header is none (RFC 1858).
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -37,7 +37,7 @@ pub(super) struct Record {
     destination: u16,
 }
 
-/// How a packet is cut, and in which order its fragments come.
+/// Cuts of a packet, and the order of its fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
     /// Of a fragment, in eight bytes.

@@ -1,4 +1,4 @@
-//! Packets that are none, and packets whose time to live ends here.
+//! Malformed packets, and packets whose time to live ends here.
 
 use traffic_policy_testing::harness::{Device, Ran};
 

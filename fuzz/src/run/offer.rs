@@ -54,7 +54,7 @@ impl Run<'_> {
         })
     }
 
-    /// Where it is seen.
+    /// Hook and device of an offered packet.
     pub(super) fn place(&self, offer: &Offer) -> (Hook, Device) {
         match offer {
             Offer::Request(_) => (self.path.hook, Device::Eth0),

@@ -14,7 +14,7 @@ use traffic_policy_lab::demo::{self, local_curl};
 #[derive(Parser)]
 #[command(name = "cargo xtask demo")]
 struct Cli {
-    /// How the agents take packets: tc, xdp or xdp-generic
+    /// Attach mode of the agents: tc, xdp or xdp-generic
     #[arg(long, default_value = "tc")]
     attach: String,
     /// Only fetches this address's page: a process of a node, for the demo itself

@@ -42,7 +42,7 @@ enum Verb {
         name: String,
         /// client, router, node-1, pod-1-1 …
         machine: String,
-        /// Where to
+        /// Destination address
         address: IpAddr,
     },
     /// Remove a lab and everything that runs in it
@@ -68,10 +68,10 @@ struct Up {
     /// A name, to have several labs at once
     #[arg(long, default_value = "main")]
     name: String,
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 3)]
     nodes: u8,
-    /// How many pods on each node
+    /// Number of pods on each node
     #[arg(long, default_value_t = 1)]
     pods: u8,
     /// The port of the servers in the pods, TCP and UDP

@@ -19,7 +19,7 @@ use traffic_policy_testing::traffic::{Target, http};
 pub const NODE_PORT: u16 = 30080;
 /// Its healthCheckNodePort, under policy Local.
 pub const HEALTH_PORT: u16 = 32080;
-/// Where every node answers /healthz.
+/// Port of /healthz on every node.
 const HEALTHZ_PORT: u16 = 10256;
 const POD_PORT: u16 = TARGET;
 /// Requests a second of the load balancer.
@@ -32,7 +32,7 @@ pub struct DemoCluster {
     command: String,
     /// Of the processes of the last node. Goes when the agents have gone.
     cgroup: Cgroup,
-    /// From the last change of the objects to the maps of the slowest agent: what `lb simulate` is told.
+    /// From the last change of the objects to the maps of the slowest agent: the agent delay given to `lb simulate`.
     reaction: Cell<Duration>,
 }
 
@@ -137,8 +137,7 @@ impl DemoCluster {
         self.reaction.get()
     }
 
-    /// What a load balancer is told that asks for the health of a node: status, and the weight header under policy
-    /// Local.
+    /// Answer to a load balancer that checks the health of a node: status, and the weight header under policy Local.
     pub fn health(&self, node: &Node, policy: Policy) -> Result<(u16, Option<String>)> {
         let (port, path) = health_check(policy);
         let server = SocketAddr::new(node.address(Family::V4), port);

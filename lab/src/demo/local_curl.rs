@@ -86,7 +86,7 @@ fn fetch_there(cluster: &DemoCluster, to: SocketAddr) -> Result<Answer> {
     Answer::parse(String::from_utf8_lossy(&output.stdout).trim())
 }
 
-/// What that process does.
+/// The work of that process.
 pub fn fetch(to: SocketAddr) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let response = runtime.block_on(http::get(to, "/", PATIENCE))?;

@@ -1,5 +1,5 @@
-//! Each policy on each node: who answers, whom the pod sees, whether there is a second hop, what a load balancer
-//! is told.
+//! Each policy on each node: the pod that answers, the client address it sees, whether there is a second hop, and the answer of
+//! the health port.
 
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};

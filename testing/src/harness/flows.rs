@@ -48,7 +48,7 @@ pub struct FlowEntry {
     /// The packets that it matches.
     pub from: SocketAddr,
     pub to: SocketAddr,
-    /// What they become.
+    /// Addresses of the translated packets.
     pub new_from: SocketAddr,
     pub new_to: SocketAddr,
     pub kind: u8,

@@ -57,7 +57,7 @@ impl Loaded {
         dataplane::jumps(&self.object, &mut self.tables)
     }
 
-    /// What is in every map, by name; of a ring buffer nothing.
+    /// Content of every map, by name; of a ring buffer nothing.
     pub fn content(&self) -> Result<BTreeMap<String, Entries>> {
         let maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
         maps.map(|(name, map)| Ok((name.clone(), map.read().with_context(|| format!("reading {name}"))?)))
@@ -82,7 +82,7 @@ impl Loaded {
         places.values().filter(|tuple| !tuple.ends_with(&[0; 4])).count()
     }
 
-    /// Bytes of events that nobody has read.
+    /// Unread bytes of events.
     pub fn unread_events(&self) -> Result<u64> {
         self.maps.get("tp_events").context("no map tp_events")?.unread()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Those that nobody has at the moment.
+/// Those not lent at the moment.
 pub(super) struct Pool<T>(Mutex<Vec<T>>);
 
 impl<T> Pool<T> {

@@ -15,7 +15,7 @@ pub struct Frontend {
     pub drain_until: u64,
     /// Seconds for which a client stays with its endpoint.
     pub affinity: u32,
-    /// If there are any, nobody else is served.
+    /// If there are any, no other client is served.
     pub sources: Vec<Spot>,
 }
 
@@ -87,7 +87,7 @@ impl Frontend {
     }
 }
 
-/// What the maps hold.
+/// Content of the maps.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub frontends: Vec<Frontend>,

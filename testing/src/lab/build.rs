@@ -12,7 +12,7 @@ use crate::xdp::Always;
 
 const MTU: u32 = 1500;
 
-/// What a lab is to look like; see [`Lab::builder`].
+/// Layout of a lab; see [`Lab::builder`].
 #[derive(Clone, Debug)]
 pub struct LabBuilder {
     pods: Vec<u8>,

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Node;
 use super::plan::Family;
 
-/// What is left of 1500 under an outer IPv4, UDP and VXLAN header.
+/// Inner MTU: 1500 less an outer IPv4, UDP and VXLAN header.
 pub(super) const MTU: u32 = 1450;
 
 const DEVICE: &str = "flannel.1";

@@ -1,4 +1,4 @@
-//! Labs of people: they stay after the command that made them, and are found again by name.
+//! Persistent labs for users: they stay after the command that made them, and are found again by name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const PREFIX: &str = "tp-lab-";
 const DRAWING: &str = "drawing.txt";
 const PROCESSES: &str = "processes";
 
-/// What all namespaces of a lab of that name begin with.
+/// Prefix of the names of all namespaces of a lab of that name.
 pub(super) fn id(name: &str) -> Result<String> {
     // A dash would let the names of two labs begin alike.
     let plain =

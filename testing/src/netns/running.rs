@@ -1,4 +1,4 @@
-//! Async work that goes on inside a namespace until it is told to stop.
+//! Async work inside a namespace that runs until it is stopped.
 
 use std::panic::resume_unwind;
 use std::thread::{self, JoinHandle};

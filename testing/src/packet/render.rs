@@ -1,4 +1,4 @@
-//! Frames as text, one line a layer, for the eyes of whoever reads a failed test.
+//! Frames as text, one line a layer, for messages of failed tests.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The order of a change and of a check that began while it was made: nobody's clock tells, but the check's answer does.
+//! The order of a change and of a check that began while it was made: no clock tells, but the check's answer does.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Happening {
     pub(super) from: Instant,
     pub(super) to: Instant,
-    /// The moment that the simulator is told.
+    /// The moment that is given to the simulator.
     pub(super) at: Instant,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Asked {
 }
 
 /// Puts checks of these nodes before or after something, as their answers show. Only moments at which it may have been are moved, within
-/// what was measured. A node that is told the same before and after does not tell.
+/// what was measured. A node with the same answer before and after gives no evidence.
 pub(super) fn settle(what: &mut Happening, until: Instant, checks: &mut [Vec<Asked>], nodes: &[usize]) {
     let (mut earliest, mut latest) = (what.from, what.to);
     let mut doubtful = Vec::new();

@@ -13,7 +13,7 @@ pub struct Answer {
     pub client: SocketAddr,
     /// Segments that the pod has had to send again on this connection so far.
     pub retransmitted: u32,
-    /// What the client had said.
+    /// Request of the client.
     pub said: String,
 }
 

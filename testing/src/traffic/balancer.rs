@@ -1,4 +1,4 @@
-//! A load balancer that believes the health port, with the timing of the clouds' defaults.
+//! A load balancer that acts on the health port, with the timing of the clouds' defaults.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,11 +16,11 @@ use crate::pace::scaled;
 #[derive(Clone, Debug)]
 pub struct Target {
     pub node: String,
-    /// Where its requests go.
+    /// Address of its requests.
     pub traffic: SocketAddr,
-    /// Where its health is asked.
+    /// Address of its health check.
     pub health: SocketAddr,
-    /// What to ask: `/healthz`.
+    /// Path of its health check: `/healthz`.
     pub path: String,
 }
 
@@ -181,7 +181,7 @@ impl Balancer {
 }
 
 impl Chooser {
-    /// Where the n-th connection goes: the healthy nodes in turn.
+    /// Address of the n-th connection: the healthy nodes in turn.
     pub fn choose(&self, number: u64) -> Option<SocketAddr> {
         let state = lock(&self.0);
         let pairs = state.targets.iter().zip(&state.healthy);

@@ -1,5 +1,5 @@
-//! A meter of new connections: how many fail, and how many lost a packet, so that it had to be sent again. How long
-//! they take is told, but says nothing: a busy machine is slow, too.
+//! A meter of new connections: how many fail, and how many lost a packet, so that it had to be sent again. Their
+//! duration is reported, but proves nothing: a busy machine is slow, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,7 +18,7 @@ use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
 
-/// How long one request may take altogether.
+/// Time limit of a whole request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running meter.
@@ -31,7 +31,7 @@ pub struct NewConnections {
 /// Numbers of requests that are sent and not over.
 type UnderWay = Arc<Mutex<BTreeSet<u64>>>;
 
-/// What a meter counted.
+/// Counts of a meter.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub ok: u64,
@@ -80,7 +80,7 @@ impl NewConnections {
         Self { running: namespace.start("new connections", work), under_way }
     }
 
-    /// Whether the first so many requests are over.
+    /// Whether the first so many requests have ended.
     pub fn are_over(&self, first: u64) -> bool {
         lock(&self.under_way).first().is_none_or(|oldest| *oldest >= first)
     }

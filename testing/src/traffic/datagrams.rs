@@ -17,14 +17,14 @@ use super::ledger::{Label, Ledger, count};
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
 
-/// How long an answer may take at the end before it counts as lost.
+/// Time limit of an answer at the end; after it the answer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A running meter.
 #[derive(Debug)]
 pub struct Datagrams(Running<Result<Report>>);
 
-/// What a meter counted.
+/// Counts of a meter.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub sent: u64,

@@ -15,19 +15,19 @@ use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
 
-/// How long an answer may take before the connection counts as broken.
+/// Time limit of an answer; after it the connection counts as broken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running meter.
 #[derive(Debug)]
 pub struct HeldConnections(Running<Report>);
 
-/// What a meter counted.
+/// Counts of a meter.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub connections: u64,
     pub requests: u64,
-    /// What went wrong with each broken connection.
+    /// Error of each broken connection.
     pub broken: Vec<String>,
     /// Segments sent again by the client's ends.
     pub retransmitted_by_client: u64,

@@ -37,7 +37,7 @@ impl Ledger {
         count(all.entry(label.meter).or_default(), label.number);
     }
 
-    /// How often each of a meter's datagrams arrived.
+    /// Number of arrivals of each of a meter's datagrams.
     pub(super) fn arrivals(&self, meter: u64) -> Vec<u8> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&meter).cloned().unwrap_or_default()

@@ -15,7 +15,7 @@ use super::answer::Answer;
 use crate::netns::Namespace;
 use crate::pace::scaled;
 
-/// What became of a question.
+/// Outcome of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Answered(Answer),
@@ -55,7 +55,7 @@ impl Probe {
         self
     }
 
-    /// How long silence is waited for; less than a second, so that no SYN is sent twice, unless set otherwise.
+    /// Sets the time limit for an answer; less than a second, so that no SYN is sent twice, unless set otherwise.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self

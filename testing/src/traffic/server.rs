@@ -38,7 +38,7 @@ pub struct Faults {
     pub late: Duration,
 }
 
-/// Who answers.
+/// Identity of the server.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub pod: String,

@@ -104,7 +104,7 @@ struct Type {
     kind: u32,
     /// Size or type.
     of: u32,
-    /// What follows.
+    /// Words that follow the header.
     words: Vec<u32>,
 }
 

@@ -32,7 +32,7 @@ fn a_veth_with_checksum_offload() {
     check(&lab, &["--attach", "xdp"]).is_well();
 }
 
-/// What `check` says before, `run` meets.
+/// Errors that `check` predicts occur in `run`.
 #[test]
 fn frames_too_long_for_xdp() {
     // The ends of a veth without XDP take any MTU.

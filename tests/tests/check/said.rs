@@ -8,7 +8,7 @@ use traffic_policy_testing::agent;
 use traffic_policy_testing::lab::{Lab, LabBuilder};
 use traffic_policy_testing::netns::Namespace;
 
-/// What `check` says on a node.
+/// Output of `check` on a node.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,

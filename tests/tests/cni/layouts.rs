@@ -93,7 +93,7 @@ fn flannel_host_gw_xdp() {
     all_questions(Cni::FlannelHostGw, "xdp", [1300; 2]);
 }
 
-/// No XDP: the veth has checksum offload, as kind leaves it.
+/// The veth has checksum offload, as kind leaves it: XDP is in `veth_peer`.
 #[test]
 fn kindnet_tc() {
     all_questions(Cni::Kindnet, "tc", [1300; 2]);

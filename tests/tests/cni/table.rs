@@ -10,7 +10,7 @@ const PAGE: &str = "docs/compatibility.md";
 const BEGIN: &str = "<!-- made from runs: cni -->\n";
 const END: &str = "<!-- end -->";
 
-/// What was seen of one layout by one way to attach.
+/// Result of one layout with one attach mode.
 pub struct Row {
     pub layout: &'static str,
     pub attach: &'static str,

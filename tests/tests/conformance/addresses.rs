@@ -17,8 +17,8 @@ use super::{
     topology::{self, Folder, PORT, TARGET, endpoint_address, ip},
 };
 
-/// What is chosen, and on which of these a node port then is: the primary and the other address, and loopback, of IPv4 and
-/// of IPv6.
+/// Values of the flag, and the addresses that node ports are then served on: the primary, the other address and loopback, of
+/// IPv4 and of IPv6.
 const CHOICES: [(Option<&str>, [bool; 6]); 11] = [
     // The default is `primary`.
     (None, [true, false, true, true, false, true]),
@@ -124,7 +124,7 @@ fn node_port_addresses() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Where nobody says which addresses the node has, those of its Node object are meant.
+/// Without given addresses of the node, those of its Node object are used.
 #[test]
 fn addresses_of_the_node_object() {
     let folder = Folder::new(&objects());

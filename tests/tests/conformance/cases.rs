@@ -46,7 +46,7 @@ enum Masquerade {
     ByEndpoint(BTreeMap<SocketAddr, bool>),
 }
 
-/// What of `objects.yaml` decides whether kube-proxy's masquerade is wanted here.
+/// Fields of `objects.yaml` that decide whether kube-proxy would masquerade here.
 struct Objects(Vec<Value>);
 
 impl Objects {
@@ -72,7 +72,7 @@ impl Objects {
         cidrs.iter().any(|cidr| cidr.as_str().unwrap().parse::<ipnet::IpNet>().unwrap().contains(&address))
     }
 
-    /// What the flow goes to, and the external policy there.
+    /// Destination of the flow, and the external policy there.
     fn destination(&self, flow: &Written) -> (To, Policy) {
         let dst = flow.dst.to_string();
         let named = |list: &Value, key: Option<&str>| {

@@ -4,7 +4,7 @@
 //! alone, since a changed port would need a new checksum over the whole packet; and node ports are also reached on
 //! loopback, in both families.
 
-/// Where a flow comes from.
+/// Origin of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A pod of this node. kube-proxy may count pods of other nodes too; here they are external, because their replies
@@ -15,7 +15,7 @@ pub enum Origin {
     External,
 }
 
-/// What a flow goes to.
+/// Kind of a flow's destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     ClusterIp,

@@ -31,7 +31,7 @@ impl Flow {
     }
 }
 
-/// What must become of a flow.
+/// Expected result of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// One of these, each with whether its connections come from an address of the node; `None` where it does not matter.

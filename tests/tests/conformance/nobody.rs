@@ -20,7 +20,7 @@ fn web() -> Service {
     topology::service(1).port(Port::tcp(PORT, TARGET).named("web").node_port(topology::node_port(1)))
 }
 
-/// Flows beside those of `web`, from everywhere. `free`: what becomes of those to a ClusterIP that nobody has.
+/// Flows beside those of `web`, from everywhere. `free`: the expected result of those to an unallocated ClusterIP.
 fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
     let mut flows = Vec::new();
     for family in Family::BOTH {

@@ -20,7 +20,7 @@ pub struct Endpoint {
     pub for_node: Option<&'static str>,
 }
 
-/// What a decision depends on beside the endpoints.
+/// Policies that a decision depends on beside the endpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct Policies {
     pub external: Policy,
@@ -67,7 +67,7 @@ fn local(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
     if ready.is_empty() { here().filter(|endpoint| endpoint.drains()).collect() } else { ready }
 }
 
-/// What becomes of a flow to an address of a Service port. `allowed`: the load balancer's source ranges let it in.
+/// Expected result of a flow to an address of a Service port. `allowed`: the load balancer's source ranges admit it.
 pub fn decide(
     policies: Policies,
     endpoints: &[Endpoint],

@@ -35,7 +35,7 @@ pub fn options(more: &[&str]) -> Vec<String> {
     addresses.chain(more.iter().copied()).map(str::to_owned).collect()
 }
 
-/// Where flows come from, by family: name, address, what that is to this node.
+/// Sources of flows, by family: name, address, origin as seen from this node.
 pub fn sources(family: Family) -> [(&'static str, IpAddr, Origin); 6] {
     let by_family = |v4, v6| ip(if family == Family::V4 { v4 } else { v6 });
     [

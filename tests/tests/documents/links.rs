@@ -75,7 +75,7 @@ fn headings_become_anchors_as_on_github() {
     assert_eq!(anchors(text), ["explain-what-and-why", "a_b--c", "the---drain-flag", "a_b--c-1"]);
 }
 
-/// What is wrong with a link of the page `from`.
+/// Fault of a link of the page `from`; `None` if it leads somewhere.
 fn fault(from: &str, target: &str, headings: &BTreeMap<&str, Vec<String>>) -> Option<&'static str> {
     let (file, anchor) = target.split_once('#').map_or((target, None), |(file, anchor)| (file, Some(anchor)));
     let path = if file.is_empty() { from.to_owned() } else { resolved(from, file) };

@@ -14,7 +14,7 @@ mod outcomes;
 mod page;
 mod words;
 
-/// Whoever sees the project for the first time reads this much.
+/// Largest length of the README.
 const README_LINES: usize = 150;
 
 #[test]

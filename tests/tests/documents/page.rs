@@ -61,7 +61,7 @@ pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     })
 }
 
-/// What stands between backticks on a line.
+/// Texts between backticks on a line.
 pub fn code_spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
@@ -125,7 +125,7 @@ pub fn compare(path: &str, name: &str, expected: &str) {
     );
 }
 
-/// Where the part lies: behind the first comment, before the second.
+/// Extent of the part: behind the first comment, before the second.
 fn place(page: &str, path: &str, name: &str) -> (usize, usize) {
     let mark = format!("<!-- made from the code: {name} -->\n");
     let Some(begin) = page.find(&mark).map(|at| at + mark.len()) else {

@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 23] = [
+const OTHERS: [&str; 24] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -35,6 +35,8 @@ const OTHERS: [&str; 23] = [
     "--offloads",
     "--verify",
     "--cni",
+    // deploy/kind/up.sh
+    "--xdp",
 ];
 
 #[test]

@@ -44,7 +44,7 @@ impl CardTestbed {
     }
 }
 
-/// What a hook must have served at least of [`CardTestbed::requests`] and megabytes of [`CardTestbed::transfers`]: the stack may merge
+/// Least share that a hook must have served of [`CardTestbed::requests`] and megabytes of [`CardTestbed::transfers`]: the stack may merge
 /// segments to 64 KiB, 16 packets a megabyte, before TC or generic XDP on a VLAN sees them.
 pub const LEAST: u64 = 150;
 

@@ -1,4 +1,4 @@
-//! Questions that cannot be understood, and places where nobody can answer.
+//! Invalid questions, and environments in which there is no answer.
 
 use std::io::Write;
 use std::path::Path;

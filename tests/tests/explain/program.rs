@@ -73,7 +73,7 @@ impl World {
         explain::live(&self.agent, &[Flow::new("TCP", client, self.node_port())], options).unwrap().remove(0)
     }
 
-    /// What `explain` says must be what a client meets.
+    /// The result of `explain` must agree with a client's experience.
     #[track_caller]
     fn expect(&self, outcome: &str, pod: Option<(usize, usize)>) -> Answer {
         let answer = self.explained(&[]);

@@ -149,7 +149,7 @@ fn while_stopped<T>(agent: &Agent, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// What the maps hold once the last packets of all connections have come.
+/// Content of the maps once the last packets of all connections have arrived.
 fn quiet(agent: &Agent) -> BTreeMap<String, Entries> {
     let mut before = dump(agent);
     for _ in 0..20 {

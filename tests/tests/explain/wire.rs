@@ -72,7 +72,7 @@ fn node_port(number: u8) -> u16 {
     30_080 + u16::from(number)
 }
 
-/// Every address a Service has, on its own port and on one that nobody has.
+/// Every address a Service has, on its own port and on an unused one.
 fn destinations(cluster: &Cluster, family: Family) -> Vec<SocketAddr> {
     let mut all = Vec::new();
     for number in 0..=SERVICES {
@@ -161,7 +161,7 @@ fn packet(flow: &Flow, number: u32) -> Packet {
     }
 }
 
-/// Where the transport header begins in a frame without options.
+/// Offset of the transport header in a frame without options.
 fn transport(frame: &[u8]) -> Option<usize> {
     match frame.get(12..14)? {
         [0x08, 0x00] => Some(ETHERNET + 20),
@@ -250,7 +250,7 @@ fn send(wire: &Wire, counters: &Counters, frame: &[u8], flow: &Flow, answer: &An
     }
 }
 
-/// What arrives at the endpoint, by what `explain` said; its source port is what the port search found.
+/// The packet expected at the endpoint by `explain`; its source port is the one that the port search found.
 fn translated(sent: &Packet, answer: &Answer, remote: bool, source_port: u16) -> Packet {
     let (source, endpoint) = (answer.source.unwrap(), answer.endpoint.unwrap());
     // The router and the node forward it, and another node to a pod of its own.

@@ -14,7 +14,7 @@ use traffic_policy_testing::traffic::Outcome;
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(15);
 
-/// What a driver reset does: the device is gone with its addresses, routes and programs, and another one takes its name.
+/// A driver reset: the device is gone with its addresses, routes and programs, and another one takes its name.
 fn vanishes_and_returns(lab: LabBuilder, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
     let cluster = Cluster::start(lab.pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
@@ -52,7 +52,7 @@ fn a_device_vanishes_and_returns_xdp() {
     vanishes_and_returns(Lab::builder(), |agent| agent.attach("xdp"));
 }
 
-/// The overlay's device goes with the one below it, and nobody has named either.
+/// The overlay's device goes with the one below it, and neither is named by a flag.
 #[test]
 fn found_devices_vanish_and_return() {
     vanishes_and_returns(Lab::builder().overlay(), |agent| agent.attach("auto").devices(&[]));

@@ -1,5 +1,5 @@
-//! A flow table without room: what is open goes on, and new connections are made all the same, in place of what is over or where
-//! unassured flows are kept.
+//! A full flow table: open connections go on, and new ones are made all the same, in place of expired flows or in the table of
+//! unassured ones.
 
 use std::time::Duration;
 

@@ -63,7 +63,7 @@ async fn hold(mut stream: TcpStream, slow: bool) {
     let _ = stream.read(&mut [0; 1]).await;
 }
 
-/// How long a probe took, `None` if it was not answered with `status`.
+/// Duration of a probe; `None` if it was not answered with `status`.
 fn probe(from: &Namespace, to: SocketAddr, path: &str, status: u16) -> Option<Duration> {
     let start = Instant::now();
     let answer = http::get_from(from, to, path).ok()?;

@@ -1,4 +1,4 @@
-//! Programs that somebody else takes off while the agent runs: they come back, or the node says 503.
+//! Programs that others detach while the agent runs: they are attached again, or the node says 503.
 
 use std::fs;
 use std::time::Duration;

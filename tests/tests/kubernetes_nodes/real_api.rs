@@ -32,7 +32,7 @@ fn vips() -> [IpAddr; 2] {
     ["203.0.113.10".parse().unwrap(), "2001:db8:53::10".parse().unwrap()]
 }
 
-/// What users and controllers do with the API. Called inside the router's namespace.
+/// Changes by users and controllers through the API. Called inside the router's namespace.
 async fn apply(server: &RealApiServer, lab: &Lab) {
     let admin = server.admin().unwrap();
     let parameters = PatchParams::apply("tests").force();

@@ -139,7 +139,7 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// What of a Service cannot be served is told where its owner looks, once by each node; the rest of it is served.
+/// Unsupported parts of a Service are reported in an Event, once by each node; the rest of it is served.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {

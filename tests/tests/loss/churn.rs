@@ -1,4 +1,4 @@
-//! Much happens on the node and in the cluster that is none of the traffic's business.
+//! Changes on the node and in the cluster that must not affect traffic.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;

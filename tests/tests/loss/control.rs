@@ -34,7 +34,7 @@ fn the_machine_loses_nothing() {
     }
 }
 
-/// Where the packet path goes away with the agent, as it would if nothing were pinned, the meters say so.
+/// The meters detect a gap: the packet path goes away with the agent, as it would if nothing were pinned.
 #[test]
 fn a_gap_is_seen() {
     let _alone = quiet::alone();

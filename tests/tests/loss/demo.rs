@@ -1,5 +1,5 @@
-//! Scenes of the demo that lose requests, and their like that lose none: what `lb simulate` foretells, what happens, and what it says
-//! once it is told when everything was.
+//! Scenes of the demo that lose requests, and their like that lose none: the prediction of `lb simulate`, the real losses, and its
+//! result for the measured times.
 
 use std::time::Duration;
 

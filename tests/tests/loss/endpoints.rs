@@ -85,7 +85,7 @@ fn xdp() {
     endpoints_change_without_an_agent("xdp", Family::V4);
 }
 
-/// The only endpoint vanishes with its node while no agent runs: after the agents' return nobody waits for it.
+/// The only endpoint vanishes with its node while no agent runs: after the agents' return no client waits for it.
 #[test]
 fn a_vanished_endpoint_is_asked_by_nobody() {
     let _alone = quiet::alone();

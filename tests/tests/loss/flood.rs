@@ -26,7 +26,7 @@ const SOURCES: u32 = 1 << 20;
 
 /// Of the pod on node-1; [`NODE_PORT`] is that of the pod on node-2.
 const NEAR_PORT: u16 = 30_081;
-/// Of an address where nobody is.
+/// Of an unused address.
 const NOBODY_PORT: u16 = 30_082;
 /// Of a UDP server that never answers.
 const SILENT_PORT: u16 = 30_083;

@@ -23,7 +23,7 @@ pub struct Meters {
     new: NewConnections,
 }
 
-/// What they counted.
+/// Reports of the meters.
 pub struct Counted {
     pub datagrams: datagrams::Report,
     pub held: held::Report,
@@ -77,7 +77,7 @@ impl Meters {
     }
 }
 
-/// TcpRetransSegs of everybody who ends a connection: also of those that have been closed since.
+/// TcpRetransSegs of both ends of all connections, closed ones included.
 fn retransmitted(lab: &Lab) -> Vec<(String, u64)> {
     let ends = lab.namespaces().into_iter().filter(|(role, _)| *role == "client" || role.starts_with("pod"));
     ends.map(|(role, netns)| (role.to_owned(), retransmissions::in_namespace(netns).unwrap())).collect()

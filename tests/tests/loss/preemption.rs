@@ -18,7 +18,7 @@ fn preempt(balanced: &Balanced, what: &str, connections: u64) -> (Report, String
     (report, figures)
 }
 
-/// The load balancer never sent it anything, so nobody notices.
+/// The load balancer never sent it anything, so no client notices.
 #[test]
 fn with_policy_local_nobody_notices() {
     let _alone = quiet::alone();

@@ -1,4 +1,4 @@
-//! A machine that is busy with other tests looks like a network that loses packets.
+//! Exclusive runs: a machine that is busy with other tests looks like a network that loses packets.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! The agents go and come back; whoever uses the cluster does not notice.
+//! The agents stop and start again; users of the cluster do not notice.
 
 use std::thread::sleep;
 use std::time::Duration;

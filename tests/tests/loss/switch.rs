@@ -1,4 +1,4 @@
-//! The policy is switched live, behind a load balancer that believes the health port.
+//! The policy is switched live, behind a load balancer that checks the health port.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ pub struct Balanced {
     pub cluster: Cluster,
 }
 
-/// What clouds see before the switch: any node will do, and the proxy's own health says whether it is well.
+/// The Service before the switch: any node will do, and the proxy's own health says whether it is well.
 pub fn policy_cluster() -> Service {
     web().spec("type", json!("LoadBalancer"))
 }
@@ -138,7 +138,7 @@ fn xdp_there_and_back_and_the_drain_ends() {
     assert_eq!(ask(), Outcome::Silent, "the drain has not ended");
 }
 
-/// What it is all about: without the drain, as with other proxies, some fail.
+/// Control: without the drain, as with other proxies, some connections fail.
 #[test]
 fn without_a_drain_connections_fail() {
     let _alone = quiet::alone();

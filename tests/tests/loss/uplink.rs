@@ -12,8 +12,8 @@ use traffic_policy_testing::traffic::{Ledger, Outcome, Probe, Server};
 use crate::cluster::{NODE_PORT, PATIENCE, POD_PORT, web};
 use crate::quiet;
 
-/// The flows and next hops of before are there still. The packet path does not ask for routes as long as nobody says that
-/// they changed, and the kernel said so when nobody was listening.
+/// The flows and next hops of before are still there. The packet path does not look up routes again unless an agent reports a
+/// change, and the kernel announced this one while no agent ran.
 #[test]
 fn the_next_agent_notices() {
     let _alone = quiet::alone();

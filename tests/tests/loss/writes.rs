@@ -37,7 +37,7 @@ fn other(number: u16) -> Service {
     Service::new(&format!("other-{number}")).policy(policy).port(port)
 }
 
-/// What the maps hold, by name.
+/// Content of the maps, by name.
 type Content = BTreeMap<String, Entries>;
 
 fn content(agent: &Agent) -> Content {
@@ -79,7 +79,7 @@ fn next_write(agent: &Agent, before: usize) -> usize {
     all[before]
 }
 
-/// Where two contents differ, by map.
+/// Numbers of entries that differ, by map.
 fn differences(before: &Content, after: &Content) -> BTreeMap<String, usize> {
     assert!(before.keys().eq(after.keys()));
     let maps = before.iter().map(|(name, before)| {

@@ -1,4 +1,4 @@
-//! `monitor` names what is refused, why, and what to do; the kernel limits it; and nobody pays for it who does not listen.
+//! `monitor` names what is refused, why, and what to do; events are rate-limited; and packets cost no more while it does not run.
 
 use std::fs::File;
 use std::net::UdpSocket;

@@ -1,4 +1,4 @@
-//! No agent sweeps: flows that are over make room for new ones all the same.
+//! Without an agent no sweep runs: expired flows make room for new ones all the same.
 
 use traffic_policy_agent::dataplane::Sweeper;
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
@@ -73,7 +73,7 @@ fn short_connections_never_fill_the_table() {
     });
 }
 
-/// A flood has filled the share of flows that are not assured, and nobody sweeps.
+/// A flood has filled the share of unassured flows, and no sweep runs.
 #[test]
 fn a_flood_is_forgotten() {
     everywhere(|harness, terms| {

@@ -58,7 +58,7 @@ fn packets_of_an_adopted_connection_are_left_alone_and_no_sweep_removes_it() {
     });
 }
 
-/// Before conntrack has been read, nobody knows whose a packet without a flow is, unless it opens a connection.
+/// Before conntrack has been read, a packet without a flow may belong to an old connection, unless it opens one.
 #[test]
 fn what_has_no_flow_passes_until_connections_are_adopted() {
     everywhere(|harness, terms| {

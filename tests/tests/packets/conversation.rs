@@ -19,7 +19,7 @@ fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..5100));
 }
 
-/// Where the endpoints of this test are: the same must hold for those of this node and of others.
+/// Runs a test with an endpoint on another node, and with one on this node: the same must hold for both.
 fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
@@ -141,7 +141,7 @@ fn the_end_of_a_connection() {
     });
 }
 
-/// What was sent before a FIN may still be on its way, or lost and sent again.
+/// A segment sent before a FIN may still be on its way, or lost and sent again.
 #[test]
 fn a_syn_before_the_last_ack_is_no_new_connection() {
     each(|harness, terms, dialogue| {
@@ -273,7 +273,7 @@ fn a_new_attempt_is_answered_by_its_own_number() {
     });
 }
 
-/// A connection that is over gives its place to the next one; what still comes from its endpoint is not translated.
+/// An ended connection gives its place to the next one; what still comes from its endpoint is not translated.
 #[test]
 fn a_syn_on_a_closed_connection_chooses_anew() {
     let closings: [fn(Dialogue, &Harness); 3] = [

@@ -289,7 +289,7 @@ fn what_xdp_leaves_to_tc() {
     });
 }
 
-/// What XDP has delivered goes on to the endpoint.
+/// Packets that XDP has delivered go on to the endpoint.
 #[test]
 fn delivered_by_xdp() {
     everywhere(|harness, terms| {

@@ -15,7 +15,7 @@ const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
 const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
-/// What fits a packet of 1500 bytes in both families.
+/// Largest payload that fits a packet of 1500 bytes in both families.
 const SIZE: usize = 1448;
 
 fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
@@ -156,7 +156,7 @@ fn none_of_ours() {
     });
 }
 
-/// What is not translated leaves no record.
+/// An untranslated first fragment leaves no record.
 #[test]
 fn dropped_first_fragments() {
     table::run(|terms| {
@@ -242,7 +242,7 @@ fn what_xdp_leaves_to_tc() {
     });
 }
 
-/// What XDP has delivered is not taken for something else in TC.
+/// Fragments that XDP has delivered are not translated again by TC.
 #[test]
 fn delivered_by_xdp() {
     everywhere(|harness, terms| {

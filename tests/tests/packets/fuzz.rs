@@ -1,4 +1,4 @@
-//! Bytes that nobody meant: they never disturb the programs, and touch nothing that is not addressed to a frontend.
+//! Random bytes: the programs handle them without a fault, and change nothing that is not addressed to a frontend.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

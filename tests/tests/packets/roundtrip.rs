@@ -11,7 +11,7 @@ use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
-/// What is drawn by lot.
+/// Random inputs.
 #[derive(Clone, Debug)]
 struct Draw {
     client: [u8; 16],
@@ -88,7 +88,7 @@ fn one(harness: &mut Harness, terms: Terms, draw: &Draw) {
     expect_from_ip(&expected, &back.frame);
 }
 
-/// A unicast address that is nobody's here.
+/// A unicast address that nothing here has.
 fn client(terms: Terms, bytes: [u8; 16]) -> IpAddr {
     if terms.v4() {
         [bytes[0] % 8 + 40, bytes[1], bytes[2], bytes[3]].into()

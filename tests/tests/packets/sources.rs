@@ -1,4 +1,4 @@
-//! Sources that no packet from outside can have: they make no flow, and nobody is answered.
+//! Sources that no packet from outside can have: they make no flow, and get no answer.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Setup, SourceCheck, Spot};
 use traffic_policy_testing::packet::{Packet, flag};

@@ -1,4 +1,4 @@
-//! The sweep: what is over goes, in two passes; what is not stays.
+//! The sweep: expired flows are removed, in two passes; others stay.
 
 use std::net::SocketAddr;
 
@@ -142,7 +142,7 @@ fn traffic_between_the_passes_keeps_a_flow() {
     });
 }
 
-/// After a restart nobody names the old reply entry. (Of TCP none stays.)
+/// After a restart nothing refers to the old reply entry. (Of TCP none stays.)
 #[test]
 fn a_reply_entry_that_nobody_names_goes() {
     everywhere(|harness, terms| {
@@ -289,7 +289,7 @@ fn too_many(harness: &Harness, terms: Terms) -> u32 {
     (harness.flows(terms.family).len() as u32 - left).div_ceil(2)
 }
 
-/// What four sweeps remove.
+/// Numbers of entries that four sweeps remove.
 fn sweeps(harness: &mut Harness, terms: Terms) -> [u32; 4] {
     let mut sweeper = sweeper();
     [(); 4].map(|()| harness.sweep(&mut sweeper, false)[terms.family as usize].deleted)
@@ -349,7 +349,7 @@ fn a_nearly_full_table_keeps_established_connections() {
     });
 }
 
-/// What is over goes before what may be, and that before what is half over.
+/// Expired flows go first, then those that may be over, and then half-closed ones.
 #[test]
 fn a_nearly_full_table_goes_by_classes() {
     everywhere(|harness, terms| {
@@ -369,7 +369,7 @@ fn a_nearly_full_table_goes_by_classes() {
     });
 }
 
-/// Datagrams to a Service that answers, from as many sources as somebody likes to name.
+/// Datagrams to a Service that answers, from any number of sources.
 #[test]
 fn answered_datagrams_take_no_connection_its_place() {
     everywhere(|harness, terms| {
@@ -388,7 +388,7 @@ fn answered_datagrams_take_no_connection_its_place() {
     });
 }
 
-/// While there is no flow with SNAT, packets to pool ports are nobody's: the other family's flows count, too.
+/// While there is no flow with SNAT, packets to pool ports belong to no flow: the other family's flows count, too.
 #[test]
 fn the_pool_bits_are_asked_only_while_there_are_flows() {
     everywhere(|harness, terms| {

@@ -54,8 +54,8 @@ fn dead_port(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// What `traceroute` does: one more hop each time. The router is the first, node-1 the second; the endpoint comes after
-/// `hops`, of which those from node-1 on look like the node port itself.
+/// Hops of a `traceroute`. The router is the first, node-1 the second; the endpoint comes after `hops`, of which those from
+/// node-1 on look like the node port itself.
 fn traced(attach: &str, wire_offloads: bool) {
     let (cluster, agents) = start(attach, wire_offloads);
     let client = cluster.lab.client().netns();
@@ -84,7 +84,7 @@ fn traced(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// How often node-1 has told somebody something.
+/// Number of ICMP errors that node-1 has sent or translated.
 fn told(agents: &[Agent]) -> u64 {
     let mut sum = 0;
     for outcome in ["rejected-ttl-exceeded", "replied-icmp-error", "replied-local-icmp-error"] {

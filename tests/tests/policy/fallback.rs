@@ -36,7 +36,7 @@ fn web() -> Service {
     Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family))).health_port(HEALTH)
 }
 
-/// What a load balancer hears of a node.
+/// Answer of a node's health check, as a load balancer sees it.
 fn health(cluster: &Cluster, node: usize) -> Option<(u16, bool)> {
     let to = cluster.at(node, Family::V4, HEALTH);
     let response = http::get_from(cluster.lab.client().netns(), to, "/").ok()?;
@@ -194,7 +194,7 @@ fn follows_the_endpoints_by_xdp() {
     follows_the_endpoints("xdp");
 }
 
-/// What else decides about a connection decides as under policy Cluster.
+/// Source ranges and session affinity apply as under policy Cluster.
 #[test]
 fn source_ranges_and_affinity_hold() {
     let cluster = Cluster::start(Lab::builder().pods(&[2, 2, 0])).unwrap();

@@ -20,7 +20,7 @@ fn web() -> Service {
     Cluster::node_port("web", Policy::Local, PORT).vip("203.0.113.1".parse().unwrap()).health_port(HEALTH)
 }
 
-/// What a load balancer hears at a node's address.
+/// Answer of the health check at a node's address, as a load balancer sees it.
 fn health(cluster: &Cluster, number: usize) -> Option<Response> {
     http::get_from(cluster.lab.client().netns(), cluster.at(number, Family::V4, HEALTH), "/healthz").ok()
 }
@@ -163,7 +163,7 @@ fn a_node_port_service_has_one_by_annotation() {
     wait(1, Family::V4, None);
 }
 
-/// Asked all the time, nobody says 200 before a connection would be answered.
+/// Probed all the time, no health port says 200 before a connection would be answered.
 #[test]
 fn never_says_200_before_the_maps_are_written() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();

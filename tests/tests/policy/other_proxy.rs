@@ -1,4 +1,4 @@
-//! A Service that another proxy serves: its ClusterIP is within the ranges of ClusterIPs, and yet not nobody's.
+//! A Service that another proxy serves: its ClusterIP is within the ranges of ClusterIPs, and not unallocated.
 
 use serde_json::json;
 use traffic_policy_testing::agent::Agent;

@@ -1,4 +1,4 @@
-//! Path MTU discovery through a node port: the sender of what is too long for a router it cannot see is told, on either side.
+//! Path MTU discovery through a node port: the sender of a packet that is too long for a router behind it gets the error, on either side.
 
 use std::net::IpAddr;
 use std::process::Command;

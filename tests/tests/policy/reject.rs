@@ -59,7 +59,7 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
     assert!(packets(hook, "dropped-no-local-endpoint") >= 4);
 }
 
-/// What comes next after each packet of the client is the error about it: it has not waited for anything.
+/// The error about each packet of the client comes directly after it: the answer is immediate.
 fn each_request_is_refused(frames: &[Frame], to: SocketAddr, what: &str) {
     let wanted = if to.is_ipv4() { (3, 3) } else { (1, 4) };
     let concerned: Vec<_> =

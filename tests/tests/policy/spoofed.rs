@@ -1,4 +1,4 @@
-//! A stranger who knows addresses and ports of connections, but sees none of their packets, cannot end them: real sockets, and
+//! An off-path attacker, who knows addresses and ports of connections but sees none of their packets, cannot end them: real sockets, and
 //! segments with forged sources from the router. Nor can a datagram with a forged source start a storm.
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,6 +1,6 @@
 //! Datagrams of a flow follow the endpoints; connections do not.
 //!
-//! The pods go on answering all the time, so whoever still sends to one of them is answered.
+//! The pods go on answering all the time, so datagrams to a former endpoint would still be answered.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

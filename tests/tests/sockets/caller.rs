@@ -29,7 +29,7 @@ pub struct Socket {
     number: String,
 }
 
-/// What a socket is made for.
+/// Family of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     V4,
@@ -119,7 +119,7 @@ impl Socket {
         self.call("connect", &to.to_string()).map(drop)
     }
 
-    /// connect() to nobody.
+    /// Dissolves the association: connect() with AF_UNSPEC.
     pub fn disconnect(&self) -> io::Result<()> {
         self.call("disconnect", "").map(drop)
     }

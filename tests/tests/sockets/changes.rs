@@ -141,7 +141,7 @@ fn a_socket_is_not_forgotten_for_many_others() {
     assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
 }
 
-/// What is there goes on while its endpoint serves; lists and policies are for what is new.
+/// A conversation stays with its endpoint while that serves; endpoint lists and policies apply to new ones.
 #[test]
 fn datagrams_stay_with_an_endpoint_that_serves() {
     let fixture = fixture();

@@ -7,7 +7,7 @@ use traffic_policy_testing::cgroup::Cgroup;
 use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, service, service_at};
 
-/// A run is over before the scheduler gives the CPU to somebody else, most of the time.
+/// A run ends before the scheduler gives the CPU to another task, most of the time.
 const CALLS: u32 = 3000;
 const RUNS: usize = 100;
 

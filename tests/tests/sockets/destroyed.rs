@@ -52,7 +52,7 @@ fn connect(namespace: &Namespace, to: &str) -> Socket {
     })
 }
 
-/// What a call that would wait for a datagram says at once.
+/// Error of a call that would wait for a datagram.
 fn state(socket: &Socket) -> std::io::Error {
     socket.set_nonblocking(true).unwrap();
     socket.recv(&mut [MaybeUninit::uninit(); 16]).unwrap_err()

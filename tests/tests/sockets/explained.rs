@@ -22,7 +22,7 @@ const PLACES: [(&str, &[(usize, usize)]); 4] =
 const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
 const SERVICES: u8 = 16;
 
-/// How a Service is reached from node-1.
+/// Destinations by which a Service is reached from node-1.
 const WAYS: [&str; 8] = [
     "cluster IP",
     "unknown port",
@@ -88,7 +88,7 @@ enum Call {
     Udp,
 }
 
-/// What a call gave: who answered, and whom the application takes for its peer; or the error.
+/// Result of a call: the answer, and the peer as the application sees it; or the error.
 type Met = io::Result<(traffic::Answer, SocketAddr)>;
 
 fn meet(caller: &Caller, kind: Kind, call: Call, to: SocketAddr) -> Met {

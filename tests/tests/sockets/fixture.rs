@@ -77,7 +77,7 @@ impl SocketCluster {
         Backend::of(self.cluster.lab.node(node).pod(pod))
     }
 
-    /// How many calls ended so on a node.
+    /// Number of calls on a node with this outcome.
     pub fn calls(&self, node: usize, outcome: &str) -> u64 {
         self.cluster.agents[node - 1].packets("socket", outcome).unwrap()
     }
@@ -91,7 +91,7 @@ pub fn cluster_ip(number: u8, family: Family) -> IpAddr {
     }
 }
 
-/// Where the n-th Service is reached.
+/// Address and port of the n-th Service.
 pub fn service_at(number: u8, kind: Kind) -> SocketAddr {
     SocketAddr::new(cluster_ip(number, kind.family()), PORT)
 }

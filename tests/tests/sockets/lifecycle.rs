@@ -20,7 +20,7 @@ fn fixture() -> SocketCluster {
     })
 }
 
-/// How many links to cgroups are pinned.
+/// Number of pinned links to cgroups.
 fn links(pins: &Path) -> usize {
     let version = fs::read_dir(pins).unwrap().next().unwrap().unwrap().path();
     let names = fs::read_dir(version.join("links")).unwrap();

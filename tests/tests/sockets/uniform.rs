@@ -27,7 +27,7 @@ fn endpoint(number: u8) -> Addresses {
     )
 }
 
-/// How many sockets were sent to each endpoint, by the table in which the packet path notes it.
+/// Numbers of sockets that were sent to each endpoint, from the packet path's own table.
 fn counts(fixture: &SocketCluster, family: Family) -> BTreeMap<u8, u32> {
     let version = fs::read_dir(fixture.cluster.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
     let map = MapData::from_pin(version.join("maps/tp_sockets")).unwrap();

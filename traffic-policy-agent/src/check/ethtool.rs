@@ -60,7 +60,7 @@ pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
     Ok(attributes(bits).filter_map(|bit| find(bit.value(), BIT_NAME).map(text)).collect())
 }
 
-/// How many queue pairs a device uses, and how many it can have.
+/// Returns the number of queue pairs that a device uses, and the maximum.
 pub(super) fn channels(index: u32) -> io::Result<Channels> {
     // linux/ethtool_netlink.h
     const CHANNELS_GET: u8 = 17;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -33,11 +33,11 @@ impl Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// What was looked at, by a short name that stays.
+    /// Short, stable name of the check.
     pub probe: &'static str,
-    /// What was found, in one sentence.
+    /// The finding, in one sentence.
     pub found: String,
-    /// What to do about it; `None` if nothing needs to be done.
+    /// The remedy; `None` if nothing needs to be done.
     pub fix: Option<String>,
 }
 

@@ -41,7 +41,7 @@ pub(super) fn judge_pins(root: &Path, look: &PinsLook) -> Vec<Finding> {
     }]
 }
 
-/// What judging needs of a cgroup.
+/// Facts about the cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Facts {
     NotWanted,

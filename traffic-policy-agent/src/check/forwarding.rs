@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::{Finding, devices::Device};
 
-/// What judging needs.
+/// Facts about IP forwarding.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     devices: Vec<Setting>,

@@ -12,7 +12,7 @@ use crate::{
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// What judging needs.
+/// Facts about the running kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     kernel: Kernel,
@@ -38,7 +38,7 @@ impl Facts {
     }
 }
 
-/// What newer kernels have: (version, what for).
+/// Features of newer kernels: (version, feature).
 const FEATURES: [((u32, u32), &str); 4] = [
     ((5, 9), "iterators over map elements (sweeping old flows)"),
     ((5, 16), "managed neighbours (next hops that stay resolved)"),

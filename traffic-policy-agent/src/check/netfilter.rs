@@ -154,7 +154,7 @@ fn masquerade(rules: &Rules) -> Option<Finding> {
     })
 }
 
-/// What to write where the pods' range is not known.
+/// Placeholder for an unknown range of pods.
 const PODS: &str = "<pods of this node>";
 
 fn iptables(command: &str, chain: &str) -> [String; 2] {

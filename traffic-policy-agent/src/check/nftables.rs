@@ -48,7 +48,7 @@ pub(super) struct Chain {
     pub(super) name: String,
     /// It is called where packets are forwarded.
     pub(super) forward: bool,
-    /// What no rule of it decides is dropped.
+    /// Policy drop: packets that no rule of it decides are dropped.
     pub(super) drops: bool,
     /// It gives packets that leave another source.
     pub(super) source_nat: bool,
@@ -56,7 +56,7 @@ pub(super) struct Chain {
     pub(super) in_use: bool,
 }
 
-/// What there is.
+/// Tables and chains of nftables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rules {
     pub(super) tables: Vec<Table>,

@@ -21,7 +21,7 @@ use crate::{
     node::bound_ports,
 };
 
-/// What judging needs.
+/// Facts about ports in use.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pool: Pool,
@@ -31,7 +31,7 @@ pub(super) struct Facts {
     /// Local ports of all sockets.
     bound: BTreeSet<u16>,
     listeners: Vec<Listener>,
-    /// What the agent is to listen on, and the flag that says so.
+    /// Addresses that the agent is to listen on, and the flag that sets each.
     own: Vec<(SocketAddr, &'static str)>,
     services: Vec<Service>,
     /// The process of an agent that runs already.
@@ -132,10 +132,10 @@ fn own_ports(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// What is wanted of a port on this node.
+/// The Service that needs a port on this node.
 struct Wanted<'a> {
     service: &'a ServiceName,
-    /// What gives it as health port.
+    /// The field or annotation that makes it a health port.
     health: Option<&'static str>,
 }
 

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Finding;
 use crate::dataplane::{Kernel, Refusal, check_privileges, try_programs};
 
-/// What judging needs.
+/// Facts about BPF programs on the node.
 #[derive(Clone, Debug)]
 pub(super) enum Facts {
     /// The number of programs.

@@ -7,7 +7,7 @@ use crate::{
     source::Manifests,
 };
 
-/// What `run` will be given.
+/// Settings that `run` will be given.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `--device`; empty: found by routes and addresses.

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::source::{Access, SERVICE_ACCOUNT};
 
-/// How to reach the Kubernetes API.
+/// Access to the Kubernetes API.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Kubernetes API")]
 pub(super) struct ApiArguments {

@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     /// A device by which packets come from outside; may be repeated. Default: found as `run` does.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<String>,
-    /// How packets are to be taken.
+    /// Attach mode to check for.
     #[arg(long, env = "TRAFFIC_POLICY_ATTACH", default_value = "auto", value_name = "MODE")]
     attach: Mode,
     /// Folder on a BPF file system where programs and maps outlive the agent.
@@ -52,10 +52,10 @@ pub(super) struct Arguments {
         value_name = "R"
     )]
     snat_ports: PortRanges,
-    /// Where /healthz and /livez are to be answered.
+    /// Address of /healthz and /livez.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
-    /// Where metrics are to be answered; `none`: nowhere.
+    /// Address of /metrics; `none`: not served.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_METRICS_ADDRESS",
@@ -81,7 +81,7 @@ pub(super) struct Arguments {
     /// kube-proxy's configuration, or the ConfigMap with it, for --migrate.
     #[arg(long, value_name = "FILE", requires = "migrate")]
     kube_proxy_config: Option<PathBuf>,
-    /// How to print.
+    /// Output format.
     #[arg(long, env = "TRAFFIC_POLICY_OUTPUT", default_value = "table", value_name = "FORMAT")]
     output: Output,
 }

@@ -19,7 +19,7 @@ const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
 /// A file of kube-proxy has some two thousand bytes.
 const LONGEST: u64 = 1 << 20;
-/// How alike two names are, at least, of which one may stand for the other; 1: equal.
+/// Least similarity of two names for one to be suggested for the other; 1: equal.
 const ALIKE: f64 = 0.85;
 
 /// Content of a file.

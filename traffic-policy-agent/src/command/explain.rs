@@ -49,14 +49,14 @@ pub(super) struct Arguments {
     /// JSON, one a line, in order. `-`: standard input.
     #[arg(long, env = "TRAFFIC_POLICY_FLOWS", value_name = "FILE|-", conflicts_with_all = ["source", "destination"])]
     flows: Option<PathBuf>,
-    /// Where the flow begins. Default: told by the source: an address of the node, one in the range of its pods, anything
-    /// else.
+    /// Origin of the flow. Default: derived from the source: an address of the node, one in the range of its pods, or any
+    /// other.
     #[arg(long, env = "TRAFFIC_POLICY_FROM", value_name = "PLACE")]
     from: Option<From>,
-    /// What if: the external policy of every Service.
+    /// What-if: the external policy of every Service.
     #[arg(long, env = "TRAFFIC_POLICY_POLICY", value_name = "POLICY", ignore_case = true)]
     policy: Option<PolicyArgument>,
-    /// How to print one flow.
+    /// Output format for one flow.
     #[arg(long, env = "TRAFFIC_POLICY_OUTPUT", default_value = "table", value_name = "FORMAT")]
     output: Output,
     #[command(flatten)]

@@ -62,7 +62,7 @@ enum Command {
     Simulate(Box<simulate::Arguments>),
 }
 
-/// Where the objects come from.
+/// Source of the objects.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Objects")]
 struct SourceArguments {
@@ -73,7 +73,7 @@ struct SourceArguments {
     api: ApiArguments,
 }
 
-/// What is in front of the nodes.
+/// The load balancer in front of the nodes.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "The balancer")]
 struct BalancerArguments {

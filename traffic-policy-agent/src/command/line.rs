@@ -16,7 +16,7 @@ use crate::in_effect::{InEffect, Setting, Source};
 #[derive(Debug)]
 pub(super) struct Line {
     pub arguments: Arguments,
-    /// What `--config` names.
+    /// Content of the file that `--config` names.
     pub file: Option<ConfigFile>,
     /// Settings of the sub-command.
     pub settings: Vec<Setting>,
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(line.arguments.log, "warn");
     }
 
-    /// Where Services come from is one setting, in several flags.
+    /// The source of Services is one setting, spread over several flags.
     #[test]
     fn the_files_kubeconfig_holds_where_no_other_source_is_named() {
         let fields = "clientConnection: {kubeconfig: /k}";

@@ -1,4 +1,4 @@
-//! All objects of a cluster from its API, with a line of progress for people.
+//! All objects of a cluster from its API, with a progress line on terminals.
 
 use std::io::IsTerminal as _;
 
@@ -18,7 +18,7 @@ pub(super) fn cluster(access: &Access) -> Result<Batch> {
     Ok(batch?)
 }
 
-/// One line on standard error that is written over; for people only.
+/// A progress line on standard error, on terminals only.
 struct Progress {
     shown: bool,
 }

@@ -10,7 +10,7 @@ use tracing_subscriber::{
 /// `--log-format`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum LogFormat {
-    /// A line for people.
+    /// Human-readable lines.
     Text,
     /// An object in a line.
     Json,

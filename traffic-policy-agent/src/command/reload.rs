@@ -22,7 +22,7 @@ use crate::{
     systemd::Notifier,
 };
 
-/// How often the file is looked at. A change is read when two looks have found the same: who writes it may be in the middle.
+/// Interval of checking the file. A change is read when two checks have found the same, as the writer may not have finished.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Reads the command line's file again.

@@ -39,14 +39,14 @@ pub(super) struct Arguments {
     devices: Vec<String>,
     #[command(flatten)]
     source: SourceArguments,
-    /// How packets are taken: XDP in the driver, XDP in the stack, or TC. `auto`: XDP on devices with a real wire, TC on
+    /// Attach mode: XDP in the driver, XDP in the stack, or TC. `auto`: XDP on devices with a real wire, TC on
     /// veth and other virtual ones.
     #[arg(long, env = "TRAFFIC_POLICY_ATTACH", default_value = "auto", value_name = "MODE")]
     attach: Mode,
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// What becomes of programs and maps that an agent of another layout version left in --pin-dir. `replace`: they serve
+    /// Action on programs and maps that an agent of another layout version left in --pin-dir. `replace`: they serve
     /// until this version's maps are filled, then its programs take their places; flows end. `refuse`: do not start.
     #[arg(long, env = "TRAFFIC_POLICY_ON_OTHER_LAYOUT", default_value = "replace", value_name = "ACTION")]
     on_other_layout: OnOtherLayout,
@@ -63,7 +63,7 @@ pub(super) struct Arguments {
         value_name = "CIDR,…|primary|all"
     )]
     node_port_addresses: NodePortAddresses,
-    /// Where the cluster's ClusterIPs come from, beside what ServiceCIDR objects say. Packets to an address of these ranges
+    /// Ranges of the cluster's ClusterIPs, beside those of ServiceCIDR objects. Packets to an address of these ranges
     /// that no Service has are dropped.
     #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
         value_parser = service_cidr)]
@@ -93,10 +93,10 @@ pub(super) struct Arguments {
     /// The cluster's range of node ports.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R", value_parser = ranges)]
     node_ports: PortRanges,
-    /// Where /healthz and /livez are answered.
+    /// Address of /healthz and /livez.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
-    /// Where /metrics, /proxyMode and /configz are answered; `none`: nowhere.
+    /// Address of /metrics, /proxyMode and /configz; `none`: not served.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_METRICS_ADDRESS",
@@ -110,13 +110,13 @@ pub(super) struct Arguments {
     table: TableArguments,
 }
 
-/// Where Services come from.
+/// Source of Services.
 #[derive(Debug, Args)]
 struct SourceArguments {
     /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR), followed as it changes, instead of the API.
     #[arg(long, env = "TRAFFIC_POLICY_MANIFESTS", value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_server"])]
     manifests: Option<PathBuf>,
-    /// How to reach the Kubernetes API. Without it, and without --manifests: in-cluster, by service account.
+    /// Kubeconfig for the Kubernetes API. Without it, and without --manifests: in-cluster, by service account.
     #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
     kubeconfig: Option<PathBuf>,
     /// In-cluster: a real address of the API server, https://HOST:PORT. Its ClusterIP may be one that this agent itself
@@ -201,8 +201,9 @@ struct TableArguments {
     #[arg(long, env = "TRAFFIC_POLICY_FRAGMENT_ENTRIES", default_value_t = MapSizes::DEFAULT.fragments, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     fragment_entries: u32,
-    /// What this node itself has sent and is answered for, of each family: datagrams from a frontend's port, and uses of a port of the pool
-    /// towards an endpoint, which no flow is given meanwhile. The one that was noted longest ago goes first.
+    /// Entries, of each family, for packets that this node itself has sent and expects answers to: datagrams from a
+    /// frontend's port, and uses of a SNAT port towards an endpoint, which no flow is given meanwhile. The oldest entry is
+    /// evicted first.
     #[arg(long, env = "TRAFFIC_POLICY_OWN_SENT_ENTRIES", default_value_t = MapSizes::DEFAULT.own_sent, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     own_sent_entries: u32,

@@ -153,7 +153,7 @@ const fn family(port: &ServicePort) -> &'static str {
     if port.key.ipv6 { "IPv6" } else { "IPv4" }
 }
 
-/// What was counted for a Service port.
+/// Counts of a Service port.
 fn of<'a>(port: &ServicePort, counts: &'a Counts) -> impl Iterator<Item = (Outcome, &'a Count)> {
     let index = port.index;
     let range = (index, Outcome::Forwarded)..=(index, Outcome::Connected);

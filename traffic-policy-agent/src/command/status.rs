@@ -53,7 +53,7 @@ struct Document {
     flows: Flows,
     draining: Vec<Draining>,
     counters: Vec<Counter>,
-    /// What a person should look at.
+    /// Warnings for the operator.
     warnings: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ struct Agent {
     seen_seconds_ago: Option<f64>,
     /// Since the maps were last made equal to what the cluster wants.
     synced_seconds_ago: Option<f64>,
-    /// What the agent itself says; `None` if it does not run or does not answer.
+    /// The agent's own report; `None` if it does not run or does not answer.
     report: Option<health::Report>,
 }
 
@@ -256,7 +256,7 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
     Ok(draining)
 }
 
-/// How long the agent may take to answer.
+/// Time limit of the agent's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks the agent of this node.

@@ -16,7 +16,7 @@ use crate::{
     model::{FrontendKind, Policy, ServicePortKey},
 };
 
-/// Where to look, and how to print.
+/// Pin folder and output format.
 #[derive(Debug, Args)]
 pub struct View {
     /// The folder that `run` was given.
@@ -26,10 +26,10 @@ pub struct View {
     pub output: OutputArguments,
 }
 
-/// How to print.
+/// Argument for the output format.
 #[derive(Debug, Args)]
 pub struct OutputArguments {
-    /// How to print.
+    /// Output format.
     #[arg(long, env = "TRAFFIC_POLICY_OUTPUT", default_value = "table", value_name = "FORMAT")]
     pub output: Output,
 }

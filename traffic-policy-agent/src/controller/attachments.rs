@@ -1,4 +1,4 @@
-//! Programs that somebody else takes off: noticed, attached again, counted; `/healthz` says 503 while that fails.
+//! Programs that others detach: noticed, attached again, counted; `/healthz` says 503 while that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use crate::{
     source::{ObjectEvent, Subject},
 };
 
-/// What is known of programs that were taken off.
+/// Programs that were detached by others, and failures to attach them again.
 #[derive(Debug, Default)]
 pub(super) struct Attachments {
     /// Devices that lack programs, by number.
     lost: BTreeSet<u32>,
-    /// What they were called, and why they could not be attached to again. The cgroup has the number 0.
+    /// Names of devices that programs could not be attached to again, and the reason, by number; 0: the cgroup.
     broken: BTreeMap<u32, String>,
-    /// How often programs were put back.
+    /// Number of times that programs were attached again.
     restored: u64,
     /// That have not been posted yet.
     events: Vec<ObjectEvent>,
@@ -53,7 +53,7 @@ impl Attachments {
         self.lost.iter().any(|ifindex| *ifindex != CGROUP)
     }
 
-    /// Serves calls of the cgroup's processes again, if somebody took the programs off.
+    /// Serves calls of the cgroup's processes again, if the programs were detached.
     pub(super) fn restore_cgroup(&mut self, path: &mut impl PacketPath) {
         let calls = match path.lost_calls() {
             Ok(calls) => calls,
@@ -127,12 +127,12 @@ impl Attachments {
         self.broken.remove(&ifindex);
     }
 
-    /// How often programs were put back so far.
+    /// Number of times that programs were attached again so far.
     pub(super) fn restored(&self) -> u64 {
         self.restored
     }
 
-    /// What cannot be put back, if anything.
+    /// Devices and cgroup whose programs cannot be attached again, with reasons; `None` if there are none.
     pub(super) fn broken(&self) -> Option<String> {
         (!self.broken.is_empty()).then(|| self.broken.values().cloned().collect::<Vec<_>>().join("; "))
     }
@@ -154,7 +154,7 @@ async fn lost_filters(path: &impl PacketPath, network: &Network, ours: (u16, u32
     lost
 }
 
-/// Where there is no filter of this priority and handle.
+/// Returns the directions that lack a filter of this priority and handle.
 fn missing_filters(filters: &[Filter], (priority, handle): (u16, u32)) -> Vec<&'static str> {
     let has = |ingress: bool| {
         filters.iter().any(|filter| {

@@ -1,4 +1,4 @@
-//! Drains as Events of their Services: which began on this node, and which are over.
+//! Drains as Events of their Services: those that began on this node, and those that ended.
 
 use std::{
     collections::BTreeMap,

@@ -8,7 +8,7 @@ use crate::{
     model::HealthPortRules,
 };
 
-/// What is known from the start; sysctls are looked at each time.
+/// Rules that are fixed at start; sysctls are read each time.
 #[derive(Debug)]
 pub(super) struct HealthPorts {
     node_ports: PortRanges,

@@ -1,5 +1,5 @@
-//! The loop's care for what may have changed without a word: routes, programs that somebody took off, writes that failed; and what probes,
-//! metrics and Events are told of it.
+//! Periodic maintenance for changes without a notification: routes, detached programs, failed writes; and their report by probes,
+//! metrics and Events.
 
 use super::{Controller, packet_path::PacketPath};
 use crate::source::Source;
@@ -43,7 +43,7 @@ impl<P: PacketPath> Controller<P> {
         self.health.set_detached(others.or_else(|| self.network.attachments().broken()));
     }
 
-    /// Says what somebody took off, and what came of it.
+    /// Reports detached programs, and whether they were attached again.
     pub(super) fn report_attachments(&mut self, source: &Source) {
         self.metrics.restored(self.network.attachments().restored());
         self.report_detached();

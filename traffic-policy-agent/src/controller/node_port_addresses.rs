@@ -49,8 +49,8 @@ impl std::str::FromStr for NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Where the health-check node ports are listened on: wherever node ports are reached. The unspecified IPv4 address
-    /// stands for all of both families.
+    /// Addresses on which health-check node ports are listened on: wherever node ports are reached. The unspecified IPv4
+    /// address stands for all of both families.
     pub(super) fn listen(&self, addresses: &[Address], primary: &[IpAddr]) -> BTreeSet<IpAddr> {
         if self.words.contains(&Word::All) {
             return [Ipv4Addr::UNSPECIFIED.into()].into();
@@ -87,7 +87,7 @@ impl NodePortAddresses {
         !self.words.is_empty() || self.within(loopback)
     }
 
-    /// What is to be said if `primary` is asked for, and is nowhere on this node.
+    /// Returns the warning for `primary` in the list when none of the primary addresses is on this node.
     #[must_use]
     pub fn concern(
         &self,

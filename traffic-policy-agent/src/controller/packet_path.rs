@@ -26,7 +26,7 @@ pub(super) trait PacketPath {
     /// Whether the next sync compares everything, not just what changed.
     fn compares_all(&self) -> bool;
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
-    /// What source ports are made of: to find those that are free takes a while.
+    /// Settings of the source port pool: finding the free ones takes a while.
     fn pool(&self) -> Pool;
     /// Uses these source ports, unless those in use will do.
     fn use_pool(&mut self, ports: Vec<u16>);
@@ -51,7 +51,7 @@ pub(super) trait PacketPath {
 
     /// Connections of an earlier proxy are adopted behind the first sync.
     fn begin_adopting(&mut self);
-    /// Enters what conntrack translates for our frontends, and removes what is over by now.
+    /// Enters connections that conntrack translates for our frontends, and removes ended ones.
     fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted>;
     /// Whether the next sync is due for it.
     fn end_adopting(&mut self) -> bool;
@@ -63,13 +63,13 @@ pub(super) trait PacketPath {
     /// Whether a device is attached to as it is now, and in the way that was asked for.
     fn is_settled(&self, interface: &Interface) -> bool;
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)>;
-    /// Devices whose programs somebody else has taken off, as far as links tell.
+    /// Devices whose programs others have detached, as far as links tell.
     fn lost(&self) -> Vec<Lost>;
     /// Priority and handle of the filters that TC programs are where there are no links for them.
     fn filters(&self) -> Option<(u16, u32)>;
     /// A device is to be attached to anew.
     fn unsettle(&mut self, ifindex: u32);
-    /// Calls of the cgroup's processes that somebody has taken the programs off.
+    /// Calls of the cgroup's processes whose programs were detached.
     fn lost_calls(&self) -> Result<Vec<&'static str>>;
 
     fn attach_cgroup(&mut self) -> Result<()>;
@@ -87,7 +87,7 @@ pub(super) trait PacketPath {
     /// Next hops that packets take now.
     fn next_hops(&self) -> Result<Vec<NextHop>>;
 
-    /// How full the maps are.
+    /// Usage of the maps.
     fn usage(&self) -> DataplaneUsage;
 }
 

@@ -39,7 +39,7 @@ pub(super) struct ServiceSync {
     service_health: ServiceHealth,
     /// Health checks of what the last write that succeeded has put into the maps.
     checks: BTreeMap<ServiceName, HealthCheck>,
-    /// Where health-check ports are listened on.
+    /// Listening addresses of health-check ports.
     health_addresses: BTreeSet<IpAddr>,
     /// Warnings that have been logged.
     warned: BTreeSet<Warning>,

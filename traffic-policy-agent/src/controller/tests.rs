@@ -119,7 +119,7 @@ async fn no_health_check_port_promises_what_could_not_be_written() {
     answers(port, Some(200)).await;
 }
 
-/// What a file or SIGHUP has changed is taken over by the loop, and word of it comes behind that.
+/// Settings changed by the file or SIGHUP are applied by the loop, and acknowledged after that.
 #[tokio::test]
 async fn settings_are_taken_over_while_it_runs() {
     let running = Running::start(QUICK, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
@@ -181,7 +181,7 @@ async fn a_service_without_room_is_not_promised() {
     assert_eq!(running.health.report().left_out, [""; 0]);
 }
 
-/// While a Service may be missing, no address is known to be nobody's.
+/// While a Service may be missing, no address counts as unallocated.
 #[tokio::test]
 async fn a_source_that_cannot_see_lets_unknown_cluster_ips_pass() {
     const RANGE: &str = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
@@ -280,7 +280,7 @@ impl ByHand {
     }
 }
 
-/// What a slot says of an endpoint depends on whether its address is the node's, as a VIP's may be and not be.
+/// The location of an endpoint in its slot depends on whether its address is one of the node's, as a VIP's may be or not.
 #[tokio::test]
 async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
     let mut by_hand = ByHand::new(|folder| {

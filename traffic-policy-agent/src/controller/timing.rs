@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How often, and after which time.
+/// Intervals and delays of the loop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     /// Changes that come within this time are written together; the first one is written at once.

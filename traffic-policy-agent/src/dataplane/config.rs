@@ -39,7 +39,7 @@ impl Default for IdleTimes {
     }
 }
 
-/// How the data plane is set up.
+/// Configuration of the data plane.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Folder on a bpffs; `None`: nothing outlives this process (tests).
@@ -74,7 +74,7 @@ impl SourceCheck {
     }
 }
 
-/// What a sync did.
+/// Result of a sync.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Map elements written or deleted; 0 if the maps held everything already.

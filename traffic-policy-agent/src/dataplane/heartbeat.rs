@@ -18,7 +18,7 @@ use super::{
     },
 };
 
-/// What an earlier agent had left, see [`loading`].
+/// Heartbeat of an earlier agent, see [`loading`].
 #[derive(Clone, Copy, Debug)]
 pub struct Earlier {
     started: u64,
@@ -53,7 +53,7 @@ pub fn begin(maps: &mut Maps, object: &Ebpf, hz: u32) -> Result<()> {
     beat(maps, object)
 }
 
-/// Where `/healthz` and `/status` are answered.
+/// Records the address of `/healthz` and `/status`.
 pub fn address(maps: &mut Maps, address: SocketAddr) {
     let words = &mut maps.heartbeat;
     words.store(heartbeat::address, wide(address.ip()));

@@ -12,7 +12,7 @@ use super::{
     maps::reader::Reader,
 };
 
-/// What was replaced, and what it cost.
+/// Result and cost of a replacement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replaced {
     /// `v2`; several, if a replacement was interrupted.

@@ -15,7 +15,7 @@ use super::{
     sys,
 };
 
-/// How deep below the mount point pin folders are looked for.
+/// Depth below the mount point to which pin folders are searched for.
 const DEPTH: usize = 4;
 
 /// Refuses a device with programs that are pinned below another folder than `root`.

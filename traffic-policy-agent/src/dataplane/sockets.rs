@@ -53,7 +53,7 @@ fn peer(key: &SocketKey) -> SocketAddr {
 /// The cgroup whose processes' connections are served, and the table of their connected UDP sockets.
 #[derive(Debug)]
 pub struct Sockets {
-    /// What `--cgroup` means.
+    /// Resolved value of `--cgroup`.
     cgroup: Option<PathBuf>,
     pins: Option<Folders>,
 }
@@ -82,7 +82,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Calls of processes in the cgroup that are not served any more, since somebody took the programs off.
+    /// Calls of processes in the cgroup that are not served any more, since their programs were detached.
     ///
     /// # Errors
     /// The cgroup is gone.

@@ -1,4 +1,4 @@
-//! A copy of the programs that records a trace: run by the kernel on packets that nobody sent, with flows, next hops and
+//! A copy of the programs that records a trace: run by the kernel on synthetic packets, with flows, next hops and
 //! counters of its own. Nothing on the node changes.
 
 use std::path::Path;
@@ -29,7 +29,7 @@ use super::{
     },
 };
 
-/// What the programs noted, and made of the packet.
+/// Steps that the programs noted, and their outcome for the packet.
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub steps: Vec<TraceStep>,
@@ -68,7 +68,7 @@ pub struct TracingCopy {
     cpus: usize,
 }
 
-/// What the copy must know of the running packet path from time to time.
+/// Maps of the running packet path that the copy reads from time to time.
 struct Running {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
     usage: Mapped<TableUsage>,

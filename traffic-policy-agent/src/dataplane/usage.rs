@@ -29,7 +29,7 @@ pub struct MapUsage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataplaneUsage {
     pub maps: Vec<MapUsage>,
-    /// What the last sweep found: IPv4, IPv6.
+    /// Result of the last sweep: IPv4, IPv6.
     pub found: [Found; 2],
     /// Episodes in which the flow table had no room for a flow: IPv4, IPv6.
     pub full: [u64; 2],

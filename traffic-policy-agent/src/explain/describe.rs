@@ -15,7 +15,7 @@ use crate::{
     model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey},
 };
 
-/// What the steps say, put together.
+/// Facts that follow from the steps.
 #[derive(Clone, Debug, Default)]
 pub struct FlowFacts {
     pub service: Option<ServicePortKey>,
@@ -27,7 +27,7 @@ pub struct FlowFacts {
     pub chosen: Option<Candidate>,
 }
 
-/// Where a flow begins, in words.
+/// Origin of a flow, in words.
 pub const fn origin(from: From) -> &'static str {
     match from {
         From::External => "a client outside this node",
@@ -159,7 +159,7 @@ impl Describer<'_> {
         }
     }
 
-    /// What the endpoint sees of a socket.
+    /// Sentence on the source address of a socket, as the endpoint sees it.
     pub fn source(&self, masquerade: bool) -> String {
         match (self.from, masquerade) {
             (From::Node, true) => {

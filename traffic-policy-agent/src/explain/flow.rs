@@ -13,7 +13,7 @@ use crate::model::address::parse_ip;
 /// The source port of a flow that names none.
 pub const SOURCE_PORT: u16 = 40_000;
 
-/// Where a flow begins.
+/// Origin of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum From {
     /// Outside this node: it comes as packets by a device.

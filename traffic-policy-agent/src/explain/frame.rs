@@ -8,7 +8,7 @@ use etherparse::{IpNumber, PacketBuilder, SlicedPacket, TransportSlice};
 use super::flow::{Flow, Transport};
 
 const TTL: u8 = 64;
-/// A machine on the wire; nobody looks at it.
+/// MAC address of the sender; its value does not matter.
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 /// A SYN, a datagram, or an empty packet of another protocol, to the device with this MAC address.
@@ -47,7 +47,7 @@ pub struct Seen {
     pub ttl: u8,
 }
 
-/// What a frame says; `None` if it has no ports.
+/// Returns the addresses, ports and flags of a frame; `None` if it has no ports.
 pub fn read(frame: &[u8]) -> Option<Seen> {
     let packet = SlicedPacket::from_ethernet(frame).ok()?;
     let (source, destination, ttl): (IpAddr, IpAddr, u8) = match packet.net? {

@@ -31,7 +31,7 @@ use crate::{
     model::{FrontendKind, ServicePortKey},
 };
 
-/// What a flow's sender gets.
+/// Result for the sender of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -45,7 +45,7 @@ pub enum Verdict {
     Unhandled,
 }
 
-/// What becomes of one flow. Serialized as `explain --flows` prints it.
+/// Answer for one flow. Serialized as `explain --flows` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
     pub name: String,
@@ -61,9 +61,9 @@ pub struct Answer {
     pub masquerade: bool,
     /// As the endpoint sees it; none without an endpoint.
     pub source: Option<SocketAddr>,
-    /// Where it is decided: `xdp`, `tc` or `socket`.
+    /// Deciding hook: `xdp`, `tc` or `socket`.
     pub hook: &'static str,
-    /// Where the flow begins: `external`, `pod` or `node`.
+    /// Origin of the flow: `external`, `pod` or `node`.
     pub from: &'static str,
     /// The Service port: namespace/name, and the port's name behind a colon if it has one.
     pub service: Option<String>,
@@ -76,7 +76,7 @@ pub struct Answer {
     pub cause: Outcome,
     #[serde(skip)]
     pub key: Option<ServicePortKey>,
-    /// What the destination is for its Service.
+    /// Kind of the Service address that is the destination.
     #[serde(skip)]
     pub frontend: Option<FrontendKind>,
 }
@@ -109,7 +109,7 @@ impl Explainer {
         Self { simulator, scope, primary, route_lookup, netns, offline }
     }
 
-    /// What becomes of a flow.
+    /// Runs the programs for a flow and describes the result.
     ///
     /// # Errors
     /// The kernel refuses to run the programs.
@@ -232,8 +232,8 @@ impl Explainer {
         if from == From::External { wide(flow.source.ip()).wire() } else { [self.netns, 0] }
     }
 
-    /// What an endpoint sees of a socket: the source it is bound to, and for one that spoke to loopback the address that
-    /// the kernel picks for the way out.
+    /// Source address of a socket, as an endpoint sees it: the one it is bound to, and for a destination on loopback the
+    /// address that the kernel picks for the route to the endpoint.
     fn socket_source(&self, flow: &Flow) -> SocketAddr {
         let own = self.primary.iter().find(|address| address.is_ipv6() == flow.source.is_ipv6());
         match own {
@@ -267,7 +267,7 @@ const fn hook_name(number: u32) -> &'static str {
     }
 }
 
-/// What the sender of a new flow gets.
+/// Verdict for the sender of a new flow.
 pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
         Outcome::Forwarded | Outcome::Delivered | Outcome::Connected => Verdict::Endpoints,

@@ -14,7 +14,7 @@ pub struct NodeScope {
 }
 
 impl NodeScope {
-    /// Where a flow from this source begins, and by what that is told.
+    /// Guesses the origin of a flow from its source, with the reason.
     pub fn guess(&self, source: IpAddr) -> (From, String) {
         if source.is_loopback() {
             return (From::Node, format!("{source} is a loopback address"));

@@ -1,6 +1,6 @@
 //! The open connections of a listener, or of several that share them: few for each peer on a port and few in all. One more is
-//! always taken: the oldest that is not being answered goes. So who opens many, and asks nothing, is in nobody's way but its own;
-//! and who probes many ports at once, as load balancers do, is not in its own.
+//! always taken: the oldest that is not being answered goes. So a client that opens many idle ones displaces only its own;
+//! and a load balancer that probes many ports at once displaces none.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

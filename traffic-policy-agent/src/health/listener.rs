@@ -29,10 +29,10 @@ use tracing::debug;
 
 use super::connections::{Connections, Place};
 
-/// How long a connection lasts at most: who reads an answer byte by byte is let go.
+/// Longest lifetime of a connection: a client that reads an answer byte by byte is disconnected then.
 const LIFETIME: Duration = Duration::from_secs(60);
 
-/// How long a request that is being answered may go on after its port is closed.
+/// Grace period of requests in progress after their port is closed.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Connections that wait for being accepted; the kernel takes no more than net.core.somaxconn.
@@ -50,7 +50,7 @@ pub struct Served {
 pub type Answer = Response<Full<Bytes>>;
 
 impl Served {
-    /// How long a client may take to send a request's headers, and how long it may stay without one. Probes send at once.
+    /// Time limit for a request's headers, and for an idle connection. Probes send at once.
     pub const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
     /// Bytes that a request's headers may have. hyper alone would take 400 KiB of each connection.
     pub const HEADERS: usize = 16 << 10;
@@ -301,7 +301,7 @@ pub(crate) mod tests {
         timeout(Duration::from_secs(20), waiting).await.unwrap();
     }
 
-    /// Who sends headers without end is refused before they fill the memory.
+    /// Headers without end are refused before they fill the memory.
     #[tokio::test]
     async fn long_headers_are_refused() {
         let served = Served::start(any(), Arc::default(), hello).unwrap();

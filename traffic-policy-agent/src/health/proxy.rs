@@ -24,7 +24,7 @@ use crate::source::StatusReader;
 /// A change that has been waiting this long is late.
 const LATE: Duration = Duration::from_secs(60);
 
-/// How the run loop fares. Cheap to clone; all clones are one.
+/// Health of the run loop. Cheap to clone; all clones share one state.
 ///
 /// Before the first [`synced`](Self::synced) the proxy is alive but not healthy: a load balancer must not send yet.
 /// Without a waiting change it stays healthy for ever, also while the API is away.
@@ -40,7 +40,7 @@ struct Shared {
     livez: Answers,
 }
 
-/// How often 200 and 503 were answered.
+/// Numbers of answers with 200 and 503.
 #[derive(Debug, Default)]
 struct Answers([AtomicU64; 2]);
 
@@ -54,7 +54,7 @@ impl Answers {
     }
 }
 
-/// How often probes were answered with each HTTP status.
+/// Numbers of answers to probes by HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answered {
     pub healthz: [(u16, u64); 2],
@@ -71,7 +71,7 @@ struct State {
     updated: Option<Timestamp>,
     node_eligible: bool,
     families: Vec<&'static str>,
-    /// Where objects come from, as far as that has started.
+    /// Status of the source of objects, once it has started.
     source: Option<StatusReader>,
     /// Why the last write failed.
     failure: Option<String>,
@@ -134,7 +134,7 @@ impl ProxyHealth {
         self.state().source = Some(source);
     }
 
-    /// What `/status` says.
+    /// Report that `/status` answers with.
     #[must_use]
     pub fn report(&self) -> Report {
         let state = self.state();
@@ -176,8 +176,8 @@ impl ProxyHealth {
         state.updated.is_some() && !self.is_late(state) && state.detached.is_none()
     }
 
-    /// How long the maps have not held all that is desired: not at all, while nothing waits; before the first sync, since
-    /// the start.
+    /// Time for which the maps have not held all that is desired: zero while nothing waits; before the first sync, since the
+    /// start.
     #[must_use]
     pub fn behind(&self) -> Duration {
         let state = self.state();
@@ -185,7 +185,7 @@ impl ProxyHealth {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// How probes were answered so far.
+    /// Numbers of answers to probes so far.
     #[must_use]
     pub fn answered(&self) -> Answered {
         Answered { healthz: self.0.healthz.load(), livez: self.0.livez.load() }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::Status;
 
-/// How the agent fares.
+/// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The maps hold all that the cluster wants, as far as is known.
@@ -15,18 +15,18 @@ pub struct Report {
     pub last_sync: Option<String>,
     /// Seconds that the oldest change has been waiting.
     pub waiting_seconds: Option<f64>,
-    /// What keeps the maps from being in sync; empty if they are.
+    /// Reasons for which the maps are not in sync; empty if they are.
     pub waiting_for: Vec<String>,
     /// Service ports for which the maps have no room, each with the reason: they are not, or not wholly, in the maps.
     #[serde(default)]
     pub left_out: Vec<String>,
     /// Load balancers are told to send here, as far as the Node object decides that.
     pub node_eligible: bool,
-    /// What is wrong without keeping the maps out of sync, by subject.
+    /// Errors that do not keep the maps out of sync, by subject.
     pub errors: BTreeMap<String, String>,
 }
 
-/// What a report is made of.
+/// Inputs of a report.
 pub(super) struct Facts {
     pub updated: Option<String>,
     pub waiting: Option<Duration>,

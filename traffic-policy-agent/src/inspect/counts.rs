@@ -30,7 +30,7 @@ impl Count {
     }
 }
 
-/// What is counted for all Services, by the index of the Service port.
+/// Packets and flows of all Services, by the index of the Service port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub packets: BTreeMap<(u32, Outcome), Count>,
@@ -123,7 +123,7 @@ impl Counts {
 }
 
 impl ServiceCount {
-    /// What is counted, by the names of Services; without Services that are gone: flows that outlive theirs.
+    /// Counts by the names of Services; without flows of Services that no longer exist.
     ///
     /// # Errors
     /// The maps cannot be read.

@@ -44,11 +44,11 @@ pub struct Flow {
     pub request: Traffic,
     /// `None` if the reply entry is gone.
     pub reply: Option<Traffic>,
-    /// How its packets leave towards the endpoint: device number and gateway; `None` if delivered here, or not resolved.
+    /// Next hop towards the endpoint: device number and gateway; `None` if delivered here, or not resolved.
     pub hop: Option<(u32, IpAddr)>,
 }
 
-/// Where the endpoint is.
+/// Location of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// On another node.
@@ -59,14 +59,14 @@ pub enum Way {
     Conntrack,
 }
 
-/// What a direction carried.
+/// Traffic of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
     pub packets: u64,
     pub bytes: u64,
 }
 
-/// What the packets of a flow have said.
+/// State of a flow, as its packets have shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum FlowState {
     /// The client has sent; no answer yet.
@@ -155,7 +155,7 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     Ok(())
 }
 
-/// What each hop in use was made of.
+/// Keys of the next hops in use, by their index.
 fn hops(pinned: &Pinned) -> Result<HashMap<u32, HopKey>> {
     let entries = pinned.map("tp_nexthop_ids")?.entries::<HopKey, u32>()?;
     Ok(entries.into_iter().map(|(key, index)| (index, key)).collect())

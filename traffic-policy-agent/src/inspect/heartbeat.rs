@@ -53,7 +53,7 @@ impl Heartbeat {
         self.since(self.word.failing)
     }
 
-    /// Where it answers `/healthz` and `/status`, if it has said so.
+    /// Address of `/healthz` and `/status`, if the agent has recorded one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         let port = u16::try_from(self.word.port).ok().filter(|port| *port != 0)?;
@@ -72,11 +72,11 @@ impl Heartbeat {
     }
 }
 
-/// For so long it is told that a table was full.
+/// Time for which a full table is reported.
 const FULL_TOLD: Duration = Duration::from_secs(3600);
 
 impl Heartbeat {
-    /// Since a flow last found no room in a flow table; `None` if none did in the last hour, or nobody has told the time.
+    /// Since a flow last found no room in a flow table; `None` if none did in the last hour, or the heartbeat has no clock.
     #[must_use]
     pub fn full(&self, usage: &TableUsage) -> Option<Duration> {
         let clock = self.clock().ok()?;
@@ -101,7 +101,7 @@ pub enum Presence {
     },
 }
 
-/// Who holds the lock.
+/// The process that holds the lock.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     process: u32,
@@ -145,7 +145,7 @@ impl Clock {
 }
 
 impl Heartbeat {
-    /// What the agent has left word of.
+    /// Reads the agent's heartbeat.
     ///
     /// # Errors
     /// The map cannot be read.

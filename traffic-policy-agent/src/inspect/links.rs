@@ -28,7 +28,7 @@ pub struct Link {
     pub present: bool,
 }
 
-/// Where a program is attached, and how.
+/// Hook and kind of a program's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkHook {
     Xdp,

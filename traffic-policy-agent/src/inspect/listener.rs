@@ -76,7 +76,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Says that somebody still listens; to be called each second.
+    /// Renews the subscription to events; to be called each second.
     ///
     /// # Errors
     /// None on Linux.

@@ -55,7 +55,7 @@ pub struct FrontendView {
     pub phase: Phase,
 }
 
-/// What becomes of a new connection from outside.
+/// Treatment of a new connection from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Active,
@@ -143,7 +143,7 @@ pub fn external_policy(info: &ServiceInfo) -> Policy {
     policy(info.policies & policy::EXTERNAL_LOCAL != 0)
 }
 
-/// Who has each index of a Service port.
+/// Names of Service ports by their index.
 ///
 /// # Errors
 /// The map cannot be read.

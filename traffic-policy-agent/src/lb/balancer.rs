@@ -20,7 +20,7 @@ pub(super) const fn unsure<T>(value: T) -> Fact<T> {
     Fact { value, sure: false }
 }
 
-/// What is asked of a node.
+/// Health-check target on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// `/healthz` on port 10256: whether the proxy of the node works.
@@ -33,7 +33,7 @@ pub enum Ask {
     Nothing,
 }
 
-/// How a node is asked under one policy.
+/// Health check of nodes under one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
     pub ask: Fact<Ask>,
@@ -67,9 +67,9 @@ pub struct Balancer {
     pub weights: Fact<Weights>,
     /// One node at a time gets everything.
     pub one_node: bool,
-    /// How long its controller takes to hand a change of the Service or of the set of nodes on.
+    /// Time until its controller has passed on a change of the Service or of the set of nodes.
     pub controller: Fact<Duration>,
-    /// How long a node that vanished is still sent to, where nodes are not asked.
+    /// Time that it still sends to a node that vanished, where nodes are not checked.
     pub vanished: Fact<Duration>,
     /// It ends the client's connection and makes one of its own: the node sees the balancer's address.
     pub proxies: Fact<bool>,
@@ -86,7 +86,7 @@ impl Balancer {
         }
     }
 
-    /// How long, at most, it sends to a node that says that it should not.
+    /// Longest time that it sends to a node whose health check fails.
     #[must_use]
     pub fn notices_refusal(&self, policy: Policy) -> Fact<Duration> {
         let check = self.check(policy);
@@ -99,7 +99,7 @@ impl Balancer {
         }
     }
 
-    /// How long, at most, it sends to a node that says nothing.
+    /// Longest time that it sends to a node that does not answer.
     #[must_use]
     pub fn notices_silence(&self, policy: Policy) -> Fact<Duration> {
         let check = self.check(policy);
@@ -112,8 +112,8 @@ impl Balancer {
         }
     }
 
-    /// What a node without an endpoint must go on forwarding for after a change to policy Local: the check is moved to the health
-    /// port, and has to fail there as often as the balancer wants.
+    /// Time for which a node without an endpoint must go on forwarding after a change to policy Local: the check is moved to
+    /// the health port, and has to fail there as often as the balancer requires.
     #[must_use]
     pub fn drain(&self) -> Fact<Duration> {
         let told = self.notices_refusal(Policy::Local);

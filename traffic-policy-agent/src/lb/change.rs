@@ -13,7 +13,7 @@ use crate::model::{
 /// Stands for the `healthCheckNodePort` that the API server would give.
 pub const ALLOCATED: u16 = u16::MAX;
 
-/// What becomes of a node.
+/// Change of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeChange {
     /// Without a word, with its pods.
@@ -51,7 +51,7 @@ pub enum ChangeError {
     NoEndpoints(ServiceName),
 }
 
-/// What `--node` takes: `NAME=gone|drained|added`.
+/// Value of `--node`: `NAME=gone|drained|added`.
 impl FromStr for NodeChange {
     type Err = String;
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -31,7 +31,7 @@ pub struct Finding {
     pub code: &'static str,
     /// One sentence.
     pub what: String,
-    /// What to do; empty where there is nothing to do.
+    /// The remedy; empty where there is nothing to do.
     pub cure: String,
     /// A piece of YAML to paste.
     #[serde(skip_serializing_if = "Option::is_none")]

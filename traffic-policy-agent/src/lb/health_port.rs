@@ -12,7 +12,7 @@ use crate::model::{
     object::{Service, ServiceType},
 };
 
-/// Where the AWS Load Balancer Controller is told, on a Service or its Ingress, which port an ALB asks.
+/// Annotation of a Service or its Ingress that tells the AWS Load Balancer Controller which port an ALB checks.
 const ALB_PORT: &str = "alb.ingress.kubernetes.io/healthcheck-port";
 
 fn alb_port(service: &Service) -> Option<&str> {
@@ -20,7 +20,7 @@ fn alb_port(service: &Service) -> Option<&str> {
     signs.annotations.iter().find(|(name, _)| name == ALB_PORT).map(|(_, value)| value.as_str())
 }
 
-/// Who gives a Service a health port means its balancer to ask there. It is not sure unless an annotation of the balancer's says so.
+/// A health port by annotation means that the balancer is to check it; surely, if an annotation of the balancer's names it.
 pub(super) fn told(cluster: &Cluster, service: &Service, balancer: &mut Balancer) {
     let port = service.health_annotation;
     let has_one = service.service_type == ServiceType::NodePort

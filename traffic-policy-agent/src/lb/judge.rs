@@ -46,7 +46,7 @@ impl<'a> Judge<'a> {
         self.cluster
     }
 
-    /// How many Nodes there are.
+    /// Number of Nodes.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.count()
@@ -129,7 +129,7 @@ pub(super) struct Behind<'r, 'a> {
     pub(super) balancer: &'r Balancer,
 }
 
-/// What `/healthz` of a node says.
+/// Expected answer of `/healthz` on a node.
 pub(super) const fn proxy_answer(kind: &Kind<'_>) -> Answer {
     match (kind.readiness, kind.leaving) {
         // Its kubelet is silent: most likely all of the node is.

@@ -31,7 +31,7 @@ impl TryFrom<String> for Span {
     }
 }
 
-/// What `--check-under-cluster` and `--check-under-local` take.
+/// Values of `--check-under-cluster` and `--check-under-local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Asked {
@@ -45,21 +45,21 @@ pub enum Asked {
     Nothing,
 }
 
-/// What is known better than the profile has it. Each counts for both policies unless it says otherwise.
+/// Settings that override those of the balancer's profile. Each applies to both policies unless it says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 #[command(next_help_heading = "The balancer")]
 pub struct Overrides {
-    /// What it asks of nodes under policy Cluster.
+    /// Health check of nodes under policy Cluster.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_UNDER_CLUSTER", value_name = "WHAT")]
     pub check_under_cluster: Option<Asked>,
-    /// What it asks of nodes under policy Local.
+    /// Health check of nodes under policy Local.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_UNDER_LOCAL", value_name = "WHAT")]
     pub check_under_local: Option<Asked>,
-    /// How often it asks.
+    /// Interval of its health checks.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_INTERVAL", value_name = "TIME")]
     pub check_interval: Option<Span>,
-    /// How long it waits for an answer.
+    /// Time limit of an answer to a health check.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_TIMEOUT", value_name = "TIME")]
     pub check_timeout: Option<Span>,
     /// After how many failures in a row a node gets no traffic.
@@ -70,7 +70,7 @@ pub struct Overrides {
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_SUCCESSES", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub check_successes: Option<u32>,
-    /// How long its controller takes to hand a change of the Service on.
+    /// Time until its controller has passed on a change of the Service.
     #[arg(long, env = "TRAFFIC_POLICY_CONTROLLER_DELAY", value_name = "TIME")]
     pub controller_delay: Option<Span>,
     /// Whether it sends to all nodes while none is healthy.
@@ -93,7 +93,7 @@ impl From<Asked> for Ask {
 }
 
 impl Overrides {
-    /// What `other` says counts before what this says.
+    /// Overrides these settings by those of `other`.
     pub fn prefer(&mut self, other: &Self) {
         fn prefer<T: Copy>(mine: &mut Option<T>, other: Option<T>) {
             *mine = other.or(*mine);

@@ -31,7 +31,7 @@ use crate::model::{
     object::{Node, Readiness},
 };
 
-/// Where kube-proxy and the agent answer `/healthz`.
+/// Port of `/healthz` of kube-proxy and the agent.
 pub const PROXY_HEALTH: u16 = 10256;
 
 /// Questions of one round, at most.
@@ -65,7 +65,7 @@ impl NodeAddress {
     }
 }
 
-/// What is to be asked.
+/// Scope of the questions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub address: NodeAddress,
@@ -135,7 +135,7 @@ fn unreachable<'a>(heard: impl Iterator<Item = (&'a Asking, &'a Heard)>) -> BTre
 }
 
 impl<'a> Judge<'a> {
-    /// What to ask of each Node: about its proxy, and about each of these Services.
+    /// Questions to each Node: about its proxy, and about each of these Services.
     ///
     /// # Errors
     /// There are too many.
@@ -172,7 +172,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// What is asked about one Service.
+/// Questions about one Service.
 struct Plan<'j, 'a> {
     judgement: &'j Judgement<'a>,
     health: Option<u16>,
@@ -310,7 +310,7 @@ impl Probed {
         self.answered.iter().filter(|answered| answered.difference.is_some()).count()
     }
 
-    /// What is to be said about a Service, or about the proxies: the worst first.
+    /// Findings about a Service, or about the proxies: the worst first.
     #[must_use]
     pub fn findings(&self, service: Option<&ServiceName>) -> Vec<Finding> {
         findings::findings(self.about(service))

@@ -125,7 +125,7 @@ pub const HAPROXY: Balancer = Balancer {
     cuts: sure(false),
 };
 
-/// What is assumed of one that is not known; flags and a file say better.
+/// Assumptions about an unknown balancer, to be overridden by flags or a file.
 pub const CUSTOM: Balancer = Balancer {
     name: "custom",
     cluster: check(unsure(Ask::ProxyHealth), unsure(seconds(10)), unsure(seconds(5)), unsure(3), unsure(2)),

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::model::Policy;
 
-/// What `run` takes without `--drain`.
+/// Default of `--drain` of `run`.
 pub(super) const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 /// From here on a pod gets so much more than the mean that it should be known.
 const UNEVEN: f64 = 1.25;
@@ -77,7 +77,7 @@ impl<'a> Case<'_, 'a> {
         self.judgement.service.name.to_string()
     }
 
-    /// How many nodes, and the names of some: `3 nodes (a, b, c)`.
+    /// Number of nodes, with the names of some: `3 nodes (a, b, c)`.
     fn nodes(&self, which: impl Fn(&Row<'a>) -> bool) -> String {
         const MOST: usize = 3;
         let rows: Vec<_> = self.port.rows.iter().filter(|row| which(row)).collect();
@@ -124,7 +124,7 @@ impl<'a> Case<'_, 'a> {
         ))
     }
 
-    /// Green, but nobody answers there.
+    /// Green, but requests are not answered there.
     fn answers_nothing(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.takes && !matches!(row.fate, Fate::Served { .. });
         let (count, share) = self.port.sum(bad);
@@ -390,7 +390,7 @@ impl<'a> Case<'_, 'a> {
     }
 }
 
-/// A share for people.
+/// A share as text.
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::{balancer::Balancer, finding::Finding, nodes::Kind, nodes::Who};
 use crate::model::{Frontend, Policy, ServicePortKey, object::Service};
 
-/// What a balancer asks of nodes.
+/// Question that a balancer asks of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     ProxyHealth,
@@ -14,7 +14,7 @@ pub enum Question {
     Nothing,
 }
 
-/// What a node answers, if an agent or kube-proxy works there and nothing is in the way.
+/// Answer of a node, if an agent or kube-proxy works there and nothing blocks the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// 200; a health port of a Service gives a number of endpoints.
@@ -44,7 +44,7 @@ pub enum Membership {
     NoNode,
 }
 
-/// What becomes of a client's new connection or first datagram at a node.
+/// Treatment of a client's new connection or first datagram at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// To one of `of` endpoints, of which `here` are on the node. To the others it is forwarded, with the node's address as
@@ -109,7 +109,7 @@ pub struct PortJudgement<'a> {
     pub pods: Vec<PodShare<'a>>,
     /// No node is green, and all get traffic for that reason.
     pub failed_open: bool,
-    /// Requests that nobody answers, of all.
+    /// Requests without an answer, of all.
     pub lost: f64,
 }
 
@@ -167,12 +167,12 @@ pub struct Judgement<'a> {
     pub service: &'a Service,
     pub policy: Policy,
     pub balancer: Balancer,
-    /// What tells that it is this balancer.
+    /// Reason for taking this balancer.
     pub why_balancer: String,
     pub ports: Vec<PortJudgement<'a>>,
     /// The worst first.
     pub findings: Vec<Finding>,
-    /// How much was looked at: nodes and classes of nodes, and endpoints in lists.
+    /// Amount of work: nodes and classes of nodes, and endpoints in lists.
     pub work: usize,
 }
 

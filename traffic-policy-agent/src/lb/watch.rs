@@ -19,7 +19,7 @@ const ALIKE: usize = 8;
 /// Names in such a line.
 const NAMES: usize = 3;
 
-/// What was true at one moment, without the objects that it came from.
+/// Consequences of the objects at one moment, without the objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Each Node with what is true of it for all Services.
@@ -90,7 +90,7 @@ impl Snapshot {
         }
     }
 
-    /// What has happened since `self`, a sentence each.
+    /// Changes since `self`, a sentence each.
     #[must_use]
     pub fn changes(&self, new: &Self) -> Vec<String> {
         let mut lines = Vec::new();
@@ -288,7 +288,7 @@ impl Between<'_> {
     }
 }
 
-/// What has become of a node to a Service port.
+/// Change of a node's state for a Service port; `None` if there is none.
 fn differs(old: Option<&State>, new: Option<&State>, believes: Option<&str>) -> Option<String> {
     let (Some(old), Some(new)) = (old, new) else {
         let (state, word) = match (old, new) {
@@ -351,7 +351,7 @@ pub struct Heard {
 type Key = (Option<ServiceName>, String, String);
 
 impl Heard {
-    /// What has changed by one more round, a sentence each.
+    /// Changes by one more round, a sentence each.
     pub fn round(&mut self, probed: &Probed) -> Vec<String> {
         let mut lines = Vec::new();
         let mut now: BTreeMap<Key, Cause> = BTreeMap::new();

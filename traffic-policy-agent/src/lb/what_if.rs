@@ -16,8 +16,8 @@ use super::{
 };
 use crate::model::{Policy, ServiceName, health_port};
 
-/// How long a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s from
-/// Kubernetes 1.32 on, 40 s before.
+/// Time for which a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s
+/// from Kubernetes 1.32 on, 40 s before.
 pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
 
 /// A Service before and after some changes.
@@ -29,7 +29,7 @@ pub struct WhatIf {
     changes: Vec<Change>,
 }
 
-/// Requests that are lost while everybody learns of a change.
+/// Requests that are lost until all parts have reacted to a change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Loss {
     /// Of all requests.
@@ -49,7 +49,7 @@ impl Loss {
     }
 }
 
-/// What a change costs.
+/// Cost of a change.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     pub lost: Vec<Loss>,
@@ -58,7 +58,7 @@ pub struct Cost {
     /// `traffic-policy.io/drain` that makes a change to policy Local lossless, in seconds; and whether the balancer's times are
     /// known.
     pub drain: Option<(f64, bool)>,
-    /// What else makes it lossless, or why nothing does.
+    /// Further conditions for a lossless change, or why there are none.
     pub advice: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ impl WhatIf {
         &self.name
     }
 
-    /// What happens between, to the first of the Service's ports.
+    /// Cost of the change for the first of the Service's ports.
     #[must_use]
     pub fn cost<'a>(
         &self,
@@ -139,7 +139,7 @@ fn by_node<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>) -> BTreeMap<&'a str,
     seen
 }
 
-/// What is compared.
+/// Inputs of the comparison.
 struct Between<'b, 'a> {
     old: BTreeMap<&'a str, Seen>,
     new: BTreeMap<&'a str, Seen>,

@@ -46,7 +46,7 @@ impl Family {
         Self::new(name, help, Kind::Histogram)
     }
 
-    /// What has a name that does not go with its type.
+    /// Family whose name does not follow the rules of its type.
     pub const fn untyped(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Untyped)
     }

@@ -6,7 +6,7 @@
 //!
 //! A scrape never waits for the run loop, for a loop that is stuck is what people look at metrics for; and the loop waits
 //! for no scrape but while a few numbers are copied. So the loop leaves word here of what only it knows, and the counters
-//! of the packet path, which nobody owns, are read at the moment of the scrape by a file descriptor shared with it. The
+//! of the packet path, which no task owns, are read at the moment of the scrape by a file descriptor shared with it. The
 //! packet path does nothing.
 
 #![forbid(unsafe_code)]

@@ -13,7 +13,7 @@ use crate::{
     source::Status,
 };
 
-/// What only the run loop knows, at one moment.
+/// State of the run loop at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Devices by name.
@@ -23,7 +23,7 @@ pub struct Observed {
     pub service_ports: [usize; 2],
     pub no_local: [NoLocal; 2],
     pub node_eligible: bool,
-    /// How many warnings there are of each Service.
+    /// Number of warnings of each Service.
     pub warnings: Vec<(ServiceName, usize)>,
     /// Service ports that the maps have no room for, and those whose write failed.
     pub no_room: usize,
@@ -214,7 +214,7 @@ pub fn health(health: &ProxyHealth) -> Vec<Family> {
     ]
 }
 
-/// What never changes while the agent runs.
+/// Metrics about the agent itself.
 pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
     vec![
         Family::gauge("traffic_policy_build_info", "The agent's version; always 1.")
@@ -226,7 +226,7 @@ pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
     ]
 }
 
-/// How the Kubernetes API or the folder of manifests fares.
+/// Metrics of the source: the Kubernetes API or the folder of manifests.
 pub fn source(status: &Status) -> Vec<Family> {
     let mut age = Family::gauge(
         "traffic_policy_source_age_seconds",

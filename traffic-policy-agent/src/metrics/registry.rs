@@ -42,7 +42,7 @@ struct Shared {
     services: OnceLock<Reader<ServiceCount>>,
     /// Scrapes that could not read the packet path's counters.
     unread: AtomicU64,
-    /// Times that programs somebody had taken off were attached again.
+    /// Number of times that detached programs were attached again.
     restored: AtomicU64,
 }
 
@@ -110,7 +110,7 @@ impl Metrics {
         lock(&self.0.syncs).tried(duration, full);
     }
 
-    /// How often programs that somebody had taken off were attached again so far.
+    /// Sets the number of times that detached programs were attached again.
     pub fn restored(&self, times: u64) {
         self.0.restored.store(times, Ordering::Relaxed);
     }

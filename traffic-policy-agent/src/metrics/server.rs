@@ -17,7 +17,7 @@ use crate::{
     in_effect::InEffect,
 };
 
-/// What `/proxyMode` says, where kube-proxy names its backend.
+/// Answer of `/proxyMode`, where kube-proxy names its backend.
 const MODE: &str = "ebpf";
 
 /// Answers `/metrics`, `/proxyMode`, `/configz` and `/healthz`, as kube-proxy's metrics server does.

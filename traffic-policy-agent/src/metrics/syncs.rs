@@ -15,7 +15,7 @@ use crate::{
     source::{Batch, Change, Update},
 };
 
-/// Both families are written in one go, so what is told of a sync is the same for both.
+/// Both families are written in one go, so the figures of a sync are the same for both.
 const FAMILIES: [bool; 2] = [false, true];
 
 /// Changes of one kind of object in one family.
@@ -34,7 +34,7 @@ impl Changes {
     }
 }
 
-/// What syncs were like so far.
+/// Durations and times of syncs so far.
 #[derive(Debug)]
 pub struct Syncs {
     all: Histogram,

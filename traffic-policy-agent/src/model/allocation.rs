@@ -1,5 +1,5 @@
-//! Ranges of cluster IPs of which an address that no Service has is nobody's: less the addresses of Services that another proxy
-//! serves, and none at all while it is not known which Services there are.
+//! Ranges of cluster IPs in which an address without a Service counts as unallocated: less the addresses of Services that another
+//! proxy serves, and none while the set of Services is not known.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -11,7 +11,7 @@ use super::{Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey};
 /// An address as the packet path knows it.
 type Slot = (SocketAddr, Protocol);
 
-/// Ordered by right: the kind first, so that nobody takes a ClusterIP over by naming it as external IP, then the older Service,
+/// Ordered by right: the kind first, so that no Service takes a ClusterIP over by naming it as external IP, then the older Service,
 /// then by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {

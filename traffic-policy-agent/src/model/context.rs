@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::{HealthPortRules, topology::NodeTopology};
 
-/// What the model must know of the node it runs on.
+/// Inputs of the model from the node that the agent runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInput {
     /// The name of this node's Node object, which endpoints give as `nodeName`.

@@ -93,7 +93,7 @@ pub struct Endpoint {
 /// Under policy Local, lets nodes without an endpoint forward external traffic as under policy Cluster.
 pub const FALLBACK_ANNOTATION: &str = "traffic-policy.io/external-fallback";
 
-/// What the maps should hold for one Service port.
+/// Desired content of the maps for one Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     pub frontends: BTreeSet<Frontend>,
@@ -109,8 +109,8 @@ pub struct ServicePort {
     pub has_endpoints: bool,
     /// Endpoints that existing flows may keep (serving, terminating or not).
     pub serving: BTreeSet<SocketAddr>,
-    /// How long new external flows are still forwarded to other nodes after a change from Cluster to Local, where the
-    /// Service's annotation says so; otherwise the agent's `--drain` holds.
+    /// Time for which new external flows are still forwarded to other nodes after a change from Cluster to Local, where the
+    /// Service's annotation sets it; otherwise the agent's `--drain` holds.
     pub drain: Option<Duration>,
     /// `loadBalancerSourceRanges` of this family; empty = every source. Holds for frontends of kind LoadBalancer only.
     pub source_ranges: Vec<ipnet::IpNet>,
@@ -138,7 +138,7 @@ pub struct HealthCheck {
 /// All that the data plane and the health servers need to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Shared with whoever remembers what is in the maps: a large cluster has many.
+    /// Shared with the record of what is in the maps: a large cluster has many.
     pub ports: BTreeMap<ServicePortKey, Arc<ServicePort>>,
     pub health: BTreeMap<ServiceName, HealthCheck>,
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
@@ -147,7 +147,7 @@ pub struct Desired {
     /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere. Another map
     /// whenever one comes or goes, so that it is seen at once that none did.
     pub cluster_ips: Arc<BTreeMap<IpAddr, u32>>,
-    /// Where cluster IPs come from: an address of these that no Service has is nobody's.
+    /// Ranges of ClusterIPs: an address in them that no Service has is unallocated.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
     pub warnings: BTreeSet<Warning>,
 }

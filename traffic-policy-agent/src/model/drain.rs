@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// What a node has been told of a frontend so far.
+/// External policy of a frontend, as a node last applied it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldPolicy {
     /// Policy Local.

@@ -26,16 +26,16 @@ impl ListId {
     pub const EMPTY: Self = Self(0);
 }
 
-/// What each node has of one Service port. Nodes with the same endpoints share a list.
+/// Endpoints of one Service port on each node. Nodes with the same endpoints share a list.
 #[derive(Debug)]
 pub struct Everywhere<'a> {
     lists: Vec<Vec<Place<'a>>>,
-    /// How many endpoints of a list are on a node.
+    /// Numbers of a list's endpoints by node.
     counts: BTreeMap<(ListId, &'a str), usize>,
     /// For policy Cluster.
     common: Scopes<'a>,
     /// Endpoints move between slices, and for a moment stand in both, perhaps on two nodes. The second node sees its own
-    /// entry, as nobody else does.
+    /// entry, as no other node does.
     contested: BTreeMap<&'a str, Scopes<'a>>,
     /// For policy Local.
     local: BTreeMap<&'a str, ListId>,
@@ -152,7 +152,7 @@ impl<'a> Everywhere<'a> {
         self.lists.get(id.0).map_or(&[], Vec::as_slice)
     }
 
-    /// How many endpoints of a list are on a node.
+    /// Number of a list's endpoints on a node.
     #[must_use]
     pub fn count(&self, id: ListId, node_name: &str) -> usize {
         self.counts.get(&(id, node_name)).copied().unwrap_or(0)

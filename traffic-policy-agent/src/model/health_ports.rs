@@ -93,7 +93,7 @@ impl HealthPortRules {
     }
 }
 
-/// What a Service wants a port for. Ordered by right: what the API server gave goes before what anybody may write.
+/// Use of a port by a Service, in order of precedence: the API server allocates ports, anybody may write an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
     NodePort,
@@ -157,7 +157,7 @@ impl Claims {
         }
     }
 
-    /// Who has more right to a port than a Service that wants it by annotation.
+    /// The holder of a port that takes precedence over a Service that wants it by annotation.
     pub(super) fn lost_to(&self, service: &ServiceName, created: Option<i64>, port: u16) -> Option<String> {
         let holder = self.0.get(&port)?.first()?;
         let created = created.unwrap_or(i64::MAX);

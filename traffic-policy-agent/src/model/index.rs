@@ -21,7 +21,7 @@ use super::{
     service_port::{self, Wanted},
 };
 
-/// What a call of [`Index::update`] changed in the desired state.
+/// Changes of the desired state by a call of [`Index::update`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Service ports that were added, changed or removed.
@@ -117,7 +117,7 @@ impl Index {
         self.synced = true;
     }
 
-    /// Says whether there may be Services that the source does not see now. Then no address is known to be nobody's. Returns
+    /// Says whether there may be Services that the source does not see now. Then no address counts as unallocated. Returns
     /// whether that is news.
     pub fn set_blind(&mut self, blind: bool) -> bool {
         std::mem::replace(&mut self.blind, blind) != blind
@@ -190,7 +190,7 @@ impl Index {
         self.warnings.get(name).into_iter().flatten().map(String::as_str)
     }
 
-    /// How many warnings there are of each Service, as of the last [`Index::update`].
+    /// Number of warnings of each Service, as of the last [`Index::update`].
     pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
         self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
     }
@@ -267,7 +267,7 @@ impl Index {
         }
     }
 
-    /// Another proxy has other addresses now: whoever names one of them loses or gains it.
+    /// Another proxy has other addresses now: Services that name one of them lose or gain it.
     fn replace_foreign(
         &mut self,
         name: &ServiceName,

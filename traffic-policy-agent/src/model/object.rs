@@ -49,9 +49,9 @@ pub struct Service {
     /// The annotation `traffic-policy.io/external-fallback: cluster`.
     pub external_fallback: bool,
     pub drain: Option<Duration>,
-    /// What tells of the balancer in front of it, where it was asked for.
+    /// Fields that identify the load balancer, where they were requested.
     pub signs: Option<Box<Signs>>,
-    /// What was left out of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ pub struct EndpointSlice {
     pub ipv6: bool,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<SliceEndpoint>,
-    /// What was left out of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
     pub last_change: LastChange,
 }
@@ -164,13 +164,13 @@ pub struct Node {
     pub zone: Option<String>,
     /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
     pub leaving: bool,
-    /// What balancers and the scheduler make of it, where it was asked for.
+    /// Facts for balancers and the scheduler, where they were requested.
     pub standing: Standing,
-    /// What was left out of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
 }
 
-/// What balancers and the scheduler make of a Node.
+/// Facts about a Node that balancers and the scheduler depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// `metadata.deletionTimestamp` is set.
@@ -185,7 +185,7 @@ pub struct Standing {
     pub readiness: Readiness,
     /// A machine that the cloud may take away at any time, by the labels that clouds put on them.
     pub preemptible: bool,
-    /// What `spec.providerID` begins with: `gce`, `aws`, `azure`, `kind`.
+    /// Prefix of `spec.providerID`: `gce`, `aws`, `azure`, `kind`.
     pub provider: Option<Box<str>>,
     /// `status.addresses` of type `InternalIP`, in the order of the object.
     pub internal_ips: Vec<IpAddr>,
@@ -204,7 +204,7 @@ pub enum Readiness {
     Unknown,
 }
 
-/// What a Service says of the balancer in front of it.
+/// Fields of a Service that identify the load balancer in front of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Signs {
     /// `spec.loadBalancerClass`
@@ -225,6 +225,6 @@ pub struct ServiceCidr {
     pub name: String,
     /// `spec.cidrs`
     pub cidrs: Vec<IpNet>,
-    /// What was left out of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, naming object and field.
     pub problems: Vec<String>,
 }

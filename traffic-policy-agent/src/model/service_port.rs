@@ -16,7 +16,7 @@ use super::{
     topology::{Candidates, NodeTopology},
 };
 
-/// What one Service wants. Its frontends may be claimed by another Service too.
+/// Desired state of one Service. Its frontends may be claimed by another Service too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) ports: Vec<(ServicePortKey, Arc<ServicePort>)>,
@@ -175,8 +175,8 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
     frontends
 }
 
-/// Where the ranges let this node in, they also let in its load balancer addresses as sources: with the address bound
-/// on the node, that is what the node's own connections come from.
+/// Source ranges of one family. Ranges that admit this node also admit the load balancer addresses as sources: with the
+/// address bound on the node, the node's own connections come from it.
 fn source_ranges(service: &Service, ipv6: bool, context: &Context) -> Vec<IpNet> {
     let family = |ip: &IpAddr| ip.is_ipv6() == ipv6;
     let mut ranges: Vec<_> =

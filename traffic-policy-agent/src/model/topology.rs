@@ -7,7 +7,7 @@ use std::{
 
 use super::{Endpoint, object::SliceEndpoint};
 
-/// Where this node stands, for the topology hints.
+/// Location of this node, for the topology hints.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodeTopology<'a> {
     pub(super) node_name: &'a str,

@@ -1,6 +1,6 @@
 //! NAT of connections that began under an earlier proxy, kept alive after its rules are gone.
 //!
-//! What translates an established connection is its entry in conntrack, not a rule. But the kernel registers conntrack and NAT in a
+//! An established connection is translated by its entry in conntrack, not by a rule. But the kernel registers conntrack and NAT in a
 //! network namespace only while some rule uses them: when the last one is deleted, entries stay and translate nothing. So a table of our
 //! own has one chain of type nat, for NAT, with one rule that reads conntrack's state and decides nothing, for conntrack.
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto.c> (`nf_ct_netns_put`)

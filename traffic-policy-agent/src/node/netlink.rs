@@ -17,7 +17,7 @@ pub struct Connection {
     sequence: u32,
 }
 
-/// What a message is: the number of its header, and all that follows the header.
+/// Type of a message: the number of its header, and all that follows the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub kind: u16,
@@ -38,7 +38,7 @@ const NFNL_MSG_BATCH_END: u16 = 17;
 
 /// Seconds for the kernel's next message of an answer.
 const ANSWER: i64 = 10;
-/// How often a dump is repeated because what it lists changed meanwhile.
+/// Number of times that a dump is repeated because its list changed meanwhile.
 const ATTEMPTS: u32 = 8;
 
 impl Connection {
@@ -57,7 +57,7 @@ impl Connection {
     /// All messages of a dump.
     ///
     /// # Errors
-    /// What the kernel answers; [`io::ErrorKind::Interrupted`] if the list kept changing.
+    /// Answer of the kernel; [`io::ErrorKind::Interrupted`] if the list kept changing.
     pub fn dump(&mut self, kind: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
         for _ in 0..ATTEMPTS {
             self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;

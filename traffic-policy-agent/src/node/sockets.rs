@@ -20,7 +20,7 @@ use nix::sched::{CloneFlags, setns};
 
 use super::netlink::Connection;
 
-/// What became of the sockets that were to be destroyed.
+/// Result for sockets that were to be destroyed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Destroyed {
     /// Cookies of the sockets that are destroyed now. Those that are neither here nor in `failures` are gone, or connected
@@ -28,7 +28,7 @@ pub struct Destroyed {
     pub cookies: BTreeSet<u64>,
     /// Network namespaces that were looked into, until nothing was left to find.
     pub namespaces: usize,
-    /// What could not be done, a sentence each; the rest was done.
+    /// Failures, a sentence each; the rest was done.
     pub failures: Vec<String>,
 }
 

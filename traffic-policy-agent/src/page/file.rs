@@ -1,4 +1,4 @@
-//! A file that is replaced in one step: whoever opens it sees the old page or the new one, never a part.
+//! Atomic replacement of a file: readers see the old page or the new one, never a part.
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ pub fn check(path: &Path) -> Result<()> {
     target(path).map(|_| ())
 }
 
-/// Where the content goes: the file itself, behind symbolic links, or something that is no file, such as a pipe.
+/// Destination of the content: the file itself, behind symbolic links, or something that is no file, such as a pipe.
 enum Target {
     File(PathBuf),
     Other,

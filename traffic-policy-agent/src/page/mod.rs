@@ -1,5 +1,5 @@
-//! Judgements as one page of HTML that needs nothing else: data as JSON, and a script that draws them. A browser asks nobody for
-//! anything, and what objects say never becomes markup.
+//! Judgements as one page of HTML that needs nothing else: data as JSON, and a script that draws them. A browser loads
+//! nothing, and text of objects never becomes markup.
 
 #![forbid(unsafe_code)]
 

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 /// Drawn where a page is given one, left out where not: `page.with(Part::Timeline, &timeline)`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// What was simulated, with which balancer and rate, in a few words.
+    /// Scenario, balancer and rate of the simulation, in a few words.
     pub title: String,
     /// One for each second from the start on.
     pub seconds: Vec<Second>,
-    /// What happened when.
+    /// Events with their times.
     pub events: Vec<Event>,
 }
 

@@ -17,7 +17,7 @@ use crate::model::{
     object::{EndpointSlice, Node, Service, ServiceCidr},
 };
 
-/// What happened to objects of one kind.
+/// Change of an object of one kind.
 #[derive(Debug)]
 pub enum Change<T> {
     Apply(T),
@@ -91,7 +91,7 @@ pub struct Source {
     pub(super) events: EventRecorder,
     /// The maps hold what the source has given.
     pub(super) filled: Arc<Notify>,
-    /// How the agent fares, for who wants to tell the Node's readers.
+    /// Status of the agent, for the condition on its Node.
     pub(super) standing: Option<StandingSender>,
     pub(super) tasks: JoinSet<()>,
 }
@@ -115,7 +115,7 @@ impl Source {
         self.updates.try_recv().ok().inspect(|_| self.status.taken())
     }
 
-    /// How the source fares, for `status` and for metrics. Cheap to clone.
+    /// Status of the source, for `status` and for metrics. Cheap to clone.
     #[must_use]
     pub fn status(&self) -> StatusReader {
         self.status.clone()
@@ -138,7 +138,7 @@ impl Source {
         }
     }
 
-    /// Where Events can be posted; with manifests they are only logged by who posts them.
+    /// Recorder that posts Events; with manifests they are only logged.
     #[must_use]
     pub fn events(&self) -> EventRecorder {
         self.events.clone()

@@ -31,7 +31,7 @@ use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object};
 /// Services and EndpointSlices that belong to no proxy, and those that belong to another one.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// What another proxy serves must be known, too: its ClusterIPs are not nobody's.
+/// Services of other proxies must be known, too: their ClusterIPs are allocated.
 pub(super) const SERVICE_SELECTOR: &str = "!service.kubernetes.io/headless";
 pub(super) const SLICE_SELECTOR: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
@@ -65,7 +65,7 @@ fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
     metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
 }
 
-/// Who has filled in the fields of an object.
+/// Author of an object's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Author {
     ApiServer,

@@ -27,7 +27,7 @@ pub struct ObjectEvent {
     pub is_warning: bool,
     /// Why, in one CamelCase word, such as `FailedToStartServiceHealthcheck`.
     pub reason: String,
-    /// What was tried, in one CamelCase word, such as `Listen`.
+    /// The attempted action, in one CamelCase word, such as `Listen`.
     pub action: String,
     /// One sentence.
     pub message: String,

@@ -50,7 +50,7 @@ pub struct Kubernetes {
     pub node_name: String,
     /// The key of a taint that is removed from the own Node once the maps are filled.
     pub startup_taint: Option<String>,
-    /// How the agent fares is a condition of the own Node.
+    /// The agent's status is written to a condition of its own Node.
     pub node_condition: bool,
 }
 

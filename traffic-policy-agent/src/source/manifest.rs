@@ -32,8 +32,8 @@ use crate::model::object::Node;
 const QUIET: Duration = Duration::from_millis(50);
 /// But no later than this after the first.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often the folder is looked at without a notice: file systems without notices exist, and links that lead out of
-/// the folder.
+/// Interval of checking the folder without a notification: file systems without notifications exist, and links that lead out
+/// of the folder.
 const POLL: Duration = Duration::from_secs(3);
 
 /// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices, Nodes and ServiceCIDRs, as `kubectl`
@@ -149,7 +149,7 @@ where
     }
 }
 
-/// What the files look like without reading them.
+/// Paths and metadata of the files, to detect changes without reading them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Look(Vec<(PathBuf, Option<[i64; 5]>)>);
 

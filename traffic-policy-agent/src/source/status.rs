@@ -9,16 +9,16 @@ use std::{
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// How a source fares at one moment.
+/// Status of a source at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// All objects have been given once.
     pub synced: bool,
-    /// What has not been given yet: kinds of objects, or the folder.
+    /// Kinds of objects, or the folder, that have not been read yet.
     pub waiting: BTreeSet<&'static str>,
     /// When the source last had an answer: a response of the API, a good look at the folder.
     pub last_contact: Option<SystemTime>,
-    /// What is wrong now, by subject ("the API", "Services", a file).
+    /// Current errors by subject ("the API", "Services", a file).
     pub errors: BTreeMap<String, String>,
 }
 

@@ -2,7 +2,7 @@
 
 use core::mem::{align_of, size_of};
 
-/// Odd, so that no bit of a destination is lost. Not secret: who is told apart is seen by what the entry keeps.
+/// Odd, so that no bit of a destination is lost. Not secret: the bits that the entry keeps tell colliding keys apart.
 const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
 
 /// An address as it lies in a packet.
@@ -172,15 +172,15 @@ impl Address for Address6 {
     }
 }
 
-/// How two addresses become part of a key.
+/// Packing of two addresses into a key.
 pub trait Fold: Sized {
     /// Both addresses in a key.
     type Folded: Copy + PartialEq + Eq + core::fmt::Debug + core::hash::Hash + Default + 'static;
-    /// What the key does not tell, in the entry.
+    /// Bits of the destination that the key omits; they are stored in the entry.
     type Kept: Copy + PartialEq + Eq + core::fmt::Debug + Default + 'static;
 
     fn fold(source: Self, destination: Self) -> Self::Folded;
-    /// What an entry keeps of its destination.
+    /// Bits of this destination that are stored in the entry.
     fn kept(self) -> Self::Kept;
     /// Source and destination.
     fn unfold(folded: Self::Folded, kept: Self::Kept) -> (Self, Self);

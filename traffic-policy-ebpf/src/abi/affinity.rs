@@ -2,7 +2,7 @@
 
 use super::{Port, WideAddress};
 
-/// What a client is known by.
+/// Kinds of client identity in an affinity key.
 pub mod client {
     /// The source address of its packets.
     pub const ADDRESS: u16 = 0;

@@ -33,7 +33,7 @@ pub struct MonitorEvent {
     pub zero: u32,
 }
 
-/// How many events a CPU may still write: one element per CPU of `tp_event_limit`.
+/// Token bucket of events: one element per CPU of `tp_event_limit`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct EventBucket {

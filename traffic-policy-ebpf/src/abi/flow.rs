@@ -2,7 +2,7 @@
 
 use super::{Address, Ports, Tuple};
 
-/// What becomes of a packet of a flow.
+/// Kinds of flow entry, which say what is done with a packet.
 pub mod kind {
     /// Request entry, endpoint on another node: both addresses rewritten, sent to the next hop.
     pub const FORWARD: u8 = 1;
@@ -25,7 +25,7 @@ pub mod kind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Flow<A: Address> {
-    /// What the key does not tell of the packets that it matches.
+    /// Address bits of the matched packets that the key omits.
     pub kept: A::Kept,
     /// Addresses and ports that the packet gets.
     pub source: A,
@@ -34,7 +34,8 @@ pub struct Flow<A: Address> {
     /// Difference of the one's complement sums of the addresses, and of the ports: [`crate::checksum`].
     pub address_delta: u16,
     pub port_delta: u16,
-    /// Index into `tp_nexthops`, valid while `epoch` is the current route epoch.
+    /// Index into `tp_nexthops`, valid while `epoch` is the current route epoch. [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel
+    /// routes the packet, and else the hop that it is redirected to; asked only if it leaves by another device than `ifindex`.
     pub hop: u16,
     /// Of `hop`: one aligned word with it, which is read and written as one.
     pub epoch: u16,
@@ -54,7 +55,7 @@ pub struct Flow<A: Address> {
     /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is assured, as in the table of
     /// [`crate::tcp::numbers`].
     pub numbers: u64,
-    /// Reply entry: the device by which the request came, and the MAC address that sent it. Used only if there is no
+    /// Reply entry: the device by which the request came, and the MAC address that sent it, which is used only if there is no
     /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
     /// Request entry: jiffies, native byte order, of a SYN that came when the flow was assured; 0 if none did.

@@ -3,8 +3,8 @@
 //! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet feels it. So the two IPv6
 //! addresses of a packet are folded into the room of one, and the entry keeps the destination: key and destination together
 //! give the source back, so no packet ever gets another flow's translation. A packet whose key is taken by a flow to another
-//! destination has no flow and gets none. By chance that happens to one in 2^64; whoever aims at it has to send from the prefix
-//! of the one he wants to hinder, or with a forged source, and either way could send as that one.
+//! destination has no flow and gets none. By chance that happens to one in 2^64; an attacker has to send from the prefix
+//! of the victim, or with a forged source, and either way could send as the victim.
 
 use core::mem::size_of;
 

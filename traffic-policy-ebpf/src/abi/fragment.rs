@@ -2,7 +2,7 @@
 
 use super::Ports;
 
-/// What the fragments of one datagram have in common: RFC 791 section 3.2, RFC 8200 section 4.5.
+/// Key shared by the fragments of one datagram: RFC 791 section 3.2, RFC 8200 section 4.5.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FragmentKey<A> {
@@ -14,7 +14,7 @@ pub struct FragmentKey<A> {
     pub protocol: u32,
 }
 
-/// What later fragments lack.
+/// Ports and protocol, which later fragments lack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Fragment {
@@ -24,6 +24,6 @@ pub struct Fragment {
     pub seen: u64,
 }
 
-/// How long a receiver waits for the fragments of one datagram, in nanoseconds (RFC 8200 section 4.5): after that time the
-/// number may be another datagram's.
+/// Reassembly timeout of fragments, in nanoseconds (RFC 8200 section 4.5): after that time the number may be another
+/// datagram's.
 pub const REASSEMBLY: u64 = 60_000_000_000;

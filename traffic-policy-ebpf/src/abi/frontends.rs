@@ -2,7 +2,7 @@
 
 use super::Port;
 
-/// What a [`FrontendKey`] is about.
+/// Scopes of a [`FrontendKey`].
 pub mod scope {
     /// Address, port and protocol as packets carry them.
     pub const ADDRESS: u32 = 0;
@@ -23,7 +23,7 @@ pub struct FrontendKey<A> {
     pub scope: u32,
 }
 
-/// What a source range is matched by, in a longest-prefix trie: the Service port in full, then a prefix of the source.
+/// Key of a source range in a longest-prefix trie: the Service port in full, then a prefix of the source.
 /// `W` is 1 word for IPv4, 4 for IPv6, in memory order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,7 +66,7 @@ pub struct IndexRange {
 
 /// Flags of a [`Frontend`].
 pub mod frontend {
-    /// The policy that holds here is Local: of a ClusterIP for everybody, of others for packets from outside.
+    /// The policy that holds here is Local: of a ClusterIP for all clients, of others for packets from outside.
     pub const LOCAL: u32 = 1;
     /// Some endpoint, anywhere, takes new connections.
     pub const HAS_ENDPOINTS: u32 = 2;
@@ -86,7 +86,7 @@ pub mod frontend {
     }
 }
 
-/// What makes an address a frontend.
+/// Kinds of frontend address.
 pub mod frontend_kind {
     pub const CLUSTER_IP: u32 = 1;
     pub const NODE_PORT: u32 = 2;

@@ -25,6 +25,6 @@ pub struct RuntimeConfig {
     /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can
     /// tell whether they changed while nobody watched.
     pub network: u32,
-    /// CLOCK_MONOTONIC nanoseconds until which somebody reads `tp_events`; 0 = nobody does.
+    /// CLOCK_MONOTONIC nanoseconds until which `tp_events` has a reader; 0 = it has none.
     pub monitor_until: u64,
 }

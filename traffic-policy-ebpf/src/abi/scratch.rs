@@ -2,7 +2,7 @@
 
 use super::{Address, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports, Tuple};
 
-/// What one program leaves to the next, and structures too large for its stack; one per CPU.
+/// Per-CPU scratch space: state that one program hands to the next, and structures too large for its stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Scratch<A: Address> {
@@ -34,7 +34,7 @@ pub struct Scratch<A: Address> {
     pub opening: Tuple<A>,
     /// The tuple of another entry, while that is looked up.
     pub other: Tuple<A>,
-    /// What the packet's other fragments are found by, and what they are to know.
+    /// Key of the datagram's other fragments, and the record for them.
     pub fragment_key: FragmentKey<A>,
     pub fragment: Fragment,
     /// 1 if it is a fragment.
@@ -47,7 +47,7 @@ pub struct Scratch<A: Address> {
     pub flow_key: FlowKey<A>,
 }
 
-/// Where the walk over IPv6 extension headers ended.
+/// Result of the walk over IPv6 extension headers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ExtensionWalk {
@@ -77,7 +77,7 @@ pub struct PortSearch {
     /// Places from this try to the next. It grows from try to try where not every port is tried, so that a run of taken ports
     /// is left soon.
     pub step: u32,
-    /// What the last insertion said: 0, or a negative error number.
+    /// Result of the last insertion: 0, or a negative error number.
     pub result: i32,
     /// Jiffies.
     pub now: u32,

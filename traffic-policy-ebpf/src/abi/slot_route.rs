@@ -6,7 +6,7 @@ use crate::hash;
 /// The hop index that stands for "this node's stack delivers it".
 pub const HOP_LOCAL: u16 = 0xffff;
 
-/// How an endpoint is reached: found by the first new flow to a slot, used by the later ones.
+/// Route to an endpoint: found by the first new flow to a slot, used by the later ones.
 ///
 /// Several words that other CPUs read while they are written, in any order that compiler and CPU like. A reader takes a copy
 /// and believes it only if [`Self::is_whole`].
@@ -56,8 +56,8 @@ mod tests {
         assert_eq!(SlotRoute::<Address6>::default().route(), None);
     }
 
-    /// What a reader may see of two routes that are written one over the other: each word of either, whatever the order of
-    /// loads and stores. Addresses of one node and numbers as they are in use, much alike.
+    /// All values that a reader may see while one route is written over another: each word of either, whatever the order of
+    /// loads and stores. The addresses are of one node, and the numbers alike, as in use.
     fn mixtures<A: Address + std::fmt::Debug>(sources: &[A]) {
         let ways = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (257, 1), (1, HOP_LOCAL), (u16::MAX, 7)];
         let routes: Vec<SlotRoute<A>> = sources

@@ -17,7 +17,7 @@ pub struct SocketKey {
     pub ipv6: u32,
 }
 
-/// What the other end is for the application, or, in a forward entry, the endpoint that datagrams go to.
+/// The peer that the application sees, or, in a forward entry, the endpoint that datagrams go to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct TranslatedSocket {

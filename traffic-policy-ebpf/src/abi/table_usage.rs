@@ -14,7 +14,7 @@ pub struct TableUsage {
     pub hops: [u64; 2],
     /// UDP flows in the main tables that are not assured: IPv4, IPv6.
     pub unassured_udp: [u64; 2],
-    /// Where the packet path looks next in `tp_flow_dir4` and `tp_flow_dir6` for flows that are over.
+    /// Place in `tp_flow_dir4` and `tp_flow_dir6` where the packet path next looks for expired flows.
     pub hand: [u64; 2],
     /// Low half of jiffies when an entry found no room in a main table last.
     pub full_at: u32,

@@ -5,7 +5,7 @@ use super::{Port, WideAddress};
 /// Notes that one packet may leave.
 pub const TRACE_STEPS: usize = 32;
 
-/// What a [`TraceStep`] is about. In each, `value` and `words` hold what is said there.
+/// Kinds of [`TraceStep`]. Each says what `value` and `words` hold.
 pub mod step {
     /// Bit arrays asked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a frontend, 3 the address of a Service.
     pub const FILTER: u32 = 1;

@@ -1,6 +1,6 @@
 //! Events for `monitor`: refusals and new flows, written to a ring buffer.
 //!
-//! As a rule nobody reads it: then it costs one load, and only for packets that are refused or make a flow.
+//! Usually it has no reader: then it costs one load, and only for packets that are refused or make a flow.
 
 use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
@@ -19,7 +19,7 @@ const INTERVAL: u64 = 1_000_000;
 /// And this many more after a time without any.
 const BURST: u64 = 128 * INTERVAL;
 
-/// What an event says of a packet or call.
+/// Fields of an event about a packet or call.
 pub struct NewEvent<A> {
     /// See [`hook`][traffic_policy_ebpf::abi::hook].
     pub hook: u32,
@@ -36,7 +36,7 @@ pub struct NewEvent<A> {
     pub endpoint: (A, Port),
 }
 
-/// Writes an event, if somebody listens and not too many came. `new_event` is asked only then.
+/// Writes an event, if there is a reader and the rate limit allows it. `new_event` is asked only then.
 #[inline(always)]
 pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     let Some(config) = CONFIG.get_ptr(0) else { return };

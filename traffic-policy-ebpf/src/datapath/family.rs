@@ -37,7 +37,7 @@ pub trait Family: 'static {
     fn service_cidrs() -> Table;
     /// This node's own addresses.
     fn node_addresses() -> Table;
-    /// What this node itself has sent from a frontend's port, or from one of the pool.
+    /// Datagrams that this node itself has sent from a frontend's port, or from a port of the SNAT pool.
     fn own_sent() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;

@@ -11,7 +11,7 @@ use crate::datapath::{
     value::load,
 };
 
-/// What the bits say of a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
+/// Result of the prefilter for a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
 #[derive(Clone, Copy)]
 pub enum Match {
     No,
@@ -37,7 +37,7 @@ pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
     if may_be_cluster_ip::<F>(tuple.destination) { Match::ClusterIp } else { Match::No }
 }
 
-/// What the bits say of a destination.
+/// Whether the bits allow a destination to be a ClusterIP.
 #[inline(always)]
 pub fn may_be_cluster_ip<F: Family>(destination: F::Address) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };

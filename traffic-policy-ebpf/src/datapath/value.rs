@@ -1,7 +1,7 @@
 //! Fields of map values, of scratch memory, of contexts and of entries of the ring, through raw pointers.
 //!
 //! Other CPUs and the agent write map values at the same time. So they are read and written field by field, and a reference is
-//! made only to what nobody writes meanwhile; [`crate::datapath`] says which kinds of memory there are.
+//! made only to memory that is not written meanwhile; [`crate::datapath`] says which kinds of memory there are.
 
 use core::ptr;
 
@@ -74,7 +74,7 @@ pub fn after<T>(start: *mut u8, bytes: usize) -> *mut T {
     unsafe { start.add(bytes) }.cast()
 }
 
-/// A reference to what nobody else writes while this program runs: scratch memory, and what the caller says of.
+/// A reference to memory that only this program writes while it runs: scratch memory, and what the caller says of.
 #[inline(always)]
 pub fn borrow<'a, T>(pointer: *const T) -> &'a T {
     // SAFETY: as for `get!`; scratch memory is this CPU's alone (`Family::scratch`).

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{counters, ctx::Packet, trace};
 
-/// What becomes of a packet: an outcome, with what it needs to be executed.
+/// Decision on a packet: an outcome, with the data to carry it out.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Decision {

@@ -17,7 +17,7 @@ use super::{ANSWERED, FIN, RST, closing, flag};
 /// Two numbers: the first in the high half, as eight bytes of a TCP header read in network byte order.
 pub type Numbers = u64;
 
-/// What a segment says.
+/// Flags, numbers and length of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// See [`flag`].
@@ -37,12 +37,12 @@ pub struct After {
     pub fits: bool,
 }
 
-/// How far from the last segment another one may be, in either number and direction: the longest segment that there is, or a
-/// few that have changed places.
+/// Largest distance from the last segment to another one, in either number and direction: the longest possible segment, or a
+/// few reordered ones.
 const NEAR: i32 = 1 << 16;
 /// The largest window (RFC 7323 section 2.3).
 const WINDOW: i32 = 1 << 30;
-/// What [`continues`] lets an established packet advance by: two of the longest segments.
+/// Largest advance of an established packet that [`continues`] accepts: two of the longest segments.
 const ADVANCE: u64 = 0x0001_ffff_0001_ffff;
 
 #[inline(always)]
@@ -60,7 +60,7 @@ pub const fn acknowledgement(numbers: Numbers) -> u32 {
     numbers as u32
 }
 
-/// How far `number` is beyond `from`; negative if it is before it.
+/// Distance of `number` beyond `from`; negative if it is before it.
 #[inline(always)]
 const fn beyond(number: u32, from: u32) -> i32 {
     number.wrapping_sub(from).cast_signed()
@@ -103,7 +103,7 @@ impl Segment {
     }
 }
 
-/// Whether a connection with these entries is over, so that a SYN opens a new one and its port is free: it was reset, or each side
+/// Whether a connection with these entries has ended, so that a SYN opens a new one and its port is free: it was reset, or each side
 /// has acknowledged the other's FIN. Before that the last data may still be on its way, or come again.
 #[inline(always)]
 pub const fn is_over(states: (u8, u8), own: Numbers, other: Numbers) -> bool {
@@ -373,7 +373,7 @@ mod tests {
             prop_assert_eq!(after.state & !(FIN | RST), state & !(FIN | RST));
         }
 
-        /// What the fast path takes, the slow path would.
+        /// Segments that the fast path accepts would be accepted by the slow path, too.
         #[test]
         fn what_continues_fits_or_is_a_burst(own: u64, other: u64, ahead in 0_u64..65_536, acked in 0_u64..65_536) {
             let numbers = numbers(

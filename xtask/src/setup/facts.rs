@@ -22,7 +22,7 @@ pub(super) struct Linker {
     pub(super) llvm: Option<u32>,
 }
 
-/// What building for another target than this machine's takes.
+/// Tools for building for another target than this machine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cross {
     pub(super) target: &'static Target,

@@ -88,7 +88,7 @@ pub(super) fn next(facts: &Facts) -> Next {
     by_hand(facts)
 }
 
-/// What bpf-linker is compiled against.
+/// Packages that bpf-linker is compiled against.
 fn libraries(llvm: u32) -> Vec<String> {
     let of_llvm = [format!("llvm-{llvm}-dev"), format!("libpolly-{llvm}-dev")];
     let others = ["zlib1g-dev", "libzstd-dev", "libxml2-dev"].map(str::to_owned);

@@ -100,7 +100,7 @@ impl Archive {
         Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// What packages depend on, by their names. One call for all: apt reads its lists anew each time, for seconds.
+    /// Dependencies of packages, by their names. One call for all: apt reads its lists anew each time, for seconds.
     pub(super) fn depends(&self, packages: &[String]) -> Result<BTreeMap<String, Depends>> {
         let output = self.apt("apt-cache").args(["depends", "--important"]).args(packages).output();
         let output = output.context("apt-cache cannot be started")?;
@@ -180,7 +180,7 @@ fn depends(text: &str) -> BTreeMap<String, Depends> {
     packages
 }
 
-/// Where Debian's archive is, as this machine's own apt or the environment says.
+/// Address of Debian's archive, as configured in this machine's apt or in the environment.
 fn site() -> Result<String> {
     if let Ok(site) = env::var(VARIABLE) {
         return Ok(site);
@@ -207,7 +207,7 @@ fn debian_site(lines: &str) -> Option<String> {
     sites.find(|(codename, _)| !codename.ends_with("-security")).map(|(_, site)| site.trim().to_owned())
 }
 
-/// Runs a program in silence; what it said is told if it fails.
+/// Runs a program silently; its output is shown if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("{name} cannot be started"))?;

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::tally::Tally;
 
-/// What each kernel is given.
+/// Inputs for each kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Climb<'a> {
     pub(super) workshop: &'a Workshop,
@@ -148,7 +148,7 @@ impl Climb<'_> {
     }
 }
 
-/// What a machine said, and whether it got to the end of its job.
+/// Results of a machine, and whether it got to the end of its job.
 struct Followed {
     results: Vec<(String, Outcome)>,
     ended: Result<()>,

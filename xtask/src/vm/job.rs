@@ -9,8 +9,8 @@ const BEGIN: &str = "@@ begin ";
 /// Begins the line after it, with the exit code.
 const END: &str = "@@ end ";
 
-/// How much longer than on a machine of its own tests wait in an emulated one. They measure it themselves otherwise, but by
-/// the verifier alone, and translated code of user space is slower still.
+/// Factor on the waits of tests in an emulated machine. Tests measure it themselves otherwise, but by the verifier alone,
+/// and translated code of user space is slower still.
 const EMULATED_PACE: u32 = 20;
 
 /// The suite that needs systemd as first process.
@@ -24,11 +24,11 @@ pub(super) struct Run<'a> {
     pub(super) name: String,
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<String>,
-    /// How many tests it must run at least, where they are named one by one.
+    /// Least number of tests that it must run, where they are named one by one.
     pub(super) selected: Option<u64>,
 }
 
-/// What a line of the console says.
+/// Meaning of a line of the console.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mark<'a> {
     Begin(&'a str),

@@ -19,7 +19,7 @@ use super::{
 /// Modules that are needed before the root disk can be read, in the order of their loading.
 const EARLY: [&str; 4] = ["virtio_pci", "virtio_blk", "ext4", "virtio_rng"];
 
-/// What a machine is started with.
+/// Kernel, initrd and modules that a machine is started with.
 #[derive(Clone, Debug)]
 pub(super) struct Kernel {
     pub(super) series: Series,

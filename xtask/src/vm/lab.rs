@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(400);
 pub(super) struct Options {
     #[command(flatten)]
     choice: Choice,
-    /// How the agents take packets
+    /// Attach mode of the agents
     #[arg(long, default_value = "xdp", value_parser = ["auto", "xdp", "xdp-generic", "tc"])]
     attach: String,
     /// A command to run as the client once all nodes are ready, after which the lab ends; without it, it stays until Enter
@@ -183,7 +183,7 @@ impl Lab {
         Ok(command)
     }
 
-    /// How a command of the client's learns of the lab: as `deploy/vagrant/stories.sh` has it.
+    /// Environment of a client's command, which describes the lab, as in `deploy/vagrant/stories.sh`.
     fn told(&self, built: &Built) -> Vec<String> {
         let last = self.nodes.last().map_or(0, |node| node.qemu.id());
         let emulated = if built.arch.has_kvm() { None } else { Some("TIMEOUT=10".to_owned()) };

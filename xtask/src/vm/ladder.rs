@@ -59,7 +59,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     Ok(if ladder.is_green(least) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What every run of the tests does: all programs load on the oldest and on the newest kernel, and a matrix of policies
+/// The kernels of every run of the tests: all programs load on the oldest and on the newest one, and a matrix of policies
 /// passes there. Both machines run at the same time with a processor each, which on two is the shortest.
 pub(crate) struct Smoke(Workshop);
 

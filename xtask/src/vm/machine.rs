@@ -32,7 +32,7 @@ pub(super) struct Machine<'a> {
     pub(super) devices: Vec<String>,
     /// Name of the network namespace that qemu runs in; its taps are there.
     pub(super) netns: Option<String>,
-    /// Where files of this machine are written.
+    /// Folder of this machine's files.
     pub(super) folder: PathBuf,
 }
 
@@ -142,7 +142,7 @@ impl Machine<'_> {
     }
 }
 
-/// How often a machine is booted that says nothing.
+/// Attempts to boot a machine that prints nothing.
 const BOOTS: u32 = 3;
 /// Until the first process speaks. An idle machine of two processors takes 6 s to emulate it.
 const BOOT: Duration = Duration::from_secs(90);
@@ -197,7 +197,7 @@ fn follow(child: &mut Child, log: &Path, line: &mut dyn FnMut(&str)) -> Result<C
     }
 }
 
-/// What the first process says first.
+/// First output of the first process.
 const BOOTED: &str = "@@ booted";
 /// A job's own last line.
 pub(super) const DONE: &str = "@@ the job is done";

@@ -45,7 +45,7 @@ pub(super) struct Root {
     pub(super) image: PathBuf,
 }
 
-/// What is put on it beside the system.
+/// Files on the disk beside the system.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Content {
     /// Programs that were built, by their paths.

@@ -20,12 +20,12 @@ pub(super) struct Card {
     pub(super) mac: String,
     /// Pairs of receive and transmit queues.
     pub(super) queues: u32,
-    /// What the card offers its driver, bytes.
+    /// MTU that the card offers its driver, bytes.
     pub(super) mtu: u32,
     pub(super) offloads: Offloads,
 }
 
-/// What a card spares its driver: checksums, segmentation, and the putting together of segments.
+/// Offloads of a card: checksums, segmentation, and the merging of received segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offloads {
     On,

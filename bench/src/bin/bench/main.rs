@@ -23,7 +23,7 @@ use self::{report::Report, selection::Selection};
 #[derive(Parser)]
 #[command(name = "bench", bin_name = "cargo xtask bench")]
 struct Cli {
-    /// What to measure, by words of its group and name: `established`, `established/ipv6-udp`, `wire/nftables`
+    /// Rows to measure, by words of their group and name: `established`, `established/ipv6-udp`, `wire/nftables`
     /// [default: everything]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
@@ -33,14 +33,14 @@ struct Cli {
     /// Only name the groups and rows that there are; with --full, all of them
     #[arg(long)]
     list: bool,
-    /// Where the result goes [default: target/bench/<time>-<commit>]
+    /// Folder of the result [default: target/bench/<time>-<commit>]
     #[arg(long, value_name = "DIR")]
     #[allow(rustdoc::invalid_html_tags, reason = "`--help` shows it as it stands")]
     output: Option<PathBuf>,
     /// Print the JSON of the result instead of the table
     #[arg(long)]
     json: bool,
-    /// What random choices start from
+    /// Seed of random choices
     #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
     seed: u64,
     /// Measure nothing: tell what changed from one result to another (folders, or the JSON in them)
@@ -48,7 +48,7 @@ struct Cli {
     compare: Option<Vec<PathBuf>>,
 }
 
-/// How much is measured.
+/// Size of the measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     /// Runs of each program; they take turns.

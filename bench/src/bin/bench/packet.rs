@@ -40,7 +40,7 @@ struct Packets {
     frames: Vec<Frame>,
     hook: Hook,
     outcome: Outcome,
-    /// What the first one becomes.
+    /// Expected result for the first one.
     expected: Expected,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Run {
     /// The sources differ from the commit.
     pub(crate) dirty: bool,
     pub(crate) full: bool,
-    /// What every random choice starts from.
+    /// Seed of every random choice.
     pub(crate) seed: u64,
     pub(crate) seconds: f64,
     /// Of the CPU time of the whole run, the fraction that the hypervisor gave to others.
@@ -58,9 +58,9 @@ pub(crate) struct Run {
 pub(crate) struct Report {
     pub(crate) format: u32,
     pub(crate) run: Run,
-    /// What the figures depend on, by name.
+    /// Conditions that the figures depend on, by name.
     pub(crate) environment: BTreeMap<String, String>,
-    /// What should make the reader doubt, in sentences.
+    /// Reasons to doubt the figures, in sentences.
     pub(crate) warnings: Vec<String>,
     pub(crate) rows: Vec<Row>,
     pub(crate) missing: Vec<Missing>,

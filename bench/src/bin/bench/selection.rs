@@ -41,7 +41,7 @@ fn words(text: &str) -> Vec<String> {
 /// Group and name of a row.
 pub(crate) type Place = (String, String);
 
-/// What was asked for, and what there is.
+/// Rows that were requested, and rows that exist.
 #[derive(Default)]
 pub(crate) struct Selection {
     filters: Vec<Filter>,

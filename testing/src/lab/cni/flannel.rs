@@ -102,7 +102,7 @@ pub(super) fn tunnels(node: &Node, names: [&str; 2], id: u32, port: u16) -> Stri
     }) + &both(|family| format!("link set {} up", device(family)))
 }
 
-/// Neighbour, forwarding entry and route of another node, written by hand: nobody answers ARP in the tunnel.
+/// Neighbour, forwarding entry and route of another node, static: there is no ARP in the tunnel.
 pub(super) fn through_tunnels(there: &Node, names: [&str; 2], pods: impl Fn(Family) -> String) -> String {
     let device = |family| names[usize::from(family == Family::V6)];
     let gateway = |family| there.pod_network.of(family);

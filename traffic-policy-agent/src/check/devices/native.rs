@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// What follows if the driver refuses.
+/// Consequence if the driver refuses.
 fn effect(attach: Mode) -> &'static str {
     if attach == Mode::Auto { "then TC takes its packets" } else { "then `run` fails" }
 }

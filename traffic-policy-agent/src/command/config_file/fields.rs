@@ -17,14 +17,14 @@ pub enum Meaning {
     Flag(&'static str, Kind),
     /// Has no effect.
     Ignored {
-        /// What holds instead.
+        /// Sentence on the setting that applies instead.
         why: &'static str,
         /// Values that ask for nothing, beside those that are empty.
         ordinary: &'static [&'static str],
     },
 }
 
-/// How the value of a field is written.
+/// Syntax of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The name of a Node, in any case.

@@ -19,14 +19,14 @@ use crate::command::logging::LogFormat;
 const PROGRAM: &str = "kubectl-traffic_policy";
 /// By which kubectl asks what could come next on a command line.
 const COMPLETER: &str = "kubectl_complete-traffic_policy";
-/// How a person calls it.
+/// The command as users type it.
 pub(super) const AS_TYPED: &str = "kubectl traffic-policy";
 
 /// See what becomes of requests to the Services of a cluster, and why.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, bin_name = AS_TYPED, version, max_term_width = 100)]
 struct Arguments {
-    /// What to log: error, warn, info, debug, trace, or per module as in RUST_LOG.
+    /// Log filter: error, warn, info, debug, trace, or per module as in RUST_LOG.
     #[arg(long, global = true, env = "TRAFFIC_POLICY_LOG", default_value = "info", value_name = "LEVEL")]
     log: String,
     #[command(subcommand)]

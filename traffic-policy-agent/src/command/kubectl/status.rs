@@ -1,5 +1,5 @@
-//! `kubectl traffic-policy status NODE`: `status` of the agent on a node, by `kubectl exec` in its pod, so that whoever may do that may
-//! see it, and nobody else.
+//! `kubectl traffic-policy status NODE`: `status` of the agent on a node, by `kubectl exec` in its pod, so that the right to exec there
+//! is needed, and enough.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,7 +15,7 @@ use crate::command::{
     view::{self, Output, OutputArguments},
 };
 
-/// Where deploy/ puts the agent, and the label of its pods.
+/// Namespace of the agent as deploy/ installs it, and the label of its pods.
 const NAMESPACE: &str = "kube-system";
 const SELECTOR: &str = "app.kubernetes.io/name=traffic-policy";
 const CONTAINER: &str = "agent";

@@ -1,4 +1,4 @@
-//! Judgements for programs.
+//! Judgements as JSON.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::lb::{
 /// Names of nodes of a row, unless all are asked for.
 const NAMES: usize = 10;
 
-/// What `lb --output json` prints.
+/// Output of `lb --output json`.
 #[derive(Serialize)]
 pub(super) struct Document<'j> {
     nodes: usize,
@@ -70,14 +70,14 @@ struct Port {
     pods: Vec<Pod>,
     /// Largest share of a pod over the mean.
     skew: Option<f64>,
-    /// Share of requests that nobody answers.
+    /// Share of requests that are not answered.
     lost: f64,
     failed_open: bool,
 }
 
 #[derive(Serialize)]
 struct RowDocument {
-    /// How many nodes of which the same is true.
+    /// Number of nodes to which the same applies.
     nodes: usize,
     /// All of them, or the first ten.
     names: Vec<String>,

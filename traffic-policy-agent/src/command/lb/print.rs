@@ -1,4 +1,4 @@
-//! Judgements for people.
+//! Judgements as text.
 
 use std::{
     collections::BTreeMap,
@@ -343,7 +343,7 @@ pub(super) fn fate(fate: Fate) -> String {
     }
 }
 
-/// How nodes are asked, and when that is believed.
+/// Health check of nodes, and its thresholds.
 fn asks(asked: Question, check: &Check) -> String {
     if asked == Question::Nothing {
         return "nothing: a speaker on the node announces it".to_owned();
@@ -367,7 +367,7 @@ fn fact<T>(fact: &Fact<T>, text: impl Fn(&T) -> String) -> String {
     format!("{}{}", text(&fact.value), mark(fact.sure))
 }
 
-/// What else is known of a balancer.
+/// Remaining facts about a balancer.
 fn facts(balancer: &Balancer) -> Vec<String> {
     let yes = |value: &bool| if *value { "yes" } else { "no" }.to_owned();
     let weights = match balancer.weights.value {
@@ -388,7 +388,7 @@ fn facts(balancer: &Balancer) -> Vec<String> {
     ]
 }
 
-/// Where a row comes from.
+/// Facts that a row follows from.
 fn evidence(judgement: &Judgement<'_>, port: &PortJudgement<'_>, row: &Row<'_>) -> String {
     let mut parts = Vec::new();
     let total = port.ready();

@@ -32,14 +32,14 @@ pub(super) struct ProbeArguments {
     /// Which address of a Node is asked: its InternalIP or its ExternalIP.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_NODE_ADDRESS", value_name = "TYPE", default_value = "internal")]
     node_address: NodeAddress,
-    /// How long each question waits for its answer.
+    /// Time limit of each answer.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_ANSWER_WITHIN", value_name = "TIME", default_value = "2s")]
     answer_within: Span,
-    /// How many questions at a time.
+    /// Number of questions at a time.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_AT_ONCE", value_name = "N", default_value_t = 64,
         value_parser = clap::value_parser!(u16).range(1..=512))]
     at_once: u16,
-    /// How many connections to node ports in a second.
+    /// Connections to node ports per second.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_TRAFFIC_RATE", value_name = "N", default_value_t = 20,
         value_parser = clap::value_parser!(u16).range(1..=1000))]
     traffic_rate: u16,
@@ -96,7 +96,7 @@ impl ProbeArguments {
     }
 }
 
-/// What was asked and answered, for people and programs.
+/// Result of `lb --probe`.
 pub(super) struct Report {
     probed: Probed,
     /// About the proxies; those about Services are theirs.
@@ -127,7 +127,7 @@ struct WithProbe<D, P> {
     probe: P,
 }
 
-/// One line on standard error that is written over; for people only.
+/// A progress line on standard error, on terminals only.
 struct Progress {
     shown: bool,
 }

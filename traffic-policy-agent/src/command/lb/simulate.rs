@@ -37,7 +37,7 @@ pub(super) struct Arguments {
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_RATE", value_name = "N", default_value = "100",
         value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
-    /// How long all of it lasts.
+    /// Length of the simulation.
     #[arg(long = "for", env = "TRAFFIC_POLICY_SIMULATE_FOR", value_name = "TIME", default_value = "60s")]
     lasts: Span,
     /// Phases of the balancer's checks, and the endpoint of each request, follow from this number.
@@ -55,7 +55,7 @@ pub(super) struct Arguments {
     balancer: BalancerArguments,
 }
 
-/// How long everybody but the balancer takes. The defaults are assumptions.
+/// Delays of everything but the balancer. The defaults are assumptions.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Delays")]
 struct Delays {
@@ -79,7 +79,7 @@ struct Delays {
     /// From a pod's creation to its being ready.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_POD_START", value_name = "TIME", default_value = "5s")]
     pod_start: Span,
-    /// How long a pod goes on serving after its deletion, as with a preStop hook that sleeps.
+    /// Time that a pod goes on serving after its deletion, as with a preStop hook that sleeps.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_POD_STOP", value_name = "TIME", default_value = "0")]
     pod_stop: Span,
     /// From the crash of an agent to its being back.

@@ -55,7 +55,7 @@ pub(super) struct Arguments {
 
 /// Changes come in groups: they are judged together.
 const GROUP: Duration = Duration::from_millis(200);
-/// How often a view is drawn, and the reader is looked after.
+/// Interval of redrawing a view and of checking for its reader.
 const TICK: Duration = Duration::from_secs(1);
 /// Until an answer that differs is asked for again.
 const DOUBT: Duration = Duration::from_secs(1);
@@ -243,7 +243,7 @@ impl Watch<'_> {
     }
 }
 
-/// Where lines go.
+/// Destination of output lines.
 struct Out {
     screen: Option<Screen>,
     /// The last ones, the oldest first.
@@ -270,7 +270,7 @@ impl Out {
 }
 
 impl Drop for Out {
-    /// What a view has shown stays readable when the view is gone.
+    /// The lines that a view has shown are printed when the view closes, so that they stay readable.
     fn drop(&mut self) {
         let Some(screen) = self.screen.take() else { return };
         let (width, _) = screen.size();

@@ -25,7 +25,7 @@ use crate::{
     node::conntrack::Connection,
 };
 
-/// What the controller asked for, and how it is answered.
+/// Calls of the controller, and the answers to them.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     /// Service ports that each sync named as changed, and those that were desired.
@@ -52,9 +52,9 @@ pub(super) struct Asked {
     pub adopted: bool,
     /// So many comparisons of routes fail.
     pub failing_routes: usize,
-    /// What was not attached to was forgotten: whether the links of another version were ours by then.
+    /// Calls to forget devices that are not attached to: whether the links of another version had been taken over by then.
     pub forgotten: Vec<bool>,
-    /// How often the other version's maps were freed.
+    /// Number of times that the other version's maps were freed.
     pub dropped: usize,
     /// Devices that were attached to, by the names that they had then.
     pub attached: Vec<String>,

@@ -40,7 +40,7 @@ async fn a_device_that_cannot_be_attached_to_keeps_the_other_version() {
     assert_eq!((&asked.forgotten[..], asked.dropped), (&[][..], 0));
 }
 
-/// The other version's maps follow nothing any more: no load balancer is told 200 on the ground of maps that no program reads yet.
+/// The other version's maps follow nothing any more: no health port says 200 on the ground of maps that no program reads yet.
 #[tokio::test]
 async fn nobody_is_healthy_while_the_other_version_serves() {
     let port = free_port().await;

@@ -30,7 +30,7 @@ pub use self::{
     removal::{Removed, cleanup, remove_link},
 };
 
-/// Where pins go without `--pin-dir`.
+/// Default of `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 
 /// The folder, held by this process alone.
@@ -93,7 +93,7 @@ impl Pins {
     /// earlier agent had left them. Programs stay as they are then: they go with the maps.
     ///
     /// # Errors
-    /// What could not be removed.
+    /// A pin that could not be removed.
     pub fn undo(&self) -> Result<()> {
         let Some(before) = &self.before else {
             return if self.others.is_empty() { remove_all(&self.root) } else { remove_version(&self.dir) };
@@ -166,7 +166,7 @@ const MAPS: &str = "maps";
 const LINKS: &str = "links";
 const PROGRAMS: &str = "programs";
 
-/// Where the links of this layout version are pinned.
+/// Folder of the pinned links of this layout version.
 pub fn links_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(LINKS)
 }
@@ -211,17 +211,17 @@ fn on_bpffs(folder: &Path) -> Result<bool> {
     Ok(kind.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Where the entry programs of this layout version are pinned.
+/// Folder of the pinned entry programs of this layout version.
 pub fn programs_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(PROGRAMS)
 }
 
-/// Where the maps of this layout version are pinned.
+/// Folder of the pinned maps of this layout version.
 pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
 }
 
-/// Where the maps of a layout version are, whose folder is this.
+/// Folder of the pinned maps within the folder of a layout version.
 pub fn maps_of(version: &Path) -> PathBuf {
     version.join(MAPS)
 }
@@ -236,7 +236,7 @@ pub fn versions(root: &Path) -> Result<Vec<String>> {
     Ok(names.filter(|name| is_version(name)).collect())
 }
 
-/// Where the maps of each layout version that is pinned below `root` are.
+/// Folders of the pinned maps of each layout version below `root`.
 ///
 /// # Errors
 /// The folder cannot be read.

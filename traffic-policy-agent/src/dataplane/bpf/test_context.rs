@@ -1,4 +1,4 @@
-//! Contexts of BPF_PROG_TEST_RUN: what a program is told beside the packet.
+//! Contexts of BPF_PROG_TEST_RUN: the input of a program beside the packet.
 
 /// `struct xdp_md` of a frame of `length` bytes that came by a device: `data_end` at 4, `ingress_ifindex` at 12.
 #[must_use]

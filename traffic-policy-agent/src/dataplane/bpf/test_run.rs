@@ -11,7 +11,7 @@ use aya::{
 
 use super::test_context::{sk_buff, xdp_md};
 
-/// What the kernel may append to a frame: an ICMP error quotes it behind its own headers.
+/// Bytes that the kernel may append to a frame: an ICMP error quotes it behind its own headers.
 const ROOM: usize = 256;
 
 fn program<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Program> {

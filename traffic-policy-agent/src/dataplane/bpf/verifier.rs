@@ -46,7 +46,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What to do about it.
+    /// The remedy.
     pub const FIX: &str = concat!(
         "boot a kernel of the table in ",
         env!("CARGO_PKG_REPOSITORY"),
@@ -194,8 +194,8 @@ fn keep(folder: &Path, program: &str, log: &str) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// What the verifier says at the end of its log, behind the last instruction that it looked at and before its statistics, in
-/// one line. `None` if it says nothing.
+/// Reason at the end of the verifier's log, behind the last instruction and before its statistics, in one line; `None` if
+/// there is none.
 fn reason(log: &str) -> Option<String> {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut said: Vec<&str> = lines.take_while(|line| !is_summary(line)).collect();

@@ -27,10 +27,10 @@ pub struct Gc {
     sweeper: Sweeper,
     /// Endpoints in `tp_removed_eps`: their flows are being marked.
     gone: BTreeSet<GoneEndpoint>,
-    /// What the last periodic sweep found: IPv4, IPv6.
+    /// Result of the last periodic sweep: IPv4, IPv6.
     found: [Found; 2],
     room: Room,
-    /// The maps have been made equal to what is desired: before, nobody can say which of `gone` serve.
+    /// The maps have been made equal to what is desired: before, it is unknown which of `gone` serve.
     synced: bool,
     /// Endpoints that were named as gone, for which no marking sweep has begun.
     unmarked: BTreeSet<GoneEndpoint>,
@@ -90,7 +90,7 @@ impl Gc {
         self.sweeper.set_timeouts(timeouts);
     }
 
-    /// What the last periodic sweep found: IPv4, IPv6.
+    /// Result of the last periodic sweep: IPv4, IPv6.
     pub fn found(&self) -> [Found; 2] {
         self.found
     }

@@ -1,4 +1,4 @@
-//! Flows that a table which is nearly full lets go of before their time: by class, as many as are too many.
+//! Removal of flows before their time from a nearly full table: by class, as many as exceed the target.
 
 use traffic_policy_ebpf::{abi::Sweep, tcp::class};
 

@@ -30,7 +30,7 @@ use crate::dataplane::{
 /// The count of unassured flows is set right when it is off by more than this.
 const DRIFT: u64 = 1024;
 
-/// What a sweep found in one family.
+/// Result of a sweep in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Entries in the table.
@@ -83,7 +83,7 @@ impl Sweeper {
         }
     }
 
-    /// Tells the packet path the time-outs, as each sweep does: where an agent ends before its first sweep, flows that are over must
+    /// Sets the time-outs for the packet path, as each sweep does: if an agent ends before its first sweep, expired flows must
     /// leave a full table all the same.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ pub struct Needed {
 }
 
 impl Needed {
-    /// Of a frontend. ClusterIPs go by their address: their ports (80, 443) are everybody's.
+    /// Of a frontend. ClusterIPs go by their address: their ports (80, 443) are common.
     pub fn frontend(&mut self, address: SocketAddr, cluster_ips: &BTreeSet<IpAddr>) {
         if cluster_ips.contains(&address.ip()) {
             self.cluster_ip(address.ip());

@@ -32,7 +32,7 @@ use crate::{
     model::{Endpoint, Protocol},
 };
 
-/// What the maps hold now.
+/// Reads the present content of the maps.
 ///
 /// # Errors
 /// A map that cannot be read.

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fmt, net::SocketAddr};
 use super::op::Held;
 use crate::model::{Endpoint, ServicePortKey};
 
-/// How many entries fit; pairs are IPv4, IPv6.
+/// Capacity in entries; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
     /// Frontends, and the ClusterIPs beside them.
@@ -55,7 +55,7 @@ impl Entries {
         self.free(ipv6, all) as usize >= more
     }
 
-    /// How many are free, for a Service that wants `all` of them over all of its ports.
+    /// Returns the number of free entries for a Service that needs `all` of them over all of its ports.
     pub fn free(&self, ipv6: bool, all: usize) -> u32 {
         let family = usize::from(ipv6);
         let size = self.size[family];

@@ -36,7 +36,7 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 
     flags
 }
 
-/// What draining depends on besides the Service.
+/// Inputs of draining besides the Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Drain {
     /// Of Services without an annotation of their own.
@@ -65,7 +65,7 @@ pub fn affinity(port: &ServicePort) -> u32 {
     port.affinity.map_or(0, |lasts| u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX))
 }
 
-/// The names and policies of a Service port, for people who read the maps.
+/// The names and policies of a Service port, for human readers of the maps.
 pub fn info(key: &ServicePortKey, port: &ServicePort) -> ServiceInfo {
     let name = |text: &str| {
         let mut bytes = [0; NAME_LENGTH];

@@ -16,7 +16,7 @@ use crate::{
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Writes endpoints into a range that nobody reads yet.
+    /// Writes endpoints into a range that no program reads yet.
     Slots {
         ipv6: bool,
         base: u32,
@@ -37,7 +37,7 @@ pub enum Op {
     RemoveSourceRange(Source),
 }
 
-/// What the maps of both families hold.
+/// Content of the maps of both families.
 #[derive(Debug, Default)]
 pub struct Held {
     pub frontends: BTreeMap<FrontendId, Frontend>,

@@ -35,7 +35,7 @@ use crate::{
     model::{Desired, Endpoint, ServicePort, ServicePortKey},
 };
 
-/// What has been written, and what is free.
+/// Written state, and free entries.
 #[derive(Debug)]
 pub struct Planner {
     held: Held,
@@ -48,7 +48,7 @@ pub struct Planner {
     first: bool,
     /// As it was compared with what the maps hold.
     cluster_ips: Option<Arc<BTreeMap<IpAddr, u32>>>,
-    /// Who of `ports` has an index.
+    /// Service ports by their index in `ports`.
     owners: HashMap<u32, ServicePortKey>,
 }
 
@@ -60,7 +60,7 @@ struct Applied {
     local: IndexRange,
 }
 
-/// What is to be done for one change of the desired state.
+/// Operations for one change of the desired state.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub ops: Vec<Op>,
@@ -72,7 +72,7 @@ pub struct Plan {
     last: Vec<Op>,
 }
 
-/// What the plan must know besides the desired state.
+/// Inputs of the plan besides the desired state.
 #[derive(Clone, Debug)]
 pub struct Context<'a> {
     /// All addresses of this node.

@@ -16,7 +16,7 @@ pub struct Ranges {
     /// Base → length.
     free: BTreeMap<u32, u32>,
     quarantined: VecDeque<(Instant, IndexRange)>,
-    /// Where to look first, for round robin.
+    /// First place to try, for round robin.
     next: Option<u32>,
 }
 
@@ -75,7 +75,7 @@ impl Ranges {
         Some(IndexRange { base, len })
     }
 
-    /// Where the first `len` free ones in a row are, from `from` on.
+    /// Returns the first place, from `from` on, of `len` free ones in a row.
     fn fit(&self, from: u32, len: u32) -> Option<u32> {
         let around = self.free.range(..from).next_back().into_iter();
         let mut places = around.chain(self.free.range(from..)).map(|(base, length)| (*base, base + length));

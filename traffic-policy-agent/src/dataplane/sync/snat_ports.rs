@@ -47,7 +47,7 @@ impl PortRanges {
     }
 }
 
-/// What ports are made of.
+/// Inputs for the set of SNAT ports.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// `--pool-ports`.

@@ -123,7 +123,7 @@ fn find_entrances(copy: &TracingCopy, root: &Path) -> Result<Vec<Entrance>> {
     Ok(entrances)
 }
 
-/// Copies frontends and endpoints, with another policy. A list of this node's endpoints that nobody needed so far is taken
+/// Copies frontends and endpoints, with another policy. A list of this node's endpoints that was not needed so far is taken
 /// from the other list: it lacks those that are terminating while others are ready, and those that topology hints leave
 /// out.
 fn copy_services<A: Address, const W: usize>(

@@ -74,7 +74,7 @@ impl Simulator {
         self.copy.remember_client(client, kind, service)
     }
 
-    /// Who has an index; `None` if nobody.
+    /// Service port of an index; `None` if there is none.
     pub fn service(&self, index: u32) -> Option<ServicePortKey> {
         self.copy.maps.services.get(&index, 0).ok().map(|info| service_key(&info))
     }

@@ -1,4 +1,4 @@
-//! The first port of a Service on every node, by one version of the objects: what whoever asks is told there, and which endpoints the
+//! The first port of a Service on every node, by one version of the objects: the answers to health checks, and the endpoints that the
 //! node chooses among.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
@@ -14,12 +14,12 @@ use crate::{
     model::{ListId, Policy, ServiceName, object::Readiness},
 };
 
-/// What follows from one version of the objects.
+/// Consequences of one version of the objects.
 #[derive(Debug)]
 pub(in crate::lb) struct Standpoint {
     pub policy: Policy,
     pub drain: Duration,
-    /// What the balancer asks once it knows of this version.
+    /// Question that the balancer asks once it knows of this version.
     pub question: Question,
     /// It heeds the number of endpoints that the health port answers with.
     pub weighs: bool,
@@ -48,7 +48,7 @@ pub(in crate::lb) struct OnNode {
 }
 
 impl Standpoint {
-    /// What the node chooses among.
+    /// Endpoints that the node chooses among.
     pub fn list(&self, node: &OnNode) -> &[SocketAddr] {
         self.lists.get(&node.list).map_or(&[], Vec::as_slice)
     }

@@ -67,7 +67,7 @@ impl Cause {
         }
     }
 
-    /// What to do.
+    /// The remedy.
     pub(super) const fn cure(self) -> &'static str {
         match self {
             Self::DeadAgent => {

@@ -10,7 +10,7 @@ pub struct Difference {
     pub level: Level,
 }
 
-/// What else is known of a node, from all that it was asked.
+/// Further facts about a node, from all of its answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contact {
     /// `/healthz` refused.

@@ -70,7 +70,7 @@ fn finding(level: Level, cause: Cause, group: &[&Answered]) -> Finding {
     Finding::new(level, cause.code(), what, cause.cure())
 }
 
-/// What was asked.
+/// Text of a question.
 pub(in crate::lb) fn question_text(question: Question) -> String {
     match question {
         Question::ProxyHealth => "GET :10256/healthz".to_owned(),
@@ -80,7 +80,7 @@ pub(in crate::lb) fn question_text(question: Question) -> String {
     }
 }
 
-/// What follows from the objects, in a word or two.
+/// Text of the answer that the objects lead to expect, in a word or two.
 #[must_use]
 pub fn expected_text(answer: Answer) -> String {
     match answer {
@@ -99,7 +99,7 @@ fn counted(endpoints: usize) -> String {
     format!("{endpoints} endpoint{}", if endpoints == 1 { "" } else { "s" })
 }
 
-/// What was answered, in a word or two.
+/// Text of an answer, in a word or two.
 #[must_use]
 pub fn heard_text(heard: &Heard) -> String {
     match heard {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{lb::Question, model::ServiceName};
 
-/// What came back.
+/// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Http(Http),
@@ -18,7 +18,7 @@ pub enum Heard {
     Hangs,
     /// There is no way to the address.
     Unreachable,
-    /// What came over the connection is no answer of HTTP: why not.
+    /// Not a valid HTTP response, with the reason.
     Garbled(&'static str),
     /// The Node has no address of the wanted type.
     NoAddress,
@@ -42,7 +42,7 @@ pub struct Http {
     pub spoken: Spoken,
 }
 
-/// What a body says.
+/// Content of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spoken {
     /// As a `healthCheckNodePort` does.
@@ -76,7 +76,7 @@ struct Named {
 }
 
 impl Named {
-    /// Whether it may be shown as it is: it comes from whoever answers.
+    /// Whether it may be shown as it is: answers are not trusted.
     fn is_name(&self) -> bool {
         [&self.namespace, &self.name].iter().all(|part| {
             part.len() <= 253

@@ -1,4 +1,4 @@
-//! Nodes as they are, and what their agents have written: what becomes of a request there, and what whoever asks is told.
+//! Nodes, and the state that their agents have written: the result of a request there, and the answer to a health check.
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     model::{HeldPolicy, Policy, drain_until},
 };
 
-/// What follows from one version of the objects, and which pod has which address in it.
+/// Consequences of one version of the objects, and the pods by their addresses in it.
 #[derive(Debug)]
 pub(super) struct Version {
     pub(super) standpoint: Standpoint,
@@ -25,7 +25,7 @@ pub(super) struct Node {
     pub(super) is_there: bool,
     /// The agent runs, and has heard from the API.
     pub(super) agent: bool,
-    /// What it has written.
+    /// Version of the objects that the agent has written.
     pub(super) written: Option<usize>,
     held: Option<HeldPolicy>,
 }
@@ -138,7 +138,7 @@ impl Run<'_> {
         }
     }
 
-    /// What a node says to a health check. An agent that is dead answers nothing, but what it has written goes on.
+    /// Answer of a node to a health check. A dead agent does not answer, but what it has written stays in effect.
     pub(super) fn answer(&mut self, now: Duration, node: usize, question: Question) -> Answer {
         if !self.nodes[node].is_there {
             return Answer::Silence;

@@ -22,7 +22,7 @@ pub enum Event {
     Pod(String, PodEvent),
 }
 
-/// What becomes of a pod.
+/// Change of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodEvent {
     /// A new one is ready on this node; the objects say so.
@@ -42,7 +42,7 @@ pub struct Timed {
     pub event: Event,
 }
 
-/// How events are written, for messages.
+/// Syntax of events, for messages.
 const FORMS: &str = "policy=Local|Cluster, drain=TIME, node=NAME=gone|drained|added, pod=NAME, scale=N, spread, rollout, \
                      crash=NODE or outage=TIME";
 

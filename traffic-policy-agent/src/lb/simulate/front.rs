@@ -8,7 +8,7 @@ use crate::lb::{
     verdict::{Answer, Question},
 };
 
-/// What a balancer thinks of each node.
+/// State of a balancer, with its view of each node.
 #[derive(Debug)]
 pub(super) struct Front {
     /// The version that its controller has handed on.
@@ -139,7 +139,7 @@ impl Run<'_> {
         self.choose_takers_and_tell(now);
     }
 
-    /// Speakers on the nodes follow the objects. One that is gone says nothing, and is believed until its time is over.
+    /// Speakers on the nodes follow the objects. One that is gone withdraws nothing, and its announcement holds until it times out.
     fn announce(&mut self, now: Duration) {
         for node in 0..self.nodes.len() {
             let standpoint = &self.versions[self.front.version].standpoint;
@@ -150,7 +150,7 @@ impl Run<'_> {
         }
     }
 
-    /// The announcements of a node that is gone are over.
+    /// The announcements of a node that is gone have timed out.
     pub(super) fn withdraw(&mut self, now: Duration, node: usize) {
         if self.front.question == Question::Nothing {
             self.believe(now, node, false);
@@ -246,7 +246,7 @@ impl Run<'_> {
         self.front.taking = taking;
     }
 
-    /// Where a request is sent: nodes in turn, or by their weights.
+    /// Node that a request is sent to: nodes in turn, or by their weights.
     pub(super) fn choose(&mut self, number: u64) -> Option<usize> {
         let Front { taking, weights, .. } = &self.front;
         if weights.is_empty() {

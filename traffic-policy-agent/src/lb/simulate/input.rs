@@ -1,4 +1,4 @@
-//! The parts of a simulation, and how long everybody takes to learn of a change.
+//! Inputs of a simulation: its parts, and the delays with which they react to a change.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -37,7 +37,7 @@ pub struct Load {
     pub request: Duration,
 }
 
-/// How long everybody but the balancer takes. The defaults are assumptions for a cluster that is well.
+/// Delays of everything but the balancer. The defaults are assumptions for a healthy cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learn {
     /// From an object's change to what an agent has written, and its health ports say.
@@ -48,7 +48,7 @@ pub struct Learn {
     pub node_grace: Duration,
     /// From a pod's creation to its being ready.
     pub pod_start: Duration,
-    /// How long a pod goes on serving after its deletion.
+    /// Time that a pod goes on serving after its deletion.
     pub pod_stop: Duration,
     /// From an agent's crash to its being back.
     pub agent_restart: Duration,

@@ -19,7 +19,7 @@ pub(super) enum Next {
     HandedOn {
         version: usize,
     },
-    /// The time of a drain is over.
+    /// The time of a drain has ended.
     Drained {
         node: usize,
     },
@@ -27,7 +27,7 @@ pub(super) enum Next {
         node: usize,
         generation: u32,
     },
-    /// A check that nobody answered.
+    /// A check without an answer.
     TimedOut {
         node: usize,
         generation: u32,

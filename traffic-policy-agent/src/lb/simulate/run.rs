@@ -1,4 +1,4 @@
-//! One run: the world, what everybody knows of it, and the loop over what is to come.
+//! One run: the simulated cluster, the views of its parts, and the event loop.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,7 +22,7 @@ use crate::lb::{
     verdict::Question,
 };
 
-/// What became of all requests.
+/// Results of all requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulated {
     pub nodes: Vec<String>,
@@ -31,7 +31,7 @@ pub struct Simulated {
     pub line: Vec<Moment>,
     /// Why requests were lost or cut.
     pub why: BTreeMap<Why, u64>,
-    /// What is asked at first.
+    /// Question that the balancer asks at first.
     pub question: Question,
     /// When each node's first check begins; the others follow in the balancer's interval.
     pub phases: BTreeMap<String, Duration>,

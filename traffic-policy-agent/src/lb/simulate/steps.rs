@@ -22,7 +22,7 @@ pub(super) enum Step {
     /// A pod takes no connections any more.
     Stopped(usize),
     AgentBack(usize),
-    /// Announcements of a node that is gone are over.
+    /// Announcements of a node that is gone have timed out.
     Withdrawn(usize),
     ApiBack,
     /// Kubernetes has not heard of a node for too long.
@@ -217,7 +217,7 @@ impl Run<'_> {
         }
     }
 
-    /// A pod is to go: its endpoint follows a while later, and it stops when its time is over.
+    /// A pod is deleted: its endpoint follows after a delay, and it stops `pod_stop` after its deletion.
     fn delete(&mut self, now: Duration, pod: &str) {
         let Some(number) = self.pod_of.get(pod).copied() else { return };
         let learn = &self.input.learn;

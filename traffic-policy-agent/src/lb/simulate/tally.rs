@@ -62,7 +62,7 @@ pub struct Second {
     pub pods: BTreeMap<usize, Counts>,
 }
 
-/// Where a request went.
+/// Path of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) second: usize,

@@ -15,7 +15,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a scene is made of besides its objects.
+/// Inputs of a scene besides its objects.
 #[derive(Clone)]
 struct Scene<'t> {
     balancer: Balancer,

@@ -125,7 +125,7 @@ fn round(heard: &Answered) -> Probed {
     Probed::new(vec![(asking, heard.clone(), Duration::ZERO)])
 }
 
-/// What differs once may be of the moment; what differs twice is told, once; and so is its end.
+/// A difference seen once may be transient; one seen twice is reported, once; and so is its end.
 #[test]
 fn a_difference_is_told_when_it_lasts() {
     let mut heard = Heard::default();

@@ -230,7 +230,7 @@ proptest! {
     }
 }
 
-/// A health port that an annotation gives is answered only if nobody has it with more right.
+/// A health port that an annotation gives is answered only if no use takes precedence.
 #[test]
 fn each_health_port_of_an_annotation_has_one_service() {
     let annotated = |i, created, port| Service {

@@ -22,7 +22,7 @@ const PREEMPTIBLE: [(&str, Option<&str>); 6] = [
     ("node.kubernetes.io/preemptible", None),
 ];
 
-/// What annotations of balancers begin with.
+/// Prefixes of the annotations of balancers.
 const BALANCERS: [&str; 8] = [
     "cloud.google.com/",
     "networking.gke.io/",
@@ -34,12 +34,12 @@ const BALANCERS: [&str; 8] = [
     "traffic-policy.io/",
 ];
 
-/// How much is read of an object.
+/// Set of fields that are read of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::source) enum Detail {
-    /// What a proxy needs.
+    /// Fields that a proxy needs.
     Proxy,
-    /// What the judgement of a cluster needs.
+    /// Fields that the judgement of a cluster needs.
     Cluster,
 }
 

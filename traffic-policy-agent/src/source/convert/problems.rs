@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::model::address::{parse_cidr, parse_ip, unusable};
 
-/// What is left out of one object.
+/// Unusable parts of one object.
 pub(super) struct Problems {
     pub(super) object: String,
     /// One for each problem, complete.
@@ -30,7 +30,7 @@ impl Problems {
         Some(ip)
     }
 
-    /// The CIDRs that are some. One of all addresses is a mistake: everybody would be inside.
+    /// The CIDRs that are some. One of all addresses is a mistake: it would admit every source.
     pub(super) fn cidrs(&mut self, field: &str, texts: &[String]) -> Vec<IpNet> {
         let mut cidrs = Vec::new();
         for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {

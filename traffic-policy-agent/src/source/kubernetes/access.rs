@@ -16,13 +16,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Where a pod finds the token and the CA of its service account.
+/// Folder of the token and the CA of a pod's service account.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The name that the API server's certificate carries in every cluster.
 const SERVER_NAME: &str = "kubernetes.default.svc";
 
-/// How long the API's cluster IP may take to answer.
+/// Time limit for an answer of the API's cluster IP.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ pub enum AccessError {
 }
 
 impl Access {
-    /// Where the API is and how to be let in, but for the token of a service account.
+    /// Address of the API and credentials, except the token of a service account.
     ///
     /// # Errors
     /// Files that cannot be read; an API server that does not answer, if only its cluster IP is known.
@@ -148,7 +148,7 @@ fn is_loopback(uri: &hyper::Uri) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// What a person should know of a configuration that was written on purpose.
+/// Warnings about an insecure configuration.
 fn risks(config: &Config) -> Vec<String> {
     let mut risks = Vec::new();
     if config.accept_invalid_certs {

@@ -22,7 +22,7 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 /// Characters of a message. The API server takes 32 KiB, and a person less.
 const MOST: usize = 1024;
 
-/// How the agent fares.
+/// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Empty if all is well.
@@ -111,7 +111,7 @@ async fn write(
     Ok(())
 }
 
-/// What the Node says now. By a list: some roles may list Nodes and not get one.
+/// Status of the Node's condition. By a list: some roles may list Nodes and not get one.
 async fn current(nodes: &Api<Node>, name: &str) -> Result<Option<bool>, kube::Error> {
     let list = nodes.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
     let status = list.items.into_iter().next().and_then(|node| node.status);

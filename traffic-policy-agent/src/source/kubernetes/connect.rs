@@ -31,12 +31,12 @@ const KEEPALIVE_QUESTIONS: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How often the files of the credentials are looked at. The kubelet replaces its certificate well before it expires.
+/// Interval of checking the credentials' files. The kubelet replaces its certificate well before it expires.
 const LOOK: Duration = Duration::from_secs(5);
 
 pub(super) type Connections = BoxService<Request<Body>, Response<Incoming>, BoxError>;
 
-/// What requests need apart from credentials of this agent's own.
+/// The layers of requests except credentials of this agent's own.
 ///
 /// # Errors
 /// Certificates that cannot be read; a proxy, which is not supported.
@@ -69,7 +69,7 @@ fn connector() -> HttpConnector {
     connector
 }
 
-/// Connections that are made anew, with other credentials, once somebody has put such into their place.
+/// Connections that are made anew, with other credentials, as soon as `next` has some.
 pub(super) struct Renewed {
     current: Connections,
     next: Next,
@@ -130,7 +130,7 @@ pub(super) async fn follow(access: Access, next: Next, status: StatusWriter) {
 /// When a file was changed, its length and inode; `None`: it is not there.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
-/// What tells two versions of the files apart that credentials come from.
+/// Modification time, length and inode of each file that credentials come from.
 fn stamps(kubeconfig: &Path) -> Vec<(PathBuf, Stamp)> {
     use std::os::unix::fs::MetadataExt;
     let mut files = vec![kubeconfig.to_owned()];
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Without it a connection whose other end has vanished is noticed by nobody.
+    /// Without it a connection whose other end has vanished goes unnoticed.
     #[tokio::test]
     async fn connections_ask_whether_the_other_end_is_there() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

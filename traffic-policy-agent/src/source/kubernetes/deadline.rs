@@ -2,7 +2,7 @@
 //!
 //! A server that takes a connection and says nothing is as good as none, but no error ever comes of it. So each answer has
 //! a deadline for its headers, each body that is not a watch's one for its pieces and its whole, and watches, which may be
-//! silent for good reasons, end when [`super::probe`] finds nobody there.
+//! silent for good reasons, end when [`super::probe`] gets no answer.
 
 use std::{
     pin::Pin,

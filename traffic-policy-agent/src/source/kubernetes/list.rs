@@ -40,7 +40,7 @@ pub enum ListError {
     Failed { plural: &'static str, message: String },
 }
 
-/// How far a listing is.
+/// Progress of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub plural: &'static str,

@@ -96,7 +96,7 @@ where
     }
 }
 
-/// What a request is about, in the words of [`super::watch::Kind::plural`].
+/// Kind of objects that a request is about, in the words of [`super::watch::Kind::plural`].
 fn subject(path: &str) -> &'static str {
     match path.rsplit('/').next() {
         Some("services") => "Services",

@@ -45,26 +45,26 @@ use crate::{
 /// A kind of object, how it is understood, and what becomes of it.
 pub(super) struct Kind<K, T> {
     pub(super) plural: &'static str,
-    /// What it means to go on without them, for a kind that not every API server has, or not for every role.
+    /// Consequence of doing without them, for a kind that not every API server has, or not every role may read.
     pub(super) without: Option<&'static str>,
     pub(super) convert: fn(&K) -> Result<Option<T>, FieldError>,
     pub(super) update: fn(Change<T>) -> Update,
 }
 
-/// Where the watches of one source put what they see.
+/// Destination of the events of one source's watches.
 #[derive(Clone)]
 pub(super) struct Sink {
     pub(super) sender: mpsc::Sender<Batch>,
     pub(super) status: StatusWriter,
     pub(super) events: EventRecorder,
-    /// How many first lists are still to come.
+    /// Number of first lists still to come.
     pub(super) lists: Arc<AtomicUsize>,
 }
 
-/// How long a kind that the API server does not give is left alone. Each node of a cluster asks.
+/// Pause before a kind that the API server refuses is requested again. Each node of a cluster asks.
 const REFUSED: Duration = Duration::from_secs(600);
 
-/// The run loop is gone: there is nobody to watch for.
+/// The run loop is gone: watches end.
 struct Stopped;
 
 impl Sink {
@@ -83,7 +83,7 @@ impl Sink {
     }
 }
 
-/// How all objects are asked for.
+/// Method of listing all objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listing {
     /// As the beginning of a watch, from the API server's cache (Kubernetes 1.32 and later).
@@ -170,7 +170,7 @@ enum Ended {
     Refused,
 }
 
-/// What the API server answers to who asks for a resource that it does not have, or that the role does not name.
+/// Refusal by the API server: it does not have the resource, or the role does not name it.
 fn refusal(error: &watcher::Error) -> Option<&Status> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))

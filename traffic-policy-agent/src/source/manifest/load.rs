@@ -48,7 +48,7 @@ impl Objects {
         ])
     }
 
-    /// A field that nobody reads is a typing error more often than not. It is no mistake: it may be of a newer API.
+    /// An unknown field is a typing error more often than not. It is no mistake: it may be of a newer API.
     fn tell_unknown_fields(&mut self, name: &ServiceName, kind: &str, fields: &[String]) {
         let problems = match kind {
             "Service" => {
@@ -66,7 +66,7 @@ impl Objects {
     }
 }
 
-/// What is wrong in a folder, one line for each mistake: file, document, field, what.
+/// Mistakes in a folder, one line each: file, document, field, what.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]
 pub struct Mistakes(pub Vec<String>);
@@ -107,7 +107,7 @@ struct Loader {
     detail: Detail,
     objects: Objects,
     mistakes: Vec<String>,
-    /// Where each object was found, by kind and name.
+    /// File of each object, by kind and name.
     found: BTreeMap<String, String>,
 }
 

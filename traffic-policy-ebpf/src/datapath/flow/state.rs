@@ -28,7 +28,7 @@ use crate::datapath::{
     words::load64,
 };
 
-/// What is to be done with a packet whose entry was found.
+/// Treatment of a packet whose entry was found.
 pub enum Transition<A: Address> {
     /// Translate it as this entry says.
     Keep(*mut Flow<A>),

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-/// What a client names.
+/// Destination of a packet or call, as frontends are looked up.
 #[derive(Clone, Copy)]
 pub struct Target<A> {
     pub address: A,
@@ -18,7 +18,7 @@ pub struct Target<A> {
     pub scope: u32,
 }
 
-/// Who asks.
+/// Source of a packet or call.
 #[derive(Clone, Copy)]
 pub struct Client<A> {
     /// Compared with source ranges.
@@ -48,7 +48,7 @@ pub struct List {
 }
 
 impl<A: Address> Target<A> {
-    /// What a packet is addressed to.
+    /// Destination of a packet.
     #[inline(always)]
     pub fn of(tuple: &Tuple<A>) -> Self {
         Self {

@@ -28,7 +28,7 @@ pub fn frontend<F: Family>(target: &Target<F::Address>) -> *mut Frontend {
     F::frontends().lookup::<_, Frontend>(&key).unwrap_or(core::ptr::null_mut())
 }
 
-/// What becomes of a target that is no frontend.
+/// Outcome for a destination that is no frontend.
 #[inline(always)]
 fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
     let key =

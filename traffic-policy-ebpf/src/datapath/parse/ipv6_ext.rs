@@ -15,7 +15,7 @@ const FIXED: usize = 40;
 /// More than these are left to the stack: RFC 8504 section 5.3 lets a host set limits like these.
 const MOST: usize = 8;
 const MOST_BYTES: usize = 256;
-/// Where the transport header begins at the latest, from the IP header on.
+/// Largest offset of the transport header from the IP header, in bytes.
 pub const MAX_LENGTH: usize = FIXED + MOST_BYTES;
 /// Every offset up to [`MAX_LENGTH`], the eight bytes of a fragment header after it included, is below this power of two.
 const REACH_MASK: u32 = (MAX_LENGTH + 8).next_power_of_two() as u32 - 1;

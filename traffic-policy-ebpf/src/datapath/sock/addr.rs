@@ -194,7 +194,7 @@ impl Call {
         named(load128!(at::BOUND6, socket))
     }
 
-    /// Whether the socket is connected to somebody.
+    /// Whether the socket is connected.
     #[inline(always)]
     pub fn is_connected(self) -> bool {
         self.peer_port() != Port::NONE

@@ -18,7 +18,7 @@ use crate::datapath::{
     prefilter, trace,
 };
 
-/// What a socket is about to do.
+/// Input of the Service lookup for a socket call.
 #[derive(Clone, Copy)]
 pub struct Query<A> {
     /// The address that the application names; an IPv4-mapped IPv6 address counts as IPv4.
@@ -34,7 +34,7 @@ pub struct Query<A> {
     pub node: bool,
     /// Spreads connections over endpoints.
     pub hash: u64,
-    /// Where earlier datagrams of this socket to this destination went, or null: a conversation stays with its endpoint.
+    /// Endpoint of the socket's earlier datagrams to this destination, or null: a conversation stays with its endpoint.
     pub had: *const TranslatedSocket,
 }
 

@@ -43,7 +43,7 @@ struct DestinationCall<A> {
     connects: bool,
 }
 
-/// Where a call goes.
+/// Verdict on a call, and its new destination.
 struct CallVerdict<A> {
     verdict: i32,
     /// The endpoint holds.
@@ -278,7 +278,7 @@ pub fn sendmsg6(call: Call) -> i32 {
     translate.verdict
 }
 
-/// What the application named, where the other end is the endpoint of a translated call; or null.
+/// The address that the application named, where the peer is the endpoint of a translated call; or null.
 #[inline(always)]
 fn peer<F: Family>(
     call: Call,
@@ -346,7 +346,7 @@ pub fn getpeername6(call: Call) -> i32 {
     ALLOW
 }
 
-/// A connected socket is closed: nobody will ask for its peer again.
+/// A connected socket is closed: its peer is not asked for again.
 #[inline(always)]
 pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());

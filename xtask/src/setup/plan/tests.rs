@@ -148,7 +148,7 @@ fn crossing() -> Facts {
     Facts { toolchain: Some(toolchain(22)), linker: linker(Some(22)), cross: Some(cross), ..debian() }
 }
 
-/// What is there of the target in `facts` now.
+/// Sets the tools that `facts` has of the target.
 fn there(facts: &mut Facts, standard_library: bool, compiler: bool) {
     let cross = facts.cross.as_mut().unwrap();
     (cross.standard_library, cross.compiler) = (standard_library, compiler);
@@ -182,7 +182,7 @@ fn without_rustup_and_apt_it_says_what_another_target_takes() {
     }
 }
 
-/// Where the packages do not help (a distribution without them), it ends, and says so.
+/// If the packages do not help (a distribution without them), setup ends, and says so.
 #[test]
 fn a_compiler_that_apt_does_not_bring() {
     let mut facts = crossing();

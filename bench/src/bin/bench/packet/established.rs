@@ -19,12 +19,12 @@ use crate::{
 
 const GROUP: &str = "established";
 
-/// What every packet of an established flow may cost, of the floor's cost in XDP over IPv4.
+/// Largest cost of a packet of an established flow, relative to the floor's cost in XDP over IPv4.
 const XDP: Goal = Goal::TimesAtMost(1.15);
 const TC: Goal = Goal::TimesAtMost(2.6);
 const IPV6: Goal = Goal::TimesAtMost(1.4);
 
-/// How many flows there are, and in which order their packets come.
+/// Number of flows, and the order of their packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Size {
     One,

@@ -24,7 +24,7 @@ const GROUP: &str = "new flow";
 
 /// Of all that the table of IPv4 or IPv6 holds, so many are in use when it is "filled".
 const FILLED: f64 = 0.97;
-/// What the tables hold beforehand.
+/// Fill level of the tables before the run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
@@ -140,7 +140,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Fills the tables with flows of nobody.
+/// Fills the tables with flows that send no packet.
 fn fill(loaded: &mut Loaded, ipv6: bool) -> Result<()> {
     fn some<A: Address>(number: u32, address: A) -> Tuple<A> {
         Tuple { source: address, destination: A::default(), ports: Ports::from_wire(number), protocol: 6 }

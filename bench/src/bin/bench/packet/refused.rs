@@ -24,7 +24,7 @@ const SENDERS: u32 = 1_000;
 /// More than any run asks for.
 const ANSWERS_PER_JIFFY: u32 = 1 << 20;
 
-/// What is refused.
+/// Reason for the refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     WithoutEndpoint,
@@ -83,7 +83,7 @@ impl Wanted {
         (0..SENDERS).map(one).collect()
     }
 
-    /// What becomes of the first of them.
+    /// Expected result for the first of them.
     fn expected(self, first: &Frame) -> Expected {
         let [client, frontend] = self.ends(0).map(|end| (end.ip(), end.port()));
         let answer = match self.what {

@@ -89,7 +89,7 @@ fn verdict(old: &Figure, new: &Figure) -> &'static str {
     }
 }
 
-/// Where kernel, processor or settings differ.
+/// Differences in kernel, processor or settings.
 fn differences(before: &Report, after: &Report) -> Vec<String> {
     let keys: BTreeSet<_> = before.environment.keys().chain(after.environment.keys()).collect();
     let decisive =

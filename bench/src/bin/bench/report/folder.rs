@@ -17,7 +17,7 @@ const JSON: &str = "results.json";
 const PAGE: &str = "report.html";
 const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// What is known of a run when it begins.
+/// Facts about a run at its beginning.
 pub(super) fn run(seed: u64) -> Run {
     let commit = git(&["rev-parse", "HEAD"]).unwrap_or_default();
     let changes = git(&["status", "--porcelain", "--untracked-files=no"]);
@@ -42,7 +42,7 @@ fn utc(time: SystemTime) -> String {
 }
 
 impl Report {
-    /// Where the report goes unless the command line says so: below the folder of this program.
+    /// Default folder of the report: below the folder of this program.
     pub(crate) fn default_folder(&self) -> Result<PathBuf> {
         let own = env::current_exe().context("this program's own path is unknown")?;
         let target = own.ancestors().nth(2).context("this program is not in a target folder")?;
@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// What sudo made belongs to whoever called it.
+/// Files that were made under sudo are given to the user who called it.
 fn give_back(path: &Path) {
     let id = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
     if let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) {

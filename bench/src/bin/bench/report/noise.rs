@@ -63,7 +63,7 @@ impl Clock {
     }
 }
 
-/// What makes the machine busy before anything is measured, in words.
+/// Processes that keep the machine busy before anything is measured, in words.
 pub(crate) fn busy() -> Option<String> {
     let (then, used) = (Clock::now(), processes());
     thread::sleep(Duration::from_millis(500));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::noise;
 
-/// What a figure counts.
+/// Unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
@@ -65,7 +65,7 @@ impl Figure {
     }
 }
 
-/// What a row is compared with, measured in turns with it.
+/// Reference of a row, measured in turns with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reference {
     pub(crate) name: String,
@@ -75,7 +75,7 @@ pub(crate) struct Reference {
     runs: Vec<f64>,
 }
 
-/// What a figure, or its ratio to the reference, should be.
+/// Goal of a figure, or of its ratio to the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Goal {
@@ -158,7 +158,7 @@ impl Row {
         self.reference.as_ref().map(|reference| reference.ratio.median)
     }
 
-    /// What it is compared with; empty if with nothing.
+    /// Name of the reference; empty if there is none.
     pub(crate) fn beside_name(&self) -> &str {
         self.reference.as_ref().map_or("", |reference| &reference.name)
     }

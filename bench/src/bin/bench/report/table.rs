@@ -42,7 +42,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// What it means that rows are noisy, if any are.
+    /// Sentences on noisy rows, if there are any.
     pub(super) fn noise(&self) -> Option<String> {
         let noisy: Vec<_> = self.rows.iter().filter(|row| row.is_noisy()).collect();
         if noisy.is_empty() {

@@ -1,4 +1,4 @@
-//! One CPU for who measures, the others for what is measured.
+//! Assignment of CPUs: one for the measuring process, the others for its subject.
 
 use std::{fs, process};
 

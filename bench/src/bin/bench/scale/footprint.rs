@@ -30,7 +30,7 @@ pub(super) fn rows(services: u32) -> Rows {
 pub(super) struct Memory {
     /// Resident, with the pages of maps that it wrote to.
     resident: f64,
-    /// Resident and nobody else's: what it allocated.
+    /// Resident private memory: its allocations.
     own: f64,
     /// The most that was ever resident.
     pub(super) peak: f64,
@@ -80,7 +80,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> Result<()> {
     maps(stage, report)
 }
 
-/// What the kernel charges for the maps.
+/// Memory that the kernel charges for the maps.
 fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
     let status = stage.agent.json(&["status"])?;
     let maps = status["maps"].as_array().context("status names no maps")?;

@@ -69,7 +69,7 @@ impl Stage {
     }
 }
 
-/// What packets find of a Service.
+/// Map entries of a Service, as packets find them.
 pub(super) struct Maps {
     frontends: HashMap<MapData, FrontendKey<Address4>, Frontend>,
     slots: Array<MapData, Slot<Address4>>,

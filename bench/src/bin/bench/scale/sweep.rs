@@ -18,9 +18,9 @@ use crate::{
 };
 
 const GROUP: &str = "scale, sweep";
-/// What a sweep of these tables takes.
+/// Rows for the duration of a sweep of these tables.
 const TAKES: [&str; 3] = ["empty table, takes", "full table, takes", "full table whose flows all end, takes"];
-/// What a packet waits meanwhile, by the longest wait in each sweep.
+/// Rows for the delay of a packet by a sweep: the longest wait in each.
 const WAITS: [&str; 2] =
     ["longest wait of a packet, full table", "longest wait of a packet, full table whose flows all end"];
 const WORST: [&str; 2] =
@@ -132,7 +132,7 @@ struct Table {
     tables: Maps,
     sweeper: Sweeper,
     size: u32,
-    /// What the last sweep found.
+    /// Result of the last sweep.
     entries: u32,
     deleted: u32,
 }

@@ -1,4 +1,4 @@
-//! Which CPU is whose: one is the flood's, the others are for everybody else.
+//! Assignment of CPUs: one for the flood, the others for everything else.
 
 use std::{fs, io, thread::available_parallelism};
 

@@ -1,8 +1,8 @@
-//! New flows: a SYN that nobody answers, and a whole handshake.
+//! New flows: an unanswered SYN, and a whole handshake.
 //!
-//! What a new flow costs differs by design: the kernel has an unconfirmed connection of its own for each SYN and holds 262,144
-//! of them here; traffic-policy has at most a sixteenth of its table for flows that no handshake has confirmed (16,384),
-//! and a table of as many that the latest push out of. So both are measured. Tables are emptied after each run.
+//! The cost of a new flow differs by design: the kernel has an unconfirmed connection of its own for each SYN and holds
+//! 262,144 of them here; traffic-policy has at most a sixteenth of its table for flows that no handshake has confirmed
+//! (16,384), and a table of as many that the latest push out of. So both are measured. Tables are emptied after each run.
 
 use anyhow::{Result, ensure};
 use traffic_policy_bench_ebpf::traffic::{Arrived, sink};

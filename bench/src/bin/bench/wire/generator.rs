@@ -32,7 +32,7 @@ use super::{
 pub(crate) const NODE_PORT: u16 = 30_080;
 pub(crate) const TARGET_PORT: u16 = 8_080;
 
-/// Where a flood goes, and what must come of it.
+/// Path of a flood, and the expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path4 {
     /// To a node port; what arrives at an endpoint comes from the node.
@@ -41,7 +41,7 @@ pub(crate) enum Path4 {
     Direct,
 }
 
-/// What is sent.
+/// Packets to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Send {
     Openings,
@@ -57,7 +57,7 @@ pub(crate) struct Traffic {
     pub(crate) floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
     /// All packets are sent, forwarded and counted on this CPU.
     pub(crate) cpu: usize,
-    /// What the report should say of all this.
+    /// Notes for the report.
     pub(crate) notes: BTreeMap<String, String>,
     pub(crate) losses: Vec<String>,
 }
@@ -189,7 +189,7 @@ impl Traffic {
         self.counts()
     }
 
-    /// What came of a run that ended at this time (CLOCK_MONOTONIC).
+    /// Result of a run that ended at this time (CLOCK_MONOTONIC).
     pub(crate) fn end(&self, before: Counts, ended: Duration) -> Result<Run> {
         let Generator { started, sent, busy, .. } = self.generator.get(&0, 0)?;
         let took = ended.saturating_sub(Duration::from_nanos(started));

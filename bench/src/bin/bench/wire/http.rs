@@ -31,12 +31,12 @@ use crate::{
 /// Each way of asking goes on for so long.
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// What one subject did against one background.
+/// Results of one subject against one background.
 #[derive(Default)]
 struct Runs {
     percentiles: Percentiles,
     connections: Vec<f64>,
-    /// What went through beside it, as a fraction of what the subject can do.
+    /// Background load that arrived, as a fraction of the subject's capacity.
     load: Vec<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Which rows there are, which of them are wanted, and whom they need.
+//! Rows: all of them, those requested, and the subjects that they need.
 
 use std::collections::BTreeSet;
 
@@ -119,7 +119,7 @@ impl Plan {
     }
 }
 
-/// What rows are compared with is measured with them.
+/// Adds the reference rows that these rows are compared with.
 fn with(mut wanted: Vec<Kind>, references: &[Kind]) -> Vec<Kind> {
     if !wanted.is_empty() {
         let more: Vec<_> = references.iter().copied().filter(|kind| !wanted.contains(kind)).collect();
@@ -144,7 +144,7 @@ pub(crate) fn per_packet(kind: Kind) -> String {
     format!("per packet, {kind}")
 }
 
-/// What else goes through the node while HTTP does.
+/// Background load through the node beside HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Background {
     None,

@@ -16,7 +16,7 @@ use super::{
 pub(crate) const HTTP_NODE_PORT: u16 = 30_081;
 /// Endpoints of the Service that is flooded.
 pub(crate) const FLOODED: u32 = 8;
-/// Endpoints of each Service that nobody asks.
+/// Endpoints of each Service that gets no requests.
 const OTHERS: u32 = 3;
 pub(crate) const PORT: u16 = 80;
 pub(crate) const CLUSTER: &str = "10.1.0.0/16";

@@ -20,7 +20,7 @@ use super::{
     services::{FLOODED, NODE_NAME, objects, services},
 };
 
-/// What is measured.
+/// Subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Sends each packet back unchanged: what generator, wires and sink cost.
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// How the packets go.
+    /// Path of the packets.
     pub(crate) fn path(self) -> Path4 {
         if self == Self::Router { Path4::Direct } else { Path4::NodePort }
     }
@@ -171,7 +171,7 @@ impl Subject {
         .with_context(|| format!("emptying the tables of {}", self.kind))
     }
 
-    /// What a packet of an open flow arrives as.
+    /// Expected form of a packet of an open flow on its arrival.
     pub(crate) fn wanted(&self) -> Arrived {
         if self.kind == Kind::Bounce { Arrived::Untranslated } else { Arrived::Request }
     }

@@ -1,8 +1,8 @@
-//! Receiving on one CPU, whoever sends.
+//! Receiving on one CPU, independent of the sender (threaded NAPI).
 //!
-//! What a veth receives is otherwise handled on the CPU that sent it, or where its receiver happens to run already: a flood
-//! of one CPU and requests of another would push each other around. A thread of its own for a device's receiver (threaded
-//! NAPI) stays where it is put, as the interrupts of a real device's queue do.
+//! Frames that a veth receives are otherwise handled on the CPU that sent them, or where its receiver happens to run
+//! already: a flood of one CPU and requests of another would push each other around. A thread of its own for a device's
+//! receiver (threaded NAPI) stays where it is put, as the interrupts of a real device's queue do.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

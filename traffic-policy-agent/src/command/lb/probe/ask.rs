@@ -1,4 +1,4 @@
-//! The asking: GET requests and bare connections, with an end for each, and few at a time. Whoever answers may be anybody: what is
+//! The asking: GET requests and bare connections, with an end for each, and few at a time. Answers are not trusted: what is
 //! read of them is bounded in size and in time, and redirects are not followed.
 
 use std::{
@@ -34,7 +34,7 @@ const HEADERS: usize = 16 << 10;
 /// Before a question is asked again whose answer differs: what changed just now is written by then.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How much is asked at a time.
+/// Limits on simultaneous questions.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::command::lb) struct Limits {
     /// For each answer.

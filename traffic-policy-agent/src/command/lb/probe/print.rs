@@ -1,4 +1,4 @@
-//! Answers of nodes for people and for programs.
+//! Answers of nodes as text and as JSON.
 
 use std::{
     collections::BTreeMap,
@@ -121,7 +121,7 @@ fn milliseconds(one: &Answered) -> f64 {
     one.took.as_secs_f64() * 1e3
 }
 
-/// What `lb --probe --output json` has beside the judgements.
+/// Members of `lb --probe --output json` beside the judgements.
 #[derive(Serialize)]
 pub(super) struct ProbeDocument<'r> {
     answer_within_seconds: f64,

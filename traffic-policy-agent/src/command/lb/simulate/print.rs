@@ -1,4 +1,4 @@
-//! A simulation for people: seconds in which something changes, totals, and the time line.
+//! A simulation as text: seconds in which something changes, totals, and the time line.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -18,7 +18,7 @@ const NAME: usize = 30;
 /// Rows that the log has at least.
 const LOG: usize = 6;
 
-/// What there is to be shown of one judgement.
+/// Content of the screen.
 #[derive(Default)]
 pub(super) struct Picture {
     /// All objects have been seen once.
@@ -71,7 +71,7 @@ impl Picture {
         Self { begun: true, nodes: judge.node_count(), services: services.collect(), rows }
     }
 
-    /// `cause` says why a node's answers differ; its outer `None`: nobody asks.
+    /// `cause` says why a node's answers differ; its outer `None`: nodes are not asked.
     pub(super) fn lines(
         &self,
         (columns, height): (usize, usize),

@@ -64,7 +64,7 @@ impl Drop for Screen {
     }
 }
 
-/// Whether standard output is a pipe or a terminal that nobody reads any more.
+/// Whether standard output is a pipe or a terminal without a reader.
 pub(super) fn nobody_reads() -> bool {
     let out = io::stdout();
     let mut fds = [PollFd::new(out.as_fd(), PollFlags::empty())];

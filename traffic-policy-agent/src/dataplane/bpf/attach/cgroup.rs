@@ -36,7 +36,7 @@ pub enum Cgroup {
     None,
 }
 
-/// Where the programs are attached to, as their pins say it, and their names.
+/// Attach types of the programs, as in the names of their pins, and names of the programs.
 const CALLS: [(&str, &str); 9] = [
     ("connect4", "tp_connect4"),
     ("connect6", "tp_connect6"),
@@ -76,7 +76,7 @@ impl Cgroup {
         Ok(Some(folder))
     }
 
-    /// Where cgroup2 is mounted; of several places the one that shows most.
+    /// Mount point of cgroup2; of several the one that shows most.
     ///
     /// # Errors
     /// /proc does not tell.
@@ -204,7 +204,7 @@ fn put(program: &mut Program, cgroup: &File) -> Result<FdLink> {
     })
 }
 
-/// Where a link is pinned. The cgroup's number is part of the name: one that was made anew under its old name is another.
+/// Path of a link's pin. The cgroup's number is part of the name: a cgroup made anew under its old name is another one.
 fn pin(links: &Path, cgroup: &File, call: &str) -> Result<PathBuf> {
     let number = cgroup.metadata().context("the number of the cgroup cannot be read")?.ino();
     Ok(links.join(format!("{LINK}-{number}-{call}")))

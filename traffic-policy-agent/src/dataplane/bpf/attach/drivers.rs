@@ -68,7 +68,7 @@ pub fn fixed_guest_offloads(features: u64) -> bool {
     features & CTRL_GUEST_OFFLOADS == 0 && features & OFFLOADS != 0
 }
 
-/// What to do about them, outside of this machine.
+/// The remedy, outside of this machine.
 pub const FREE_GUEST_OFFLOADS: &str = "let the hypervisor offer to change them (QEMU: -device virtio-net-pci,ctrl_guest_offloads=on) or switch them off (guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off)";
 
 /// The features that driver and hypervisor have agreed on; `None` if `driver`, the device's, is another one.

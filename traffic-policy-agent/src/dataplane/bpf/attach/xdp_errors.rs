@@ -7,7 +7,7 @@ use super::{
     drivers,
 };
 
-/// What is known of the device.
+/// Facts about the device.
 #[derive(Clone, Debug)]
 pub struct Refusing<'a> {
     pub name: &'a str,
@@ -22,7 +22,7 @@ pub struct Refusing<'a> {
 }
 
 impl Refusing<'_> {
-    /// What the kernel's error means for this device, and what to do about it.
+    /// Meaning of the kernel's error for this device, and the remedy.
     pub fn explain(&self, error: &ProgramError) -> String {
         let text = chain(error);
         match errno(error) {

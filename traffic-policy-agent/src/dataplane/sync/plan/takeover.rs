@@ -1,5 +1,5 @@
-//! Takeover of index and ranges: from an earlier agent, and from a Service port that goes; and what becomes of what nobody
-//! takes over.
+//! Takeover of index and ranges: from an earlier agent, and from a Service port that goes; and the release of those that are
+//! not taken over.
 
 use std::{sync::Arc, time::Instant};
 
@@ -75,7 +75,7 @@ impl Planner {
         Some(Vacated { key: key.clone(), applied })
     }
 
-    /// Gives back what nobody took over.
+    /// Releases indices and ranges that were not taken over.
     pub(super) fn vacate(&mut self, left: &Vacated, now: Instant, plan: &mut Plan) {
         let (ipv6, old) = (left.key.ipv6, &left.applied);
         self.held.names.remove(&old.index);

@@ -28,13 +28,13 @@ impl Client {
         Self { server, request, next: Cell::new(0) }
     }
 
-    /// How long each answer took, all on one connection.
+    /// Durations of answers, all on one connection.
     pub(super) fn keep_asking(&self, window: Duration) -> Result<Vec<Duration>> {
         let mut stream = self.connect()?;
         repeat(window, || self.ask(&mut stream))
     }
 
-    /// How long each answer took, each on a connection of its own, which is opened within that time.
+    /// Durations of answers, each on a connection of its own, including the time to open it.
     pub(super) fn keep_connecting(&self, window: Duration) -> Result<Vec<Duration>> {
         repeat(window, || self.ask(&mut self.connect()?))
     }

@@ -1,4 +1,4 @@
-//! The asking beside servers that mean no good.
+//! The asking, with malicious servers.
 
 use std::sync::{
     Arc,

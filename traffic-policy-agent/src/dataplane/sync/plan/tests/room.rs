@@ -15,7 +15,7 @@ fn addresses(count: u8) -> ServicePort {
     }
 }
 
-/// One who asks for much leaves the last eighth to those who ask for little; whoever finds no room changes nothing.
+/// Large Services leave the last eighth to small ones; a Service port without room changes nothing.
 #[test]
 fn without_room_for_frontends_one_port_is_left_out() {
     let mut node = Node::new();
@@ -126,7 +126,7 @@ fn without_room_for_source_ranges_one_port_is_left_out() {
     assert_eq!(node.planner.usage().source_ranges, [49, 0]);
 }
 
-/// What a health check may promise: local endpoints that the maps hold for all of the port's frontends.
+/// A health check may promise only local endpoints that the maps hold for all of the port's frontends.
 #[test]
 fn of_a_port_without_room_only_what_is_written_counts() {
     let local =
@@ -205,7 +205,7 @@ fn without_room_no_index_is_kept() {
     assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..1]))).left_out.is_empty());
 }
 
-/// What an earlier agent wrote serves on as it is: with its source ranges, without which every client would be dropped.
+/// Entries of an earlier agent serve on as they are, with source ranges, without which every client would be dropped.
 #[test]
 fn without_room_at_a_takeover_everything_stays() {
     let mut node = Node::new();
