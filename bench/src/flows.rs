@@ -3,7 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
-use aya::{Pod, maps::HashMap};
+use aya::{
+    Pod,
+    maps::{Array, HashMap, MapData},
+};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::{
@@ -104,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// What the packet path says of such packets.
+    /// Expected outcome of such packets.
     pub fn outcome(self) -> Outcome {
         match self {
             Self::Opening | Self::Request => Outcome::Forwarded,
@@ -128,7 +131,7 @@ pub fn frames(flows: &[Flow], kind: Kind) -> Result<Vec<Frame>> {
     flows.iter().map(one).collect()
 }
 
-/// What the packet of an open flow must become.
+/// Expected frame of a packet of an open flow.
 ///
 /// # Errors
 /// The addresses of the flow are of two families.
@@ -188,29 +191,37 @@ fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes both entries of flows.
+/// Removes both entries of flows, and gives their places in the directory back, as garbage collection does: with a directory that is
+/// full of flows which are gone, a new flow would look for a place in vain.
 ///
 /// # Errors
 /// An entry that is missing.
 pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
-            remove_from::<Address4>(&mut loaded.tables.v4.flows, flow)?;
+            remove_from::<Address4>(&mut loaded.tables.v4.flows, &mut loaded.directory4, flow)?;
         } else {
-            remove_from::<Address6>(&mut loaded.tables.v6.flows, flow)?;
+            remove_from::<Address6>(&mut loaded.tables.v6.flows, &mut loaded.directory6, flow)?;
         }
     }
     Ok(())
 }
 
 /// A table of flows.
-pub type Table<A> = HashMap<aya::maps::MapData, FlowKey<A>, abi::Flow<A>>;
+pub type Table<A> = HashMap<MapData, FlowKey<A>, abi::Flow<A>>;
 
-fn remove_from<A: FromIp>(table: &mut Table<A>, flow: &Flow) -> Result<()>
+/// `tp_flow_dir4` or `tp_flow_dir6`.
+pub type Directory<A> = Array<MapData, Tuple<A>>;
+
+fn remove_from<A: FromIp>(table: &mut Table<A>, directory: &mut Directory<A>, flow: &Flow) -> Result<()>
 where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,
 {
+    let request = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
+    if request.ifindex != 0 {
+        directory.set(request.ifindex, Tuple::default(), 0)?;
+    }
     for key in [request_key::<A>(flow)?, reply_key::<A>(flow)?] {
         table.remove(&FlowKey::of(&key)).context("a flow is missing")?;
     }

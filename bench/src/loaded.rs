@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use aya::{Ebpf, programs::ProgramFd};
 use traffic_policy_agent::dataplane::{Kernel, MapSizes, Maps, jumps, load, load_programs};
-use traffic_policy_ebpf::{abi::hook, outcome::Outcome};
+use traffic_policy_ebpf::{
+    abi::{Address4, Address6, hook},
+    outcome::Outcome,
+};
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
     fixture::BenchNode,
+    flows::Directory,
     service,
 };
 
@@ -83,6 +87,8 @@ pub struct Loaded {
     ours: Ebpf,
     pub feeder: Feeder,
     pub tables: Maps,
+    pub(super) directory4: Directory<Address4>,
+    pub(super) directory6: Directory<Address6>,
     pub setup: Setup,
 }
 
@@ -95,13 +101,17 @@ impl Loaded {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
         let mut tables = Maps::take(&mut ours)?;
+        let mut directory = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
+        let directory4 = directory("tp_flow_dir4")?.try_into()?;
+        let directory6 = directory("tp_flow_dir6")?.try_into()?;
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
         feeder.keep_ready(fixture.idle)?;
         service::set_config(&mut tables);
+        service::describe_node(&mut tables)?;
         service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;
-        Ok(Self { ours, feeder, tables, setup })
+        Ok(Self { ours, feeder, tables, directory4, directory6, setup })
     }
 
     /// From how many flows on that are not assured, new ones are kept apart: 0 is what a flood leads to.

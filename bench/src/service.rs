@@ -8,8 +8,8 @@ use aya::maps::{Array, HashMap};
 use traffic_policy_agent::dataplane::{Maps, ToWire, wide};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::abi::{
-    Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, PROTOCOL_TCP, PROTOCOL_UDP, Port, Slot,
-    frontend, scope,
+    Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP,
+    Port, Slot, frontend, scope, source_check,
 };
 
 use super::{
@@ -60,6 +60,18 @@ pub(super) fn set_config(tables: &mut Maps) {
             1 << (TARGET_PORT & 63),
         );
     }
+}
+
+/// Describes the node as the agent does by default: its addresses are no sources of packets from outside.
+pub(super) fn describe_node(tables: &mut Maps) -> Result<()> {
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (V4.node, V6.node) else { bail!("families mixed up") };
+    let mut node = LocalNode { source_check: source_check::MARTIAN, ..LocalNode::default() };
+    node.note_address(0, v4.to_wire());
+    node.note_address(1, v6.to_wire());
+    tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
+    tables.v6.node_addresses.insert(v6.to_wire(), 1, 0)?;
+    tables.local_node.set(0, node, 0)?;
+    Ok(())
 }
 
 /// Writes the Services, and the device by which packets come.
