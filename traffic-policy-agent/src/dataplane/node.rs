@@ -55,9 +55,23 @@ pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
 /// packets that forge one of those are not noticed.
 pub fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<usize> {
     let fitting = Fitting::of(addresses, maps.room.node_addresses);
+    let mut wanted = LocalNode::default();
+    fitting.v4.iter().for_each(|address| wanted.note_address(0, *address));
+    fitting.v6.iter().for_each(|address| wanted.note_address(1, *address));
+    let wanted = wanted.address_bits;
+    // The bits say at any time at least what the tables say.
+    put(maps, |node| LocalNode { address_bits: either(node.address_bits, wanted), ..node })?;
     equal(&mut maps.v4.node_addresses, &fitting.v4)?;
     equal(&mut maps.v6.node_addresses, &fitting.v6)?;
+    put(maps, |node| LocalNode { address_bits: wanted, ..node })?;
     Ok(fitting.left_out)
+}
+
+fn either<const WORDS: usize>(mut one: [[u64; WORDS]; 2], other: [[u64; WORDS]; 2]) -> [[u64; WORDS]; 2] {
+    for (one, other) in one.iter_mut().flatten().zip(other.iter().flatten()) {
+        *one |= other;
+    }
+    one
 }
 
 /// The addresses that the maps have room for: always the same ones of the same addresses.

@@ -1,6 +1,7 @@
 //! This node, and which sources packets from outside may have.
 
-use super::WideAddress;
+use super::{Address, WideAddress};
+use crate::hash;
 
 /// Which sources new flows may have: `--source-check`.
 pub mod source_check {
@@ -10,6 +11,9 @@ pub mod source_check {
     /// And only those to which this node's routes lead by the device that the packet came by.
     pub const STRICT: u32 = 2;
 }
+
+/// Words of [`LocalNode::address_bits`] of one family.
+const ADDRESS_WORDS: usize = 4;
 
 /// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by the agent.
 #[repr(C)]
@@ -28,4 +32,21 @@ pub struct LocalNode {
     /// See [`source_check`].
     pub source_check: u32,
     pub zero: u32,
+    /// Bloom filters of `tp_node_addrs4` and `tp_node_addrs6`: [`LocalNode::address_bit`].
+    pub address_bits: [[u64; ADDRESS_WORDS]; 2],
+}
+
+impl LocalNode {
+    /// Word and bit of an address in its family's [`LocalNode::address_bits`].
+    #[inline(always)]
+    pub fn address_bit<A: Address>(address: A) -> (usize, u64) {
+        let bit = hash::address(address) >> 8;
+        ((bit >> 6) as usize, 1 << (bit & 63))
+    }
+
+    /// Notes an address of family 0 (IPv4) or 1 (IPv6).
+    pub fn note_address<A: Address>(&mut self, family: usize, address: A) {
+        let (word, bit) = Self::address_bit(address);
+        self.address_bits[family][word] |= bit;
+    }
 }

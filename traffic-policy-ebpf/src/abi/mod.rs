@@ -61,7 +61,7 @@ pub use self::{
 };
 
 /// Version of all layouts below.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);
@@ -96,7 +96,7 @@ const _: () = {
     assert!(size_of::<Affinity>() == 32);
     assert!(size_of::<SocketKey>() == 32);
     assert!(size_of::<TranslatedSocket>() == 40);
-    assert!(size_of::<LocalNode>() == 120);
+    assert!(size_of::<LocalNode>() == 184);
     assert!(size_of::<MonitorEvent>() == 96);
     assert!(size_of::<FragmentKey<Address4>>() == 16);
     assert!(size_of::<FragmentKey<Address6>>() == 40);

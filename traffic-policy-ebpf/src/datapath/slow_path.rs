@@ -16,7 +16,7 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::Family,
     flow::{
-        recycle,
+        first_packet, recycle,
         snat_port::{self, NewFlow},
         state::{self, Transition},
         table::{self, FlowTable},
@@ -45,6 +45,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                 let decision = match prepare(packet, &parsed, now) {
                     Ok((forwarding, last)) => {
                         let decision = forward::forward(packet, &parsed, &forwarding, last);
+                        first_packet::settle::<F>(forwarding.entry);
                         Decision { service: get!((forwarding.entry).service), ..decision }
                     }
                     Err(decision) => decision,
@@ -57,7 +58,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
 }
 
 /// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop. Returns with it the time of the flow's last
-/// packet: now, but for one that does not belong to it.
+/// packet: now, but for one that does not belong to it. [`first_packet::settle`] is to be called behind it.
 #[inline(always)]
 pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
@@ -103,7 +104,13 @@ pub fn prepare<P: Packet, F: Rewrite>(
             return Ok((Forwarding { entry, hop: ptr::null(), unresolved: created.unresolved }, last));
         }
     }
-    nexthop::resolve_egress::<P, F>(packet, entry, now).map(|forwarding| (forwarding, last))
+    match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+        Ok(forwarding) => Ok((forwarding, last)),
+        Err(decision) => {
+            first_packet::settle::<F>(entry);
+            Err(decision)
+        }
+    }
 }
 
 /// The event of a flow that this packet has made.
@@ -132,6 +139,7 @@ const UDP_SHARE: i64 = 2;
 
 /// A flow that exists now.
 struct Created<A: Address> {
+    /// The entry, or a copy of it in `Scratch`: [`first_packet`].
     pub request: *mut Flow<A>,
     /// Not 0: the device to leave by; the FIB was asked, and its neighbour is not resolved.
     pub unresolved: u32,
@@ -271,14 +279,19 @@ fn create<P: Packet, F: Family>(
         place,
     };
     new_flow.write(scratch, hash, get!(config.pool_len));
-    snat_port::insert::<F>(scratch, usage).map_err(|outcome| Decision::refused(outcome, list.service))?;
+    let inserted =
+        snat_port::insert::<F>(scratch, usage).map_err(|outcome| Decision::refused(outcome, list.service))?;
+    let request = place!(mut scratch.request);
     if !restart.is_null() {
-        let (request, key) = (place!(mut scratch.request), borrow(place!(const scratch.key)));
+        let key = borrow(place!(const scratch.key));
         state::reuse_entry::<F>(restart, request, &parsed.tuple, key, usage);
         return Ok(Created { request: restart, unresolved });
     }
+    if inserted {
+        // This packet is forwarded by the copy: the look-up of the entry is spared.
+        return Ok(Created { request, unresolved });
+    }
     let pending = get!(scratch.port_search.pending) != 0;
-    // The entry as it lies in the table: ours, or that of the CPU that was first.
     let request = FlowTable::<F>::of(pending).find(&parsed.tuple);
     if request.is_null() {
         return Err(Decision::refused(Outcome::DroppedTableFull, list.service));

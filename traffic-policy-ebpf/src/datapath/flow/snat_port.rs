@@ -146,8 +146,9 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             mac_head: [0; 2],
             last: self.now,
             service: self.service,
-            packets: 0,
-            bytes: 0,
+            // An entry that is written over counts the packet later.
+            packets: (self.place == NEW) as u64,
+            bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
             numbers: self.opening(),
             ifindex: self.place,
             mac_tail: [0; 4],
@@ -156,12 +157,12 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 }
 
 /// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port, then the request entry, if it is not to
-/// be written over one that there is.
+/// be written over one that there is. False: another CPU has made the request entry.
 ///
 /// # Errors
 /// There is no port, or no room.
 #[inline(always)]
-pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
+pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<bool, Outcome> {
     if get!(scratch.port_search.pending) != 0 {
         // Announced before there is anything to find.
         fetch_add(place!(mut usage.pending_created), 1);
@@ -177,10 +178,11 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
         )
     );
     if get!(scratch.port_search.stays) != 0 {
-        return Ok(());
+        return Ok(true);
     }
     match if F::V6 { insert_request6() } else { insert_request4() } {
-        0 => Ok(()),
+        0 => Ok(true),
+        EXISTS => Ok(false),
         _ => Err(Outcome::DroppedTableFull),
     }
 }
@@ -247,6 +249,9 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     }
     set!(old.bytes = get!(scratch.reply.bytes));
     set!(old.service = get!(scratch.reply.service));
+    // The client may be behind another device now.
+    set!(old.ifindex = get!(scratch.reply.ifindex));
+    table::set_next_hop(old, 0, 0);
     // Its numbers stay: `tcp::numbers::unassured`.
     set!(old.state = 0);
     set!(old.last = get!(scratch.port_search.now));
@@ -254,7 +259,7 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
 }
 
 /// Inserts the request entry. Where there is no room for it in the main table, both go into the other one. 0, or the negative number
-/// of an error.
+/// of an error: [`EXISTS`] if another CPU was first.
 #[inline(always)]
 fn insert_request<F: Family>() -> i32 {
     let (Some(usage), Some(scratch)) = (TABLE_USAGE.get_ptr_mut(0), F::scratch()) else { return FULL };
@@ -290,9 +295,7 @@ fn insert_request<F: Family>() -> i32 {
             if !shared {
                 FlowTable::<F>::of(pending).remove_in(key, room);
             }
-            if failed != EXISTS {
-                return failed;
-            }
+            return failed;
         }
     }
     0
