@@ -3,13 +3,14 @@
 mod archive;
 mod build;
 mod layer;
+mod place;
 mod sbom;
 mod unwind;
 mod verify;
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -17,8 +18,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
-use self::{archive::Platform, layer::Layer};
-use crate::{build as cargo_build, setup, vm::arch::Arch};
+use self::{archive::Platform, layer::Layer, place::Place};
+use crate::{setup, vm::arch::Arch};
 
 /// Largest size of the archive, bytes: nodes pull it, and test clusters load it again and again.
 const LIMIT: u64 = 25 * 1024 * 1024;
@@ -34,7 +35,7 @@ pub(crate) struct Options {
     /// Under which name container engines load it
     #[arg(long, value_name = "NAME", default_value = NAME, value_parser = reference)]
     name: String,
-    /// Build it a second time, in another folder and from nothing, and fail unless both have the same bytes; takes minutes
+    /// Compile a copy of the sources a second time, in another folder and from nothing, and fail unless both have the same bytes; takes minutes
     #[arg(long)]
     verify: bool,
 }
@@ -65,29 +66,56 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         None => vec![own_arch()?],
     };
     let copied = if options.verify { Some(verify::Copied::take()?) } else { None };
-    let archive = make(&archs, &options.name)?;
+    let (place, commit_time) = (Place::own()?, sbom::commit_time());
+    let made = make(&place, &archs, &options.name, &commit_time)?;
+    println!("{made}");
     if let Some(copied) = copied {
-        let chosen = if let [arch] = archs[..] { arch.to_string() } else { "all".to_owned() };
-        let arguments = ["--arch", &chosen, "--name", &options.name].map(str::to_owned);
-        copied.compare(&arguments, archive.parent().unwrap_or(&archive))?;
+        copied.compare(&place, &made, || make(&copied.place, &archs, &options.name, &commit_time))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The archive of this machine's architecture, by its ordinary name.
-pub(crate) fn for_this_machine() -> Result<PathBuf> {
-    make(&[own_arch()?], NAME)
+/// The archive of both architectures, by its ordinary name.
+pub(crate) fn for_both() -> Result<PathBuf> {
+    let made = make(&Place::own()?, &Machines::All.archs(), NAME, &sbom::commit_time())?;
+    println!("{made}");
+    Ok(made.archive)
 }
 
 fn own_arch() -> Result<Arch> {
     Arch::of_host().context("this machine is of neither architecture: say --arch")
 }
 
-fn make(archs: &[Arch], name: &str) -> Result<PathBuf> {
-    let folder = folder()?;
+/// Files that were made, and what is said of them.
+struct Made {
+    archive: PathBuf,
+    sbom: PathBuf,
+    name: String,
+    digest: String,
+    /// Bytes of the programs.
+    programs: Vec<(Arch, usize)>,
+    /// Bytes of the archive.
+    size: u64,
+}
+
+impl fmt::Display for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.archive.display())?;
+        writeln!(f, "  name     {}", self.name)?;
+        writeln!(f, "  digest   {}", self.digest)?;
+        for (arch, size) in &self.programs {
+            writeln!(f, "  {:<8} {:.1} MB", arch.to_string(), *size as f64 / 1e6)?;
+        }
+        writeln!(f, "  archive  {:.1} MB", self.size as f64 / 1e6)?;
+        write!(f, "  SBOM     {}", self.sbom.display())
+    }
+}
+
+fn make(place: &Place, archs: &[Arch], name: &str, commit_time: &str) -> Result<Made> {
+    let folder = place.images()?;
     let (mut platforms, mut parts) = (Vec::new(), BTreeSet::new());
     for arch in archs {
-        let build::Built { program: built, parts: linked } = build::agent(*arch, &folder)?;
+        let build::Built { program: built, parts: linked } = build::agent(*arch, place)?;
         parts.extend(linked);
         // Beside the archive, for a Containerfile and for whoever wants the program alone.
         let own = folder.join(arch.to_string());
@@ -99,30 +127,15 @@ fn make(archs: &[Arch], name: &str) -> Result<PathBuf> {
         fs::copy(&built, &beside).with_context(|| format!("{} cannot be written", beside.display()))?;
         platforms.push(Platform { architecture: arch.oci(), layer: Layer::of(&program)? });
     }
-    let archive = archive::pack(name, &platforms)?;
-    let size = archive.bytes.len() as u64;
+    let packed = archive::pack(name, &platforms)?;
+    let size = packed.bytes.len() as u64;
     ensure!(size <= LIMIT, "the archive has {size} bytes, more than the {LIMIT} that it may have");
-    let path = folder.join("traffic-policy.tar");
-    write(&path, &archive.bytes)?;
-    let list = sbom::list(archs, parts)?;
-    let sbom = folder.join("traffic-policy.spdx.json");
-    write(&sbom, &list)?;
-    println!("{}", path.display());
-    println!("  name     {name}");
-    println!("  digest   {}", archive.digest);
-    for (arch, platform) in archs.iter().zip(&platforms) {
-        println!("  {:<8} {:.1} MB", arch.to_string(), platform.layer.program as f64 / 1e6);
-    }
-    println!("  archive  {:.1} MB", size as f64 / 1e6);
-    println!("  SBOM     {}", sbom.display());
-    Ok(path)
-}
-
-/// Folder of images and of what they are built from.
-fn folder() -> Result<PathBuf> {
-    let folder = cargo_build::target_folder()?.join("image");
-    fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-    Ok(folder)
+    let [archive, sbom] = ["traffic-policy.tar", "traffic-policy.spdx.json"].map(|name| folder.join(name));
+    write(&archive, &packed.bytes)?;
+    write(&sbom, &sbom::list(&place.sources, archs, parts, commit_time)?)?;
+    let sizes = platforms.iter().map(|platform| platform.layer.program);
+    let programs = archs.iter().copied().zip(sizes).collect();
+    Ok(Made { archive, sbom, name: name.to_owned(), digest: packed.digest, programs, size })
 }
 
 /// As a whole or not at all.

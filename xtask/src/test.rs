@@ -34,8 +34,14 @@ const PRIVILEGED: [&str; 5] = [
 const CONTAINERS: [programs::Program<'static>; 3] =
     [("crun", "crun"), ("podman", "podman"), ("containerd", "containerd")];
 const NO_CONTAINERS: &str = "tests with containers are skipped";
+/// Runs the program of the image that is for the other machine.
+const EMULATOR: [programs::Program<'static>; 1] = [if cfg!(target_arch = "x86_64") {
+    ("qemu-aarch64-static", "qemu-user-static")
+} else {
+    ("qemu-x86_64-static", "qemu-user-static")
+}];
 
-/// Of the harness; whoever sets it chooses how many tests run at once.
+/// Variable of the harness: the number of tests that run at once.
 const THREADS: &str = "RUST_TEST_THREADS";
 
 #[derive(Args)]
@@ -94,9 +100,10 @@ fn lints(stages: &mut Stages) {
 /// The suite of `deploy/`, by the image itself and the container engines of Debian.
 fn of_the_image(stages: &mut Stages) {
     programs::prepare(&CONTAINERS, NO_CONTAINERS);
+    programs::prepare(&EMULATOR, "the other machine's program is not started");
     let mut archive = PathBuf::new();
     let built = stages.one("image", |_| {
-        archive = image::for_this_machine()?;
+        archive = image::for_both()?;
         Ok(true)
     });
     if built {

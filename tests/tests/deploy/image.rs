@@ -4,11 +4,13 @@
 use std::env;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use traffic_policy_testing::agent;
 use traffic_policy_testing::container;
 use traffic_policy_testing::image::{Image, architecture};
 use traffic_policy_testing::pace::until;
@@ -18,12 +20,12 @@ const LIMIT: u64 = 25 * 1024 * 1024;
 const MANIFEST: &str = "apiVersion: v1\nkind: Node\nmetadata: {name: node-1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.13}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, clusterIP: 10.96.0.1, externalTrafficPolicy: Local, ports: [{port: 80, nodePort: 30080}]}\n";
 
 /// Past the test harness, which would keep it to itself.
-fn skipped(test: &str, why: &str) {
+pub fn skipped(test: &str, why: &str) {
     writeln!(std::io::stderr(), "SKIPPED {test}: {why}").ok();
 }
 
 /// The archive; without one it is said aloud.
-fn archive(test: &str) -> Option<PathBuf> {
+pub fn archive(test: &str) -> Option<PathBuf> {
     let path = env::var_os("TRAFFIC_POLICY_IMAGE").map(PathBuf::from);
     if path.is_none() {
         skipped(test, "no image: `cargo xtask test image` builds it and runs this with it");
@@ -32,7 +34,7 @@ fn archive(test: &str) -> Option<PathBuf> {
 }
 
 /// Whether there is such a program; otherwise it is said aloud.
-fn is_there(test: &str, program: &str) -> bool {
+pub fn is_there(test: &str, program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
         skipped(test, &format!("there is no {program}"));
@@ -63,6 +65,8 @@ fn the_archive_is_what_it_says() {
         use object::{Object as _, ObjectSection as _};
         let interpreter = elf.sections().any(|section| section.name() == Ok(".interp"));
         assert!(!interpreter, "{own}: it is not static");
+        // Of a position-independent program: its start files are.
+        assert_eq!(elf.kind(), object::ObjectKind::Dynamic, "{own}");
         let machine =
             if own == "amd64" { object::Architecture::X86_64 } else { object::Architecture::Aarch64 };
         assert_eq!(elf.architecture(), machine);
@@ -151,6 +155,98 @@ fn podman_loads_and_runs_it() {
     let checked = run(&[], &["check"]);
     let checked = String::from_utf8(checked.stdout).unwrap();
     assert!(checked.contains("the verifier of Linux"), "{checked}");
+}
+
+/// The program of another machine starts where that machine is emulated. Commands that load no BPF program: no emulator of processes has bpf(2).
+#[test]
+fn programs_of_other_machines_start_emulated() {
+    const NAME: &str = "programs_of_other_machines_start_emulated";
+    let Some(path) = archive(NAME) else { return };
+    let image = Image::read(&path).unwrap();
+    let others: Vec<_> = image.architectures().into_iter().filter(|other| *other != architecture()).collect();
+    if others.is_empty() {
+        skipped(
+            NAME,
+            "the archive is for this machine alone: `cargo xtask image --arch all` makes the other",
+        );
+    }
+    for other in others {
+        let machine = if other == "amd64" { "x86_64" } else { "aarch64" };
+        let emulators = [format!("qemu-{machine}-static"), format!("qemu-{machine}")];
+        let there = |name: &&String| Command::new(name).arg("--version").output().is_ok();
+        let Some(emulator) = emulators.iter().find(there) else {
+            skipped(NAME, &format!("there is no {} (Debian's qemu-user-static)", emulators[0]));
+            continue;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        image.unpack(other, folder.path()).unwrap();
+        let manifests = folder.path().join("manifests");
+        fs::create_dir(&manifests).unwrap();
+        fs::write(manifests.join("web.yaml"), MANIFEST).unwrap();
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new(emulator);
+            command.arg(folder.path().join("traffic-policy-agent")).args(arguments);
+            command.output().unwrap()
+        };
+        let version = said(run(&["--version"]));
+        assert_eq!(version.trim(), concat!("traffic-policy-agent ", env!("CARGO_PKG_VERSION")), "{other}");
+        // Parses, judges and prints, as on any machine.
+        let judged = run(&["lb", "--manifests", manifests.to_str().unwrap()]);
+        let own = Command::new(agent::program().unwrap())
+            .args(["lb", "--manifests", manifests.to_str().unwrap()])
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&own.stdout).contains("web"), "{own:?}");
+        assert_eq!(
+            String::from_utf8_lossy(&judged.stdout),
+            String::from_utf8_lossy(&own.stdout),
+            "{other}: {judged:?}"
+        );
+        assert_eq!(judged.status.code(), own.status.code(), "{other}");
+        let refused = run(&["lb", "--manifests", "/nowhere"]);
+        assert_eq!(refused.status.code(), Some(1), "{other}: {refused:?}");
+    }
+}
+
+/// The last stage of the real file, without a network. For the first, which compiles, stands a folder with what it leaves: the archive's
+/// program.
+#[test]
+fn the_containerfile_makes_the_same_image() {
+    const NAME: &str = "the_containerfile_makes_the_same_image";
+    let Some(path) = archive(NAME) else { return };
+    if !is_there(NAME, "podman") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = Image::read(&path).unwrap();
+    let [stage, context] = ["stage", "context"].map(|name| folder.path().join(name));
+    fs::create_dir(&context).unwrap();
+    image.unpack(architecture(), &stage).unwrap();
+    let mut build = podman(folder.path());
+    // Another isolation would want cgroups and namespaces for nothing: no command is run.
+    build.args(["build", "--isolation", "chroot", "--identity-label=false", "--tag", "localhost/built:1"]);
+    build.arg(format!("--build-context=build={}", stage.display()));
+    build.arg("--file").arg(crate::root().join("deploy/Containerfile")).arg(&context);
+    said(build.output().unwrap());
+    let inspected = podman(folder.path()).args(["image", "inspect", "localhost/built:1"]).output().unwrap();
+    let inspected: Value = serde_json::from_str(&said(inspected)).unwrap();
+    let mut built = inspected[0]["Config"].as_object().unwrap().clone();
+    // Engines add it to every image.
+    let environment = built.remove("Env").unwrap_or_default();
+    assert!(
+        environment
+            .as_array()
+            .is_none_or(|all| all.iter().all(|one| one.as_str().unwrap().starts_with("PATH=")))
+    );
+    assert_eq!(Value::Object(built), image.config(architecture()).unwrap()["config"]);
+    assert_eq!(inspected[0]["RootFS"]["Layers"].as_array().unwrap().len(), 1);
+    let mounted = said(podman(folder.path()).args(["image", "mount", "localhost/built:1"]).output().unwrap());
+    // With this driver a folder, and no mount.
+    let mounted = Path::new(mounted.trim());
+    assert_eq!(fs::read_dir(mounted).unwrap().count(), 1, "more than the agent is in it");
+    let program = "traffic-policy-agent";
+    assert!(fs::read(mounted.join(program)).unwrap() == fs::read(stage.join(program)).unwrap());
+    assert_eq!(fs::metadata(mounted.join(program)).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
 /// containerd with folders of its own; it ends with this value.

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use flate2::read::GzDecoder;
 
 use super::{
+    place::Place,
     sbom::Part,
     unwind::{self, Compiler},
 };
@@ -42,18 +43,16 @@ pub(super) struct Built {
 ///
 /// # Errors
 /// A compiler is missing and cannot be installed, musl cannot be fetched, or the build failed.
-pub(super) fn agent(arch: Arch, images: &Path) -> Result<Built> {
+pub(super) fn agent(arch: Arch, place: &Place) -> Result<Built> {
     let target = target::named(arch.target())?;
     compilers(target)?;
     let toolchain = toolchain::find().context("no BPF toolchain was found: run `cargo xtask setup`")?;
-    // Relative to the workspace, whose path must not be part of what symbols are named by.
-    let folder = images.join("build").join(arch.to_string());
-    let musl = folder.join("musl");
+    let (folder, musl) = (place.libraries(arch), place.musl(arch));
     if !musl.join("usr").exists() {
-        let archive = Archive::open(&images.join("build"), arch)?;
+        let archive = Archive::open(&place.images()?.join("build"), arch)?;
         archive.unpack(&[MUSL.to_owned()], &musl).with_context(|| format!("{MUSL} cannot be unpacked"))?;
     }
-    let sysroot = cargo::output(tool(&toolchain.name, "rustc").args(["--print", "sysroot"]));
+    let sysroot = cargo::output(tool(&toolchain.name, "rustc", place).args(["--print", "sysroot"]));
     let sysroot = sysroot.context("the BPF toolchain's rustc cannot be started")?;
     let include = found_by(target, "include")?;
     let headers = ["-nostdinc", "-isystem", &format!("{}/usr/include/{arch}-linux-musl", musl.display())];
@@ -64,7 +63,7 @@ pub(super) fn agent(arch: Arch, images: &Path) -> Result<Built> {
 
     let triple = format!("{arch}-unknown-linux-musl");
     let underscored = triple.replace('-', "_");
-    let mut command = tool(&toolchain.name, "cargo");
+    let mut command = tool(&toolchain.name, "cargo", place);
     command.args(["build", "--locked", "--package", "traffic-policy-agent", "--profile", PROFILE]);
     command.args(["--target", &triple, "-Z", "build-std=std,panic_unwind"]);
     command.env("RUSTC_BOOTSTRAP", "1");
@@ -76,23 +75,23 @@ pub(super) fn agent(arch: Arch, images: &Path) -> Result<Built> {
     command.env(format!("CC_{underscored}"), format!("{}-gcc", target.gnu));
     command.env(format!("AR_{underscored}"), format!("{}-ar", target.gnu));
     command.env(format!("CFLAGS_{underscored}"), compiler.headers.join(" "));
-    command.env("CARGO_ENCODED_RUSTFLAGS", linking(target, &relative(&folder), arch)?.join("\x1f"));
+    command.env("CARGO_ENCODED_RUSTFLAGS", linking(target, &place.relative(&folder), arch)?.join("\x1f"));
     if !cargo::status(&mut command)?.success() {
         bail!("the build for {triple} failed");
     }
-    let built = crate::build::target_folder()?.join(&triple).join(PROFILE);
-    let parts = parts(&toolchain.name, target, &musl)?;
-    Ok(Built { program: built.join(super::layer::PROGRAM), parts })
+    let built = place.target.join(&triple).join(PROFILE);
+    let rustc = cargo::output(tool(&toolchain.name, "rustc", place).arg("--version")).unwrap_or_default();
+    Ok(Built { program: built.join(super::layer::PROGRAM), parts: parts(&rustc, target, &musl)? })
 }
 
-fn parts(toolchain: &str, target: &Target, musl: &Path) -> Result<BTreeSet<Part>> {
+/// `rustc`: what it says of its version.
+fn parts(rustc: &str, target: &Target, musl: &Path) -> Result<BTreeSet<Part>> {
     let part = |name: &str, version: String, licence: &str, purl: String| Part {
         name: name.to_owned(),
         version,
         licence: licence.to_owned(),
         purl: Some(purl),
     };
-    let rustc = cargo::output(tool(toolchain, "rustc").arg("--version")).unwrap_or_default();
     let rustc = rustc.split_whitespace().nth(1).unwrap_or("unknown").to_owned();
     let gcc = cargo::output(Command::new(format!("{}-gcc", target.gnu)).arg("-dumpversion"));
     let gcc = gcc.unwrap_or_default().trim().to_owned();
@@ -130,7 +129,7 @@ fn musl_version(musl: &Path) -> Result<String> {
 fn linking(target: &Target, folder: &Path, arch: Arch) -> Result<Vec<String>> {
     let musl = format!("{}/musl/usr/lib/{arch}-linux-musl", folder.display());
     let (begin, end) = (found_by(target, "crtbeginS.o")?, found_by(target, "crtendS.o")?);
-    Ok(vec![
+    let mut flags = vec![
         "-Clink-self-contained=no".to_owned(),
         format!("-Clinker={}-gcc", target.gnu),
         format!("-Zpre-link-args=-nostartfiles {musl}/rcrt1.o {musl}/crti.o {begin}"),
@@ -138,7 +137,13 @@ fn linking(target: &Target, folder: &Path, arch: Arch) -> Result<Vec<String>> {
         format!("-Clink-arg={musl}/crtn.o"),
         format!("-Lnative={}/lib", folder.display()),
         format!("-Lnative={musl}"),
-    ])
+    ];
+    if arch == Arch::Aarch64 {
+        // rustc links x86_64's static programs so, and this target's for a fixed address: there the start files of above take
+        // whatever lies at their own address for the table of relocations.
+        flags.push("-Clink-arg=-static-pie".to_owned());
+    }
+    Ok(flags)
 }
 
 /// Missing packages of the GNU toolchain for this target, C++ for libunwind.
@@ -166,12 +171,8 @@ fn found_by(target: &Target, file: &str) -> Result<String> {
     found.map(|found| found.trim().to_owned()).with_context(|| format!("{name} has no {file}"))
 }
 
-fn relative(folder: &Path) -> PathBuf {
-    folder.strip_prefix(cargo::root()).unwrap_or(folder).to_owned()
-}
-
-/// A program of a toolchain, in the workspace.
-fn tool(toolchain: &str, program: &str) -> Command {
+/// A program of a toolchain, among the sources.
+fn tool(toolchain: &str, program: &str, place: &Place) -> Command {
     let mut command = if Path::new(toolchain).is_absolute() {
         Command::new(Path::new(toolchain).join("bin").join(program))
     } else {
@@ -179,7 +180,7 @@ fn tool(toolchain: &str, program: &str) -> Command {
         command.args(["run", toolchain, program]);
         command
     };
-    command.current_dir(cargo::root());
+    command.current_dir(&place.sources).env("CARGO_TARGET_DIR", &place.target);
     // The cargo that started us is of another toolchain.
     for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTC_WORKSPACE_WRAPPER", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"]
     {

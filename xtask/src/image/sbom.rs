@@ -3,7 +3,7 @@
 //! Crates as cargo resolves them for the agent alone, without macros and build scripts; those of the packet path, which is
 //! within the agent as an object; and what no crate is: std, the unwinder, the C library.
 
-use std::{collections::BTreeSet, process::Command};
+use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -21,25 +21,31 @@ pub(super) struct Part {
     pub(super) version: String,
     /// An SPDX expression.
     pub(super) licence: String,
-    /// Where it comes from, as <https://github.com/package-url/purl-spec> writes it; `None`: from this repository.
+    /// Origin, as <https://github.com/package-url/purl-spec> writes it; `None`: from this repository.
     pub(super) purl: Option<String>,
 }
 
-/// The document. Other builds of the same commit give the same.
-pub(super) fn list(archs: &[Arch], others: BTreeSet<Part>) -> Result<Vec<u8>> {
+/// The document of what these sources are built into. Other builds of the same commit give the same.
+pub(super) fn list(
+    sources: &Path,
+    archs: &[Arch],
+    others: BTreeSet<Part>,
+    commit_time: &str,
+) -> Result<Vec<u8>> {
     let mut parts = others;
     for arch in archs {
-        parts.extend(crates(AGENT, &format!("{arch}-unknown-linux-musl"))?);
-        parts.extend(crates(PACKET_PATH, "bpfel-unknown-none")?);
+        parts.extend(crates(sources, AGENT, &format!("{arch}-unknown-linux-musl"))?);
+        parts.extend(crates(sources, PACKET_PATH, "bpfel-unknown-none")?);
     }
-    let mut text = serde_json::to_vec_pretty(&document(&parts, &commit_time()))?;
+    let mut text = serde_json::to_vec_pretty(&document(&parts, commit_time))?;
     text.push(b'\n');
     Ok(text)
 }
 
 /// The crates that a package is linked with on a target, itself included.
-fn crates(package: &str, target: &str) -> Result<BTreeSet<Part>> {
+fn crates(sources: &Path, package: &str, target: &str) -> Result<BTreeSet<Part>> {
     let mut command = cargo::cargo();
+    command.current_dir(sources);
     command.args(["tree", "--locked", "--package", package, "--target", target]);
     command.args(["--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}\t{l}"]);
     let output = command.output().context("cargo cannot be started")?;
@@ -122,7 +128,7 @@ fn document(parts: &BTreeSet<Part>, time: &str) -> Value {
 }
 
 /// When the commit was made: what SPDX wants of a document, and no clock of this machine. 1970 outside of a repository.
-fn commit_time() -> String {
+pub(super) fn commit_time() -> String {
     let mut git = Command::new("git");
     git.current_dir(cargo::root()).env("TZ", "UTC");
     git.args(["log", "-1", "--date=format-local:%Y-%m-%dT%H:%M:%SZ", "--format=%cd"]);
@@ -147,8 +153,8 @@ mod tests {
     /// Of this workspace as it is: macros and what only tests and builds use are not shipped.
     #[test]
     fn what_is_linked_in_and_no_more() {
-        let mut parts = crates(AGENT, "x86_64-unknown-linux-musl").unwrap();
-        parts.extend(crates(PACKET_PATH, "bpfel-unknown-none").unwrap());
+        let mut parts = crates(cargo::root(), AGENT, "x86_64-unknown-linux-musl").unwrap();
+        parts.extend(crates(cargo::root(), PACKET_PATH, "bpfel-unknown-none").unwrap());
         let has = |name: &str| parts.iter().any(|part| part.name == name);
         for name in [AGENT, PACKET_PATH, "aya", "aya-ebpf", "kube", "ring", "tokio"] {
             assert!(has(name), "{name} is linked in");

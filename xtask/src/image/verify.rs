@@ -1,4 +1,6 @@
 //! `cargo xtask image --verify`: a second build of the same sources, in another folder and from nothing, has to have the same bytes.
+//!
+//! Shared are what no compiler of ours makes: downloaded crates, Debian's musl, the toolchains; and this program, which packs.
 
 use std::{
     env, fs,
@@ -7,16 +9,14 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
-use crate::cargo;
-
-/// The archive, and the list of its parts.
-const MADE: [&str; 2] = ["traffic-policy.tar", "traffic-policy.spdx.json"];
+use super::{Made, place::Place};
+use crate::{cargo, vm};
 
 /// A copy of the sources in another folder, taken before the first build: what is edited meanwhile changes nothing.
 pub(super) struct Copied {
-    folder: PathBuf,
+    pub(super) place: Place,
 }
 
 impl Copied {
@@ -29,32 +29,38 @@ impl Copied {
         for file in sources(cargo::root())? {
             copy(&file, &folder)?;
         }
-        Ok(Self { folder })
+        Ok(Self { place: Place { target: folder.join("target"), sources: folder } })
     }
 
-    /// Builds them, and compares what was made with the files of the same names in `made`.
+    /// Builds them by `make`, and compares with what was made in the first place.
     ///
     /// # Errors
     /// The build failed, or the files differ: then both stay, and are named.
-    pub(super) fn compare(self, arguments: &[String], made: &Path) -> Result<()> {
-        let folder = &self.folder;
-        println!("building again in {}", folder.display());
+    pub(super) fn compare(
+        &self,
+        first: &Place,
+        made: &Made,
+        make: impl FnOnce() -> Result<Made>,
+    ) -> Result<()> {
+        let folder = &self.place.sources;
+        println!("building again in {}, from nothing", folder.display());
         let start = Instant::now();
-        let mut build = cargo::cargo();
-        build.args(["run", "--quiet", "--locked", "--package", "xtask", "--", "image"]).args(arguments);
-        // Its own, whatever ours is.
-        build.current_dir(folder).env_remove("CARGO_TARGET_DIR");
-        ensure!(cargo::status(&mut build)?.success(), "the build in {} failed", folder.display());
-        for name in MADE {
-            let [first, second] = [made.join(name), folder.join("target/image").join(name)];
-            if let Some(difference) = difference(&read(&first)?, &read(&second)?) {
+        for (arch, _) in &made.programs {
+            let [from, to] = [first, &self.place].map(|place| place.musl(*arch));
+            let parent = to.parent().unwrap_or(&to);
+            fs::create_dir_all(parent).with_context(|| format!("{} cannot be made", parent.display()))?;
+            vm::archive::run(Command::new("cp").arg("--archive").arg(from).arg(&to))?;
+        }
+        let again = make().with_context(|| format!("the build in {} failed", folder.display()))?;
+        for (first, second) in [(&made.archive, &again.archive), (&made.sbom, &again.sbom)] {
+            if let Some(difference) = difference(&read(first)?, &read(second)?) {
                 let (first, second) = (first.display(), second.display());
                 bail!("{first} and {second} differ {difference}: the build is not reproducible");
             }
         }
         fs::remove_dir_all(folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
-        let (files, seconds) = (MADE.join(", "), start.elapsed().as_secs());
-        println!("the same bytes from both folders: {files} (the second build took {seconds} s)");
+        let seconds = start.elapsed().as_secs();
+        println!("the same bytes from both folders, archive and SBOM (the second build took {seconds} s)");
         Ok(())
     }
 }
@@ -82,7 +88,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
 }
 
-/// Where two files begin to differ; `None`: nowhere.
+/// Place at which two files begin to differ, in words; `None` if they are equal.
 fn difference(first: &[u8], second: &[u8]) -> Option<String> {
     if first == second {
         return None;
