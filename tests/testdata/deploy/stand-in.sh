@@ -39,8 +39,9 @@ on_node() {
 
 case "$name $*" in
 "cargo xtask image")
-    mkdir -p target/image
+    mkdir -p "target/image/$(uname -m)"
     touch target/image/traffic-policy.tar
+    ln -sf "$AGENT_PROGRAM" "target/image/$(uname -m)/traffic-policy-agent"
     ;;
 "cargo build --release "*)
     mkdir -p target/release
@@ -60,6 +61,8 @@ case "$name $*" in
 "kind load image-archive "*) file "$3" ;;
 "kind get nodes --name traffic-policy") printf 'traffic-policy-%s\n' control-plane worker worker2 ;;
 "kind delete cluster --name traffic-policy") rm "$STATE/cluster" ;;
+# The client's own veth stands for the other ends of the nodes'.
+"docker exec traffic-policy-"*" cat /sys/class/net/eth0/iflink") ip -oneline link show eth0 | cut -d: -f1 ;;
 "docker exec traffic-policy-"*) [ -e "$STATE/cluster" ] || refuse "there is no cluster" ;;
 "kubeadm init") ;;
 "kubeadm kubeconfig user "*) echo "apiVersion: v1" ;;

@@ -11,6 +11,9 @@ mod caller;
 mod killed;
 mod layouts;
 mod path_mtu;
+#[path = "../deploy/remains.rs"]
+mod remains;
 mod sockets;
 mod table;
 mod testbed;
+mod veth_peer;

@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{self, Command};
 
+use traffic_policy_testing::lab::Cni;
+use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::Namespace;
 
 /// By what each is about, so that a difference names it.
 pub type State = BTreeMap<String, String>;
 
-/// What `ip`, `tc` and `nft` print; the last may be missing.
+/// Output of `ip`, `tc` and `nft`; the last may be missing.
 const PRINTED: [&[&str]; 9] = [
     &["ip", "-oneline", "link"],
     &["ip", "-oneline", "address"],
@@ -47,15 +49,57 @@ pub fn of(node: &Namespace) -> State {
 /// Both are the same; else what differs is named.
 #[track_caller]
 pub fn assert_same(what: &str, before: &State, after: &State) {
-    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
-    let differing: Vec<_> = keys
-        .filter(|key| before.get(*key) != after.get(*key))
+    let differing: Vec<_> = differing(before, after)
+        .into_iter()
         .map(|key| format!("{key}:\n- {:?}\n+ {:?}", before.get(key), after.get(key)))
         .collect();
     assert!(differing.is_empty(), "{what} is not as before:\n{}", differing.join("\n"));
 }
 
-/// What a program prints; empty if there is no such program.
+/// Lines that differ.
+fn differing<'a>(before: &'a State, after: &'a State) -> Vec<&'a str> {
+    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
+    keys.filter(|key| before.get(*key) != after.get(*key)).map(String::as_str).collect()
+}
+
+/// The comparison can tell: each kind of what a node has is left behind once.
+#[test]
+fn whatever_is_left_is_named() {
+    if let Some(program) = Cni::missing_program() {
+        println!("SKIPPED whatever_is_left_is_named: there is no {program} (nftables, iptables, iproute2)");
+        return;
+    }
+    let node = Namespace::create(&format!("tp-remains-{}", process::id())).unwrap();
+    let wire = Namespace::create(&format!("tp-remains-{}-wire", process::id())).unwrap();
+    let end = VethEnd { name: "eth0", ..VethEnd::default() };
+    node.netlink(async |net| net.veth(&end, None, &end, &wire).await).unwrap();
+    let mut before = of(&node);
+    assert_same("a node that nobody has touched", &before, &of(&node));
+    let left = [
+        ("ip -oneline link", "ip link add left0 type veth peer name left1"),
+        ("ip -oneline address", "ip address add 192.0.2.1/24 dev eth0"),
+        ("ip -4 route show table all", "ip route add 198.51.100.0/24 via 192.0.2.2 table 7"),
+        ("ip -6 route show table all", "ip -6 route add unreachable 2001:db8::/32"),
+        ("ip -4 rule", "ip rule add from 192.0.2.1 lookup 7"),
+        ("ip -6 rule", "ip -6 rule add from 2001:db8::1 lookup 7"),
+        ("tc qdisc", "tc qdisc add dev eth0 clsact"),
+        ("tc filter show dev eth0 egress", "tc filter add dev eth0 egress bpf bytecode '1,6 0 0 0'"),
+        ("nft list ruleset", "nft add table inet left"),
+        ("neighbours that are kept resolved", "ip neighbour add 192.0.2.9 dev eth0 managed"),
+        ("/proc/sys/net/ipv4/ip_forward", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
+    ];
+    for (what, command) in left {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", command]);
+        let output = node.output(shell).unwrap();
+        assert!(output.status.success(), "{command}: {output:?}");
+        let after = of(&node);
+        assert!(differing(&before, &after).contains(&what), "{command}: {:?}", differing(&before, &after));
+        before = after;
+    }
+}
+
+/// Output of a program; empty if there is no such program.
 fn printed(node: &Namespace, words: &[&str]) -> String {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);

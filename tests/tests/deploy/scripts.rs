@@ -49,13 +49,14 @@ fn the_kind_cluster_is_one() {
     assert!(text(SCRIPTS[0]).contains(&format!("cluster={name}\n")));
     assert!(text(SCRIPTS[1]).contains(&format!("--name {name}\n")));
     let up = text(SCRIPTS[0]);
-    let named = up.split_whitespace().filter(|word| word.starts_with("deploy/"));
+    let words = up.split_whitespace().map(|word| word.strip_prefix("overlay=").unwrap_or(word));
+    let named = words.filter(|word| word.starts_with("deploy/"));
     let mut count = 0;
     for path in named {
         assert!(root().join(path).exists(), "{path}");
         count += 1;
     }
-    assert_eq!(count, 2);
+    assert_eq!(count, 4);
 }
 
 /// Vagrant understands the file, where there is one; and it says what is missing.

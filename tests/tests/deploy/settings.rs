@@ -55,7 +55,7 @@ fn arguments_and_variables_are_the_agents() {
 /// None leaves it to the ClusterIP, which the agent itself makes answer.
 #[test]
 fn each_overlay_says_how_the_api_server_is_reached() {
-    for folder in ["kind", "kubeadm", "static-pod"] {
+    for folder in ["kind", "kind-xdp", "kubeadm", "static-pod"] {
         let variables = variables(&format!("deploy/overlays/{folder}"));
         let says = |name: &str| variables.contains_key(&format!("TRAFFIC_POLICY_{name}"));
         assert!(says("API_SERVER") != says("KUBECONFIG"), "{folder}: {variables:?}");
@@ -65,6 +65,15 @@ fn each_overlay_says_how_the_api_server_is_reached() {
     assert!(
         !base.contains_key("TRAFFIC_POLICY_API_SERVER") && !base.contains_key("TRAFFIC_POLICY_KUBECONFIG")
     );
+}
+
+/// XDP in the driver of a veth is asked for, and nowhere else.
+#[test]
+fn native_xdp_is_off_by_default() {
+    for folder in FOLDERS.iter().filter(|folder| !folder.ends_with("cleanup")) {
+        let wanted = if folder.ends_with("kind-xdp") { "xdp" } else { "auto" };
+        assert_eq!(variables(folder)["TRAFFIC_POLICY_ATTACH"], wanted, "{folder}");
+    }
 }
 
 /// `| CAP_BPF | what for | when |` in docs/security.md.

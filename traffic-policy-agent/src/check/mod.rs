@@ -20,7 +20,7 @@ mod ports;
 mod programs;
 mod settings;
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
 
@@ -28,7 +28,7 @@ pub use self::{
     finding::{Finding, Severity},
     migrate::migration,
     netfilter::{forward_policy_drop, kube_proxy_has_rules},
-    other_end::lost_at_other_end,
+    other_end::{lost_at_other_end, prepared_other_end},
     settings::Settings,
 };
 use crate::{
@@ -62,8 +62,10 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
     }));
     findings.extend(attempt("cgroup", folders::Facts::look(&settings.cgroup), folders::judge_cgroup));
     let used_by = PinsLook::at(&settings.pins).ok().and_then(|look| look.used_by);
+    let mut served = BTreeSet::new();
     match devices::DeviceFacts::look(settings, &objects.addresses).await {
         Ok(facts) => {
+            served.extend(facts.devices.iter().map(|device| device.link.index));
             findings.extend(devices::judge(&facts));
             findings.extend(attempt(
                 "forwarding",
@@ -74,7 +76,8 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
         }
         Err(error) => findings.push(unseen("device", &error)),
     }
-    findings.extend(attempt("policy-routing", policy_routing::Facts::look().await, policy_routing::judge));
+    let facts = policy_routing::Facts::look(served).await;
+    findings.extend(attempt("policy-routing", facts, policy_routing::judge));
     findings.extend(attempt("ipsec", ipsec::policies(), ipsec::judge));
     findings.extend(attempt("ports", ports::Facts::look(settings, objects.services, used_by), ports::judge));
     findings

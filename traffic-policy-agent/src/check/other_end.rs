@@ -1,82 +1,45 @@
-//! The other end of a veth, also where it lies in another network namespace: by the number that this one has for that.
+//! The other end of a veth, also where it lies in another network namespace.
 
 use std::io;
 
-use netlink_sys::protocols::NETLINK_ROUTE;
-
 use super::Finding;
 use crate::{
-    dataplane::introspect,
-    node::netlink::{Connection, Message, attribute, find, text},
+    dataplane::{introspect, veth_peer},
+    node::veth::End,
 };
 
-/// What is known of it.
+/// Facts about the other end of a veth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OtherEnd {
     name: String,
     pub(super) mtu: u32,
     /// It has an XDP program in the driver.
     pub(super) xdp: bool,
+    /// `veth-peer` has prepared it: what it sends has finished checksums.
+    pub(super) prepared: bool,
     /// It lies in another network namespace.
     elsewhere: bool,
 }
-
-// linux/rtnetlink.h, linux/if_link.h
-const RTM_GETLINK: u16 = 18;
-const RTM_NEWLINK: u16 = 16;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_LINK: u16 = 5;
-const IFLA_LINK_NETNSID: u16 = 37;
-const IFLA_XDP: u16 = 43;
-const IFLA_TARGET_NETNSID: u16 = 46;
-const IFLA_XDP_DRV_PROG_ID: u16 = 5;
-/// `struct ifinfomsg`.
-const HEADER: usize = 16;
 
 impl OtherEnd {
     /// # Errors
     /// The device is no veth or gone; its other end lies where this process may not look.
     pub(super) fn of(index: u32) -> io::Result<Self> {
-        let mut routes = Connection::open(NETLINK_ROUTE)?;
-        let near = link(&mut routes, index, None)?;
-        let peer = number(&near, IFLA_LINK).filter(|peer| *peer != 0).ok_or_else(unknown)?;
-        let namespace = number(&near, IFLA_LINK_NETNSID);
-        let far = link(&mut routes, peer, namespace)?;
-        let xdp = find(&far, IFLA_XDP).and_then(|xdp| number(xdp, IFLA_XDP_DRV_PROG_ID));
+        let near = End::of(index)?;
+        let far = near.other()?;
+        let xdp = far.xdp.filter(|xdp| xdp.driver);
         Ok(Self {
-            name: find(&far, IFLA_IFNAME).map(text).ok_or_else(unknown)?,
-            mtu: number(&far, IFLA_MTU).ok_or_else(unknown)?,
-            xdp: xdp.is_some_and(|program| program != 0),
-            elsewhere: namespace.is_some(),
+            prepared: xdp.is_some_and(|xdp| veth_peer::is_pass(xdp.id)),
+            name: far.name,
+            mtu: far.mtu,
+            xdp: xdp.is_some(),
+            elsewhere: near.other_is_elsewhere(),
         })
     }
 
     fn described(&self) -> String {
         if self.elsewhere { format!("{} in another network namespace", self.name) } else { self.name.clone() }
     }
-}
-
-fn unknown() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the kernel does not tell of the other end")
-}
-
-/// The attributes of a device, in the namespace with this number.
-fn link(routes: &mut Connection, index: u32, namespace: Option<u32>) -> io::Result<Vec<u8>> {
-    let mut request = vec![0; HEADER];
-    request[4..8].copy_from_slice(&index.to_ne_bytes());
-    if let Some(namespace) = namespace {
-        request.extend(attribute(IFLA_TARGET_NETNSID, &namespace.to_ne_bytes()));
-    }
-    let answer = routes.request(RTM_GETLINK, 0, &request)?;
-    let attributes = |message: &Message| {
-        (message.kind == RTM_NEWLINK).then(|| message.payload.get(HEADER..).map(<[u8]>::to_vec))?
-    };
-    answer.iter().find_map(attributes).ok_or_else(unknown)
-}
-
-fn number(attributes: &[u8], kind: u16) -> Option<u32> {
-    find(attributes, kind)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// XDP in the driver of a veth: what it sends back by the veth (XDP_TX) arrives only if the other end has an XDP program,
@@ -102,12 +65,19 @@ pub(super) fn judge(name: &str, other: Option<&OtherEnd>) -> Option<Finding> {
         "other-end",
         found,
         format!(
-            "--attach auto or tc; or at the other end any XDP program in the driver that passes all (`ip link set {at} xdpdrv object pass.o section xdp`)"
+            "--attach auto or tc; or at the other end any XDP program in the driver that passes all (`traffic-policy-agent veth-peer --attach {at}` there has one; `ip link set {at} xdpdrv object pass.o section xdp`)"
         ),
     ))
 }
 
-/// What `run` says of a device that it attached XDP to in the driver; `None` if it is no veth, or fit.
+/// The other end of a veth, if `veth-peer` has prepared it, in words.
+#[must_use]
+pub fn prepared_other_end(index: u32) -> Option<String> {
+    let other = OtherEnd::of(index).ok()?;
+    other.prepared.then(|| other.described())
+}
+
+/// Finding that `run` reports for a device with XDP attached in the driver; `None` if it is no veth, or fit.
 #[must_use]
 pub fn lost_at_other_end(device: &str, index: u32) -> Option<Finding> {
     (introspect::driver(device)? == "veth").then(|| judge(device, OtherEnd::of(index).ok().as_ref()))?
@@ -116,7 +86,11 @@ pub fn lost_at_other_end(device: &str, index: u32) -> Option<Finding> {
 #[cfg(test)]
 impl OtherEnd {
     pub(super) fn for_tests(xdp: bool, mtu: u32) -> Self {
-        Self { name: "veth7".into(), mtu, xdp, elsewhere: true }
+        Self { name: "veth7".into(), mtu, xdp, prepared: false, elsewhere: true }
+    }
+
+    pub(super) fn prepared() -> Self {
+        Self { prepared: true, ..Self::for_tests(true, 1500) }
     }
 }
 
@@ -130,7 +104,11 @@ mod tests {
         let finding = judge("eth0", Some(&OtherEnd::for_tests(false, 1500))).unwrap();
         assert!(finding.found.contains("(veth7 in another network namespace) has no XDP program"));
         assert!(finding.found.contains("lost there in silence"));
-        assert!(finding.fix.unwrap().contains("ip link set veth7 xdpdrv"));
+        let fix = finding.fix.unwrap();
+        assert!(
+            fix.contains("ip link set veth7 xdpdrv") && fix.contains("veth-peer --attach veth7"),
+            "{fix}"
+        );
         let finding = judge("eth0", None).unwrap();
         assert!(finding.found.contains("could not be seen") && finding.fix.is_some());
     }

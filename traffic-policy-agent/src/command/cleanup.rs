@@ -7,7 +7,8 @@ use clap::Args;
 
 use super::view::{self, View};
 use crate::{
-    dataplane::{self, Removed},
+    check,
+    dataplane::{self, Removed, veth_peer},
     node::{self, Network, kept_nat},
 };
 
@@ -36,6 +37,11 @@ impl Arguments {
             released => released.context("the nftables table that keeps NAT cannot be removed")?,
         };
         let dir = pins.display();
+        // Left alone: they serve the agents at their other ends. Who may not look sees none.
+        let prepared = veth_peer::devices().unwrap_or_default();
+        let mut other_ends: Vec<_> =
+            devices.iter().filter_map(|index| check::prepared_other_end(*index)).collect();
+        other_ends.dedup();
         let Removed { links, programs, maps } = removed.unwrap_or_default();
         let anything = kept_nat || !links.is_empty() || !programs.is_empty() || !maps.is_empty();
         if self.view.json() {
@@ -45,9 +51,23 @@ impl Arguments {
                 "programs": programs,
                 "maps": maps,
                 "kept_nat": kept_nat,
+                "prepared_veths": prepared,
+                "prepared_other_ends": other_ends,
             }));
         }
         view::print(|out| {
+            for device in &prepared {
+                writeln!(
+                    out,
+                    "{device} stays prepared for XDP at its other end, of which another agent may live: `traffic-policy-agent veth-peer --detach {device}` undoes that"
+                )?;
+            }
+            for device in &other_ends {
+                writeln!(
+                    out,
+                    "the other end of this node's veth, {device}, stays prepared for XDP: `traffic-policy-agent veth-peer --detach` there undoes that"
+                )?;
+            }
             if !anything {
                 return writeln!(out, "nothing is pinned in {dir}");
             }

@@ -21,6 +21,7 @@ mod reload;
 mod run;
 mod services;
 mod status;
+mod veth_peer;
 mod view;
 
 use std::ffi::OsString;
@@ -30,7 +31,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::{config_file::Note, line::Line, logging::LogFormat, reload::Reloader};
 
-/// What was judged has findings of level error, which have been printed: exit code 3.
+/// There are findings of level error, which have been printed: exit code 3.
 #[derive(Debug, thiserror::Error)]
 #[error("{count} findings of level error")]
 pub struct FoundErrors {
@@ -42,10 +43,10 @@ pub struct FoundErrors {
 #[derive(Debug, Parser)]
 #[command(name = "traffic-policy-agent", version, max_term_width = 100)]
 pub struct Arguments {
-    /// What to log: error, warn, info, debug, trace, or per module as in RUST_LOG.
+    /// Log filter: error, warn, info, debug, trace, or per module as in RUST_LOG.
     #[arg(long, global = true, env = "TRAFFIC_POLICY_LOG", default_value = "info", value_name = "LEVEL")]
     log: String,
-    /// How to log: lines for people, or an object of JSON a line.
+    /// Log format: human-readable lines, or one JSON object per line.
     #[arg(
         long,
         global = true,
@@ -71,6 +72,7 @@ enum Command {
     Bugtool(bugtool::Arguments),
     Adopt(adopt::Arguments),
     Cleanup(cleanup::Arguments),
+    VethPeer(veth_peer::Arguments),
     Completion(completion::Arguments),
     Man(man::Arguments),
 }
@@ -108,6 +110,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::Bugtool(arguments) => arguments.execute(),
         Command::Adopt(arguments) => arguments.execute(),
         Command::Cleanup(arguments) => arguments.execute(),
+        Command::VethPeer(arguments) => arguments.execute(),
         Command::Completion(arguments) => arguments.execute(Arguments::command()),
         Command::Man(arguments) => arguments.execute(Arguments::command()),
     }

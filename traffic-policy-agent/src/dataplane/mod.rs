@@ -1,4 +1,4 @@
-//! The packet path as the agent sees it: maps, programs, devices. The only room that names `aya` or says `unsafe`.
+//! The packet path as the agent sees it: maps, programs, devices. The only module that names `aya` or says `unsafe`.
 
 mod adoption;
 pub mod bpf;
@@ -21,6 +21,7 @@ pub mod sync;
 pub mod sys;
 pub mod tracing_copy;
 mod usage;
+pub mod veth_peer;
 
 use std::{
     collections::BTreeSet,
@@ -108,7 +109,7 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// Where `/healthz` and `/status` are answered, for `status` to ask.
+    /// Records the address of `/healthz` and `/status`, for `status` to ask.
     pub fn report_address(&mut self, address: SocketAddr) {
         heartbeat::address(&mut self.maps, address);
     }
@@ -128,7 +129,7 @@ impl Dataplane {
         }
     }
 
-    /// What source ports are made of.
+    /// Settings of the source port pool.
     pub fn pool(&self) -> Pool {
         self.config.pool.clone()
     }
@@ -334,7 +335,7 @@ impl Dataplane {
         replacement::finish(pins)
     }
 
-    /// Devices whose programs somebody else has taken off, as far as their links tell.
+    /// Devices whose programs others have detached, as far as their links tell.
     pub fn lost(&self) -> Vec<Lost> {
         self.devices.lost(&self.object)
     }
@@ -344,12 +345,12 @@ impl Dataplane {
         self.devices.filters()
     }
 
-    /// A device is to be attached to anew: somebody else has taken its programs off.
+    /// A device is to be attached to anew: others have detached its programs.
     pub fn unsettle(&mut self, ifindex: u32) {
         self.devices.unsettle(ifindex);
     }
 
-    /// Calls of the cgroup's processes that somebody has taken the programs off.
+    /// Calls of the cgroup's processes whose programs were detached.
     ///
     /// # Errors
     /// The cgroup is gone.
@@ -375,7 +376,7 @@ impl Dataplane {
         self.sockets.cgroup()
     }
 
-    /// UDP endpoints that stopped serving since the last sweep: whoever is connected to one of them must be told.
+    /// UDP endpoints that stopped serving since the last sweep: sockets connected to one of them must be destroyed.
     pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
         self.gc.gone_udp()
     }
@@ -405,7 +406,7 @@ impl Dataplane {
     }
 
     /// Compares the fingerprint of the node's routes with the one that stored next hops belong to; if it is another,
-    /// nobody watched when they changed.
+    /// no agent watched when they changed.
     ///
     /// # Errors
     /// The maps cannot be written.
@@ -431,7 +432,7 @@ impl Dataplane {
         nexthop::list(&self.maps)
     }
 
-    /// How full the maps are: no map is read but for a few words.
+    /// Usage of the maps: reads only a few words of them.
     pub fn usage(&self) -> DataplaneUsage {
         DataplaneUsage::read(&self.maps, &self.planner, &self.gc, self.devices.attached().len())
     }

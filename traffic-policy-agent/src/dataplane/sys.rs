@@ -18,6 +18,7 @@ pub mod command {
     pub const MAP_LOOKUP: libc::c_int = 1;
     pub const PROG_LOAD: libc::c_int = 5;
     pub const OBJ_GET: libc::c_int = 7;
+    pub const PROG_GET_FD_BY_ID: libc::c_int = 13;
     pub const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
     pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
     pub const LINK_CREATE: libc::c_int = 28;
@@ -26,6 +27,8 @@ pub mod command {
     pub const LINK_DETACH: libc::c_int = 34;
 }
 
+/// BPF_OBJ_NAME_LEN, with the zero at its end.
+const PROGRAM_NAME: usize = 16;
 /// BPF_F_RDONLY
 const READ_ONLY: u32 = 1 << 3;
 
@@ -80,7 +83,9 @@ struct Load {
     instructions: u32,
     code: u64,
     license: u64,
-    log: [u64; 3],
+    /// Of the verifier's log, and flags.
+    rest: [u64; 3],
+    name: [u8; PROGRAM_NAME],
 }
 
 #[repr(C)]
@@ -147,7 +152,7 @@ pub fn open(pin: &Path, read_only: bool) -> io::Result<OwnedFd> {
     unsafe { make(command::OBJ_GET, &mut Get { path: path.as_ptr() as u64, fd: 0, flags }) }
 }
 
-/// What the kernel says of a map, program or link: the first bytes of its description.
+/// Returns the kernel's description of a map, program or link: its first bytes.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -176,7 +181,7 @@ pub struct LinkInfo {
 // SAFETY: numbers without gaps; any bytes make one.
 unsafe impl Pod for LinkInfo {}
 
-/// What the kernel says of a pinned link.
+/// Returns the kernel's description of a pinned link.
 ///
 /// # Errors
 /// There is no such pin, or the kernel refuses.
@@ -189,15 +194,40 @@ pub fn link_info(pin: &Path) -> io::Result<LinkInfo> {
 /// # Errors
 /// The verifier refuses it; lack of privileges.
 pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
+    load_named("", kind, code, license)
+}
+
+/// The same, with a name of at most 15 letters, digits and underscores.
+///
+/// # Errors
+/// As there; the kernel does not take the name.
+pub fn load_named(name: &str, kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
     let mut attributes = Load {
         kind,
         instructions: u32::try_from(code.len()).map_err(io::Error::other)?,
         code: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
-        log: [0; 3],
+        rest: [0; 3],
+        name: [0; PROGRAM_NAME],
     };
+    attributes
+        .name
+        .get_mut(..name.len())
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .copy_from_slice(name.as_bytes());
     // SAFETY: the code and license outlive the call.
     unsafe { make(command::PROG_LOAD, &mut attributes) }
+}
+
+/// A loaded program by its number.
+///
+/// # Errors
+/// There is none; lack of privileges.
+pub fn program(id: u32) -> io::Result<OwnedFd> {
+    // The number is all that is read, beside flags: `union bpf_attr` has two unused fields behind it.
+    let mut attributes = [id, 0, 0];
+    // SAFETY: a number and zeros.
+    unsafe { make(command::PROG_GET_FD_BY_ID, &mut attributes) }
 }
 
 /// Makes an iterator program walk over a map; aya 0.14 cannot say over which.
