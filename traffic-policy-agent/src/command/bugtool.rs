@@ -26,13 +26,13 @@ use crate::{dataplane::DEFAULT_PINS, node::Network};
 /// of a log. It names addresses of clients and Services; tokens, keys and the content of kubeconfigs are left out. What could not be had says why.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Where the tar goes, a file that is not there yet, or `-`: standard output. Default: traffic-policy-bugtool-SECONDS.tar in this folder.
+    /// Name of the tar, a file that does not exist yet, or `-`: standard output. Default: traffic-policy-bugtool-SECONDS.tar in this folder.
     #[arg(long, env = "TRAFFIC_POLICY_OUT", value_name = "FILE|-")]
     out: Option<PathBuf>,
     /// The folder that `run` was given.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// Where the agent answers /metrics and /configz; `none`: nowhere.
+    /// The agent's address of /metrics and /configz; `none`: not served.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_METRICS_ADDRESS",
@@ -48,9 +48,9 @@ pub(super) struct Arguments {
     sample_flows: usize,
 }
 
-/// How long one of the commands may take: `check` loads all programs.
+/// Time limit of each command: `check` loads all programs.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a scrape may take.
+/// Time limit of a scrape.
 const SCRAPE: Duration = Duration::from_secs(20);
 /// Lines of a log, and bytes that are looked through for them.
 const LINES: usize = 2_000;
@@ -147,14 +147,14 @@ fn create(path: &Path) -> Result<File> {
 fn part(name: &str, content: Result<Vec<u8>>) -> Part {
     let name = name.to_owned();
     match content {
-        Ok(content) => Part { name, content: secrets::left_out(&content), error: None },
+        Ok(content) => Part { name, content: secrets::redacted(&content), error: None },
         Err(error) => {
             let error = format!("{error:#}");
-            let content = secrets::left_out(format!("not available: {error}\n").as_bytes());
+            let content = secrets::redacted(format!("not available: {error}\n").as_bytes());
             Part {
                 name,
                 content,
-                error: Some(String::from_utf8_lossy(&secrets::left_out(error.as_bytes())).into()),
+                error: Some(String::from_utf8_lossy(&secrets::redacted(error.as_bytes())).into()),
             }
         }
     }

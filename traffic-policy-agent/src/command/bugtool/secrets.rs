@@ -3,7 +3,7 @@
 /// A blank is enough between it and its token.
 const BEARER: &str = "bearer";
 /// In the place of a secret.
-const LEFT_OUT: &str = "(left out)";
+const REDACTED: &str = "(left out)";
 /// Words behind which a secret stands: `token: x`, `"password":"x"`, `client-key-data=x`, `Bearer x`.
 const NAMES: [&str; 7] = [
     BEARER,
@@ -16,7 +16,7 @@ const NAMES: [&str; 7] = [
 ];
 
 /// The text without secrets: words that follow the name of one, JSON web tokens, passwords of URLs, blocks of PEM.
-pub(super) fn left_out(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn redacted(bytes: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(bytes);
     let mut result = String::with_capacity(text.len());
     let mut in_block = false;
@@ -26,7 +26,7 @@ pub(super) fn left_out(bytes: &[u8]) -> Vec<u8> {
         if in_block || begins {
             if !in_block {
                 result.push_str(line.split("-----BEGIN ").next().unwrap_or_default());
-                result.push_str(LEFT_OUT);
+                result.push_str(REDACTED);
                 result.push('\n');
             }
             in_block = !ends;
@@ -47,7 +47,7 @@ fn without_passwords(line: &str) -> String {
         let end = behind.find(|c: char| c.is_whitespace() || "/\"'".contains(c)).unwrap_or(behind.len());
         rest = match behind[..end].rfind('@') {
             Some(at) => {
-                result.push_str(LEFT_OUT);
+                result.push_str(REDACTED);
                 &behind[at..]
             }
             None => behind,
@@ -90,14 +90,14 @@ fn push_word(result: &mut String, word: &str, name: &mut String) {
     {
         result.push_str(own);
         result.push('=');
-        result.push_str(LEFT_OUT);
+        result.push_str(REDACTED);
         name.clear();
         return;
     }
     let is_secret = NAMES.contains(&name.as_str()) && !NAMES.contains(&word.to_lowercase().as_str());
     // Base64 of `{"`, as each JSON web token begins.
     let is_token = word.starts_with("eyJ") && word.len() > 20;
-    result.push_str(if is_secret || is_token { LEFT_OUT } else { word });
+    result.push_str(if is_secret || is_token { REDACTED } else { word });
     *name = word.to_lowercase();
 }
 
@@ -106,11 +106,11 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> String {
-        String::from_utf8(left_out(text.as_bytes())).unwrap()
+        String::from_utf8(redacted(text.as_bytes())).unwrap()
     }
 
     #[test]
-    fn secrets_are_left_out() {
+    fn secrets_are_redacted() {
         for (text, expected) in [
             ("Authorization: Bearer abc.def-1\n", "Authorization: Bearer (left out)\n"),
             ("token: s3cr3t", "token: (left out)"),
