@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod acceptance;
 mod completion;
 mod container;
 mod dry_run;
@@ -11,6 +12,7 @@ mod guide;
 mod image;
 mod kubectl;
 mod manual;
+mod nodes;
 mod objects;
 mod remains;
 mod scripts;
@@ -24,9 +26,10 @@ use serde_json::Value;
 use traffic_policy_testing::kustomize;
 
 /// Folders with a `kustomization.yaml`.
-const FOLDERS: [&str; 5] = [
+const FOLDERS: [&str; 6] = [
     "deploy/base",
     "deploy/overlays/kind",
+    "deploy/overlays/kind-xdp",
     "deploy/overlays/kubeadm",
     "deploy/overlays/static-pod",
     "deploy/overlays/cleanup",
