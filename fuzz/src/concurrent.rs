@@ -1,8 +1,8 @@
 //! Two CPUs that handle packets of the same flows at the same time.
 //!
-//! Which of two packets is first nobody knows, so no model says what becomes of each. What must hold when both CPUs are done: request
+//! The order of two packets is unknown, so no model predicts the outcome of each. Invariants when both CPUs are done: request
 //! entries have their reply entries, no two flows share a port towards one endpoint, and every flow is one that a Service allows. And
-//! in the end, when all flows are over: nothing is left, not a place of the directory, and the counts add up.
+//! in the end, when all flows have expired: nothing is left, not a place of the directory, and the counts add up.
 
 use std::net::SocketAddr;
 
@@ -122,7 +122,7 @@ fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
 }
 
 fn input(hook: Hook, device: Device, packet: &Packet) -> Input {
-    Input { hook, device, frame: packet.bytes(), segment: 0 }
+    Input { device, ..Input::new(hook, packet.bytes()) }
 }
 
 fn packet(tcp: bool, from: SocketAddr, to: SocketAddr, flags: Flags, (own, other): (u32, u32)) -> Packet {
@@ -153,7 +153,7 @@ fn allowed(path: Path, entries: &[FlowEntry]) -> Result<(), String> {
     Ok(())
 }
 
-/// Entries and directory places that are left when all flows are over: none.
+/// Entries and directory places that are left when all flows have expired: none.
 fn nothing_left(harness: &Harness, path: Path) -> Result<(), String> {
     let entries = harness.flows(path.family);
     if !entries.is_empty() {

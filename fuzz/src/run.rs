@@ -42,7 +42,7 @@ impl Path {
     }
 }
 
-/// Where program and model differ.
+/// Difference between program and model.
 #[derive(Clone, Debug)]
 pub struct Difference {
     /// Index of the action.
@@ -89,7 +89,7 @@ pub fn fuzz(
 /// Runs one sequence on fresh maps. `compared`: the whole table after so many actions, and at the end.
 ///
 /// # Errors
-/// Where program and model differ.
+/// The first difference between program and model.
 pub fn check(
     harness: &mut Harness,
     path: Path,
@@ -182,7 +182,7 @@ impl Run<'_> {
     }
 
     fn run_frame(&mut self, hook: Hook, device: Device, frame: Vec<u8>) -> Ran {
-        let input = Input { hook, device, frame, segment: 0 };
+        let input = Input { device, ..Input::new(hook, frame) };
         self.model.given = Instant::now();
         let ran = self.harness.input(&input);
         self.totals.packets += 1;
@@ -210,7 +210,7 @@ impl Run<'_> {
         self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, clock, given);
     }
 
-    /// Where packets of a flow's endpoint are seen.
+    /// Hook and device of packets from a flow's endpoint.
     fn endpoint_side(&self, flow: &Flow) -> (Hook, Device) {
         match flow.endpoint.way {
             Some((device, _)) => (self.path.hook, device),
@@ -238,7 +238,7 @@ impl Run<'_> {
         }
     }
 
-    /// The flow table without the ways out: whoever needs one first looks it up.
+    /// The flow table without next hops, which are resolved by the first packet that needs one.
     fn entries(&self) -> Vec<FlowEntry> {
         let entries = self.harness.flows(self.path.family).into_iter();
         entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()

@@ -93,7 +93,7 @@ impl BpfMap {
         self.kind
     }
 
-    /// What is in it. A ring buffer has one entry without key: how far it was written. An array of programs has their
+    /// Content of the map. A ring buffer has one entry without key: its producer position. An array of programs has their
     /// numbers.
     pub fn read(&self) -> Result<Entries> {
         match self.kind {
@@ -140,13 +140,16 @@ impl BpfMap {
             _ => vec![0; self.key],
         };
         match self.kind {
-            Kind::ProgramArray => self.element(DELETE, &key, 0),
+            Kind::ProgramArray => {
+                let taken = self.programs()?.into_keys().next().context("no program is in it")?;
+                self.element(DELETE, &taken, 0)
+            }
             Kind::RingBuffer => bail!("only programs write records"),
             _ => self.write(&key, &vec![0xff; self.value]),
         }
     }
 
-    /// Bytes of a ring buffer that nobody has read yet.
+    /// Unread bytes of a ring buffer.
     pub fn unread(&self) -> Result<u64> {
         ensure!(self.kind == Kind::RingBuffer, "not a ring buffer but a map of type {:?}", self.kind);
         let (read, written) = self.positions(false)?;
@@ -181,7 +184,7 @@ impl BpfMap {
         Ok(entries)
     }
 
-    /// How far a ring buffer was read and written: on its first page, which may be written, and on its second.
+    /// Consumer and producer positions of a ring buffer: on its first page, which may be written, and on its second.
     fn positions(&self, read_all: bool) -> Result<(u64, u64)> {
         // SAFETY: the kernel lends whole pages and knows what may be written; they are gone before the descriptor is.
         unsafe {

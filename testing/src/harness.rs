@@ -7,6 +7,7 @@
 //!        │              └ 172.18.0.9 → endpoints 10.0.4.0/24   (its MAC address is not known)
 //! node ──┼ eth1 ──────── 172.19.0.3 → endpoints 10.0.3.0/24
 //!        ├ slim0 ─────── 172.20.0.3 → endpoints 10.0.5.0/24   (MTU 1400)
+//!        ├ tun0 ──────── 172.21.0.3 → endpoints 10.0.7.0/24   (no Ethernet, MTU 1400)
 //!        └ pod0 ──────── endpoints 10.0.1.0/24                (not attached: they are on this node)
 //! ```
 
@@ -51,7 +52,7 @@ pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, pending: 1024, 
 /// process, if one has ended well.
 ///
 /// # Panics
-/// Where nothing can be loaded: without root, or without a packet path in this build.
+/// If nothing can be loaded: without root, or without a packet path in this build.
 pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     static IDLE: Pool<Loaded> = Pool::new();
     lent(SIZES, &IDLE, work)
@@ -102,7 +103,7 @@ impl Harness {
     pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         for index in 0..jump::COUNT {
             let tables = &mut self.tables;
-            for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps] {
+            for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps, &mut tables.l3_jumps] {
                 match jumps.clear_index(&index) {
                     // Not every place is taken.
                     Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}

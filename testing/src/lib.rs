@@ -58,4 +58,5 @@ pub mod real_api_server;
 pub mod recording;
 pub mod script;
 pub mod traffic;
+pub mod tun;
 pub mod xdp;

@@ -13,13 +13,15 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourState,
 };
 use netlink_packet_route::route::{RouteMessage, RouteType};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
-    Handle, LinkBridge, LinkBridgePort, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan,
-    RouteMessageBuilder, new_connection,
+    Handle, IpVersion, LinkBridge, LinkBridgePort, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
+    LinkVxlan, RouteMessageBuilder, new_connection,
 };
 
+use crate::lab::Family;
 use crate::netns::Namespace;
 
 pub type Mac = [u8; 6];
@@ -142,6 +144,15 @@ impl Netlink {
         self.change(device, |link| link.mtu(mtu)).await
     }
 
+    /// Lets a device send and merge aggregates of up to so many bytes: BIG TCP.
+    pub async fn allow_aggregates(&self, device: &str, bytes: u32) -> Result<()> {
+        let (gso, gro) = (LinkAttribute::GsoMaxSize(bytes), LinkAttribute::GroMaxSize(bytes));
+        let (gso4, gro4) = (LinkAttribute::GsoIpv4MaxSize(bytes), LinkAttribute::GroIpv4MaxSize(bytes));
+        let set =
+            |link| [gso, gro, gso4, gro4].into_iter().fold(link, LinkMessageBuilder::append_extra_attribute);
+        self.change(device, set).await
+    }
+
     /// A frame may leave by the port of a bridge that it came by.
     pub async fn hairpin(&self, port: &str) -> Result<()> {
         let message = LinkBridgePort::new(index(port)?).hairpin(true).build();
@@ -175,7 +186,7 @@ impl Netlink {
         }))
     }
 
-    /// How many BPF filters of clsact a device has at ingress and egress.
+    /// Numbers of BPF filters of clsact that a device has at ingress and egress.
     pub async fn bpf_filters(&self, device: &str) -> Result<(u32, u32)> {
         let index = i32::try_from(index(device)?)?;
         let mut counts = [0; 2];
@@ -219,6 +230,46 @@ impl Netlink {
         self.replace_route(message)
             .await
             .with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
+    }
+
+    /// As [`Self::route`], in another table than the main one.
+    pub async fn route_in(&self, table: u32, to: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
+        let message = route(to, prefix, gateway)?.table_id(table).build();
+        let replaced = self.replace_route(message).await;
+        replaced.with_context(|| format!("route to {to}/{prefix} via {gateway} in table {table}"))
+    }
+
+    /// Routes what comes from an address by a table.
+    pub async fn rule_from(&self, source: IpAddr, table: u32, priority: u32) -> Result<()> {
+        let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
+        let added = match source {
+            IpAddr::V4(source) => rule.v4().source_prefix(source, 32).execute().await,
+            IpAddr::V6(source) => rule.v6().source_prefix(source, 128).execute().await,
+        };
+        added.with_context(|| format!("rule from {source} to table {table}"))
+    }
+
+    /// Removes what [`Self::rule_from`] has added.
+    pub async fn remove_rule_from(&self, source: IpAddr, table: u32) -> Result<()> {
+        let version = if source.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
+        let rules: Vec<_> = self.0.rule().get(version).execute().try_collect().await?;
+        let is_it = |rule: &&RuleMessage| {
+            u32::from(rule.header.table) == table && rule.attributes.contains(&RuleAttribute::Source(source))
+        };
+        let rule = rules.iter().find(is_it).with_context(|| format!("no rule from {source}"))?;
+        let removed = self.0.rule().del(rule.clone()).execute().await;
+        removed.with_context(|| format!("removing the rule from {source}"))
+    }
+
+    /// Routes what has a mark by a table.
+    pub async fn rule_marked(&self, family: Family, mark: u32, table: u32, priority: u32) -> Result<()> {
+        let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
+        let rule = rule.fw_mark(mark);
+        let added = match family {
+            Family::V4 => rule.v4().execute().await,
+            Family::V6 => rule.v6().execute().await,
+        };
+        added.with_context(|| format!("rule for the mark {mark:#x}"))
     }
 
     /// As [`Self::route`], for a gateway that no address of `device` covers.
@@ -273,7 +324,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// How many neighbours the kernel keeps resolved of its own accord (NTF_EXT_MANAGED).
+    /// Number of neighbours that the kernel keeps resolved of its own accord (NTF_EXT_MANAGED).
     pub async fn managed_neighbours(&self) -> Result<usize> {
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         let is_managed = |attribute: &NeighbourAttribute| matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed));
@@ -326,6 +377,11 @@ impl VethEnd<'_> {
         }
         link
     }
+}
+
+/// The names of all devices in the calling thread's namespace.
+pub fn devices() -> Result<Vec<String>> {
+    Ok(if_nameindex()?.iter().filter_map(|device| Some(device.name().to_str().ok()?.to_owned())).collect())
 }
 
 /// The index of a device in the calling thread's namespace.

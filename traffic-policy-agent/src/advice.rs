@@ -9,14 +9,14 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use crate::model::FrontendKind;
 
-/// What is known of a packet besides its outcome. The sentences leave out what is `None`.
+/// Known facts about a packet besides its outcome. Sentences leave out those that are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Context<'a> {
     /// `namespace/name` of the Service.
     pub service: Option<&'a str>,
-    /// What made the address a frontend: says which of the two traffic policies held.
+    /// Kind of the frontend's address: decides which of the two traffic policies applied.
     pub frontend: Option<FrontendKind>,
-    /// Who sent it.
+    /// Source address of the packet.
     pub client: Option<IpAddr>,
     /// The device it came by.
     pub device: Option<&'a str>,
@@ -51,7 +51,7 @@ impl Context<'_> {
     }
 }
 
-/// What happened, and why it is right.
+/// Explanation of an outcome: the event and its reason.
 #[must_use]
 pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     let (service, client) = (context.service(), context.client());
@@ -60,6 +60,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::Replied => "a reply of an endpoint on another node, sent on to the client from the address it had asked".to_owned(),
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
         Outcome::RepliedLocal => "a reply of an endpoint on this node, sent from the address that the client had asked".to_owned(),
+        Outcome::RepliedRedirected => "a reply of an endpoint on this node, sent from the address that the client had asked; rules of routing lead packets with that address out by another device than those with the endpoint's, so it went there".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
         Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side".to_owned(),
         Outcome::RepliedIcmpError => "an ICMP error about a packet that this node sent on, translated for the client".to_owned(),
@@ -116,7 +117,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     }
 }
 
-/// What to do if that is not wanted; `None` where nothing needs doing.
+/// Remedy, should the outcome be unwanted; `None` where nothing needs doing.
 #[must_use]
 pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
     let (namespace, name) = context.name();
@@ -125,6 +126,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::Replied
         | Outcome::Delivered
         | Outcome::RepliedLocal
+        | Outcome::RepliedRedirected
         | Outcome::Connected
         | Outcome::ForwardedIcmpError
         | Outcome::RepliedIcmpError
@@ -171,7 +173,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
             "add the client's range to spec.loadBalancerSourceRanges if it should be served: kubectl -n {namespace} edit service {name}"
         ),
         Outcome::DroppedMartianSource => "none if it was forged; if a router sends this node's own packets back to it, let it reach Services otherwise, or set --source-check off".to_owned(),
-        Outcome::DroppedUnattachedDevice => "name the device with --device; tunnels without Ethernet header (IPIP, WireGuard, GRE, tun) cannot be attached to: use a network plugin's mode with VXLAN or without encapsulation".to_owned(),
+        Outcome::DroppedUnattachedDevice => "name the device with --device; `check` says of each tunnel whether programs can be attached to it".to_owned(),
         Outcome::DroppedUnallocatedClusterIp => "the client uses the address of a Service that is gone, or DNS still gives it: look the name up again".to_owned(),
         Outcome::PassedNotIp => "for VLANs, attach to the VLAN's own device too: --device".to_owned(),
         Outcome::PassedMalformed => "capture it at the sender if it should have been a request".to_owned(),

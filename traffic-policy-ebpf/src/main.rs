@@ -71,12 +71,15 @@ mod programs {
 
     use crate::datapath::{
         clock,
-        ctx::{tc::Tc, xdp::Xdp},
+        ctx::{
+            tc::{Tc, TcL3},
+            xdp::Xdp,
+        },
         egress,
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        icmp_errors, reject, slow_path,
+        icmp_errors, l3_ingress, reject, slow_path,
         sock::{
             self,
             addr::{Call, Closing},
@@ -116,6 +119,17 @@ mod programs {
         tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
         tp_tc_icmp_out4 => icmp_errors::run_out::<Tc, V4>;
         tp_tc_icmp_out6 => icmp_errors::run_out::<Tc, V6>;
+    }
+
+    // On devices without Ethernet, whose packets begin with the IP header.
+    programs! {
+        "classifier", context: *mut __sk_buff => TcL3::new(context), i32;
+        tp_l3_ingress => l3_ingress::run;
+        tp_l3_egress => egress::run;
+        tp_l3_vhdr_out4 => variable_headers::run_out::<TcL3, V4>;
+        tp_l3_vhdr_out6 => variable_headers::run_out::<TcL3, V6>;
+        tp_l3_icmp_out4 => icmp_errors::run_out::<TcL3, V4>;
+        tp_l3_icmp_out6 => icmp_errors::run_out::<TcL3, V6>;
     }
 
     socket_programs! {

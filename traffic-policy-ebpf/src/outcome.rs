@@ -31,7 +31,7 @@ macro_rules! outcomes {
     };
 }
 
-/// What the kernel does with the packet.
+/// The verdict that the kernel is given for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Hand it to the stack.
@@ -133,7 +133,7 @@ outcomes! {
     PassedOtherHost = 44, "passed-other-host", Pass;
     /// An answer to a datagram that this node, or a pod behind its masquerade, sent from a port that is also a Service's.
     PassedOwnAnswer = 46, "passed-own-answer", Pass;
-    /// A segment of an endpoint whose numbers are not those of the flow, which has not begun or is over: of another connection
+    /// A segment of an endpoint whose numbers are not those of the flow, which has not begun or has ended: of another connection
     /// with the same addresses and ports.
     PassedOutOfWindow = 47, "passed-out-of-window", Pass;
     /// An ICMP error about a packet of no flow.
@@ -143,6 +143,9 @@ outcomes! {
 
     /// A socket of this node or its pods: its destination was translated to an endpoint before any packet was made.
     Connected = 56, "connected", Pass;
+    /// A reply of an endpoint on this node, or an ICMP error about one: sent by the device to which routing leads packets of its new
+    /// source, not by the one to which the endpoint's address led it.
+    RepliedRedirected = 57, "replied-redirected", Send;
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry,
-    FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket,
-    RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, scope,
-    source_check,
+    FrontendKey, HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port,
+    RejectBucket, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage,
+    WideAddress, scope, source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -107,7 +107,12 @@ impl Harness {
             let v6 = wide(device.spot().of(Family::V6)).wire();
             let entry = DeviceInfo {
                 mac: device.mac(),
-                flags: if *xdp { HOP_XDP } else { 0 },
+                flags: match (device, xdp) {
+                    (Device::Tun0, _) => HOP_NO_ETHERNET,
+                    (_, true) => HOP_XDP,
+                    (_, false) => 0,
+                },
+                mtu: if *device == Device::Tun0 { 1400 } else { 0 },
                 addresses: [wide(device.spot().of(Family::V4)).wire()[0], v6[0], v6[1]],
                 ..DeviceInfo::default()
             };
@@ -121,7 +126,7 @@ impl Harness {
     fn describe_node(&mut self, setup: &Setup) -> Result<()> {
         let pods = Spot::NodePod0.addresses().network();
         let masks = [wide(IpAddr::from([255, 255, 255, 0])), WideAddress::from_wire([u64::MAX, 0])];
-        let node = LocalNode {
+        let mut node = LocalNode {
             pods: [wide(pods.v4.into()), wide(pods.v6.into())],
             pod_masks: masks,
             source_check: match setup.source_check {
@@ -131,12 +136,14 @@ impl Harness {
             },
             ..LocalNode::default()
         };
-        self.tables.local_node.set(0, node, 0)?;
         for device in Device::ALL {
             let Addresses { v4, v6 } = device.spot().addresses();
+            node.note_address(0, v4.to_wire());
+            node.note_address(1, v6.to_wire());
             self.tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
             self.tables.v6.node_addresses.insert(v6.to_wire(), 1, 0)?;
         }
+        self.tables.local_node.set(0, node, 0)?;
         Ok(())
     }
 
@@ -350,7 +357,7 @@ fn write<A: Address + Wire>(
         for (index, (spot, port)) in (base..).zip(endpoints) {
             let address: IpAddr = spot.of(family);
             // As the agent does: by `nodeName`, and for the node's own addresses.
-            let own = matches!(spot, Spot::Local | Spot::Node | Spot::NodeEth1);
+            let own = matches!(spot, Spot::Local | Spot::LocalTyped | Spot::Node | Spot::NodeEth1);
             let remote = matches!(spot, Spot::RemoteBehindPod0);
             let flags = if own {
                 SLOT_LOCAL

@@ -17,6 +17,9 @@ pub enum Hook {
     Xdp,
     Ingress,
     Egress,
+    /// Of a device without Ethernet.
+    IngressL3,
+    EgressL3,
 }
 
 impl Hook {
@@ -28,31 +31,36 @@ impl Hook {
             Self::Xdp => "tp_xdp_ingress",
             Self::Ingress => "tp_tc_ingress",
             Self::Egress => "tp_tc_egress",
+            Self::IngressL3 => "tp_l3_ingress",
+            Self::EgressL3 => "tp_l3_egress",
         }
     }
 
     fn number(self) -> u32 {
         match self {
             Self::Xdp => hook::XDP,
-            Self::Ingress => hook::INGRESS,
-            Self::Egress => hook::EGRESS,
+            Self::Ingress | Self::IngressL3 => hook::INGRESS,
+            Self::Egress | Self::EgressL3 => hook::EGRESS,
         }
     }
 
-    /// What the program's answer to the kernel means.
+    /// Meaning of the program's return value.
     pub(super) fn way(self, verdict: u32) -> Way {
         // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and linux/pkt_cls.h.
         match (self, verdict as i32) {
-            (Self::Xdp, 2) | (Self::Ingress | Self::Egress, -1) => Way::Pass,
-            (Self::Xdp, 1) | (Self::Ingress | Self::Egress, 2) => Way::Drop,
+            (Self::Xdp, 2) => Way::Pass,
+            (Self::Xdp, 1) => Way::Drop,
             (Self::Xdp, 3) => Way::Back,
-            (Self::Xdp, 4) | (Self::Ingress | Self::Egress, 7) => Way::Redirect,
+            (Self::Xdp, 4) => Way::Redirect,
+            (hook, -1) if hook != Self::Xdp => Way::Pass,
+            (hook, 2) if hook != Self::Xdp => Way::Drop,
+            (hook, 7) if hook != Self::Xdp => Way::Redirect,
             (hook, other) => panic!("{hook:?} answered {other}, which is no verdict of ours"),
         }
     }
 }
 
-/// Where the kernel takes the packet.
+/// Verdict of the kernel's on the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Pass,
@@ -70,15 +78,17 @@ pub struct Input {
     pub frame: Vec<u8>,
     /// Payload bytes of each segment of an aggregate, for TC.
     pub segment: u32,
+    /// For TC.
+    pub mark: u32,
 }
 
 impl Input {
     pub fn new(hook: Hook, frame: Vec<u8>) -> Self {
-        Self { hook, device: Device::Eth0, frame, segment: 0 }
+        Self { hook, device: Device::Eth0, frame, segment: 0, mark: 0 }
     }
 }
 
-/// What became of a packet.
+/// Result of running the programs on a packet.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub outcome: &'static str,
@@ -133,8 +143,10 @@ impl Harness {
             Verdict::Send => matches!(way, Way::Back | Way::Redirect),
         };
         assert!(fits, "{} with verdict {way:?}", outcome.name());
+        // What may have concerned a Service was given an Ethernet header.
+        let pushed = input.hook == Hook::IngressL3 && frame.len() > input.frame.len();
         if outcome.name().starts_with("passed")
-            && let Some(difference) = difference(&input.frame, &frame)
+            && let Some(difference) = difference(&input.frame, if pushed { &frame[14..] } else { &frame })
         {
             panic!("{}, but {difference}", outcome.name());
         }
@@ -160,7 +172,9 @@ impl Harness {
 pub(super) fn execute(object: &Ebpf, index: u32, input: &Input) -> (u32, Vec<u8>) {
     let mut frame = vec![0; input.frame.len() + 256];
     let xdp = xdp_md(input.frame.len() as u32, index);
-    let skb = sk_buff(index, input.segment);
+    let mut skb = sk_buff(index, input.segment);
+    // `struct __sk_buff`.
+    skb[8..12].copy_from_slice(&input.mark.to_ne_bytes());
     let program = named(object, input.hook.program());
     let options = TestRunOptions {
         data_in: Some(&input.frame),

@@ -1,5 +1,6 @@
 //! Devices, routes and neighbours of the node under test, and the names of the addresses around it.
 
+use std::fs::File;
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -7,6 +8,7 @@ use anyhow::Result;
 use crate::lab::{Addresses, Family};
 use crate::netlink::{self, Mac, VethEnd};
 use crate::netns::Namespace;
+use crate::tun::TunEnd;
 
 /// A device of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,18 +17,21 @@ pub enum Device {
     Eth1,
     /// Attached, MTU 1400.
     Slim0,
+    /// A tun device, without Ethernet; attached where a test says so. MTU 1400.
+    Tun0,
     /// Not attached: endpoints of this node are behind it.
     Pod0,
 }
 
 impl Device {
-    pub const ALL: [Self; 4] = [Self::Eth0, Self::Eth1, Self::Slim0, Self::Pod0];
+    pub const ALL: [Self; 5] = [Self::Eth0, Self::Eth1, Self::Slim0, Self::Tun0, Self::Pod0];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Eth0 => "eth0",
             Self::Eth1 => "eth1",
             Self::Slim0 => "slim0",
+            Self::Tun0 => "tun0",
             Self::Pod0 => "pod0",
         }
     }
@@ -37,6 +42,7 @@ impl Device {
             Self::Eth0 => Spot::Node,
             Self::Eth1 => Spot::NodeEth1,
             Self::Slim0 => Spot::NodeSlim0,
+            Self::Tun0 => Spot::NodeTun0,
             Self::Pod0 => Spot::NodePod0,
         }
     }
@@ -52,12 +58,14 @@ pub enum Spot {
     Node,
     NodeEth1,
     NodeSlim0,
+    NodeTun0,
     NodePod0,
     /// The router of eth0, towards the clients.
     Router,
     RouterNear,
     RouterFar,
     RouterSlim,
+    RouterTun,
     /// Its MAC address is not known.
     RouterSilent,
     Client,
@@ -73,10 +81,16 @@ pub enum Spot {
     Far,
     /// Behind slim0.
     Slim,
+    /// Behind tun0.
+    Tunnel,
     /// Behind a router that is not resolved.
     Silent,
     /// On this node.
     Local,
+    /// As [`Self::Local`] and [`Self::Client`], at addresses in which a test run, which takes the packet's first bytes for an Ethernet
+    /// header, finds the EtherType of their family.
+    LocalTyped,
+    ClientTyped,
     /// On this node by its route only: its slice names no node.
     LocalByRoute,
     /// Of another node by its slice, and the route to it leads to pod0: a tunnel to which nothing is attached.
@@ -91,11 +105,13 @@ impl Spot {
             Self::Node => (0x18, 2, [172, 18, 0, 2]),
             Self::NodeEth1 => (0x19, 2, [172, 19, 0, 2]),
             Self::NodeSlim0 => (0x20, 2, [172, 20, 0, 2]),
+            Self::NodeTun0 => (0x21, 2, [172, 21, 0, 2]),
             Self::NodePod0 => (1, 1, [10, 0, 1, 1]),
             Self::Router => (0x18, 1, [172, 18, 0, 1]),
             Self::RouterNear => (0x18, 3, [172, 18, 0, 3]),
             Self::RouterFar => (0x19, 3, [172, 19, 0, 3]),
             Self::RouterSlim => (0x20, 3, [172, 20, 0, 3]),
+            Self::RouterTun => (0x21, 3, [172, 21, 0, 3]),
             Self::RouterSilent => (0x18, 9, [172, 18, 0, 9]),
             Self::Client => (0xc, 0x10, [192, 0, 2, 10]),
             Self::OtherClient => (0xc, 0x11, [192, 0, 2, 11]),
@@ -107,6 +123,9 @@ impl Spot {
             Self::Far => (3, 0x10, [10, 0, 3, 10]),
             Self::Slim => (5, 0x10, [10, 0, 5, 10]),
             Self::Silent => (4, 0x10, [10, 0, 4, 10]),
+            Self::Tunnel => (7, 0x10, [10, 0, 7, 10]),
+            Self::LocalTyped => return typed([8, 0, 1, 10], 1),
+            Self::ClientTyped => return typed([8, 0, 2, 10], 2),
             Self::Local => (1, 0x10, [10, 0, 1, 10]),
             Self::LocalByRoute => (1, 0x11, [10, 0, 1, 11]),
             Self::RemoteBehindPod0 => (1, 0x12, [10, 0, 1, 12]),
@@ -124,22 +143,32 @@ impl Spot {
     }
 }
 
+/// Bytes 12 and 13 of an IP header are the first two of an IPv4 source, and the third word of an IPv6 source.
+fn typed(v4: [u8; 4], net: u16) -> Addresses {
+    Addresses::new(v4, [0xfd00, net, 0x86dd, 0, 0, 0, 0, 0x10])
+}
+
 /// The node under test.
 pub(super) struct World {
     namespace: Namespace,
-    ifindex: [u32; 4],
+    ifindex: [u32; 5],
+    /// The other end of tun0, from which nobody reads.
+    _tunnel: File,
 }
 
 impl World {
-    /// The other ends of the devices are in `wire`, where nobody listens: a test run sends nothing.
+    /// The other ends of the devices are in `wire`, without listeners: a test run sends nothing.
     pub(super) fn build(namespace: &Namespace, wire: &Namespace) -> Result<Self> {
+        let tunnel = TunEnd { namespace, name: Device::Tun0.name(), mtu: 1400 }.create()?;
         let ifindex = namespace.netlink(async |net| {
-            let mut indices = [0; 4];
+            let mut indices = [0; 5];
             for (device, index) in Device::ALL.into_iter().zip(&mut indices) {
                 let mtu = (device == Device::Slim0).then_some(1400);
                 let end = VethEnd { name: device.name(), mac: Some(device.mac()), mtu };
                 let other = VethEnd { name: device.name(), mac: None, mtu };
-                net.veth(&end, None, &other, wire).await?;
+                if device != Device::Tun0 {
+                    net.veth(&end, None, &other, wire).await?;
+                }
                 for family in Family::BOTH {
                     net.address(device.name(), device.spot().of(family), family.prefix()).await?;
                 }
@@ -162,13 +191,17 @@ impl World {
                 }
             }
             for family in Family::BOTH {
+                let network = Spot::Tunnel.addresses().network().of(family);
+                net.route(network, family.prefix(), Spot::RouterTun.of(family)).await?;
+            }
+            for family in Family::BOTH {
                 let network = Spot::Unreachable.addresses().network().of(family);
                 net.unreachable(network, family.prefix()).await?;
             }
             Ok(indices)
         })?;
         namespace.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")])?;
-        Ok(Self { namespace: namespace.clone(), ifindex })
+        Ok(Self { namespace: namespace.clone(), ifindex, _tunnel: tunnel })
     }
 
     pub(super) fn ifindex(&self, device: Device) -> u32 {

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
-use super::{Lab, Node, plan};
+use super::{Family, Lab, Node, plan};
 use crate::netlink::Mac;
 use crate::netns::Namespace;
 use crate::pace::scaled;
@@ -31,6 +31,26 @@ impl Lab {
             self.client.netns.netlink(async |net| net.delete_route(vip, prefix).await)?;
         }
         self.router.netlink(async |net| net.delete_route(vip, prefix).await)
+    }
+
+    /// Gives node-1 of a lab with two uplinks a way for each of its addresses: what has one as source leaves by its device.
+    pub fn route_by_source(&self) -> Result<()> {
+        let node = self.node(1);
+        let second = node.second_uplink.context("the node has one uplink")?;
+        node.netns.netlink(async |net| {
+            for (uplink, own) in [(0, node.addresses), (1, second)] {
+                let (table, gateway) = (100 + u32::from(uplink), plan::gateway(uplink));
+                for family in Family::BOTH {
+                    // To clients alone: the main table knows the way to other nodes' pods.
+                    for client in [plan::client(0), plan::client(1)] {
+                        let network = client.network().of(family);
+                        net.route_in(table, network, family.prefix(), gateway.of(family)).await?;
+                    }
+                    net.rule_from(own.of(family), table, 1000).await?;
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Gives the nodes' gateway another MAC address, as a failover does. `announce` says whether it tells its neighbours

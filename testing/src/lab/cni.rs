@@ -28,7 +28,7 @@ pub enum Cni {
     AwsSecondaryEni,
 }
 
-/// Those that no lab has: their devices carry no Ethernet frames and come from a module of the kernel.
+/// Those that no lab has: their devices come from a module of the kernel.
 const WITHOUT_ETHERNET: [(&str, &str); 2] = [("calico-ipip", "ipip"), ("wireguard", "wireguard")];
 
 impl Cni {
@@ -63,7 +63,7 @@ impl Cni {
         let names = Self::ALL.map(Self::name).join(", ");
         if let Some((name, module)) = WITHOUT_ETHERNET.iter().find(|(other, _)| *other == name) {
             bail!(
-                "{name} needs devices of the kernel's module {module}, which a lab does not load, and which carry no Ethernet frames, so that the agent refuses them: `cargo xtask vm test drivers::kinds` shows that in an emulated machine that has the module, and `cargo xtask vm shell` is one to try by hand (layouts here: {names})"
+                "{name} needs devices of the kernel's module {module}, which a lab does not load: `cargo xtask vm test drivers::kinds` shows how the agent serves them in an emulated machine that has the module, and `cargo xtask vm shell` is one to try by hand (layouts here: {names})"
             );
         }
         bail!("there is no layout {name} (there are: {names})");

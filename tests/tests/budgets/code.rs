@@ -28,7 +28,7 @@ struct Function {
     stack: u64,
     /// Functions that it calls, and callbacks that it hands to the kernel, which run on top of it.
     calls: BTreeSet<String>,
-    /// Where the kernel begins.
+    /// The kernel enters the program here.
     is_program: bool,
 }
 
@@ -124,8 +124,11 @@ impl Code {
     }
 }
 
-/// Callbacks have mangled names, of which the last part says which one it is.
+/// Callbacks have mangled names, of which the last part says which one it is. Programs have not.
 fn short(name: &str) -> &str {
+    if name.starts_with("tp_") {
+        return name;
+    }
     name.rsplit(|c: char| c.is_ascii_digit() && c != '4' && c != '6').next().unwrap_or(name)
 }
 
@@ -168,8 +171,8 @@ fn function(file: &object::File<'_>, section: Option<SectionIndex>, offset: u64)
     found.map_or_else(|| format!("offset {offset:#x}"), |symbol| symbol.name().unwrap().to_owned())
 }
 
-/// How deep an instruction reaches into the stack, and the register that it makes a copy of the frame pointer. `copied`
-/// is what the instruction before said: an address of the stack is made by two in a row.
+/// Depth of an instruction's stack access, and the register that it makes a copy of the frame pointer. `copied` is that
+/// register of the previous instruction: two in a row make an address of the stack.
 fn depth(instruction: &[u8], copied: Option<u8>) -> Option<(u64, Option<u8>)> {
     const FRAME: u8 = 10;
     let &[opcode, registers, low, high, a, b, c, d] = instruction else { return None };

@@ -15,7 +15,7 @@ use traffic_policy_testing::lab::Lab;
 
 use crate::said::{Said, one_node};
 
-/// A copy of the agent in whose packet path these programs begin by reading a register that nobody has written.
+/// A copy of the agent in whose packet path these programs begin by reading an uninitialised register.
 fn damaged(folder: &Path, programs: &[&str]) -> PathBuf {
     // r0 = r9
     const UNREADABLE: [u8; 8] = [0xbf, 0x90, 0, 0, 0, 0, 0, 0];
@@ -42,7 +42,7 @@ fn what_the_verifier_refuses() {
     let damaged = damaged(&folder, &["tp_xdp_icmp6", "tp_tc_slow4"]);
     let log = folder.join("traffic-policy-verifier-tp_tc_slow4.log");
     let refused = format!(
-        "refuses 2 of the packet path's 40 programs; the first is tp_tc_slow4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
+        "refuses 2 of the packet path's 46 programs; the first is tp_tc_slow4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
         log.display()
     );
 

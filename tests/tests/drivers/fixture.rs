@@ -35,7 +35,7 @@ pub const START: Duration = Duration::from_secs(20);
 /// The cards are there once only.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Where the endpoint of a Service is.
+/// Place of a Service's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     ThisNode,
@@ -63,7 +63,7 @@ impl Place {
         }
     }
 
-    fn node_port(self) -> u16 {
+    pub fn node_port(self) -> u16 {
         30080 + self as u16
     }
 }
@@ -77,7 +77,7 @@ const POD: Addresses = Addresses::new([10, 244, 1, 2], [0xfd00, 0x10, 0x244, 1, 
 const NEAR_CLIENT: Addresses = Addresses::new([192, 0, 2, 1], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 1]);
 const CLIENT: Addresses = Addresses::new([192, 0, 2, 10], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 0x10]);
 
-/// What lies between the node and the world.
+/// Device between the node and the world.
 #[derive(Clone, Copy, Debug)]
 pub enum Link {
     /// The first card itself.
@@ -244,6 +244,12 @@ impl CardTestbed {
         self.manifests.write("nodes", &[node])
     }
 
+    /// A Service whose endpoint is the server of `near`, at another of its addresses, as a pod of another node.
+    pub fn serve_behind(&self, name: &str, port: u16, endpoint: &Addresses) -> Result<()> {
+        let service = Cluster::node_port(name, Policy::Cluster, port);
+        self.manifests.apply(&service, &[Backend::at(endpoint).on_node("node-9")])
+    }
+
     /// An agent on the node's two devices.
     pub fn agent(&self, attach: &str) -> Result<AgentBuilder> {
         let folder = self.folder()?;
@@ -262,7 +268,7 @@ impl CardTestbed {
         Ok(path)
     }
 
-    /// What is counted now in all namespaces.
+    /// Counters of all namespaces, now.
     pub fn state(&self, agent: &Agent) -> State {
         let namespaces: [(&str, &Namespace); 5] = [
             ("node", &self.node),
@@ -278,7 +284,7 @@ impl CardTestbed {
         self.folder.as_ref().context("the fixture is being taken down")
     }
 
-    /// Where the Service is reached whose endpoint is at this place.
+    /// Address of the Service whose endpoint is at this place.
     pub fn at(&self, place: Place, family: Family) -> SocketAddr {
         SocketAddr::new(NODE.of(family), place.node_port())
     }

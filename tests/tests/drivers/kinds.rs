@@ -1,9 +1,15 @@
-//! Devices that are made from others: those with an Ethernet header are served, the others are refused by a sentence.
+//! Devices that are made from others: with an Ethernet header, and tunnels without one.
 
+use std::net::{IpAddr, SocketAddr};
+
+use traffic_policy_testing::cluster::Protocol;
+use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::traffic::transfer::transfer;
 
-use crate::fixture::{CardTestbed, Link, START};
+use crate::fixture::{CardTestbed, Link, Place, START};
 use crate::flows::{LEAST, nothing_failed, served};
+use crate::wireguard;
 use crate::wires::{Wire, ip};
 
 const BYTES: u64 = 1_000_000;
@@ -44,31 +50,142 @@ fn bond() {
 }
 
 #[test]
-fn tunnels_without_ethernet_header() {
-    let Some([first, second]) = Wire::find("kinds::tunnels_without_ethernet_header", [0, 1]) else { return };
+fn ipip_with_one_other_end() {
+    serves(&Tunnel { kind: "ipip", name: "ipip_with_one_other_end", families: &[Family::V4], one_end: true });
+}
+
+/// As Calico has it: the route says where a packet goes.
+#[test]
+fn ipip_with_many_other_ends() {
+    serves(&Tunnel {
+        kind: "ipip",
+        name: "ipip_with_many_other_ends",
+        families: &[Family::V4],
+        one_end: false,
+    });
+}
+
+#[test]
+fn sit() {
+    serves(&Tunnel { kind: "sit", name: "sit", families: &[Family::V6], one_end: true });
+}
+
+#[test]
+fn gre() {
+    serves(&Tunnel { kind: "gre", name: "gre", families: &Family::BOTH, one_end: true });
+}
+
+#[test]
+fn wireguard() {
+    serves(&Tunnel { kind: "wireguard", name: "wireguard", families: &Family::BOTH, one_end: true });
+}
+
+/// It puts its own header before the packet when TC has not seen it yet.
+#[test]
+fn gre_with_many_other_ends_is_refused() {
+    let Some([first, second]) = Wire::find("kinds::gre_with_many_other_ends_is_refused", [0, 1]) else {
+        return;
+    };
     let fixture = CardTestbed::build(first, second).unwrap();
-    let tunnels: [(&str, &[&str], &str); 3] = [
-        ("ipip", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),
-        ("sit", &["local", "172.18.0.1", "remote", "172.18.0.10"], "VXLAN"),
-        ("wireguard", &[], "VXLAN over it"),
-    ];
-    for (kind, ends, fix) in tunnels {
-        let cause = ["device tun9", "has no Ethernet header", &format!("(type {kind})")];
-        let node: &Namespace = &fixture.node;
-        ip(Some(node), &[&["link", "add", "tun9", "type", kind], ends].concat()).unwrap();
-        ip(Some(node), &["link", "set", "tun9", "up"]).unwrap();
-        let said = fixture.check("auto", &["tun9"]).unwrap();
-        said.has("error", &cause, fix);
-        assert_eq!(said.code, Some(1));
-        let agent = fixture.agent("auto").unwrap().devices(&["tun9", "eth0"]);
-        let mut agent = agent.start().unwrap();
-        assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
-        let sentence = agent.wait_said(&[&cause[..], &[fix]].concat(), START).unwrap();
-        println!("run: {sentence}");
-        // Found by a route to other nodes' pods, it is left out, and that is said.
-        ip(Some(node), &["route", "add", "10.244.9.0/24", "dev", "tun9", "via", "10.244.9.1", "onlink"])
-            .unwrap();
-        fixture.check("auto", &[]).unwrap().has("warning", &cause, fix);
-        ip(Some(node), &["link", "delete", "tun9"]).unwrap();
+    ip(Some(&fixture.node), &["link", "add", "tun9", "type", "gre", "local", "172.18.0.1", "key", "9"])
+        .unwrap();
+    ip(Some(&fixture.node), &["link", "set", "tun9", "up"]).unwrap();
+    let (cause, fix) = (["device tun9 (type gre)", "neither"], "one other end");
+    let said = fixture.check("auto", &["tun9"]).unwrap();
+    said.has("error", &cause, fix);
+    assert_eq!(said.code, Some(1));
+    let mut agent = fixture.agent("auto").unwrap().devices(&["tun9", "eth0"]).start().unwrap();
+    assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
+    let sentence = agent.wait_said(&[&cause[..], &[fix]].concat(), START).unwrap();
+    println!("run: {sentence}");
+    // Found by a route to other nodes' pods, it is left out, and that is said.
+    ip(
+        Some(&fixture.node),
+        &["route", "add", "10.244.9.0/24", "dev", "tun9", "via", "172.18.0.10", "onlink"],
+    )
+    .unwrap();
+    fixture.check("auto", &[]).unwrap().has("warning", &cause, fix);
+}
+
+/// A tunnel over the first wire between the node and `near`, which stands for another node with a pod.
+struct Tunnel {
+    kind: &'static str,
+    /// Of the test.
+    name: &'static str,
+    families: &'static [Family],
+    /// It leads to one other end, and needs no route to find it.
+    one_end: bool,
+}
+
+const NODE_END: Addresses = Addresses::new([10, 99, 0, 1], [0xfd00, 0x99, 0, 0, 0, 0, 0, 1]);
+/// Of `near` on the tunnel, and its pod's: a server answers datagrams from the address that its routes name.
+const BEHIND: Addresses = Addresses::new([10, 244, 9, 10], [0xfd00, 0x10, 0x244, 9, 0, 0, 0, 0x10]);
+/// The outer addresses.
+const OUTER: [&str; 2] = ["172.18.0.1", "172.18.0.10"];
+const BEHIND_PORT: u16 = 30090;
+
+impl Tunnel {
+    fn build(&self, node: &Namespace, near: &Namespace) {
+        if self.kind == "wireguard" {
+            let [one, other] = OUTER.map(|address| address.parse().unwrap());
+            wireguard::join("tun9", [(node, one), (near, other)]).unwrap();
+        }
+        let ends = [(node, OUTER, NODE_END, BEHIND), (near, [OUTER[1], OUTER[0]], BEHIND, NODE_END)];
+        for (namespace, [local, remote], own, other) in ends {
+            let run =
+                |arguments: &str| ip(Some(namespace), &arguments.split(' ').collect::<Vec<_>>()).unwrap();
+            if self.kind != "wireguard" {
+                let to = if self.one_end { format!(" remote {remote}") } else { String::new() };
+                run(&format!("link add tun9 type {} local {local}{to}", self.kind));
+                run("link set tun9 up");
+            }
+            let gateway = if self.one_end { String::new() } else { format!(" via {remote} onlink") };
+            for family in self.families {
+                let (own, other) = (own.of(*family), other.of(*family));
+                let length = if *family == Family::V4 { 32 } else { 128 };
+                run(&format!("addr add {own}/{length} dev tun9"));
+                run(&format!("route add {other}/{length} dev tun9{gateway}"));
+            }
+        }
     }
+}
+
+/// Requests, and a megabyte each way, to a pod behind the tunnel, and from a client behind it.
+fn serves(tunnel: &Tunnel) {
+    let Some([first, second]) = Wire::find(&format!("kinds::{}", tunnel.name), [0, 1]) else { return };
+    let fixture = CardTestbed::build(first, second).unwrap();
+    tunnel.build(&fixture.node, &fixture.near);
+    fixture.serve_behind("behind", BEHIND_PORT, &BEHIND).unwrap();
+    let said = fixture.check("auto", &["eth0", "eth1", "tun9"]).unwrap();
+    said.has("ok", &[&format!("tun9 ({})", tunnel.kind), "no Ethernet header: TC takes its packets"], "");
+    let agent = fixture.agent("auto").unwrap().devices(&["eth0", "eth1", "tun9"]);
+    let agent = agent.flags(&["--node-port-addresses", "all"]).start().unwrap();
+    agent.wait_ready(START).unwrap();
+    for family in tunnel.families {
+        let node = |port| SocketAddr::new(NODE_END.of(*family), port);
+        let outside = SocketAddr::new(fixture.at(Place::ThisNode, *family).ip(), BEHIND_PORT);
+        let far = fixture.seen(Place::OtherCard, *family);
+        let cases: [(&Namespace, SocketAddr, &str, IpAddr); 3] = [
+            (&fixture.client, outside, "near", NODE_END.of(*family)),
+            (&fixture.near, node(Place::ThisNode.node_port()), "pod", BEHIND.of(*family)),
+            (&fixture.near, node(Place::OtherCard.node_port()), "far", far),
+        ];
+        for (from, to, pod, seen) in cases {
+            for protocol in Protocol::BOTH {
+                let asked = protocol.probe(to).answer(from);
+                let answer =
+                    asked.unwrap_or_else(|error| panic!("{protocol:?} {to}: {error:#}\n{}", agent.log()));
+                assert_eq!((answer.pod.as_str(), answer.client.ip()), (pod, seen), "{protocol:?} {to}");
+            }
+            let done = transfer(from, to, BYTES).unwrap_or_else(|error| panic!("{to}: {error:#}"));
+            println!("{} {to}: {done:?}", tunnel.kind);
+        }
+    }
+    nothing_failed(&agent).unwrap();
+    // No XDP there.
+    drop(agent);
+    let mut agent = fixture.agent("xdp").unwrap().devices(&["tun9"]).start().unwrap();
+    assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
+    let cause = format!("(type {})", tunnel.kind);
+    agent.wait_said(&["device tun9 has no Ethernet header", &cause, "--attach auto"], START).unwrap();
 }

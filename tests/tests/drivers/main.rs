@@ -13,4 +13,5 @@ mod kinds;
 mod matrix;
 mod refused;
 mod state;
+mod wireguard;
 mod wires;

@@ -63,7 +63,10 @@ fn an_unknown_device() {
     is_untouched(&cluster, &pins);
     refused(
         builder(&cluster).devices(&["lo"]),
-        &["device lo has no Ethernet header (type loopback)", "leave it out"],
+        &[
+            "packets of device lo (type loopback) begin neither with an Ethernet nor with an IP header",
+            "leave it out",
+        ],
     );
     is_untouched(&cluster, &pins);
 }
@@ -95,7 +98,7 @@ fn missing_privileges() {
     }
 }
 
-/// What `check` calls optional is not needed.
+/// Capabilities that `check` calls optional are not needed.
 #[test]
 fn without_cap_sys_admin() {
     let cluster = one_node();

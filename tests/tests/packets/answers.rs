@@ -31,7 +31,7 @@ fn time_exceeded(about: &Packet) -> Packet {
     error(about, (11, 0), (3, 0), [0; 4])
 }
 
-fn too_long(about: &Packet, mtu: u16) -> Packet {
+pub(crate) fn too_long(about: &Packet, mtu: u16) -> Packet {
     let [high, low] = mtu.to_be_bytes();
     error(about, (3, 4), (2, 0), [0, 0, high, low])
 }

@@ -2,7 +2,7 @@
 
 use aya::maps::{Array, MapData};
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, HOPS_PER_GENERATION, SlotRoute};
-use traffic_policy_testing::harness::{Device, Frontend, Harness, Setup, Spot, Way};
+use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot, Way};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netlink::Mac;
 use traffic_policy_testing::packet::flag;
@@ -175,6 +175,30 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
             assert_eq!(dialogue.entries(harness).0.hop, 0, "to be asked for again");
             dialogue.establish(harness);
         }
+    });
+}
+
+/// A flow's first packet is counted when its entry is inserted, before it is known whether XDP can send it.
+#[test]
+fn a_first_packet_is_counted_once_and_only_if_it_is_sent() {
+    everywhere(|harness, terms| {
+        let endpoint = [(Spot::Far, ENDPOINT_PORT)];
+        let setup = Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoint)).pool(5000..5100);
+        harness.set_up(&setup.with(|setup| setup.devices[1].1 = false));
+        let dialogue = Dialogue::new(terms, VIP);
+        let counted = |harness: &Harness| {
+            let (request, _) = dialogue.entries(harness);
+            (request.packets, request.bytes)
+        };
+        let opened = dialogue.open(harness);
+        if terms.xdp() {
+            opened.expect("passed-to-tc");
+            assert_eq!(counted(harness), (0, 0));
+            harness.run(Hook::Ingress, &dialogue.opening()).expect("forwarded");
+        } else {
+            opened.expect("forwarded");
+        }
+        assert_eq!(counted(harness), (1, dialogue.opening().bytes().len() as u64 - 14));
     });
 }
 

@@ -14,6 +14,7 @@ fn nothing_of_an_earlier_test_is_left() {
             let programs = match name.as_str() {
                 "tp_xdp_calls" => 8,
                 "tp_tc_calls" => 12,
+                "tp_l3_calls" => 5,
                 _ => 0,
             };
             assert_eq!(entries.len(), programs, "{name}");

@@ -88,7 +88,7 @@ impl Terms {
     }
 }
 
-/// What a packet becomes.
+/// Expected frame after a packet's way through the programs.
 #[derive(Clone, Debug)]
 enum Becomes {
     Itself,
@@ -104,6 +104,7 @@ pub(crate) struct Step {
     device: Device,
     egress: bool,
     segment: u32,
+    mark: u32,
     outcome: &'static str,
     becomes: Becomes,
 }
@@ -116,7 +117,8 @@ impl Step {
 
     /// As [`Self::passed`], for any bytes.
     pub(crate) fn frame(frame: Vec<u8>, outcome: &'static str) -> Self {
-        Self { frame, device: Device::Eth0, egress: false, segment: 0, outcome, becomes: Becomes::Itself }
+        let (device, becomes) = (Device::Eth0, Becomes::Itself);
+        Self { frame, device, egress: false, segment: 0, mark: 0, outcome, becomes }
     }
 
     /// A packet that becomes another one.
@@ -154,11 +156,16 @@ impl Step {
         Self { segment, ..self }
     }
 
+    /// With a mark, for TC.
+    pub(crate) fn marked(self, mark: u32) -> Self {
+        Self { mark, ..self }
+    }
+
     #[track_caller]
-    fn run(&self, harness: &mut Harness, terms: Terms) {
+    pub(crate) fn run(&self, harness: &Harness, terms: Terms) {
         let hook = if self.egress { Hook::Egress } else { terms.hook };
         let segment = if terms.xdp() { 0 } else { self.segment };
-        let input = Input { hook, device: self.device, frame: self.frame.clone(), segment };
+        let input = Input { hook, device: self.device, frame: self.frame.clone(), segment, mark: self.mark };
         let ran = harness.input(&input);
         ran.expect(self.outcome);
         let expected = match &self.becomes {
@@ -197,21 +204,24 @@ pub(crate) fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
 
 /// As [`run`], for rows that need to know the devices' numbers or the time.
 pub(crate) fn run_with(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
-    harness::with(|harness| {
-        let mut run = 0;
-        for terms in Terms::all() {
-            for case in rows(harness, terms) {
-                harness.set_up(&case.setup);
-                for (number, step) in case.steps.iter().enumerate() {
-                    let result = catch_unwind(AssertUnwindSafe(|| step.run(harness, terms)));
-                    if let Err(panic) = result {
-                        eprintln!("in “{}”, packet {}, {terms:?}", case.what, number + 1);
-                        resume_unwind(panic);
-                    }
-                    run += 1;
+    harness::with(|harness| run_on(harness, &rows));
+}
+
+/// As [`run_with`], on a node that is prepared already.
+pub(crate) fn run_on(harness: &mut Harness, rows: &impl Fn(&mut Harness, Terms) -> Vec<Case>) {
+    let mut run = 0;
+    for terms in Terms::all() {
+        for case in rows(harness, terms) {
+            harness.set_up(&case.setup);
+            for (number, step) in case.steps.iter().enumerate() {
+                let result = catch_unwind(AssertUnwindSafe(|| step.run(harness, terms)));
+                if let Err(panic) = result {
+                    eprintln!("in “{}”, packet {}, {terms:?}", case.what, number + 1);
+                    resume_unwind(panic);
                 }
+                run += 1;
             }
         }
-        assert!(run > 0, "no row for any column");
-    });
+    }
+    assert!(run > 0, "no row for any column");
 }

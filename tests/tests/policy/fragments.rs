@@ -17,7 +17,7 @@ const LOCAL: u16 = 30081;
 const LENGTHS: [usize; 4] = [1472, 1473, 4096, 20_000];
 
 /// Sends a text of `length` bytes, and gives what comes back.
-fn echo(namespace: &Namespace, to: SocketAddr, length: usize) -> Answer {
+pub fn echo(namespace: &Namespace, to: SocketAddr, length: usize) -> Answer {
     let text: String = (0..length).map(|at| char::from(b'a' + (at * 7 % 23) as u8)).collect();
     let answer = namespace.run(|| {
         let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

@@ -27,4 +27,5 @@ mod source_ranges;
 mod spoofed;
 mod stale_flows;
 mod transfer;
+mod tunnels;
 mod uplinks;

@@ -1,10 +1,12 @@
-//! A node with two uplinks whose requests come in by one and whose replies leave by the other.
+//! A node with two uplinks: requests come in by one, and replies leave by the other, as its routes say; or, with rules of routing that
+//! give each of its addresses a way of its own, by the one whose address they have.
 
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::traffic::Probe;
 
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;
@@ -19,9 +21,21 @@ fn is_reply(frame: &Frame) -> bool {
     [CLUSTER.to_be_bytes(), LOCAL.to_be_bytes()].iter().any(|port| frame.bytes[ports..ports + 2] == *port)
 }
 
-fn two_uplinks(what: &str, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
+/// Routing that decides on the way of replies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ways {
+    /// The default route: by the second uplink, whichever address they have.
+    Default,
+    /// A rule for each address of the node.
+    BySource,
+}
+
+fn two_uplinks(what: &str, ways: Ways, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).two_uplinks()).unwrap();
     let lab = &cluster.lab;
+    if ways == Ways::BySource {
+        lab.route_by_source().unwrap();
+    }
     for (name, policy, port) in [("cluster", Policy::Cluster, CLUSTER), ("local", Policy::Local, LOCAL)] {
         cluster.manifests.apply(&Cluster::node_port(name, policy, port), &cluster.backends()).unwrap();
     }
@@ -46,28 +60,66 @@ fn two_uplinks(what: &str, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
             let second = lab.node(1).second_uplink.unwrap().of(family);
             cluster.answer(protocol, (second, LOCAL).into()).unwrap();
         }
+        a_flow_of_datagrams(&cluster, family);
     }
-    let replies = |capture: Capture| capture.finish_valid().unwrap().iter().filter(|f| is_reply(f)).count();
-    assert_eq!(replies(by_first), 0, "{what}: replies by the first uplink");
-    assert!(replies(by_second) > 20, "{what}: replies by the second uplink");
+    let replies = |capture: Capture| capture.finish_valid().unwrap().into_iter().filter(is_reply);
+    let by_first: Vec<_> = replies(by_first).collect();
+    let by_second: Vec<_> = replies(by_second).collect();
+    match ways {
+        Ways::Default => {
+            assert_eq!(by_first.len(), 0, "{what}: replies by the first uplink");
+            assert!(by_second.len() > 20, "{what}: replies by the second uplink");
+        }
+        Ways::BySource => {
+            assert!(by_first.len() > 20, "{what}: replies by the first uplink");
+            assert!(!by_second.is_empty(), "{what}: replies by the second uplink");
+            let second = lab.node(1).second_uplink.unwrap();
+            let of_second = |frame: &Frame| match frame.bytes[12] {
+                0x08 => frame.bytes[26..30] == second.v4.octets(),
+                _ => frame.bytes[22..38] == second.v6.octets(),
+            };
+            assert!(by_second.iter().all(of_second), "{what}: with the address of the first uplink");
+            assert!(!by_first.iter().any(of_second), "{what}: with the address of the second uplink");
+            assert!(first.packets("tc-egress", "replied-redirected").unwrap() > 0, "{what}");
+        }
+    }
+}
+
+/// An answer that is redirected passes the other uplink's program, too, which must not take it for a datagram of the node's own: then the
+/// client's next ones would be the node's.
+fn a_flow_of_datagrams(cluster: &Cluster, family: Family) {
+    for _ in 0..4 {
+        let probe = Probe::udp(cluster.at(1, family, LOCAL)).source_port(4321);
+        probe.answer(cluster.lab.client().netns()).unwrap();
+    }
 }
 
 #[test]
 fn by_tc() {
-    two_uplinks("tc", |agent| agent.attach("tc").devices(&["eth0", "eth1"]));
+    two_uplinks("tc", Ways::Default, |agent| agent.attach("tc").devices(&["eth0", "eth1"]));
 }
 
 #[test]
 fn by_xdp() {
-    two_uplinks("xdp", |agent| agent.attach("xdp").devices(&["eth0", "eth1"]));
+    two_uplinks("xdp", Ways::Default, |agent| agent.attach("xdp").devices(&["eth0", "eth1"]));
 }
 
 #[test]
 fn by_generic_xdp() {
-    two_uplinks("xdp-generic", |agent| agent.attach("xdp-generic").devices(&["eth0", "eth1"]));
+    two_uplinks("xdp-generic", Ways::Default, |agent| agent.attach("xdp-generic").devices(&["eth0", "eth1"]));
 }
 
 #[test]
 fn with_found_devices() {
-    two_uplinks("found", |agent| agent.attach("auto").devices(&[]));
+    two_uplinks("found", Ways::Default, |agent| agent.attach("auto").devices(&[]));
+}
+
+#[test]
+fn by_source_by_tc() {
+    two_uplinks("by source, tc", Ways::BySource, |agent| agent.attach("tc").devices(&["eth0", "eth1"]));
+}
+
+#[test]
+fn by_source_by_xdp() {
+    two_uplinks("by source, xdp", Ways::BySource, |agent| agent.attach("xdp").devices(&["eth0", "eth1"]));
 }

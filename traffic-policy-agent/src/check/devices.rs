@@ -17,7 +17,7 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
             Finding::error("device", found, "correct --device")
         })
         .collect();
-    findings.extend(facts.without_ethernet.iter().map(|device| {
+    findings.extend(facts.left_out.iter().map(|device| {
         let found = format!(
             "{}: what comes by it from outside is not served, and connections to endpoints behind it are refused (dropped-unattached-device)",
             device.found()
@@ -32,7 +32,7 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
         ));
     }
     for device in &facts.devices {
-        findings.extend(way(device, facts.attach));
+        findings.extend(way(device, facts.attach, facts.named));
     }
     let each = |judge: fn(&Device, &DeviceFacts) -> Option<Finding>, probe, fine: &str| {
         let judged = facts.devices.iter().filter_map(|device| judge(device, facts));
@@ -62,17 +62,24 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
     findings
 }
 
-fn way(device: &Device, attach: Mode) -> Vec<Finding> {
+fn way(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
     const PROBE: &str = "device";
     let (name, described) = (&device.link.name, device.described());
     let mut findings = Vec::new();
-    if let Err(refusal) = node::WithoutEthernet::refuse(&device.link) {
+    let xdp = named && attach.is_xdp();
+    let fit = node::Refusal::of(&device.link);
+    if let Err(refusal) = fit.and_then(|()| if xdp { node::Refusal::of_xdp(&device.link) } else { Ok(()) }) {
         findings.push(Finding::error(PROBE, refusal.found(), refusal.fix()));
         return findings;
     }
     if !device.link.up {
         let found = format!("{described} is switched off");
         findings.push(Finding::warning(PROBE, found, format!("ip link set {name} up")));
+    }
+    if device.link.header != node::Header::Ethernet {
+        let found = format!("{described} has no Ethernet header: TC takes its packets");
+        findings.push(Finding::ok(PROBE, found));
+        return findings;
     }
     findings.push(match (attach, device.native()) {
         (Mode::Auto, Some(false)) if device.link.wire => Finding::note(
@@ -129,6 +136,10 @@ fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     if device.kind.as_deref() != Some("veth") || device.checksum_offload == Some(false) {
         return None;
     }
+    if device.other_end.as_ref().is_some_and(|other| other.prepared) {
+        // What comes from there is finished.
+        return None;
+    }
     let name = &device.link.name;
     let off = format!("ethtool -K {name} tx off, and the same at the veth's other end");
     let is = if device.checksum_offload.is_some() {
@@ -148,7 +159,9 @@ fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
         Finding::warning(
             "offload",
             format!("{is}: frames come with unfinished checksums, which XDP cannot tell and spoils"),
-            format!("--attach auto or tc; or {off}"),
+            format!(
+                "--attach auto or tc; or {off} (`traffic-policy-agent veth-peer --attach` there does that)"
+            ),
         )
     })
 }

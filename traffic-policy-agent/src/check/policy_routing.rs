@@ -1,27 +1,37 @@
-//! Findings about rules of routing by which replies of endpoints leave by another device than requests come by.
+//! Findings about rules of routing by which replies of endpoints leave by another device than requests come by. TC egress sends such a
+//! reply back by the way of its new source, if it is attached to both devices.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
 
 use super::Finding;
-use crate::node::{Link, Network, Ways};
+use crate::{
+    dataplane::Kernel,
+    node::{Link, Network, Ways},
+};
 
 const PROBE: &str = "policy-routing";
 
-/// What judging needs.
+/// Facts about policy routing.
 pub(super) struct Facts {
     links: Vec<Link>,
     own: BTreeSet<IpAddr>,
+    /// Devices that programs are attached to.
+    served: BTreeSet<u32>,
+    /// Whether the packet path can ask for the way of a packet with a mark.
+    asks_with_mark: bool,
     /// IPv4, IPv6.
     ways: [Ways; 2],
 }
 
 impl Facts {
-    pub(super) async fn look() -> Result<Self> {
+    pub(super) async fn look(served: BTreeSet<u32>) -> Result<Self> {
         let (network, _events) = Network::connect()?;
         let own = network.addresses().await?.iter().map(|address| address.address).collect();
-        Ok(Self { links: network.links().await?, own, ways: network.ways().await? })
+        let asks_with_mark = Kernel::found().is_ok_and(|(kernel, _)| kernel.at_least(6, 10));
+        let (links, ways) = (network.links().await?, network.ways().await?);
+        Ok(Self { links, own, served, asks_with_mark, ways })
     }
 
     fn name(&self, device: u32) -> &str {
@@ -30,9 +40,7 @@ impl Facts {
 }
 
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let complaints = facts.ways.iter().zip(["iptables", "ip6tables"]);
-    let mut findings: Vec<_> =
-        complaints.filter_map(|(ways, command)| complaint(facts, ways, command)).collect();
+    let mut findings: Vec<_> = facts.ways.iter().filter_map(|ways| finding(facts, ways)).collect();
     if findings.is_empty() {
         findings
             .push(Finding::ok(PROBE, "no rule of routing leads pods' packets out by a device of their own"));
@@ -40,26 +48,36 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn complaint(facts: &Facts, ways: &Ways, command: &str) -> Option<Finding> {
+fn finding(facts: &Facts, ways: &Ways) -> Option<Finding> {
     let main = facts.name(ways.main?);
     // Rules for addresses of the node itself are about its own connections.
     let other: Vec<_> = ways.other.iter().filter(|way| !facts.own.contains(&way.source)).collect();
-    let first = other.first()?;
+    // What is not served matters most.
+    let not_served = other.iter().find(|way| !facts.served.contains(&way.device));
+    let first = not_served.or_else(|| other.first())?;
     let device = facts.name(first.device);
     let more = if other.len() > 1 { format!(" and {} more", other.len() - 1) } else { String::new() };
-    let found = format!(
-        "a rule of routing leads packets from {}/{}{more} out by {device} (table {}): replies of such endpoints to requests that came by {main} leave by {device} with {main}'s address as source, which a cloud's network drops (AWS: source/destination check). Requests are translated before the firewall sees them, so that rules which mark connections to the node's own addresses (AWS, primary ENI) do not mark these",
+    let leads = format!(
+        "a rule of routing leads packets from {}/{}{more} out by {device} (table {})",
         first.source, first.prefix, first.table
     );
-    let fix = match ways.mark {
-        Some((mark, mask)) => format!(
-            "{command} -t mangle -I PREROUTING -i {main} -m addrtype ! --dst-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark {mark:#x}/{mask:#x}"
-        ),
-        None => format!(
-            "mark connections that come by {main} (CONNMARK), and route what is marked by the main table (ip rule add fwmark … lookup main)"
-        ),
+    if not_served.is_some() {
+        let found = format!(
+            "{leads}, which is not served: replies of such endpoints to requests that came by {main} leave with the endpoint's address as source, and no client takes them for an answer"
+        );
+        return Some(Finding::warning(PROBE, found, format!("serve it, too: --device {main},{device}")));
+    }
+    let marks = if facts.asks_with_mark {
+        ""
+    } else {
+        "; but those with a mark leave by the former (Linux 6.10 can be asked for the way of a mark)"
     };
-    Some(Finding::warning(PROBE, found, fix))
+    Some(Finding::ok(
+        PROBE,
+        format!(
+            "{leads}: replies of such endpoints to requests that came by {main} are sent out by {main} all the same, where routing leads what has its address as source (replied-redirected){marks}"
+        ),
+    ))
 }
 
 #[cfg(test)]
@@ -67,17 +85,32 @@ mod tests {
     use super::*;
     use crate::{check::Severity, node::OtherWay};
 
-    #[test]
-    fn pods_on_a_card_of_their_own_are_named_with_the_rule() {
-        let pod: IpAddr = [10, 0, 3, 7].into();
+    fn facts(pod: IpAddr, served: &[u32]) -> Facts {
         let way = OtherWay { source: pod, prefix: 32, table: 2, device: 3 };
-        let ways = Ways { main: Some(2), other: vec![way], mark: Some((0x80, 0x80)) };
-        let mut facts = Facts { links: Vec::new(), own: BTreeSet::new(), ways: [ways, Ways::default()] };
+        let ways = Ways { main: Some(2), other: vec![way] };
+        let served = served.iter().copied().collect();
+        let own = BTreeSet::new();
+        Facts { links: Vec::new(), own, served, asks_with_mark: true, ways: [ways, Ways::default()] }
+    }
+
+    #[test]
+    fn pods_on_a_card_of_their_own_are_named() {
+        let pod: IpAddr = [10, 0, 3, 7].into();
+        let mut facts = facts(pod, &[2, 3]);
         let [finding] = judge(&facts).try_into().unwrap();
-        assert_eq!((finding.severity, finding.probe), (Severity::Warning, PROBE));
+        assert_eq!((finding.severity, finding.probe), (Severity::Ok, PROBE));
         assert!(finding.found.contains("from 10.0.3.7/32 out by"), "{finding:?}");
-        assert!(finding.fix.unwrap().ends_with("--set-xmark 0x80/0x80"));
+        assert!(!finding.found.contains("Linux 6.10"), "{finding:?}");
+        facts.asks_with_mark = false;
+        assert!(judge(&facts)[0].found.contains("Linux 6.10"));
         facts.own.insert(pod);
-        assert_eq!(judge(&facts)[0].severity, Severity::Ok);
+        assert!(judge(&facts)[0].found.starts_with("no rule"));
+    }
+
+    #[test]
+    fn a_card_that_is_not_served_is_a_warning() {
+        let [finding] = judge(&facts([10, 0, 3, 7].into(), &[2])).try_into().unwrap();
+        assert_eq!((finding.severity, finding.probe), (Severity::Warning, PROBE));
+        assert!(finding.fix.unwrap().contains("--device"));
     }
 }

@@ -71,7 +71,7 @@ fn time(text: &str) -> Result<Duration, String> {
 const fn is_told(outcome: Outcome) -> bool {
     match outcome.verdict() {
         Verdict::Drop => true,
-        Verdict::Send => !matches!(outcome, Outcome::Replied),
+        Verdict::Send => !matches!(outcome, Outcome::Replied | Outcome::RepliedRedirected),
         Verdict::Pass => matches!(outcome, Outcome::Delivered | Outcome::Connected),
     }
 }
@@ -80,7 +80,7 @@ const fn is_new_flow(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Forwarded | Outcome::Delivered | Outcome::Connected)
 }
 
-/// How often the packet path is told that somebody still listens.
+/// Interval of telling the packet path that a listener is still there.
 const RENEW: Duration = Duration::from_secs(1);
 /// Services change; what is known of them is read again after this time, and for an index that is not known.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
@@ -190,7 +190,7 @@ fn stop() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// What is known of Services, by the index of the Service port.
+/// Services by the index of the Service port.
 struct Services {
     ports: BTreeMap<u32, ServicePort>,
     read: Instant,

@@ -49,7 +49,7 @@ use crate::{
     systemd::Notifier,
 };
 
-/// Where objects come from.
+/// Source of objects.
 #[derive(Clone, Debug)]
 pub enum Origin {
     Manifests(Manifests),
@@ -85,7 +85,12 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
     // the node as it was.
     let mut stop = Stop::listen()?;
     let (network, events) = Network::connect()?;
-    node::check(&settings.devices, &network.links().await?)?;
+    let links = network.links().await?;
+    node::check(&settings.devices, &links)?;
+    if settings.dataplane.mode.is_xdp() {
+        let mut named = links.iter().filter(|link| settings.devices.contains(&link.name));
+        named.try_for_each(node::Refusal::of_xdp)?;
+    }
     if settings.adopt {
         adoption::check_node()?;
     }
@@ -141,7 +146,7 @@ struct Controller<P> {
     adoption: Adoption,
     /// The node's addresses changed, and the maps do not say so yet.
     needs_write: bool,
-    /// Programs of another layout version serve, on maps that nobody keeps up to date.
+    /// Programs of another layout version serve, on maps that are no longer updated.
     others_serve: bool,
 }
 

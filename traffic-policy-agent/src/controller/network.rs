@@ -13,7 +13,7 @@ use super::{PacketPath, attachments::Attachments};
 use crate::{
     check,
     dataplane::{Attached, Changed, Interface, Mode},
-    node::{self, Address, Event, Events, Link, Neighbour, NeighbourManager, Network, Route},
+    node::{self, Address, Event, Events, Header, Link, Neighbour, NeighbourManager, Network, Route},
     source::{ObjectEvent, Subject},
 };
 
@@ -35,8 +35,8 @@ pub(super) struct NodeNetwork {
     routes_changed: Option<Instant>,
     /// Devices that could not be attached to, as has been logged.
     warned_of: BTreeSet<u32>,
-    /// Devices without Ethernet header that were reported, by name.
-    without_ethernet: BTreeSet<String>,
+    /// Devices that are not attached to although they lead to others, as has been reported, by name.
+    left_out: BTreeSet<String>,
     /// Devices could not be looked at, or one of them not be attached to.
     needs_rescan: bool,
     /// Addresses of the Node object, as they were when devices were last looked for.
@@ -62,7 +62,7 @@ impl NodeNetwork {
             missing: BTreeSet::new(),
             routes_changed: None,
             warned_of: BTreeSet::new(),
-            without_ethernet: BTreeSet::new(),
+            left_out: BTreeSet::new(),
             needs_rescan: false,
             primary: Vec::new(),
             attachments: Attachments::default(),
@@ -83,7 +83,7 @@ impl NodeNetwork {
         self.needs_rescan || self.unwanted.values().any(|since| since.elapsed() >= UNWANTED)
     }
 
-    /// Programs that somebody else took off.
+    /// Programs that others detached.
     pub(super) fn attachments(&self) -> &Attachments {
         &self.attachments
     }
@@ -259,8 +259,8 @@ impl NodeNetwork {
             tracing::info!(device = name, "detached: no route of this node's needs the device any more");
             changed = true;
         }
-        for refusal in node::without_ethernet(&self.named, links, &self.addresses, routes, &self.primary) {
-            if self.without_ethernet.insert(refusal.name.clone()) {
+        for refusal in node::left_out(&self.named, links, &self.addresses, routes, &self.primary) {
+            if self.left_out.insert(refusal.name.clone()) {
                 tracing::warn!(
                     "{refusal}; what comes by it is not served, and connections to endpoints of other nodes behind it are refused (dropped-unattached-device)"
                 );
@@ -278,7 +278,7 @@ impl NodeNetwork {
                 continue;
             }
             // A device that came back may be of another type than the one that was named.
-            let fit = node::WithoutEthernet::refuse(link).map_err(anyhow::Error::from);
+            let fit = self.is_fit(link).map_err(anyhow::Error::from);
             match fit.and_then(|()| path.attach(&interface)) {
                 Ok(attached) => {
                     self.missing.remove(&link.name);
@@ -335,6 +335,16 @@ impl NodeNetwork {
         due
     }
 
+    /// Whether a device can be attached to in the way that was asked for. One that nobody named is served by TC where XDP cannot be.
+    fn is_fit(&self, link: &Link) -> Result<(), node::Refusal> {
+        node::Refusal::of(link)?;
+        if self.mode.is_xdp() && self.named.contains(&link.name) {
+            node::Refusal::of_xdp(link)
+        } else {
+            Ok(())
+        }
+    }
+
     fn interface(&self, link: &Link) -> Interface {
         Interface {
             name: link.name.clone(),
@@ -343,6 +353,8 @@ impl NodeNetwork {
             mtu: link.mtu,
             running: link.running,
             wire: link.wire,
+            ethernet: link.header == Header::Ethernet,
+            point_to_point: link.point_to_point,
             addresses: self
                 .addresses
                 .iter()

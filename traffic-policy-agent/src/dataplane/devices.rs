@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
-use traffic_policy_ebpf::abi::{DeviceInfo, HOP_XDP};
+use traffic_policy_ebpf::abi::{DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP};
 
 use super::{
     bpf::{
@@ -25,9 +25,9 @@ pub struct Devices {
     attached: BTreeMap<u32, (Interface, Attached)>,
     mode: Mode,
     kernel: Kernel,
-    /// Where links are pinned; `None`: nothing outlives this process (tests).
+    /// Folder of the pinned links; `None`: nothing outlives this process (tests).
     links: Option<PathBuf>,
-    /// Devices whose programs somebody else has taken off.
+    /// Devices whose programs others have detached.
     unsettled: BTreeSet<u32>,
 }
 
@@ -81,7 +81,7 @@ impl Devices {
         })
     }
 
-    /// After an attempt that failed: nobody may send frames by XDP to a device that may have lost its program.
+    /// After a failed attempt: no frames may be sent by XDP to a device that may have lost its program.
     fn without_xdp(&mut self, maps: &mut Maps, interface: &Interface) -> Result<()> {
         let Some((_, attached)) = self.attached.get_mut(&interface.ifindex) else {
             // Its packets do not come by us, so nobody may count on it.
@@ -152,12 +152,12 @@ impl Devices {
     /// Whether a device is attached to as it is now, and in the way that was asked for.
     pub fn is_settled(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
-            let lost_xdp = *attached == Attached::Tc && matches!(self.mode, Mode::Xdp | Mode::XdpGeneric);
+            let lost_xdp = *attached == Attached::Tc && interface.ethernet && self.mode.is_xdp();
             held == interface && !lost_xdp && !self.unsettled.contains(&interface.ifindex)
         })
     }
 
-    /// Devices whose links lack programs, since somebody else has taken them off. Filters of a clsact qdisc have no link: see
+    /// Devices whose links lack programs, since others have detached them. Filters of a clsact qdisc have no link: see
     /// [`Self::filters`].
     pub fn lost(&self, object: &Ebpf) -> Vec<Lost> {
         if self.links.is_none() {
@@ -197,10 +197,12 @@ fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result
     let mut device = DeviceInfo {
         mac: interface.mac,
         zero: 0,
-        flags: match xdp {
-            Some(true) => HOP_XDP,
-            Some(false) => 0,
-            None => held.map_or(0, |held| held.flags),
+        flags: match (interface.ethernet, xdp) {
+            (false, _) if interface.point_to_point => HOP_NO_ETHERNET,
+            (false, _) => HOP_NO_ETHERNET | HOP_ROUTED,
+            (true, Some(true)) => HOP_XDP,
+            (true, Some(false)) => 0,
+            (true, None) => held.map_or(0, |held| held.flags),
         },
         mtu: interface.mtu,
         addresses: [0; 3],

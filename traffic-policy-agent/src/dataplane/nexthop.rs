@@ -11,7 +11,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use traffic_policy_ebpf::abi::{HOPS_PER_GENERATION, HopKey};
+use traffic_policy_ebpf::abi::{HOP_NO_ETHERNET, HOPS_PER_GENERATION, HopKey};
 
 use super::maps::{
     Maps,
@@ -19,7 +19,7 @@ use super::maps::{
     mmap::{config, used_hops},
 };
 
-/// What may be wrong.
+/// Kinds of change that may invalidate next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// A route, an address or a link.
@@ -78,7 +78,7 @@ pub fn renew(maps: &mut Maps) -> Result<()> {
     Ok(())
 }
 
-/// Hops of the generation in use.
+/// Hops of the generation in use that have a MAC address.
 ///
 /// # Errors
 /// The maps cannot be read.
@@ -92,6 +92,9 @@ pub fn list(maps: &Maps) -> Result<Vec<NextHop>> {
         }
         let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
         let hop = maps.hops.get(&index, 0).context("reading a hop failed")?;
+        if hop.flags & HOP_NO_ETHERNET != 0 {
+            continue;
+        }
         let bytes = hop.macs.to_ne_bytes();
         let mac = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]];
         hops.push(NextHop { ifindex: key.ifindex, gateway, mac });

@@ -7,11 +7,11 @@ use anyhow::{Result, bail};
 use super::{
     headers::Header,
     link::{Address, Link, Route},
-    without_ethernet::WithoutEthernet,
+    refusal::Refusal,
 };
 
-/// The devices to attach to: the named ones, or else those of default routes, of the Node's addresses and of routes with
-/// a gateway (other nodes' pods). Never lo, nor a pod's device. Named devices that do not exist are in the second list.
+/// The devices to attach to: the named ones, or else those of default routes, of the Node's addresses, of routes with
+/// a gateway (other nodes' pods), and tunnels with any route (WireGuard's have no gateway). Never lo, nor a pod's device. Named devices that do not exist are in the second list.
 pub fn wanted<'a>(
     named: &[String],
     links: &'a [Link],
@@ -25,58 +25,68 @@ pub fn wanted<'a>(
             named.iter().filter(|name| !links.iter().any(|link| link.name == **name)).cloned().collect();
         return (found, missing);
     }
-    let found = leading_out(links, addresses, routes, node_addresses)
-        .filter(|link| link.header == Header::Ethernet)
-        .collect();
-    (found, Vec::new())
+    let leading = leading_out(links, addresses, routes, node_addresses);
+    let found = links.iter().filter(|link| match link.header {
+        Header::Ethernet => leading.contains(&link.index),
+        Header::Ip(_) => leading.contains(&link.index) || has_route(link, routes),
+        Header::Other(_) => false,
+    });
+    (found.collect(), Vec::new())
 }
 
-/// Devices that lead to the outside or to other nodes' pods, and cannot be attached to: those by which devices are found, unless they are
-/// named; and in any case tunnels with routes, whose pods of other nodes would be taken for this node's.
-pub fn without_ethernet(
+/// Devices that lead to the outside or to other nodes' pods, and are not attached to. Where no devices are named, those to which nothing
+/// can be attached; and in any case tunnels with routes, whose pods of other nodes would be taken for this node's.
+pub fn left_out(
     named: &[String],
     links: &[Link],
     addresses: &[Address],
     routes: &[Route],
     node_addresses: &[IpAddr],
-) -> Vec<WithoutEthernet> {
-    let leading: BTreeSet<u32> = if named.is_empty() {
-        leading_out(links, addresses, routes, node_addresses).map(|link| link.index).collect()
+) -> Vec<Refusal> {
+    let leading = if named.is_empty() {
+        leading_out(links, addresses, routes, node_addresses)
     } else {
         BTreeSet::new()
     };
-    let routed: BTreeSet<u32> = routes.iter().map(|route| route.link).collect();
-    let concerned = |link: &&Link| {
-        !link.loopback && (leading.contains(&link.index) || routed.contains(&link.index) && link.up)
+    let concerned =
+        |link: &&Link| !link.loopback && (leading.contains(&link.index) || has_route(link, routes));
+    let refusal = |link: &Link| {
+        let not_named = !named.is_empty() && !named.contains(&link.name);
+        Refusal::of(link).err().or_else(|| not_named.then(|| Refusal::not_named(link)).flatten())
     };
-    links.iter().filter(concerned).filter_map(|link| WithoutEthernet::refuse(link).err()).collect()
+    links.iter().filter(concerned).filter_map(refusal).collect()
 }
 
-fn leading_out<'a>(
-    links: &'a [Link],
+fn has_route(link: &Link, routes: &[Route]) -> bool {
+    !link.loopback && link.up && routes.iter().any(|route| route.link == link.index)
+}
+
+/// Numbers of the devices of default routes, of routes with a gateway, and of the Node's addresses.
+fn leading_out(
+    links: &[Link],
     addresses: &[Address],
     routes: &[Route],
     node_addresses: &[IpAddr],
-) -> impl Iterator<Item = &'a Link> {
+) -> BTreeSet<u32> {
     let by_route = routes.iter().filter(|route| route.default || route.gateway).map(|route| route.link);
     let by_address = addresses
         .iter()
         .filter(|address| node_addresses.contains(&address.address))
         .map(|address| address.link);
-    let indices: BTreeSet<u32> = by_route.chain(by_address).collect();
-    links.iter().filter(move |link| indices.contains(&link.index) && !link.loopback)
+    let loopback = |index: &u32| links.iter().any(|link| link.index == *index && link.loopback);
+    by_route.chain(by_address).filter(|index| !loopback(index)).collect()
 }
 
 /// Refuses names that are certainly wrong, at start.
 ///
 /// # Errors
-/// Names the devices that do not exist, and those that do; or one without Ethernet header.
+/// Names the devices that do not exist, and those that do; or one that nothing can be attached to.
 pub fn check(named: &[String], links: &[Link]) -> Result<()> {
     let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
     for name in named {
         match links.iter().find(|link| link.name == *name) {
             None => bail!("there is no device {name} (there are: {}): correct --device", names.join(", ")),
-            Some(link) => WithoutEthernet::refuse(link)?,
+            Some(link) => Refusal::of(link)?,
         }
     }
     Ok(())
@@ -97,10 +107,12 @@ mod tests {
             loopback: name == "lo",
             header: match name {
                 "lo" => Header::Other("loopback".into()),
-                "tunl0" => Header::Other("ipip".into()),
+                "tunl0" => Header::Ip("ipip".into()),
+                "gre0" => Header::Other("gre".into()),
                 _ => Header::Ethernet,
             },
             wire: false,
+            point_to_point: false,
         }
     }
 
@@ -127,25 +139,31 @@ mod tests {
         assert_eq!(missing, ["eth9"]);
         assert!(check(&named, &links).unwrap_err().to_string().contains("there is no device eth9"));
         let refused = check(&["lo".into()], &links).unwrap_err().to_string();
-        assert!(refused.starts_with("device lo has no Ethernet header (type loopback)"), "{refused}");
+        assert!(refused.starts_with("packets of device lo (type loopback) begin neither"), "{refused}");
     }
 
     #[test]
-    fn tunnels_without_ethernet_header_are_left_out_and_told_of() {
-        let links = [link(1, "lo"), link(2, "eth0"), link(3, "tunl0")];
-        let routes = [
-            Route { link: 2, default: true, gateway: true },
-            Route { link: 3, default: false, gateway: true },
-        ];
-        let (found, missing) = wanted(&[], &links, &[], &routes, &[]);
-        assert_eq!((found.as_slice(), missing.len()), (&[&links[1]][..], 0));
-        let [tunnel] = without_ethernet(&[], &links, &[], &routes, &[]).try_into().unwrap();
-        assert_eq!((tunnel.name.as_str(), tunnel.kind.as_str()), ("tunl0", "ipip"));
-        // Also where the devices are named; WireGuard's routes have no gateway.
-        let routes = [routes[0], Route { link: 3, default: false, gateway: false }];
-        for named in [vec![], vec!["eth0".to_owned()]] {
-            assert_eq!(without_ethernet(&named, &links, &[], &routes, &[]), std::slice::from_ref(&tunnel));
+    fn tunnels_with_routes_are_wanted_and_told_of_where_they_are_not_named() {
+        let links = [link(1, "lo"), link(2, "eth0"), link(3, "tunl0"), link(4, "gre0")];
+        let uplink = Route { link: 2, default: true, gateway: true };
+        let eth0 = ["eth0".to_owned()];
+        // WireGuard's routes have no gateway.
+        for gateway in [false, true] {
+            let routes = [uplink, Route { link: 3, default: false, gateway }];
+            let (found, missing) = wanted(&[], &links, &[], &routes, &[]);
+            assert_eq!((found.as_slice(), missing.len()), (&[&links[1], &links[2]][..], 0));
+            assert_eq!(left_out(&[], &links, &[], &routes, &[]), []);
+            let [tunnel] = left_out(&eth0, &links, &[], &routes, &[]).try_into().unwrap();
+            assert_eq!((tunnel.name.as_str(), tunnel.kind.as_str()), ("tunl0", "ipip"));
+            assert!(tunnel.to_string().ends_with("name it with --device, too"), "{tunnel}");
         }
-        assert_eq!(without_ethernet(&[], &links, &[], &routes[..1], &[]), [], "a tunnel that leads nowhere");
+        assert_eq!(wanted(&[], &links, &[], &[uplink], &[]).0, [&links[1]], "a tunnel that leads nowhere");
+        // One whose packets begin with a header of its own.
+        let routes = [uplink, Route { link: 4, default: false, gateway: true }];
+        assert_eq!(wanted(&[], &links, &[], &routes, &[]).0, [&links[1]]);
+        for named in [&[][..], &eth0] {
+            let [tunnel] = left_out(named, &links, &[], &routes, &[]).try_into().unwrap();
+            assert_eq!((tunnel.name.as_str(), tunnel.kind.as_str()), ("gre0", "gre"));
+        }
     }
 }

@@ -1,12 +1,14 @@
-//! The header that a device's frames begin with: the packet path reads Ethernet's, and no other.
+//! The header that a device's packets begin with: the packet path reads Ethernet's, and IP's where that is all there is.
 
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkLayerType, LinkMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 
-/// What frames of a device begin with.
+/// First header of a device's packets, as programs of TC see them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Header {
     Ethernet,
-    /// Another, or none. Named by the device's kind (`ipip`, `wireguard`), or else by its hardware type (`rawip`).
+    /// IP's, with none before it. Named by the device's kind (`ipip`, `wireguard`), or else by its hardware type.
+    Ip(String),
+    /// Another. Named in the same way.
     Other(String),
 }
 
@@ -20,7 +22,19 @@ impl Header {
             LinkAttribute::LinkInfo(infos) => infos.iter().find_map(kind),
             _ => None,
         });
-        Self::Other(kind.unwrap_or_else(|| format!("{layer:?}").to_lowercase()))
+        let kind = kind.unwrap_or_else(|| format!("{layer:?}").to_lowercase());
+        if is_ip(layer, message.header.flags) { Self::Ip(kind) } else { Self::Other(kind) }
+    }
+}
+
+/// Of the types that the kernel takes for devices without MAC header (`dev_is_mac_header_xmit`) those whose packets begin with IP at both
+/// hooks. GRE without one other end builds its own header before TC sees a packet that leaves (`ipgre_header`).
+/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/ip_gre.c>
+fn is_ip(layer: LinkLayerType, flags: LinkFlags) -> bool {
+    match layer {
+        LinkLayerType::Tunnel | LinkLayerType::Tunnel6 | LinkLayerType::Sit | LinkLayerType::None => true,
+        LinkLayerType::Ipgre | LinkLayerType::Ip6gre => flags.contains(LinkFlags::Pointopoint),
+        _ => false,
     }
 }
 
@@ -36,7 +50,7 @@ pub(super) fn kind(info: &LinkInfo) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::WithoutEthernet;
+    use crate::node::{Link, Refusal};
 
     fn message(layer: LinkLayerType, kind: Option<InfoKind>) -> LinkMessage {
         let mut message = LinkMessage::default();
@@ -47,24 +61,48 @@ mod tests {
 
     #[test]
     fn the_kind_names_it_or_else_the_hardware_type() {
-        use LinkLayerType::{Ether, None as NoHeader, Rawip, Tunnel};
+        use LinkLayerType::{Ether, Ipgre, None as NoHeader, Rawip, Tunnel};
         let of = |layer, kind| Header::of(&message(layer, kind));
-        let other = |name: &str| Header::Other(name.into());
+        let (ip, other) = (|name: &str| Header::Ip(name.into()), |name: &str| Header::Other(name.into()));
         assert_eq!(of(Ether, None), Header::Ethernet);
         assert_eq!(of(Ether, Some(InfoKind::Vlan)), Header::Ethernet);
-        assert_eq!(of(Tunnel, Some(InfoKind::IpIp)), other("ipip"));
-        assert_eq!(of(NoHeader, Some(InfoKind::Wireguard)), other("wireguard"));
-        assert_eq!(of(NoHeader, Some(InfoKind::Other("amnezia".into()))), other("amnezia"));
+        assert_eq!(of(Tunnel, Some(InfoKind::IpIp)), ip("ipip"));
+        assert_eq!(of(NoHeader, Some(InfoKind::Wireguard)), ip("wireguard"));
+        assert_eq!(of(NoHeader, Some(InfoKind::Other("amnezia".into()))), ip("amnezia"));
         assert_eq!(of(Rawip, None), other("rawip"));
+        // A tunnel with many other ends puts its own header first.
+        let mut gre = message(Ipgre, Some(InfoKind::GreTun));
+        assert_eq!(Header::of(&gre), other("gre"));
+        gre.header.flags = LinkFlags::Pointopoint;
+        assert_eq!(Header::of(&gre), ip("gre"));
     }
 
     #[test]
     fn each_refusal_has_cause_and_fix() {
-        for kind in ["loopback", "tun", "gre", "ip6gre", "wireguard", "ipip", "sit", "rawip"] {
-            let text = WithoutEthernet { name: "x0".into(), kind: kind.into() }.to_string();
-            let cause = format!("device x0 has no Ethernet header (type {kind}), and ");
-            let (_, fix) = text.split_once("only: ").unwrap();
-            assert!(text.starts_with(&cause) && !fix.is_empty(), "{text}");
+        let link = |header| Link {
+            index: 1,
+            name: "x0".into(),
+            mac: [0; 6],
+            mtu: 1480,
+            up: true,
+            running: true,
+            loopback: false,
+            header,
+            wire: false,
+            point_to_point: true,
+        };
+        for kind in ["loopback", "gre", "ip6gre", "rawip"] {
+            let text = Refusal::of(&link(Header::Other(kind.into()))).unwrap_err().to_string();
+            let (_, fix) = text.split_once("no others: ").unwrap();
+            assert!(text.contains(&format!("x0 (type {kind})")) && !fix.is_empty(), "{text}");
         }
+        for kind in ["tun", "ipip", "wireguard"] {
+            let link = link(Header::Ip(kind.into()));
+            assert_eq!(Refusal::of(&link), Ok(()));
+            let text = Refusal::of_xdp(&link).unwrap_err().to_string();
+            let cause = format!("device x0 has no Ethernet header (type {kind}), and XDP");
+            assert!(text.starts_with(&cause) && text.contains("only: --attach auto"), "{text}");
+        }
+        assert_eq!(Refusal::of_xdp(&link(Header::Ethernet)), Ok(()));
     }
 }

@@ -9,6 +9,7 @@ use super::headers::Header;
 pub struct Link {
     pub index: u32,
     pub name: String,
+    /// Of a device without Ethernet: the first bytes of what the kernel takes for its address, or zeros.
     pub mac: [u8; 6],
     pub mtu: u32,
     /// Switched on.
@@ -19,6 +20,8 @@ pub struct Link {
     pub header: Header,
     /// It stands for a real wire: no kind (veth, vxlan, bridge …), so a driver of hardware.
     pub wire: bool,
+    /// It has one other end: packets find it without a route.
+    pub point_to_point: bool,
 }
 
 /// An address of this node.

@@ -15,18 +15,20 @@ pub mod netlink;
 mod network;
 mod policy_routing;
 mod ports;
+mod refusal;
 pub mod sockets;
-mod without_ethernet;
+pub mod veth;
 
 pub use self::{
     details::{Details, Filter},
-    devices::{check, wanted, without_ethernet},
+    devices::{check, left_out, wanted},
     events::{Event, Events, Neighbour},
     headers::Header,
+    ipvs::Ipvs,
     link::{Address, Link, Route, local},
     neighbours::{NeighbourManager, release},
     network::Network,
     policy_routing::{OtherWay, Ways},
     ports::bound_ports,
-    without_ethernet::WithoutEthernet,
+    refusal::Refusal,
 };

@@ -25,7 +25,7 @@ use super::{
 /// have to do.
 const MOST: usize = 512;
 
-/// What is known of the neighbours.
+/// States of the neighbours.
 #[derive(Debug, Default)]
 pub struct NeighbourManager {
     known: HashMap<(u32, IpAddr), [u8; 6]>,
@@ -229,6 +229,8 @@ mod tests {
         let others: BTreeSet<_> = (0..10_000).map(|number| (2, neighbour(number, 1).address)).collect();
         let hops = &others | &gateways;
         let mut manager = NeighbourManager::default();
+        // The control: by their order alone none of them would be.
+        assert!(manager.most_needed(&hops, &BTreeSet::new()).is_disjoint(&gateways));
         let kept = manager.most_needed(&hops, &gateways);
         assert_eq!(kept.len(), MOST);
         assert!(gateways.is_subset(&kept), "{:?}", gateways.difference(&kept));

@@ -159,11 +159,12 @@ fn link(message: &LinkMessage) -> Link {
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         header: Header::of(message),
         wire: true,
+        point_to_point: message.header.flags.contains(LinkFlags::Pointopoint),
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
-            LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().unwrap_or_default(),
+            LinkAttribute::Address(mac) => link.mac.iter_mut().zip(mac).for_each(|(to, from)| *to = *from),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::LinkInfo(infos) => {
                 link.wire = !infos.iter().any(|info| headers::kind(info).is_some());

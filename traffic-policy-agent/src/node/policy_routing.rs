@@ -22,11 +22,9 @@ pub struct Ways {
     pub main: Option<u32>,
     /// Sources of which a rule says another table, whose default route has another device.
     pub other: Vec<OtherWay>,
-    /// A mark, with its mask, by which packets are routed by the main table all the same.
-    pub mark: Option<(u32, u32)>,
 }
 
-/// Where a source's packets leave.
+/// Device by which a source's packets leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherWay {
     pub source: IpAddr,
@@ -82,25 +80,20 @@ fn defaults(routes: &[RouteMessage], ipv6: bool) -> BTreeMap<u32, u32> {
 fn judge(rules: &[RuleMessage], defaults: &BTreeMap<u32, u32>) -> Ways {
     let mut ways = Ways { main: defaults.get(&MAIN).copied(), ..Ways::default() };
     for rule in rules {
-        let (mut source, mut mark, mut mask) = (None, None, u32::MAX);
+        let (mut source, mut marked) = (None, false);
         let mut table = u32::from(rule.header.table);
         for attribute in &rule.attributes {
             match attribute {
                 RuleAttribute::Source(address) => source = Some(*address),
-                RuleAttribute::FwMark(value) => mark = Some(*value),
-                RuleAttribute::FwMask(value) => mask = *value,
+                RuleAttribute::FwMark(_) => marked = true,
                 RuleAttribute::Table(number) => table = *number,
                 _ => {}
             }
         }
-        match (source, mark) {
-            (None, Some(mark)) if table == MAIN && ways.mark.is_none() => ways.mark = Some((mark, mask)),
-            (Some(source), None) => {
-                let device = defaults.get(&table).copied().filter(|device| Some(*device) != ways.main);
-                let prefix = rule.header.src_len;
-                ways.other.extend(device.map(|device| OtherWay { source, prefix, table, device }));
-            }
-            _ => {}
+        if let Some(source) = source.filter(|_| !marked) {
+            let device = defaults.get(&table).copied().filter(|device| Some(*device) != ways.main);
+            let prefix = rule.header.src_len;
+            ways.other.extend(device.map(|device| OtherWay { source, prefix, table, device }));
         }
     }
     ways
@@ -132,6 +125,6 @@ mod tests {
         let defaults = BTreeMap::from([(254, 7), (2, 8), (3, 7)]);
         let ways = judge(&rules, &defaults);
         let other = vec![OtherWay { source: pod, prefix: 32, table: 2, device: 8 }];
-        assert_eq!(ways, Ways { main: Some(7), other, mark: Some((0x80, 0x80)) });
+        assert_eq!(ways, Ways { main: Some(7), other });
     }
 }

@@ -46,7 +46,7 @@ pub use self::{
     },
     heartbeat::AgentHeartbeat,
     local_node::{LocalNode, source_check},
-    nexthop::{DeviceInfo, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
+    nexthop::{DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
     prefilter::{PORT_WORDS, Prefilter},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     runtime_config::RuntimeConfig,

@@ -4,6 +4,11 @@ use super::WideAddress;
 
 /// A frame may be sent to this hop from XDP.
 pub const HOP_XDP: u32 = 1;
+/// Its device has no Ethernet header: no MAC address is needed.
+pub const HOP_NO_ETHERNET: u32 = 2;
+/// The device leads to several others by the kernel's routes (IPIP or SIT without `remote`): packets need the route itself. Never without
+/// [`HOP_NO_ETHERNET`].
+pub const HOP_ROUTED: u32 = 4;
 
 /// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within one aligned word, so a
 /// reader on another CPU never sees half of one. What orders writer and readers: docs/memory-ordering.md.
@@ -21,11 +26,11 @@ pub struct Hop {
     pub epoch: u32,
     /// Time of resolution: low half of jiffies.
     pub resolved: u32,
-    /// [`HOP_XDP`].
+    /// [`HOP_XDP`], [`HOP_NO_ETHERNET`], [`HOP_ROUTED`].
     pub flags: u32,
 }
 
-/// What makes a next hop: its device, the address that is resolved to a MAC, and what fits.
+/// Key of a next hop: its device, the address that is resolved to a MAC, and the MTU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct HopKey {
@@ -51,7 +56,7 @@ pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
 pub struct DeviceInfo {
     pub mac: [u8; 6],
     pub zero: u16,
-    /// [`HOP_XDP`] if it takes frames from XDP.
+    /// [`HOP_XDP`] if it takes frames from XDP; [`HOP_NO_ETHERNET`], [`HOP_ROUTED`].
     pub flags: u32,
     /// Largest IP packet, bytes; 0 = not known.
     pub mtu: u32,

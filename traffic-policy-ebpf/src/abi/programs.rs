@@ -14,6 +14,8 @@ pub mod jump {
     /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets that leave.
     pub const ICMP_ERROR_OUT: u32 = 4;
     pub const VARIABLE_HEADERS_OUT: u32 = 5;
+    /// On devices without Ethernet: the entry program of TC ingress, for packets that were given an Ethernet header.
+    pub const WITH_ETHERNET: u32 = 6;
     pub const FAMILY: u32 = 8;
     pub const COUNT: u32 = 2 * FAMILY;
 }

@@ -1,9 +1,13 @@
 //! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
+//!
+//! The kernel has routed such a packet by the endpoint's address. Where that is another way than the new source has, by rules of routing
+//! (an endpoint on a card of its own, a node with a default route for each of its addresses), the packet is redirected to the latter.
+//! The question costs a look into the FIB, so it is asked only if the request came by another device, once for each flow and epoch.
 
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Flow, hook, kind},
+    abi::{Flow, HOP_NO_ETHERNET, HOP_ROUTED, Tuple, hook, jump, kind},
     outcome::Outcome,
 };
 
@@ -15,10 +19,14 @@ use crate::datapath::{
         state::{self, Transition},
         table,
     },
-    forward::{Rewrite, Translatable},
+    forward::{
+        self, Rewrite, Translatable,
+        reply_way::{self, ReplyWay},
+    },
     own_datagrams, own_ports,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
+    value::borrow,
     verdict::{self, Decision},
     words::load16,
 };
@@ -33,45 +41,51 @@ pub fn run<P: Packet>(packet: P) -> i32 {
 #[inline(always)]
 fn outgoing<P: Packet>(packet: P) -> Decision {
     let data = packet.data();
-    if data + parse::ETHERNET > packet.end() || packet.tagged() {
+    if P::L2 != 0 && data + P::L2 > packet.end() || packet.tagged() {
         return Outcome::PassedNotIp.into();
     }
-    let outcome = match load16::<12>(data) {
+    let ethertype = if P::L2 == 0 { packet.protocol() } else { load16::<12>(data) };
+    match ethertype {
         ETHERTYPE_IPV4 => of_family::<P, V4>(packet),
         ETHERTYPE_IPV6 => of_family::<P, V6>(packet),
-        _ => Outcome::PassedNotIp,
-    };
-    outcome.into()
+        _ => Outcome::PassedNotIp.into(),
+    }
 }
 
 #[inline(always)]
-fn of_family<P: Packet, F: Rewrite>(packet: P) -> Outcome {
+fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
-        Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome).outcome,
+        Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome),
     };
-    reply(packet, &parsed)
+    reply::<P, F, false>(packet, &parsed)
 }
 
-/// What becomes of a packet with ports that leaves.
+/// Outcome of a packet with ports that leaves. Not `FULL`: one whose request came by another device goes on in the program for headers
+/// of variable length, which can redirect it. This one has no registers to spare.
 #[inline(always)]
-pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
-    let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed };
+pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
+    let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed.into() };
     let of_endpoint = endpoints.has(parsed.tuple.ports.source());
     let (mut entry, mut pending) = (ptr::null_mut(), false);
     if of_endpoint {
         if let Err(outcome) = parse::finish(packet, parsed) {
-            return outcome;
+            return outcome.into();
         }
         (entry, pending) = table::find::<F>(&parsed.tuple);
     }
     if entry.is_null() {
         own_datagrams::note(packet, parsed);
         own_ports::note(packet, parsed);
-        return if of_endpoint { Outcome::PassedNotService } else { Outcome::Passed };
+        return if of_endpoint { Outcome::PassedNotService } else { Outcome::Passed }.into();
     }
     if get!(entry.kind) != kind::REPLY_LOCAL {
-        return Outcome::PassedStaleFlow;
+        return Outcome::PassedStaleFlow.into();
+    }
+    if P::L2 != 0 && !FULL && get!(entry.ifindex) != packet.ingress() {
+        packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
+        // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the packet.
+        return Outcome::PassedMissedTailCall.into();
     }
     let established = !pending
         && state::is_established(get!(entry.state), parsed.tcp_flags())
@@ -84,27 +98,83 @@ pub fn reply<P: Packet, F: Rewrite>(packet: P, parsed: &Parsed<F>) -> Outcome {
                 last = get!(kept.last);
                 kept
             }
-            Transition::Leave(outcome) => return outcome,
-            Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow,
+            Transition::Leave(outcome) => return outcome.into(),
+            Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow.into(),
         };
     }
-    translate(packet, parsed, entry, last)
+    translate::<P, F, _, FULL>(packet, parsed, &parsed.tuple, entry, last)
 }
 
-/// Translates a packet that leaves by its reply entry. `last`: the time of the flow's last packet then.
+/// Translates a packet that leaves by its reply entry, and, if `FULL`, redirects it where it has to be. `last`: the time of the flow's last
+/// packet then.
 #[inline(always)]
-pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>>(
+pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
+    packet: P,
+    translatable: &C,
+    tuple: &Tuple<F::Address>,
+    entry: *mut Flow<F::Address>,
+    last: u32,
+) -> Decision {
+    if get!(entry.kind) != kind::REPLY_LOCAL {
+        return Outcome::PassedStaleFlow.into();
+    }
+    // A device with Ethernet takes no packet without its header.
+    if P::L2 != 0 && FULL && get!(entry.ifindex) != packet.ingress() {
+        let way = reply_way::find::<P, F>(packet, entry);
+        if way.ifindex != 0 && !is_entry::<F>(entry, tuple.protocol) {
+            return redirect(packet, translatable, entry, last, &way);
+        }
+    }
+    translatable.account(entry, last);
+    if !translatable.translate(packet, entry, false) {
+        return Outcome::DroppedInternalError.into();
+    }
+    C::outcome(kind::REPLY_LOCAL).into()
+}
+
+/// Whether what becomes of an entry's packets is a packet of a flow again, whose endpoint is a frontend. The program of the other
+/// device would translate it a second time.
+#[inline(always)]
+fn is_entry<F: Rewrite>(entry: *const Flow<F::Address>, protocol: u32) -> bool {
+    let (Some(endpoints), Some(scratch)) = (prefilter::endpoint_ports(), F::scratch()) else { return true };
+    if !endpoints.has(get!(entry.ports).source()) {
+        return false;
+    }
+    set!(scratch.other = table::translated(entry, protocol));
+    !table::find::<F>(borrow(place!(const scratch.other))).0.is_null()
+}
+
+/// Translates a packet, and sends it out of another device than the kernel has chosen for it. Its TTL was stepped when it was routed.
+#[inline(always)]
+fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
     translatable: &C,
     entry: *mut Flow<F::Address>,
     last: u32,
-) -> Outcome {
-    if get!(entry.kind) != kind::REPLY_LOCAL {
-        return Outcome::PassedStaleFlow;
+    way: &ReplyWay,
+) -> Decision {
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let hop = way.hop;
+    let (mtu, flags) =
+        if hop.is_null() { forward::device(way.ifindex) } else { (get!(hop.mtu), get!(hop.flags)) };
+    // The kernel has compared it with another device's.
+    if mtu != 0 && translatable.wire_length(packet) > mtu {
+        return translatable.mtu_exceeded(mtu);
     }
     translatable.account(entry, last);
-    if !translatable.translate(packet, entry, false) {
-        return Outcome::DroppedInternalError;
+    if !hop.is_null() {
+        forward::macs(translatable.ip() - parse::ETHERNET, hop);
     }
-    C::outcome(kind::REPLY_LOCAL)
+    if !translatable.translate(packet, entry, false) {
+        return Outcome::DroppedInternalError.into();
+    }
+    packet.note_redirected();
+    let action = if flags & HOP_ROUTED != 0 || hop.is_null() && flags & HOP_NO_ETHERNET != 0 {
+        packet.send_routed(way.ifindex)
+    } else if hop.is_null() {
+        packet.send_to(way.ifindex, place!(mut scratch.neighbour))
+    } else {
+        packet.send(way.ifindex)
+    };
+    Decision::sent(Outcome::RepliedRedirected, action)
 }

@@ -5,8 +5,8 @@
 //!                       └ no flow, not established, or its next hop is old: the slow path
 //! ```
 //!
-//! What comes before the lookup costs next to nothing, for the packet waits for the lookup's hash meanwhile; each instruction
-//! after it counts. So all that can be known before is looked at before.
+//! Instructions before the lookup are nearly free, for the packet waits for the lookup's hash meanwhile; each instruction
+//! after it counts. So checks that can be made before the lookup are made before it.
 
 use traffic_policy_ebpf::{
     abi::{jump, kind, step},
@@ -41,7 +41,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
     packet.pull(LINEAR);
     let counters = counters::of_hook(P::HOOK);
     let data = packet.data();
-    let decision = if data + parse::ETHERNET > packet.end() || packet.tagged() {
+    let decision = if data + P::L2 > packet.end() || packet.tagged() {
         Outcome::PassedNotIp.into()
     } else {
         match load16::<12>(data) {

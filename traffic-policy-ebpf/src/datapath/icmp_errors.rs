@@ -44,20 +44,20 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
 /// The program for errors that leave this node: of its own stack, which knows only the translated packet, or of an endpoint.
 #[inline(always)]
 pub fn run_out<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
-    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Outcome {
+fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
     let error = match F::parse_icmp_error(packet) {
         Ok(error) => error,
-        Err(outcome) => return outcome,
+        Err(outcome) => return outcome.into(),
     };
     let entry = match find_entry(&error) {
         Ok(entry) => entry,
-        Err(outcome) => return outcome,
+        Err(outcome) => return outcome.into(),
     };
-    egress::translate(packet, &error, entry, clock::jiffies())
+    egress::translate::<P, F, _, true>(packet, &error, &error.tuple, entry, clock::jiffies())
 }
 
 /// The entry that translates packets of the error's direction.

@@ -62,7 +62,7 @@ pub static SERVICE_CIDRS6: LpmTrie<ServiceCidr<4>, u32, 1024> = LpmTrie::new();
 pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_node_addrs6")]
 pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap::new();
-/// Where clients of Services with session affinity were sent to last.
+/// Last endpoint of each client of a Service with session affinity.
 #[btf_map(name = "tp_affinity")]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 65_536> = LruHashMap::new();
 /// Names of Service ports by their index, for display.
@@ -85,7 +85,7 @@ pub static LOCAL_NODE: Array<LocalNode, 1> = Array::new();
 pub static TRACE: Array<PacketTrace, 1> = Array::new();
 #[btf_map(name = "tp_explain_call")]
 pub static EXPLAIN_CALL: Array<SocketQuestion, 1> = Array::new();
-/// Refusals and new flows, for whoever listens.
+/// Refusals and new flows, for `monitor`.
 #[btf_map(name = "tp_events")]
 pub static EVENTS: RingBuf<MonitorEvent, 262_144> = RingBuf::new();
 #[btf_map(name = "tp_event_limit")]
@@ -135,6 +135,9 @@ pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 pub static XDP_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 #[btf_map(name = "tp_tc_calls")]
 pub static TC_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+/// Those of TC on devices without Ethernet.
+#[btf_map(name = "tp_l3_calls")]
+pub static L3_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 /// Datagrams in fragments of which the first has come. The kernel evicts the oldest.
 #[btf_map(name = "tp_fragments4")]
 pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();

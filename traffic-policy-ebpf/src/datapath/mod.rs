@@ -11,9 +11,9 @@
 //!   │ prefilter ────── not a Service packet ► stack    │ prefilter ────── not an endpoint's port ───► wire
 //!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::state
 //!   │ forward::nexthop resolved long ago ──► 2         │ forward: the source becomes the frontend
-//!   │ forward ──────── TTL exceeded ───────► 3         ▼
-//!   ▼                  MTU exceeded ───────► 2        wire
-//!  endpoint on another node, client (redirected),
+//!   │ forward ──────── TTL exceeded ───────► 3         │ came by another device: by 1a, and out of the one that
+//!   ▼                  MTU exceeded ───────► 2         ▼   routing names for the new source; too long for it: 3
+//!  endpoint on another node, client (redirected),     wire
 //!  or the stack for an endpoint here
 //!
 //!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments
@@ -37,6 +37,7 @@
 //! Every program for packets ends in [`verdict::finish`]. Programs that the drawing names:
 //!
 //! - [`fast_path`]: entry of XDP and TC ingress; an established packet needs nothing else.
+//! - [`l3_ingress`]: entry of TC ingress on devices without Ethernet; leads to that of the others.
 //! - [`slow_path`]: finds or makes the flow of a packet, then forwards it.
 //! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, and fragments.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
@@ -46,7 +47,7 @@
 //!   maps; [`sock::explain`]: a socket call judged for `explain`.
 //! - [`flow::gc`]: removes expired flows.
 //!
-//! What they are made of:
+//! Shared parts:
 //!
 //! - [`parse`]: the parsed packet. [`parse::fixed`]: headers where nearly all packets have them; [`parse::variable`]: IPv4 options and
 //!   fragments; [`parse::ipv6_ext`]: the walk over IPv6 extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
@@ -54,9 +55,10 @@
 //! - [`own_datagrams`]: what this node itself has asked from a Service's port. [`own_ports`]: ports of the pool that it uses itself.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
 //! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist;
-//!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::recycle`]: flows that are over, removed for a new one.
-//! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::fragment`]: later fragments;
-//!   [`forward::icmp`]: translation of ICMP errors.
+//!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::first_packet`]: the count of its first packet;
+//!   [`flow::recycle`]: expired flows, removed for a new one.
+//! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::reply_way`]: the device by which a reply
+//!   of an endpoint here leaves; [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
 //!   `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
@@ -77,7 +79,7 @@
 //! - *map look-ups*: [`maps::Table`];
 //! - *atomics and fences*: [`barrier`].
 //!
-//! What remains has its sentence where it stands: helpers of the kernel, whose arguments the verifier checks.
+//! Other `unsafe` code has its sentence beside it: kernel helpers, whose arguments the verifier checks.
 
 #[macro_use]
 mod global;
@@ -95,6 +97,7 @@ pub mod fast_path;
 pub mod flow;
 pub mod forward;
 pub mod icmp_errors;
+pub mod l3_ingress;
 pub mod lb;
 pub mod maps;
 pub mod own_datagrams;

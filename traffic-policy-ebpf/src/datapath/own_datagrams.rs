@@ -28,7 +28,7 @@ const LASTS: u32 = 30;
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let port = parsed.tuple.ports.source();
-    if parsed.is_tcp() || !prefilter::is_frontend_port(port) {
+    if parsed.is_tcp() || !prefilter::is_frontend_port(port) || packet.is_redirected() {
         return;
     }
     // What came by an attached device is a reply that TC sends on: it has the same source.

@@ -1,5 +1,5 @@
 //! The programs for packets with headers of variable length, and for fragments: they come here from the fast path and from
-//! egress, which find no ports where they look for them.
+//! egress, which find no ports where they look for them. From egress come replies, too, that may have to be redirected.
 
 use traffic_policy_ebpf::{
     abi::{hook, kind},
@@ -10,6 +10,7 @@ use crate::datapath::{
     clock,
     ctx::Packet,
     egress,
+    flow::first_packet,
     forward::{self, Rewrite, fragment, nexthop},
     parse::{self, variable::ParseVariable},
     prefilter::{self, Match},
@@ -73,6 +74,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let decision = match prepared {
         Ok((forwarding, last)) => {
             let decision = forward::forward(packet, &parsed, &forwarding, last);
+            first_packet::settle::<F>(forwarding.entry);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }
         Err(decision) => decision,
@@ -83,32 +85,42 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
 /// The program for packets that leave.
 #[inline(always)]
 pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
-    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet).into())
+    verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Outcome {
+fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let headers = match F::parse_variable(packet) {
         Ok(headers) => headers,
-        Err(outcome) => return outcome,
+        Err(outcome) => return outcome.into(),
     };
     if !fragment::note(&headers) {
-        return Outcome::DroppedInternalError;
+        return Outcome::DroppedInternalError.into();
     }
     if headers.later != 0 {
         let (later, entry) = match fragment::later(headers) {
             Ok(found) => found,
-            Err(outcome) => return outcome,
+            Err(outcome) => return outcome.into(),
         };
-        return egress::translate(packet, &later, entry, clock::jiffies());
+        return egress::translate::<P, F, _, true>(
+            packet,
+            &later,
+            &later.parsed.tuple,
+            entry,
+            clock::jiffies(),
+        );
     }
     let parsed = &headers.parsed;
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
-        return Outcome::PassedMalformed;
+        return Outcome::PassedMalformed.into();
     }
-    let outcome = egress::reply(packet, &headers.parsed);
-    if outcome as u32 == Outcome::RepliedLocal as u32 {
-        fragment::record(&headers.parsed);
+    let decision = egress::reply::<P, F, true>(packet, parsed);
+    if matches!(decision.outcome, Outcome::RepliedLocal | Outcome::RepliedRedirected) {
+        fragment::record(parsed);
     }
-    outcome
+    if decision.is_answered() {
+        reject::to_reject_leaving::<P, F>(packet, parsed, decision)
+    } else {
+        decision
+    }
 }

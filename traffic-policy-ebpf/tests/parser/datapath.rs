@@ -49,9 +49,10 @@ pub mod ctx {
 
     use super::family::Family;
 
-    /// What the parser asks of a packet.
+    /// The packet interface of the parser.
     pub trait Packet: Copy {
         const TC: bool;
+        const L2: usize;
 
         fn data(self) -> usize;
         fn end(self) -> usize;
@@ -61,7 +62,7 @@ pub mod ctx {
         fn jump<F: Family, const PROGRAM: u32>(self) {}
     }
 
-    /// Where a frame begins, as the programs count: any number but 0.
+    /// Address of a frame's first byte, as the programs count: any number but 0.
     const START: usize = 0x1000;
 
     thread_local! {
@@ -81,6 +82,7 @@ pub mod ctx {
 
     impl Packet for Frame {
         const TC: bool = false;
+        const L2: usize = super::parse::ETHERNET;
 
         fn data(self) -> usize {
             START

@@ -11,10 +11,10 @@ use crate::{
         drivers::{self, Channels},
         introspect,
     },
-    node::{self, Link, Network},
+    node::{self, Header, Link, Network},
 };
 
-/// What judging needs.
+/// Facts that devices are judged by.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
     pub devices: Vec<Device>,
@@ -23,8 +23,10 @@ pub struct DeviceFacts {
     pub attach: Mode,
     /// Named devices that do not exist.
     pub missing: Vec<String>,
-    /// Those that lead out, and that `run` cannot attach to.
-    pub without_ethernet: Vec<node::WithoutEthernet>,
+    /// Devices were named.
+    pub named: bool,
+    /// Those that lead out, and that `run` does not attach to.
+    pub left_out: Vec<node::Refusal>,
     /// Bytes.
     pub page: usize,
     /// That there may be: drivers count those that are not plugged in yet, too.
@@ -63,8 +65,7 @@ impl DeviceFacts {
     pub async fn look(settings: &Settings, node_addresses: &[IpAddr]) -> Result<Self> {
         let (network, links, addresses, routes) = network().await?;
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
-        let without_ethernet =
-            node::without_ethernet(&settings.devices, &links, &addresses, &routes, node_addresses);
+        let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
         let own = introspect::pinned_programs(&settings.pins);
         // Not there without the module 8021q, nor without VLANs.
         let vlans = std::fs::read_to_string("/proc/self/net/vlan/config").unwrap_or_default();
@@ -102,7 +103,8 @@ impl DeviceFacts {
             names,
             attach: settings.attach,
             missing,
-            without_ethernet,
+            named: !settings.devices.is_empty(),
+            left_out,
             page: introspect::page_size(),
             cpus: introspect::possible_cpus(),
         })
@@ -118,7 +120,7 @@ pub fn vlans_over(table: &str, device: &str) -> Vec<String> {
     rows.collect()
 }
 
-/// What others have at the TC hooks of a device.
+/// Programs of others at the TC hooks of a device.
 fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let (kernel, _) = Kernel::found()?;
@@ -162,7 +164,7 @@ const WITH_XDP: [&str; 20] = [
     "virtio_net",
 ];
 
-/// How a device's packets will be taken.
+/// Hook that will take a device's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Xdp,
@@ -172,6 +174,9 @@ pub enum Way {
 
 impl Device {
     pub fn way(&self, attach: Mode) -> Way {
+        if self.link.header != Header::Ethernet {
+            return Way::Tc;
+        }
         match attach {
             Mode::Xdp => Way::Xdp,
             Mode::XdpGeneric => Way::Generic,

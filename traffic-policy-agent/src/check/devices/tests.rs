@@ -17,6 +17,7 @@ fn device(name: &str) -> Device {
             loopback: false,
             header: node::Header::Ethernet,
             wire: true,
+            point_to_point: false,
         },
         addresses: Vec::new(),
         kind: None,
@@ -40,7 +41,8 @@ fn facts(devices: Vec<Device>) -> DeviceFacts {
         names,
         attach: Mode::Auto,
         missing: Vec::new(),
-        without_ethernet: Vec::new(),
+        named: false,
+        left_out: Vec::new(),
         page: 4096,
         cpus: 4,
     }
@@ -265,6 +267,12 @@ fn offload_of_a_veth() {
     let finding = findings.iter().find(|finding| finding.probe == "offload").unwrap();
     assert_eq!(finding.severity, Severity::Warning);
     assert!(finding.fix.as_ref().unwrap().contains("ethtool -K eth0 tx off"));
+    // A program of somebody else at the other end says nothing of what comes from there.
+    for (other, found) in [(OtherEnd::for_tests(true, 1500), true), (OtherEnd::prepared(), false)] {
+        let mut with = xdp.clone();
+        with.devices[0].other_end = Some(other);
+        assert_eq!(judge(&with).iter().any(|finding| finding.severity == Severity::Warning), found);
+    }
     let mut off = auto;
     off.devices[0].checksum_offload = Some(false);
     assert!(judge(&off).iter().all(|finding| finding.severity == Severity::Ok));
@@ -308,4 +316,28 @@ fn vlan_tags_that_the_card_takes_out() {
             (Mode::Tc, None),
         ],
     );
+}
+
+#[test]
+fn tunnels_without_ethernet_are_served_by_tc() {
+    let mut tunnel = device("tunl0");
+    (tunnel.link.header, tunnel.link.wire) = (node::Header::Ip("ipip".into()), false);
+    (tunnel.kind, tunnel.driver) = (Some("ipip".into()), None);
+    let with = |attach, named| DeviceFacts { attach, named, ..facts(vec![tunnel.clone()]) };
+    // Found by its routes, it is served by TC whatever was asked for.
+    for (attach, named) in [
+        (Mode::Auto, false),
+        (Mode::Auto, true),
+        (Mode::Tc, true),
+        (Mode::Xdp, false),
+        (Mode::XdpGeneric, false),
+    ] {
+        let findings = judge(&with(attach, named));
+        assert!(findings.iter().all(|finding| finding.severity == Severity::Ok), "{findings:#?}");
+        assert!(findings[0].found.contains("tunl0 (ipip) has no Ethernet header: TC"), "{findings:#?}");
+    }
+    for attach in [Mode::Xdp, Mode::XdpGeneric] {
+        let refused = "tunl0 has no Ethernet header (type ipip)";
+        expect(&with(attach, true), Severity::Error, "device", refused, "--attach auto");
+    }
 }

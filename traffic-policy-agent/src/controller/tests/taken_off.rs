@@ -1,4 +1,4 @@
-//! Programs that somebody takes off: they are put back, or the node is known to lack them.
+//! Programs that others detach: they are attached again, or the node reports that they are missing.
 
 use super::{super::*, fake::Fake};
 use crate::{
@@ -25,6 +25,7 @@ impl Node {
             loopback: false,
             header: Header::Ethernet,
             wire: false,
+            point_to_point: false,
         };
         let (network, _events) = Network::connect().unwrap();
         let network = NodeNetwork::new(network, vec![link.name.clone()], Mode::Auto);

@@ -21,6 +21,9 @@ const CHECKSUM_IPV6: u64 = 1 << 7;
 /// BPF_FIB_LOOKUP_SRC of `bpf_fib_lookup`, Linux 6.7.
 /// <https://github.com/torvalds/linux/commit/dab4e1f06cabb6834de14264394ccab197007302>
 const FIB_SOURCE: u32 = 1 << 4;
+/// BPF_FIB_LOOKUP_MARK of `bpf_fib_lookup`, Linux 6.10.
+/// <https://github.com/torvalds/linux/blob/v6.10/include/uapi/linux/bpf.h>
+const FIB_MARK: u32 = 1 << 5;
 
 /// Entries of the maps whose size the user chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +231,7 @@ impl Loading<'_> {
         let btf = kernel_types()?;
         let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
         let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
+        let fib_mark = if kernel.at_least(6, 10) { FIB_MARK } else { 0 };
         let tracing = u32::from(self.explains.is_some());
         let assume_routes = u32::from(self.explains == Some(Routes::Assumed));
         // The size of a pinned one is a power of two, too.
@@ -241,6 +245,7 @@ impl Loading<'_> {
             .btf(Some(&btf))
             .override_global("CHECKSUM_IPV6", &checksum_ipv6, true)
             .override_global("FIB_SOURCE", &fib_source, true)
+            .override_global("FIB_MARK", &fib_mark, true)
             .override_global("TRACING", &tracing, true)
             .override_global("ASSUME_ROUTES", &assume_routes, true)
             .override_global("DIRECTORY_LAST4", &directory[0], true)
@@ -256,7 +261,7 @@ impl Loading<'_> {
     }
 }
 
-/// What the object says of one of its maps.
+/// Type and sizes of a map in the object.
 struct Shape {
     kind: u32,
     key: u32,

@@ -46,6 +46,15 @@ const TC_JUMPS: [(u32, &str); 12] = [
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
 ];
 
+/// Programs of TC on devices without Ethernet.
+const L3_JUMPS: [(u32, &str); 5] = [
+    (jump::WITH_ETHERNET, "tp_tc_ingress"),
+    (jump::ICMP_ERROR_OUT, "tp_l3_icmp_out4"),
+    (jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out4"),
+    (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_l3_icmp_out6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out6"),
+];
+
 /// The programs where packets enter, which are pinned for others to run.
 pub const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
@@ -68,10 +77,11 @@ pub fn differing(object: &Ebpf, folder: &Path) -> Vec<&'static str> {
     ENTRIES.into_iter().filter(differs).collect()
 }
 
-/// The programs that others jump to: hook (`xdp`, `tc`), index, name.
+/// The programs that others jump to: hook (`xdp`, `tc`, `l3`), index, name.
 pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
     let of = |hook: &'static str| move |(index, name): (u32, &'static str)| (hook, index, name);
-    XDP_JUMPS.into_iter().map(of("xdp")).chain(TC_JUMPS.into_iter().map(of("tc")))
+    let (xdp, tc) = (XDP_JUMPS.into_iter().map(of("xdp")), TC_JUMPS.into_iter().map(of("tc")));
+    xdp.chain(tc).chain(L3_JUMPS.into_iter().map(of("l3")))
 }
 
 /// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together
@@ -81,7 +91,8 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// A program that is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
     put_in_place(&mut maps.xdp_jumps, object, &XDP_JUMPS)?;
-    put_in_place(&mut maps.tc_jumps, object, &TC_JUMPS)
+    put_in_place(&mut maps.tc_jumps, object, &TC_JUMPS)?;
+    put_in_place(&mut maps.l3_jumps, object, &L3_JUMPS)
 }
 
 /// As [`jumps`], of those alone that [`of_ingress`] names.

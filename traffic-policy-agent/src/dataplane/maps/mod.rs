@@ -58,6 +58,7 @@ pub struct Maps {
     pub counters: Arc<PerCpuArray<MapData, OutcomeCounters>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
+    pub l3_jumps: ProgramArray<MapData>,
     pub heartbeat: Mapped<AgentHeartbeat>,
     pub config: Mapped<RuntimeConfig>,
     pub usage: Mapped<TableUsage>,
@@ -66,7 +67,7 @@ pub struct Maps {
     pub room: Room,
 }
 
-/// What a sweep walks over, by file descriptors; pairs are IPv4, IPv6.
+/// Maps that a sweep walks over, by file descriptors; pairs are IPv4, IPv6.
 #[derive(Debug)]
 pub struct Swept {
     pub flows: [OwnedFd; 2],
@@ -92,7 +93,7 @@ impl Swept {
     }
 }
 
-/// How many entries fit; pairs are IPv4, IPv6.
+/// Capacity in entries; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub pending: [u32; 2],
@@ -193,6 +194,7 @@ impl Maps {
             counters: Arc::new(typed!(object, "tp_counters")),
             xdp_jumps: typed!(object, "tp_xdp_calls"),
             tc_jumps: typed!(object, "tp_tc_calls"),
+            l3_jumps: typed!(object, "tp_l3_calls"),
             heartbeat: Mapped::new(take(object, "tp_heartbeat")?)?,
             config: Mapped::new(take(object, "tp_config")?)?,
             usage: Mapped::new(take(object, "tp_table_usage")?)?,

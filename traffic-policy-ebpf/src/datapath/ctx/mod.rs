@@ -19,13 +19,15 @@ pub const LINEAR: u32 = 14 + 60 + 20;
 /// A packet in XDP or TC.
 pub trait Packet: Copy {
     const TC: bool;
+    /// Bytes before the IP header: Ethernet's, or none.
+    const L2: usize;
     const PASS: i32;
     const DROP: i32;
     /// The hook of this context, for packets that come in.
     const HOOK: u32;
 
     fn raw(self) -> *mut c_void;
-    /// First byte of the Ethernet header.
+    /// First byte of the frame: of the Ethernet header, where there is one.
     fn data(self) -> usize;
     /// First byte after what can be read directly.
     fn end(self) -> usize;
@@ -37,6 +39,14 @@ pub trait Packet: Copy {
     fn ingress(self) -> u32;
     /// At egress: the device by which it came to this node; 0 if it was made here.
     fn came_by(self) -> u32;
+    /// The mark by which it was routed.
+    fn mark(self) -> u32;
+    /// At egress: whether [`Self::note_redirected`] has noted it, at another device.
+    fn is_redirected(self) -> bool;
+    /// At egress: notes that a reply is sent to another device, whose program sees it again.
+    fn note_redirected(self);
+    /// TC only: EtherType of the packet as the kernel knows it, memory order.
+    fn protocol(self) -> u16;
     /// A VLAN tag that the device took out of the frame.
     fn tagged(self) -> bool;
     /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
@@ -45,6 +55,8 @@ pub trait Packet: Copy {
     fn segment(self) -> u32;
     /// Sends it out of a device: the verdict.
     fn send(self, ifindex: u32) -> i32;
+    /// As [`Self::send`]; TC, 1: hands it to the stack as one that came by the device. A number, for one walk of the verifier.
+    fn send_or_receive(self, ifindex: u32, receive: u32) -> i32;
     /// Cuts or extends the frame. Pointers into the packet are void after it.
     fn resize(self, length: u32) -> bool;
     /// The programs to jump to.
@@ -68,6 +80,8 @@ pub trait Packet: Copy {
     /// TC only: adds differences to the transport checksum, complete or partial. Pointers into the packet are void
     /// after it.
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool;
+    /// TC only: sends it by this node's route to its destination, which has to leave by this device: the verdict.
+    fn send_routed(self, ifindex: u32) -> i32;
     /// Adds a difference to the sum over the frame that a device has computed, if one has.
     fn update_sum(self, delta: u16);
 }

@@ -1,18 +1,24 @@
 //! A packet in TC, ingress or egress.
 
+use core::ptr;
+
 use aya_ebpf::{
     Global,
     bindings::__sk_buff,
     cty::c_void,
     helpers::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail,
-        bpf_skb_pull_data,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
+        bpf_skb_change_tail, bpf_skb_pull_data,
     },
 };
 use traffic_policy_ebpf::abi::hook;
 
 use super::Packet;
-use crate::datapath::maps::{TC_TAIL_CALLS, Table};
+use crate::datapath::{
+    maps::{L3_TAIL_CALLS, TC_TAIL_CALLS, Table},
+    parse::ETHERNET,
+    words::store16,
+};
 
 /// `skb->pkt_type` of a frame for this machine.
 const PACKET_HOST: u32 = 0;
@@ -25,23 +31,52 @@ const TC_SHOT: i32 = 2;
 #[unsafe(no_mangle)]
 static CHECKSUM_IPV6: Global<u64> = Global::new(0);
 
+/// `skb->tc_index` of a redirected reply. The kernel keeps that word with the packet, also while a neighbour is being resolved, and
+/// nothing but queueing disciplines of old (GRED) reads it.
+const REDIRECTED: u16 = 0x7470;
+
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
+/// A packet with `L2` bytes before its IP header.
 #[derive(Clone, Copy)]
-pub struct Tc {
+pub struct Skb<const L2: usize> {
     skb: *mut __sk_buff,
 }
 
-impl Tc {
+/// A packet of a device with Ethernet.
+pub type Tc = Skb<ETHERNET>;
+/// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP header.
+pub type TcL3 = Skb<0>;
+
+impl<const L2: usize> Skb<L2> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
     }
 }
 
-impl Packet for Tc {
+impl TcL3 {
+    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel refused, and the packet is as it
+    /// was. Pointers into it are void after it.
+    #[inline(always)]
+    pub fn push_ethernet(self, ethertype: u16) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
+            return false;
+        }
+        let data = self.data();
+        if data + ETHERNET > self.end() {
+            return false;
+        }
+        store16::<12>(data, ethertype);
+        true
+    }
+}
+
+impl<const L2: usize> Packet for Skb<L2> {
     const TC: bool = true;
+    const L2: usize = L2;
     const PASS: i32 = TC_NEXT;
     const DROP: i32 = TC_SHOT;
     const HOOK: u32 = hook::INGRESS;
@@ -81,6 +116,23 @@ impl Packet for Tc {
         unsafe { (*self.skb).ingress_ifindex }
     }
     #[inline(always)]
+    fn mark(self) -> u32 {
+        get!((self.skb).mark)
+    }
+    #[inline(always)]
+    fn is_redirected(self) -> bool {
+        get!((self.skb).tc_index) == REDIRECTED as u32
+    }
+    #[inline(always)]
+    fn note_redirected(self) {
+        let skb = self.skb;
+        set!(skb.tc_index = REDIRECTED as u32);
+    }
+    #[inline(always)]
+    fn protocol(self) -> u16 {
+        get!((self.skb).protocol) as u16
+    }
+    #[inline(always)]
     fn tagged(self) -> bool {
         get!((self.skb).vlan_present) != 0
     }
@@ -98,18 +150,28 @@ impl Packet for Tc {
         unsafe { bpf_redirect(ifindex, 0) as i32 }
     }
     #[inline(always)]
+    fn send_or_receive(self, ifindex: u32, receive: u32) -> i32 {
+        // BPF_F_INGRESS is 1. SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_redirect(ifindex, receive as u64) as i32 }
+    }
+    #[inline(always)]
     fn resize(self, length: u32) -> bool {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
     #[inline(always)]
     fn jumps() -> Table {
-        Table::of(&raw const TC_TAIL_CALLS)
+        if L2 == 0 { Table::of(&raw const L3_TAIL_CALLS) } else { Table::of(&raw const TC_TAIL_CALLS) }
     }
     #[inline(always)]
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32 {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect_neigh(ifindex, neighbour.cast(), size_of::<[u32; 5]>() as i32, 0) as i32 }
+    }
+    #[inline(always)]
+    fn send_routed(self, ifindex: u32) -> i32 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) as i32 }
     }
     #[inline(always)]
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool {

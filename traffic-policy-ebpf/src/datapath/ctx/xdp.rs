@@ -11,6 +11,7 @@ use super::Packet;
 use crate::datapath::{
     barrier::opaque,
     maps::{DEVICES, Table, XDP_TAIL_CALLS},
+    parse::ETHERNET,
     words::{load16, load32},
 };
 
@@ -22,7 +23,7 @@ const XDP_REDIRECT: i32 = 4;
 #[derive(Clone, Copy)]
 pub struct Xdp {
     md: *mut xdp_md,
-    /// Where it came in: three loads for the kernel, so done early.
+    /// Index of the ingress device: three loads for the kernel, so done early.
     ingress: u32,
 }
 
@@ -35,6 +36,7 @@ impl Xdp {
 
 impl Packet for Xdp {
     const TC: bool = false;
+    const L2: usize = ETHERNET;
     const PASS: i32 = XDP_PASS;
     const DROP: i32 = XDP_DROP;
     const HOOK: u32 = hook::XDP;
@@ -63,6 +65,20 @@ impl Packet for Xdp {
     }
     #[inline(always)]
     fn came_by(self) -> u32 {
+        0
+    }
+    #[inline(always)]
+    fn mark(self) -> u32 {
+        0
+    }
+    #[inline(always)]
+    fn is_redirected(self) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn note_redirected(self) {}
+    #[inline(always)]
+    fn protocol(self) -> u16 {
         0
     }
     #[inline(always)]
@@ -97,6 +113,10 @@ impl Packet for Xdp {
         XDP_REDIRECT
     }
     #[inline(always)]
+    fn send_or_receive(self, ifindex: u32, _: u32) -> i32 {
+        self.send(ifindex)
+    }
+    #[inline(always)]
     fn resize(self, length: u32) -> bool {
         // The verifier lets the end be part of one difference only: with the beginning.
         let by = length as i32 - opaque(self.length() as u64) as i32;
@@ -114,6 +134,10 @@ impl Packet for Xdp {
     #[inline(always)]
     fn fix_checksum(self, _: u32, _: u16, _: u16, _: bool, _: bool) -> bool {
         false
+    }
+    #[inline(always)]
+    fn send_routed(self, _: u32) -> i32 {
+        XDP_DROP
     }
     #[inline(always)]
     fn update_sum(self, _: u16) {}

@@ -1,13 +1,14 @@
 //! Translation and sending of a packet as its flow says. Everything has been decided; after the first write, failure means drop.
 //!
-//! What can be translated: a whole packet here, a later fragment and an ICMP error in files of their own.
+//! Packets that can be translated: a whole one here, a later fragment and an ICMP error in files of their own.
 
 pub mod fragment;
 pub mod icmp;
 pub mod nexthop;
+pub mod reply_way;
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, DeviceInfo, Flow, HOP_XDP, Hop, kind},
+    abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, kind},
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
@@ -32,9 +33,9 @@ pub trait Translatable<P: Packet, F: Rewrite> {
     fn ttl(&self) -> u8;
     /// Bytes of the longest IP packet that it becomes on the wire.
     fn wire_length(&self, packet: P) -> u32;
-    /// What becomes of it if its TTL ends here.
+    /// Outcome if its TTL ends here.
     fn ttl_exceeded(&self) -> Outcome;
-    /// What becomes of it if only `mtu` bytes fit the route.
+    /// Outcome if only `mtu` bytes fit the route.
     fn mtu_exceeded(&self, mtu: u32) -> Decision;
     /// Counts it in the entry.
     fn account(&self, entry: *mut Flow<F::Address>, now: u32);
@@ -124,8 +125,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return translatable.ttl_exceeded().into();
     }
     if P::TC && forwarding.unresolved != 0 {
-        let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&forwarding.unresolved);
-        let mtu = device.map_or(0, |device| get!(device.mtu));
+        let (mtu, flags) = device(forwarding.unresolved);
         if mtu != 0 && translatable.wire_length(packet) > mtu {
             return translatable.mtu_exceeded(mtu);
         }
@@ -134,7 +134,11 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         if !translatable.translate(packet, entry, true) {
             return Outcome::DroppedInternalError.into();
         }
-        return Decision::sent(outcome, packet.send_to(forwarding.unresolved, place!(mut scratch.neighbour)));
+        let ifindex = forwarding.unresolved;
+        if flags & HOP_NO_ETHERNET != 0 {
+            return Decision::sent(outcome, packet.send_routed(ifindex));
+        }
+        return Decision::sent(outcome, packet.send_to(ifindex, place!(mut scratch.neighbour)));
     }
     let hop = forwarding.hop;
     if hop.is_null() {
@@ -154,6 +158,9 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     macs(translatable.ip() - parse::ETHERNET, hop);
     if !translatable.translate(packet, entry, true) {
         return Outcome::DroppedInternalError.into();
+    }
+    if P::TC && flags & HOP_ROUTED != 0 {
+        return Decision::sent(outcome, packet.send_routed(ifindex));
     }
     Decision::sent(outcome, packet.send(ifindex))
 }
@@ -194,9 +201,16 @@ impl Rewrite for V6 {
     }
 }
 
+/// The largest IP packet that fits an attached device (0: not known), and its flags.
+#[inline(always)]
+pub fn device(ifindex: u32) -> (u32, u32) {
+    let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
+    device.map_or((0, 0), |device| (get!(device.mtu), get!(device.flags)))
+}
+
 /// Writes the frame's MAC addresses.
 #[inline(always)]
-fn macs(data: usize, hop: *const Hop) {
+pub fn macs(data: usize, hop: *const Hop) {
     store64::<0>(data, get!(hop.macs));
     store32::<8>(data, get!(hop.source_mac_tail));
 }
@@ -214,7 +228,7 @@ fn translate<P: Packet, F: Rewrite>(
     F::addresses(parsed, flow, step);
     store32::<0>(parsed.l4, get!(flow.ports).wire());
     if P::TC {
-        let offset = parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };
+        let offset = P::L2 as u32 + parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };
         return packet.fix_checksum(offset, address_delta, port_delta, !parsed.is_tcp(), F::V6);
     }
     let delta = checksum::add(address_delta, port_delta);

@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey, RuntimeConfig,
-        SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, WideAddress, kind,
+        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop,
+        HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
 };
@@ -26,6 +26,10 @@ use crate::datapath::{
 #[unsafe(no_mangle)]
 static FIB_SOURCE: Global<u32> = Global::new(0);
 
+/// BPF_FIB_LOOKUP_MARK where the kernel knows it (Linux 6.10), else 0. Set by the agent at load.
+#[unsafe(no_mangle)]
+pub static FIB_MARK: Global<u32> = Global::new(0);
+
 /// 1 in a copy of the programs that judges packets without a network: every endpoint of another node is then reached by
 /// [`ASSUMED_HOP`]. Set by the agent at load.
 #[unsafe(no_mangle)]
@@ -38,13 +42,15 @@ const ASSUMED_HOP: u16 = 1;
 const SOURCE: usize = 16;
 const DESTINATION: usize = 32;
 const SOURCE_MAC: usize = 52;
+/// Of a question; the answer has the MAC addresses there.
+const MARK: usize = 52;
 
 const RET_SUCCESS: i64 = 0;
 const RET_NOT_FORWARDED: i64 = 4;
 const RET_FORWARDING_OFF: i64 = 5;
 const RET_NO_NEIGHBOUR: i64 = 7;
 
-/// What the FIB says about a destination.
+/// Answer of the FIB about a destination.
 pub enum Route<A> {
     /// The node itself, or nowhere: the FIB does not tell them apart.
     Local,
@@ -66,9 +72,10 @@ pub struct Via<A> {
     pub source: A,
 }
 
-/// What stored hops are compared with.
+/// Epoch and age that stored hops are compared with.
 pub struct Current {
-    route: u16,
+    /// The route epoch.
+    pub route: u16,
     hop_epoch: u32,
     max_age: u32,
 }
@@ -117,7 +124,7 @@ pub struct Forwarding<A: Address> {
     pub unresolved: u32,
 }
 
-/// How this slot's endpoint is reached: from the slot's last answer while that is fresh, else from the FIB.
+/// Route to this slot's endpoint: from the slot's last answer while that is fresh, else from the FIB.
 #[inline(always)]
 pub fn to_endpoint<P: Packet, F: Family>(
     packet: P,
@@ -148,7 +155,8 @@ pub fn to_endpoint<P: Packet, F: Family>(
             }
         }
     }
-    let via = match resolve::<F>(packet.raw(), packet.ingress(), F::Address::default(), slot.address, now) {
+    let via = match resolve::<F>(packet.raw(), packet.ingress(), 0, F::Address::default(), slot.address, now)
+    {
         // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
         // marked.
         Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
@@ -185,7 +193,7 @@ pub fn resolve_egress<P: Packet, F: Family>(
         return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
     let (source, destination) = (get!(entry.source), get!(entry.destination));
-    match resolve::<F>(packet.raw(), packet.ingress(), source, destination, now) {
+    match resolve::<F>(packet.raw(), packet.ingress(), 0, source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
                 return Err(Outcome::DroppedNoRoute.into());
@@ -232,16 +240,18 @@ fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*
     set!(spare.macs = macs);
     set!(spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]));
     set!(spare.ifindex = ifindex);
-    set!(spare.mtu = 0xffff);
-    set!(spare.flags = get!(device.flags) & HOP_XDP);
+    let mtu = get!(device.mtu);
+    set!(spare.mtu = if mtu == 0 { 0xffff } else { mtu });
+    set!(spare.flags = get!(device.flags));
     Ok(spare.cast_const())
 }
 
-/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`.
+/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`, of a packet with a mark or, where that is 0, without.
 #[inline(always)]
-fn resolve<F: Family>(
+pub fn resolve<F: Family>(
     context: *mut c_void,
     ingress: u32,
+    mark: u32,
     source: F::Address,
     destination: F::Address,
     now: u32,
@@ -267,9 +277,13 @@ fn resolve<F: Family>(
     store_unaligned(after(base, DESTINATION), destination);
     // The FIB's answer must not be older than the epochs it is stored under.
     full_fence(own);
-    let flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
+    let mut flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
+    if mark != 0 {
+        flags |= FIB_MARK.load();
+        store(after(base, MARK), mark);
+    }
     // SAFETY: a helper of the kernel: the verifier checks its arguments.
-    let ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
+    let mut ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
     match ret {
         RET_SUCCESS | RET_NO_NEIGHBOUR => {}
         RET_NOT_FORWARDED => return Route::Local,
@@ -278,6 +292,18 @@ fn resolve<F: Family>(
     }
     let ifindex = get!(fib.ifindex);
     let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
+    if let Some(device) = device
+        && get!(device.flags) & HOP_NO_ETHERNET != 0
+    {
+        if ret == RET_NO_NEIGHBOUR {
+            // None is needed; but then the answer holds no MTU.
+            set!(fib.__bindgen_anon_1.mtu_result = get!(device.mtu) as u16);
+        }
+        // All that such a device leads to is one hop: it looks at the packet's own address.
+        store_unaligned(after(base, DESTINATION), WideAddress::default());
+        set!(fib.family = F::AF as u8);
+        ret = RET_SUCCESS;
+    }
     let wide = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
     // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
     let family = get!(fib.family) as u16;
@@ -325,7 +351,7 @@ fn resolve<F: Family>(
             mtu: mtu as u32,
             epoch: hop_epoch,
             resolved: now,
-            flags: flags & HOP_XDP,
+            flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED),
         };
         write(hop, &found, config, own);
         via.hop = index as u16;

@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     ctx::Packet,
     family::{V4, V6},
-    parse::{self, ETHERNET, Parse, Parsed},
+    parse::{self, Parse, Parsed},
     words::{load8, load16, load32, load64},
 };
 
@@ -22,7 +22,7 @@ const PROTOCOL_ICMP6: u8 = 58;
 impl Parse for V4 {
     #[inline(always)]
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
-        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        let (ip, end) = (packet.data() + P::L2, packet.end());
         if ip + 28 > end {
             return Err(short4(ip, end));
         }
@@ -46,20 +46,12 @@ impl Parse for V4 {
         let (source, destination) = Self::addresses_at(ip);
         let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
         let length = u16::from_be(load16::<2>(ip)) as u32;
-        Ok(Parsed {
-            tuple,
-            ip,
-            l4,
-            l4_offset: (ETHERNET + 20) as u32,
-            length,
-            ttl: load8::<8>(ip),
-            tcp: parse::is_tcp(protocol),
-        })
+        Ok(Parsed { tuple, ip, l4, l4_offset: 20, length, ttl: load8::<8>(ip), tcp: parse::is_tcp(protocol) })
     }
 
     #[inline(always)]
     fn is_icmp_error<P: Packet>(packet: P) -> bool {
-        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        let (ip, end) = (packet.data() + P::L2, packet.end());
         if ip + 20 > end {
             return false;
         }
@@ -81,7 +73,7 @@ impl Parse for V4 {
 impl Parse for V6 {
     #[inline(always)]
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome> {
-        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        let (ip, end) = (packet.data() + P::L2, packet.end());
         let l4 = ip + 40;
         if l4 + 8 > end {
             return Err(Outcome::PassedMalformed);
@@ -104,20 +96,12 @@ impl Parse for V6 {
         let (source, destination) = Self::addresses_at(ip);
         let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        Ok(Parsed {
-            tuple,
-            ip,
-            l4,
-            l4_offset: (ETHERNET + 40) as u32,
-            length,
-            ttl: load8::<7>(ip),
-            tcp: parse::is_tcp(protocol),
-        })
+        Ok(Parsed { tuple, ip, l4, l4_offset: 40, length, ttl: load8::<7>(ip), tcp: parse::is_tcp(protocol) })
     }
 
     #[inline(always)]
     fn is_icmp_error<P: Packet>(packet: P) -> bool {
-        let ip = packet.data() + ETHERNET;
+        let ip = packet.data() + P::L2;
         if ip + 48 > packet.end() {
             return false;
         }
@@ -134,7 +118,7 @@ impl Parse for V6 {
     }
 }
 
-/// What a frame is that is too short for ports.
+/// Outcome of a frame that is too short for ports.
 #[inline(always)]
 fn short4(ip: usize, end: usize) -> Outcome {
     if ip + 20 > end {

@@ -9,18 +9,18 @@ use crate::datapath::{
     barrier::opaque,
     ctx::Packet,
     family::{Family, V4, V6},
-    parse::{self, ETHERNET, Parse, ipv6_ext},
+    parse::{self, Parse, ipv6_ext},
     words::{load8, load16, load32, load64},
 };
 
 const ICMP: usize = 8;
-/// What is read of an error: both IP headers at their longest, the ICMP header, and a quoted TCP header up to its checksum.
-const PULL4: usize = ETHERNET + 60 + ICMP + 60 + 18;
-const PULL6: usize = ETHERNET + 40 + ICMP + ipv6_ext::MAX_LENGTH + 18;
+/// Bytes that are read of an error, from the IP header on: both IP headers at their longest, the ICMP header, and a quoted TCP header up to its checksum.
+const PULL4: usize = 60 + ICMP + 60 + 18;
+const PULL6: usize = 40 + ICMP + ipv6_ext::MAX_LENGTH + 18;
 
 /// An ICMP error, and the packet that it quotes.
 pub struct IcmpError<F: Family> {
-    /// What packets of the error's direction have: the quoted packet's tuple, reversed.
+    /// Tuple of packets of the error's direction: the quoted packet's, reversed.
     pub tuple: Tuple<F::Address>,
     pub ip: usize,
     pub icmp: usize,
@@ -38,23 +38,23 @@ pub struct IcmpError<F: Family> {
 /// A family whose ICMP errors can be read.
 pub trait ParseIcmpError: Parse {
     /// # Errors
-    /// How the packet passes, if it is no error about a TCP segment or datagram, or is cut too short to tell.
+    /// The outcome of passing, if it is no error about a TCP segment or datagram, or is cut too short to tell.
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome>;
 }
 
 impl ParseIcmpError for V4 {
     #[inline(always)]
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome> {
-        packet.pull(PULL4 as u32);
+        packet.pull((P::L2 + PULL4) as u32);
         let (data, end) = (packet.data(), packet.end());
-        let ip = data + ETHERNET;
+        let ip = data + P::L2;
         if ip + 20 > end {
             return Err(Outcome::PassedMalformed);
         }
         let first = load8::<0>(ip);
         let header = opaque((first as u64 & 15) << 2) as usize;
         let length = u16::from_be(load16::<2>(ip)) as u32;
-        if !matches!(first, 0x45..=0x4f) || length > packet.length() - ETHERNET as u32 {
+        if !matches!(first, 0x45..=0x4f) || length > packet.length() - P::L2 as u32 {
             return Err(Outcome::PassedMalformed);
         }
         let icmp = ip + header;
@@ -94,16 +94,16 @@ impl ParseIcmpError for V4 {
 impl ParseIcmpError for V6 {
     #[inline(always)]
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome> {
-        packet.pull(PULL6 as u32);
+        packet.pull((P::L2 + PULL6) as u32);
         let (data, end) = (packet.data(), packet.end());
-        let ip = data + ETHERNET;
+        let ip = data + P::L2;
         let icmp = ip + 40;
         let quoted = icmp + ICMP;
         if quoted + 40 > end {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        if length > packet.length() - ETHERNET as u32 {
+        if length > packet.length() - P::L2 as u32 {
             return Err(Outcome::PassedMalformed);
         }
         if load8::<0>(quoted) >> 4 != 6 {

@@ -32,7 +32,7 @@ pub struct Parsed<F: Family> {
     pub tuple: Tuple<F::Address>,
     /// First byte of the IP header.
     pub ip: usize,
-    /// First byte of the transport header, and its distance from the start of the frame.
+    /// First byte of the transport header, and its distance from the IP header.
     pub l4: usize,
     pub l4_offset: u32,
     /// Bytes of the IP packet, headers included.
@@ -61,14 +61,14 @@ impl<F: Family> Parsed<F> {
         tcp::opens(self.tcp_flags())
     }
 
-    /// What a TCP segment says. (Of an aggregate of more than 65,535 bytes, which says 0, the length is not known.)
+    /// Flags, numbers and length of a TCP segment. (Of an aggregate of more than 65,535 bytes, which says 0, the length is not known.)
     #[inline(always)]
     pub fn segment(&self) -> Segment {
         let header = (load8::<12>(self.l4) >> 4) as u32 * 4;
         Segment {
             flags: self.tcp_flags(),
             numbers: u64::from_be(load64::<4>(self.l4)),
-            length: self.length.saturating_sub(self.l4_offset - ETHERNET as u32 + header),
+            length: self.length.saturating_sub(self.l4_offset + header),
         }
     }
 
@@ -90,7 +90,7 @@ impl<F: Family> Parsed<F> {
             return self.length;
         }
         let header = if self.is_tcp() { (load8::<12>(self.l4) >> 4) as u32 * 4 } else { 8 };
-        self.l4_offset - ETHERNET as u32 - self.jumbo() + header + segment
+        self.l4_offset - self.jumbo() + header + segment
     }
 }
 
@@ -100,7 +100,7 @@ pub trait Parse: Family + Sized {
     /// ports, and of TCP the whole fixed header. [`finish`] checks what they say.
     ///
     /// # Errors
-    /// How it passes. What can be read nevertheless, elsewhere, is [`Outcome::PassedFragment`] or
+    /// The outcome of passing. A packet that another program can read is [`Outcome::PassedFragment`] or
     /// [`Outcome::PassedUnsupportedHeader`].
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
     /// Source and destination of the IP header at `ip`.
@@ -121,10 +121,10 @@ pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(),
     if parsed.is_tcp() && header < 20 {
         return Err(Outcome::PassedMalformed);
     }
-    let least = parsed.l4_offset - ETHERNET as u32 + header;
+    let least = parsed.l4_offset + header;
     // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
     let jumbo = P::TC && packet.segment() != 0;
-    if !jumbo && (parsed.length < least || parsed.length > packet.length() - ETHERNET as u32) {
+    if !jumbo && (parsed.length < least || parsed.length > packet.length() - P::L2 as u32) {
         return Err(Outcome::PassedMalformed);
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     parse::{
-        self, ETHERNET, Parse, Parsed,
+        self, Parse, Parsed,
         ipv6_ext::{self, MORE, OFFSET},
     },
     words::{load8, load16, load32},
@@ -30,14 +30,14 @@ pub struct VariableHeaders<F: Family> {
 /// A family whose irregular packets can be read.
 pub trait ParseVariable: Parse {
     /// # Errors
-    /// How it passes.
+    /// The outcome of passing.
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome>;
 }
 
 impl ParseVariable for V4 {
     #[inline(always)]
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome> {
-        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        let (ip, end) = (packet.data() + P::L2, packet.end());
         if ip + 20 > end {
             return Err(Outcome::PassedMalformed);
         }
@@ -51,7 +51,7 @@ impl ParseVariable for V4 {
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
             return Err(Outcome::PassedFragment);
         }
-        if length <= header as u32 || length > packet.length() - ETHERNET as u32 {
+        if length <= header as u32 || length > packet.length() - P::L2 as u32 {
             return Err(Outcome::PassedMalformed);
         }
         // The fields of RFC 791 section 3.1 in the places of those of IPv6.
@@ -73,7 +73,7 @@ impl ParseVariable for V4 {
             tuple,
             ip,
             l4,
-            l4_offset: (ETHERNET + header) as u32,
+            l4_offset: header as u32,
             length,
             ttl: load8::<8>(ip),
             tcp: parse::is_tcp(protocol),
@@ -86,18 +86,18 @@ impl ParseVariable for V4 {
 impl ParseVariable for V6 {
     #[inline(always)]
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome> {
-        packet.pull((ETHERNET + ipv6_ext::MAX_LENGTH + 20) as u32);
-        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        packet.pull((P::L2 + ipv6_ext::MAX_LENGTH + 20) as u32);
+        let (ip, end) = (packet.data() + P::L2, packet.end());
         if ip + 40 > end {
             return Err(Outcome::PassedMalformed);
         }
         let walked = ipv6_ext::walk(ip, end)?;
-        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        let (ip, end) = (packet.data() + P::L2, packet.end());
         if ip + 40 > end {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        if length > packet.length() - ETHERNET as u32 {
+        if length > packet.length() - P::L2 as u32 {
             return Err(Outcome::PassedMalformed);
         }
         let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
@@ -116,7 +116,7 @@ impl ParseVariable for V6 {
             tuple,
             ip,
             l4,
-            l4_offset: ETHERNET as u32 + walked.offset,
+            l4_offset: walked.offset,
             length,
             ttl: load8::<7>(ip),
             tcp: parse::is_tcp(walked.protocol),

@@ -5,29 +5,34 @@ pub mod v4;
 pub mod v6;
 
 use traffic_policy_ebpf::{
-    abi::{NO_SERVICE, Port, Ports, RejectBucket, Scratch, jump},
+    abi::{DeviceInfo, HOP_ROUTED, NO_SERVICE, Port, Ports, RejectBucket, Scratch, hook, jump},
     checksum::{fold, port_sum, word_sum},
     outcome::{OUTCOMES, Outcome, Verdict},
 };
 
 use crate::datapath::{
+    barrier::opaque,
     clock, counters,
     ctx::Packet,
     events::{self, NewEvent},
     family::Family,
     flow::table::FlowTable,
     forward::Rewrite,
-    maps::{CONFIG, REJECT_LIMITS},
+    maps::{CONFIG, DEVICES, REJECT_LIMITS, Table},
     parse::Parsed,
     value::{borrow, load, store},
     verdict::{self, Decision},
     words::{load16, load32, store16, store32, store64},
 };
 
-/// How many jiffies' worth of answers one CPU may save up.
+/// Capacity of a CPU's token bucket, in jiffies' worth of answers.
 const BURST: u32 = 128;
 const ICMP: usize = 8;
 const TTL: u8 = 64;
+/// With the outcome in scratch memory: the packet leaves, so its sender is behind this node's stack, which gets the answer as if it had
+/// come by the device that the packet was to leave by.
+const LEAVING: u32 = 1 << 31;
+const _: () = assert!(hook::INGRESS + 1 == hook::EGRESS);
 /// RST in the word of data offset and flags: five words of header.
 const RST_FLAGS: u16 = 0x5004u16.to_be();
 
@@ -35,7 +40,7 @@ const RST_FLAGS: u16 = 0x5004u16.to_be();
 ///
 /// An answer comes from the address that the packet was sent to, as the kernel's `reject` does, and goes back to the MAC
 /// that sent it. A frame whose checksum is still partial (from a veth neighbour) keeps its mark: it stays within the
-/// machine, where nobody looks at the sum.
+/// machine, where the sum is not checked.
 pub trait Answer: Rewrite {
     /// Type and code of ICMP errors.
     const PORT_UNREACHABLE: u16;
@@ -61,8 +66,28 @@ pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision:
 /// Goes on with the program for what is refused; returns only if that is missing.
 #[inline(always)]
 pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
+    to_program::<P, F>(packet, parsed, decision, 0)
+}
+
+/// As [`to_reject`], of a packet that leaves.
+#[inline(always)]
+pub fn to_reject_leaving<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    decision: Decision,
+) -> Decision {
+    to_program::<P, F>(packet, parsed, decision, LEAVING)
+}
+
+#[inline(always)]
+fn to_program<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    decision: Decision,
+    leaving: u32,
+) -> Decision {
     if let Some(scratch) = F::scratch() {
-        set!(scratch.outcome = decision.outcome as u32);
+        set!(scratch.outcome = decision.outcome as u32 | leaving);
         set!(scratch.mtu = decision.mtu);
         set!(scratch.service = decision.service);
         set!(scratch.length = parsed.length);
@@ -80,15 +105,18 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     };
     // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
     let number = get!(scratch.outcome) & (OUTCOMES - 1);
+    let leaving =
+        if P::TC { opaque((get!(scratch.outcome) >> LEAVING.trailing_zeros()) as u64) as u32 } else { 0 };
+    let hook = P::HOOK + leaving;
     let decision = match Outcome::numbered(number) {
         Some(outcome) if matches!(outcome.verdict(), Verdict::Drop) => outcome.into(),
-        _ => answer::<P, F>(packet),
+        _ => answer::<P, F>(packet, number, leaving),
     };
     let service = service::<F>(scratch);
     if !matches!(decision.outcome.verdict(), Verdict::Pass) {
         counters::add(service, decision.outcome, 1, get!(scratch.length) as u64, 0);
         events::emit::<F>(|| NewEvent {
-            hook: P::HOOK,
+            hook,
             outcome: decision.outcome,
             service,
             ifindex: packet.ingress(),
@@ -97,7 +125,7 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
             endpoint: (F::Address::default(), Port::NONE),
         });
     }
-    verdict::finish(packet, P::HOOK, decision)
+    verdict::finish(packet, hook, decision)
 }
 
 /// The Service that refused the packet. The established path does not say: the flow knows.
@@ -113,9 +141,9 @@ fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
 }
 
 #[inline(always)]
-fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
+fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-    let (number, mtu) = (get!(scratch.outcome), get!(scratch.mtu));
+    let mtu = get!(scratch.mtu);
     if !take() {
         return Outcome::DroppedRateLimited.into();
     }
@@ -135,7 +163,21 @@ fn answer<P: Packet, F: Answer>(packet: P) -> Decision {
         // A frame that fills its buffer cannot become a longer answer in XDP; it is still as it came, and TC can.
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
-    Decision::sent(outcome, packet.send(packet.ingress()))
+    Decision::sent(outcome, send_back(packet, leaving))
+}
+
+/// Sends the answer by the device that the packet came by, or hands it to the stack if the packet was leaving: the verdict.
+#[inline(always)]
+fn send_back<P: Packet>(packet: P, leaving: u32) -> i32 {
+    let ifindex = packet.ingress();
+    if P::TC
+        && leaving == 0
+        && let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex)
+        && get!(device.flags) & HOP_ROUTED != 0
+    {
+        return packet.send_routed(ifindex);
+    }
+    packet.send_or_receive(ifindex, leaving)
 }
 
 /// Takes a token of this CPU.

@@ -36,7 +36,14 @@ pub enum Mode {
     Tc,
 }
 
-/// How packets that come in by a device are taken.
+impl Mode {
+    /// XDP, and nothing else in its place.
+    pub fn is_xdp(self) -> bool {
+        matches!(self, Self::Xdp | Self::XdpGeneric)
+    }
+}
+
+/// Attach mode of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
     XdpDriver,
@@ -54,7 +61,7 @@ impl std::fmt::Display for Attached {
     }
 }
 
-/// Where the links of a device are pinned.
+/// The pinned links of a device.
 #[derive(Clone, Debug)]
 pub struct Links {
     folder: PathBuf,
@@ -62,6 +69,8 @@ pub struct Links {
     ifindex: u32,
     /// Largest IP packet, bytes.
     mtu: u32,
+    /// Its packets begin with an Ethernet header.
+    ethernet: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,11 +92,14 @@ impl Hook {
         }
     }
 
-    const fn program(self) -> &'static str {
+    /// Its program, on a device whose packets begin with an Ethernet header or with IP's.
+    const fn program(self, ethernet: bool) -> &'static str {
         match self {
             Self::Xdp | Self::XdpGeneric => "tp_xdp_ingress",
-            Self::Ingress => "tp_tc_ingress",
-            Self::Egress => "tp_tc_egress",
+            Self::Ingress if ethernet => "tp_tc_ingress",
+            Self::Ingress => "tp_l3_ingress",
+            Self::Egress if ethernet => "tp_tc_egress",
+            Self::Egress => "tp_l3_egress",
         }
     }
 
@@ -103,8 +115,14 @@ impl Hook {
 
 impl Links {
     pub fn new(folder: &Path, interface: &Interface) -> Self {
-        let Interface { name, ifindex, mtu, .. } = interface;
-        Self { folder: folder.to_owned(), device: name.clone(), ifindex: *ifindex, mtu: *mtu }
+        let Interface { name, ifindex, mtu, ethernet, .. } = interface;
+        Self {
+            folder: folder.to_owned(),
+            device: name.clone(),
+            ifindex: *ifindex,
+            mtu: *mtu,
+            ethernet: *ethernet,
+        }
     }
 
     /// A pin is found by the device's number alone: a device that was renamed is the same one, and keeps the name that it
@@ -118,12 +136,14 @@ impl Links {
         held.unwrap_or_else(|| self.folder.join(format!("{mine}{}", self.device.replace('.', "_"))))
     }
 
-    /// Where programs are that were attached so, and are not any more, or not these.
+    /// Hooks where programs were attached and no longer are, or other ones are.
     pub fn lost(&self, object: &Ebpf, attached: Attached, kernel: Kernel) -> Vec<&'static str> {
         let mut lost = Vec::new();
         for hook in linked(attached, kernel) {
             let held = sys::link_info(&self.path(hook)).ok();
-            let program = object.program(hook.program()).and_then(|program| Some(program.info().ok()?.id()));
+            let program = object
+                .program(hook.program(self.ethernet))
+                .and_then(|program| Some(program.info().ok()?.id()));
             let intact =
                 held.is_some_and(|link| link.target[0] == self.ifindex && Some(link.program) == program);
             if !intact {
@@ -134,7 +154,7 @@ impl Links {
     }
 
     /// Attaches the programs as `mode` says; what an earlier agent attached is replaced in one step. `wire`: the device
-    /// stands for a real wire.
+    /// stands for a real wire. XDP sees frames of Ethernet only: TC takes the packets of other devices.
     ///
     /// # Errors
     /// Why the device takes no XDP program, see `xdp_errors`; what the kernel says otherwise.
@@ -143,6 +163,7 @@ impl Links {
         self.attach_tc(object, Hook::Ingress, kernel)?;
         let attached = match mode {
             Mode::Tc => Attached::Tc,
+            _ if !self.ethernet => Attached::Tc,
             Mode::Auto if !wire => Attached::Tc,
             Mode::Auto => match self.attach_xdp(object, Hook::Xdp) {
                 Ok(()) => Attached::XdpDriver,
@@ -170,8 +191,8 @@ impl Links {
             _ => (XdpMode::Driver, Hook::XdpGeneric),
         };
         let program: &mut Xdp = object
-            .program_mut(hook.program())
-            .with_context(|| format!("the packet path has no program {}", hook.program()))?
+            .program_mut(hook.program(true))
+            .with_context(|| format!("the packet path has no program {}", hook.program(true)))?
             .try_into()?;
         remove_link(&self.path(other))?;
         let path = self.path(hook);
@@ -209,10 +230,8 @@ impl Links {
     }
 
     fn attach_tc(&self, object: &mut Ebpf, hook: Hook, kernel: Kernel) -> Result<()> {
-        let (name, attach_type) = match hook {
-            Hook::Egress => (hook.program(), TcAttachType::Egress),
-            _ => (hook.program(), TcAttachType::Ingress),
-        };
+        let name = hook.program(self.ethernet);
+        let attach_type = if hook == Hook::Egress { TcAttachType::Egress } else { TcAttachType::Ingress };
         let program: &mut SchedClassifier = object
             .program_mut(name)
             .with_context(|| format!("the packet path has no program {name}"))?
@@ -298,7 +317,7 @@ pub fn generic_devices(folder: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// Where a device that is attached to so has links: TC programs are filters without links below Linux 6.6.
+/// Hooks that have links on a device of this attach mode: TC programs are filters without links below Linux 6.6.
 fn linked(attached: Attached, kernel: Kernel) -> impl Iterator<Item = Hook> {
     let xdp = match attached {
         Attached::XdpDriver => Some(Hook::Xdp),

@@ -1,4 +1,4 @@
-//! A network device as programs are attached to it and as the packet path is told of it.
+//! A network device: for attaching programs, and its description in the maps.
 
 use std::net::IpAddr;
 
@@ -14,6 +14,10 @@ pub struct Interface {
     pub running: bool,
     /// It stands for a real wire: packets on it carry finished checksums.
     pub wire: bool,
+    /// Its packets begin with an Ethernet header; else with IP's.
+    pub ethernet: bool,
+    /// It has one other end: packets find it without a route.
+    pub point_to_point: bool,
     /// Its global addresses, in the kernel's order.
     pub addresses: Vec<IpAddr>,
 }

@@ -1,0 +1,163 @@
+//! Devices without Ethernet, in both directions: as the way that requests come, and as the way to other nodes' pods.
+
+mod testbed;
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::traffic::transfer::transfer;
+
+use self::testbed::{Client, POD_FAR, POD_HERE, Port, Tunnels};
+use crate::fragments::echo;
+
+const START: Duration = Duration::from_secs(20);
+const BYTES: u64 = 500_000;
+
+fn start(tunnels: &Tunnels, attach: &str, devices: &[&str]) -> Agent {
+    let agent = tunnels.agent(attach, devices).start().unwrap();
+    agent.wait_ready(START).unwrap();
+    agent
+}
+
+fn transfers(tunnels: &Tunnels) {
+    for client in Client::BOTH {
+        for family in Family::BOTH {
+            for port in [Port::Here, Port::Far] {
+                // What it has learned of the node's address through one port it would know of the other.
+                flush(tunnels.client(client), family);
+                let done = transfer(tunnels.client(client), Tunnels::at(family, port), BYTES);
+                done.unwrap_or_else(|error| panic!("{client:?} {family:?} {port:?}: {error:#}"));
+            }
+        }
+    }
+}
+
+fn flush(namespace: &Namespace, family: Family) {
+    let mut command = Command::new("ip");
+    command.args([if family == Family::V4 { "-4" } else { "-6" }, "route", "flush", "cache"]);
+    let output = namespace.output(command).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn packets(agent: &Agent, outcome: &str) -> u64 {
+    ["xdp", "tc-ingress", "tc-egress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum()
+}
+
+fn nothing_failed(agent: &Agent) {
+    for outcome in
+        ["dropped-internal-error", "dropped-mtu-exceeded", "dropped-no-route", "passed-missed-tail-call"]
+    {
+        assert_eq!(packets(agent, outcome), 0, "{outcome}");
+    }
+}
+
+fn is_attached(agent: &Agent, device: &str, mode: &str) -> bool {
+    let (device, mode) = (format!("device=\"{device}\""), format!("mode={mode}"));
+    agent.log().lines().any(|line| {
+        line.contains("attached") && line.contains(&device) && line.split(' ').any(|word| word == mode)
+    })
+}
+
+/// From now on the way from `router` to one address takes packets of 1300 bytes.
+fn narrow(router: &Namespace, address: IpAddr, device: &str) {
+    let (family, prefix, mtu): (_, _, &[&str]) =
+        if address.is_ipv4() { ("-4", 32, &["mtu", "lock", "1300"]) } else { ("-6", 128, &["mtu", "1300"]) };
+    let mut command = Command::new("ip");
+    command.args([family, "route", "add", &format!("{address}/{prefix}"), "dev", device]).args(mtu);
+    let output = router.output(command).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn requests_and_transfers_on_found_devices() {
+    let tunnels = Tunnels::build(1500).unwrap();
+    let agent = start(&tunnels, "auto", &[]);
+    for device in ["tun0", "tun1", "eth0"] {
+        assert!(is_attached(&agent, device, "tc"), "{device}: {}", agent.log());
+    }
+    tunnels.matrix().unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
+    transfers(&tunnels);
+    nothing_failed(&agent);
+    // Another agent takes over what hangs there.
+    drop(agent);
+    let agent = start(&tunnels, "auto", &[]);
+    tunnels.matrix().unwrap();
+    nothing_failed(&agent);
+}
+
+/// XDP on the wire, TC on the tunnels: it sees no frames there.
+#[test]
+fn requests_and_transfers_by_generic_xdp_beside_tunnels() {
+    let tunnels = Tunnels::build(1500).unwrap();
+    // A veth's other end would leave checksums to a card.
+    let mut command = Command::new("ethtool");
+    command.args(["-K", "eth0", "tx", "off"]);
+    assert!(tunnels.client(Client::Wire).output(command).unwrap().status.success());
+    let agent = start(&tunnels, "xdp-generic", &[]);
+    assert!(is_attached(&agent, "tun0", "tc") && is_attached(&agent, "tun1", "tc"), "{}", agent.log());
+    assert!(is_attached(&agent, "eth0", "xdp-generic"), "{}", agent.log());
+    tunnels.matrix().unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
+    transfers(&tunnels);
+    nothing_failed(&agent);
+}
+
+#[test]
+fn a_named_tunnel_refuses_xdp_and_says_what_to_do() {
+    let tunnels = Tunnels::build(1500).unwrap();
+    for mode in ["xdp", "xdp-generic"] {
+        let mut agent = tunnels.agent(mode, &["tun1"]).start().unwrap();
+        assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
+        let cause = ["device tun1 has no Ethernet header (type tun)", "--attach auto"];
+        agent.wait_said(&cause, START).unwrap();
+    }
+}
+
+/// The node's end of the tunnel takes less than the wire: every sender is told.
+#[test]
+fn too_long_for_the_tunnel() {
+    let tunnels = Tunnels::build(1400).unwrap();
+    let agent = start(&tunnels, "auto", &[]);
+    transfers(&tunnels);
+    // Each client was told once in each family at least.
+    let told = packets(&agent, "rejected-mtu-exceeded");
+    assert!(told >= 4, "{told} senders were told");
+    nothing_failed(&agent);
+}
+
+/// Behind the tunnel is a router whose way on takes less, and before the pod of this node, too.
+#[test]
+fn errors_of_routers_come_through() {
+    let tunnels = Tunnels::build(1500).unwrap();
+    for family in Family::BOTH {
+        narrow(&tunnels.far, POD_FAR.of(family), "pod0");
+        narrow(&tunnels.node, POD_HERE.of(family), "pod0");
+    }
+    let agent = start(&tunnels, "auto", &[]);
+    transfers(&tunnels);
+    // By the tunnel they come in, to the tunnel's client they leave.
+    assert!(agent.packets("tc-ingress", "replied-icmp-error").unwrap() >= 4, "{}", agent.log());
+    assert!(agent.packets("tc-egress", "replied-local-icmp-error").unwrap() >= 4, "{}", agent.log());
+    nothing_failed(&agent);
+}
+
+#[test]
+fn fragments_both_ways() {
+    let tunnels = Tunnels::build(1500).unwrap();
+    let agent = start(&tunnels, "auto", &[]);
+    for client in Client::BOTH {
+        for family in Family::BOTH {
+            for (port, pod) in [(Port::Here, "pod-here"), (Port::Far, "pod-far")] {
+                for length in [1473, 4096, 20_000] {
+                    let answer = echo(tunnels.client(client), Tunnels::at(family, port), length);
+                    let seen = Tunnels::seen(client, family, port);
+                    assert_eq!((answer.pod.as_str(), answer.client.ip()), (pod, seen), "{client:?} {length}");
+                }
+            }
+        }
+    }
+    nothing_failed(&agent);
+}

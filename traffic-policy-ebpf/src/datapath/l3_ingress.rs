@@ -1,0 +1,50 @@
+//! The entry program of TC ingress on devices without Ethernet: IPIP, GRE, WireGuard, tun.
+//!
+//! A packet that may concern a Service is given an Ethernet header with empty addresses, and goes the way of all other packets from then
+//! on: it may be sent out by a device with Ethernet, and where the stack takes it, the kernel takes the header off again
+//! (`sch_handle_ingress`). Everything else passes as it came.
+
+use traffic_policy_ebpf::{
+    abi::{hook, jump},
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    ctx::{LINEAR, Packet, tc::TcL3},
+    family::{V4, V6},
+    parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parse},
+    prefilter::{self, Match},
+    verdict::{self, Decision},
+};
+
+#[inline(always)]
+pub fn run(packet: TcL3) -> i32 {
+    packet.pull(LINEAR);
+    let ethertype = packet.protocol();
+    let decision = match ethertype {
+        ETHERTYPE_IPV4 => of_family::<V4>(packet, ethertype),
+        ETHERTYPE_IPV6 => of_family::<V6>(packet, ethertype),
+        _ => Outcome::PassedNotIp.into(),
+    };
+    verdict::finish(packet, hook::INGRESS, decision)
+}
+
+#[inline(always)]
+fn of_family<F: Parse>(packet: TcL3, ethertype: u16) -> Decision {
+    match F::parse_fixed(packet) {
+        Ok(parsed) => {
+            if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) {
+                return Outcome::Passed.into();
+            }
+        }
+        Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => {}
+        Err(Outcome::PassedUnsupportedProtocol) if F::is_icmp_error(packet) => {}
+        Err(outcome) => return outcome.into(),
+    }
+    if !packet.push_ethernet(ethertype) {
+        return Outcome::DroppedInternalError.into();
+    }
+    // One program for both families, which looks at the EtherType.
+    packet.jump::<V4, { jump::WITH_ETHERNET }>();
+    Outcome::PassedMissedTailCall.into()
+}
