@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
+use std::time::Duration;
 
-use traffic_policy_testing::agent;
+use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::traffic::{Ledger, Probe, Server};
@@ -48,6 +49,37 @@ fn kube_proxy_and_what_goes_through_it() {
         assert_eq!(counted.len(), 1, "the flow through {backend:?} is not counted: {said:#?}");
         proxy.clean().unwrap();
     }
+}
+
+/// Mode ipvs is known by kube-proxy's device, whose name a bridge has here; its table is that of a kernel with ipvs, which this need not be.
+#[test]
+fn mode_ipvs_has_steps_of_its_own_and_is_not_adopted() {
+    let lab = one_node(Lab::builder());
+    let node = lab.node(1).netns();
+    node.netlink(async |net| net.bridge("kube-ipvs0", [2, 0, 0, 0, 0, 1], 1500).await).unwrap();
+    let said = check(&lab, &["--migrate"]);
+    said.has("note", "migrate", "ipvs, by the device kube-ipvs0", "run --adopt");
+    said.has(
+        "warning",
+        "migrate",
+        "they cannot be adopted, and end when its virtual servers",
+        "drain the node",
+    );
+    said.has(
+        "note",
+        "migrate",
+        "the steps in mode ipvs: 1. drain the node",
+        "the way back: start kube-proxy",
+    );
+    let agent = Agent::builder(&lab, lab.node(1)).flags(&["--adopt"]).start().unwrap();
+    let limit = Duration::from_secs(20);
+    agent
+        .wait_said(&["WARN", "not adopted: connections that ipvs holds", "kube-ipvs0 is here"], limit)
+        .unwrap();
+    agent.wait_ready(limit).unwrap();
+    let adopted = agent.command(&["adopt"]).unwrap();
+    let adopted = String::from_utf8(adopted.stdout).unwrap();
+    assert!(adopted.contains("not adopted: connections that ipvs holds"), "{adopted}");
 }
 
 #[test]

@@ -10,8 +10,9 @@ use super::{
     nftables::{Family, Rules},
 };
 use crate::node::{
-    Network,
+    Ipvs, Network,
     conntrack::{self, Transport},
+    ipvs,
 };
 
 const PROBE: &str = "migrate";
@@ -46,7 +47,10 @@ struct Facts {
     rules: Rules,
     /// Programs of iptables-legacy whose table nat is in use.
     legacy: Vec<&'static str>,
-    ipvs: bool,
+    /// The device of kube-proxy in that mode.
+    kube_ipvs: bool,
+    /// Table of ipvs, if it serves anything; or why that cannot be known.
+    ipvs: Result<Option<Ipvs>, String>,
     /// TCP connections and UDP flows that conntrack translates; or why that cannot be known.
     connections: Result<[usize; 2], String>,
     devices: Vec<String>,
@@ -66,7 +70,8 @@ pub async fn migration(config: Option<&Path>) -> Result<Vec<Finding>> {
         config,
         rules: Rules::read().context("the rules of nftables cannot be read: run `check` as root")?,
         legacy: super::netfilter::legacy_nat(),
-        ipvs: devices.iter().any(|name| name == "kube-ipvs0"),
+        kube_ipvs: devices.iter().any(|name| name == ipvs::DEVICE),
+        ipvs: Ipvs::read().map_err(|error| error.to_string()),
         connections: connections().map_err(|error| error.to_string()),
         devices,
         processes: processes(),
@@ -134,12 +139,27 @@ fn judge(facts: &Facts) -> Vec<Finding> {
         ),
     });
     findings.extend(differences(facts));
+    if facts.in_mode_ipvs() {
+        findings.push(Finding::note(
+            PROBE,
+            "the steps in mode ipvs: 1. drain the node, until the number of established connections above is 0; 2. keep kube-proxy's pod off it; 3. `run --adopt`, for what its rules of iptables translate beside ipvs; 4. `kube-proxy --cleanup`, which removes the virtual servers and kube-ipvs0; 5. uncordon",
+            "the way back: start kube-proxy, wait for its virtual servers in /proc/net/ip_vs, stop the agent, `traffic-policy-agent cleanup`. What came from outside under the agent ends, as ipvs knows nothing of it; with the node drained before, that is nothing (docs/migrate.md)",
+        ));
+        return findings;
+    }
     findings.push(Finding::note(
         PROBE,
         "the steps: 1. keep kube-proxy's pod off this node, its rules stay; 2. `run --adopt`, and wait for \"adopted\" in the log; 3. `kube-proxy --cleanup`",
         "the way back: start kube-proxy, wait for its rules, stop the agent, `traffic-policy-agent cleanup`: what began under kube-proxy goes on, what came from outside since ends (docs/migrate.md)",
     ));
     findings
+}
+
+impl Facts {
+    fn in_mode_ipvs(&self) -> bool {
+        let configured = self.config.as_ref().and_then(|config| config.mode.as_deref()) == Some("ipvs");
+        self.kube_ipvs || configured
+    }
 }
 
 /// Which back ends have rules, each with the number of Service ports.
@@ -167,7 +187,7 @@ fn backends(facts: &Facts) -> Vec<String> {
             "{command}-legacy has a table nat, which only it can read: `{command}-legacy -t nat -S | grep -c '^-N KUBE-SVC'` counts Service ports"
         ));
     }
-    if facts.ipvs {
+    if facts.kube_ipvs {
         found.push("ipvs, by the device kube-ipvs0".to_owned());
     }
     found
@@ -178,9 +198,16 @@ fn differences(facts: &Facts) -> Vec<Finding> {
     let mut warn = |found: &str, fix: &str| findings.push(Finding::warning(PROBE, found, fix));
     let config = facts.config.clone().unwrap_or_default();
     let mode = config.mode.as_deref().unwrap_or_default();
-    if facts.ipvs || mode == "ipvs" {
+    if facts.in_mode_ipvs() {
+        let held = match &facts.ipvs {
+            Ok(Some(ipvs)) => format!(" ({ipvs})"),
+            Ok(None) => " (/proc/net/ip_vs lists none)".to_owned(),
+            Err(error) => format!(" (how many, /proc/net/ip_vs does not tell: {error})"),
+        };
         warn(
-            "in mode ipvs connections are held by ipvs, not by conntrack: they cannot be adopted, and end when its virtual servers are removed",
+            &format!(
+                "in mode ipvs connections are held by ipvs, not by conntrack{held}: they cannot be adopted, and end when its virtual servers are removed; UDP flows from outside get an endpoint anew when the agent starts"
+            ),
             "drain the node before, or let connections end first",
         );
     }
@@ -256,7 +283,8 @@ mod tests {
             config: None,
             rules: Rules::default(),
             legacy: Vec::new(),
-            ipvs: false,
+            kube_ipvs: false,
+            ipvs: Ok(None),
             connections: Ok([0, 0]),
             devices: Vec::new(),
             processes: Vec::new(),
@@ -284,7 +312,7 @@ mod tests {
             ],
         };
         let facts =
-            Facts { rules, legacy: vec!["ip6tables"], ipvs: true, connections: Ok([3, 4]), ..facts() };
+            Facts { rules, legacy: vec!["ip6tables"], kube_ipvs: true, connections: Ok([3, 4]), ..facts() };
         let texts = texts(&facts);
         for text in [
             "iptables-nft, 2 Service ports",
@@ -296,6 +324,30 @@ mod tests {
         }
         assert!(texts[1].starts_with("3 TCP connections and 4 UDP flows"), "{texts:?}");
         assert!(texts.iter().any(|text| text.contains("cannot be adopted")), "{texts:?}");
+    }
+
+    #[test]
+    fn connections_of_ipvs_and_the_way_back() {
+        let with = |ipvs| judge(&Facts { kube_ipvs: true, ipvs, ..facts() });
+        let held = Ipvs { virtual_servers: 9, active: 12, inactive: 3 };
+        for (ipvs, said) in [
+            (Ok(Some(held)), "ipvs holds 12 established TCP connections and 3 others"),
+            (Ok(None), "lists none"),
+            (Err("no".into()), "does not tell: no"),
+        ] {
+            let findings = with(ipvs);
+            let ending = findings.iter().find(|finding| finding.found.contains(said)).unwrap();
+            assert!(ending.severity == Severity::Warning && ending.found.contains("cannot be adopted"));
+            let steps = findings.last().unwrap();
+            assert!(steps.found.contains("drain the node"), "{steps:?}");
+            assert!(steps.fix.as_ref().unwrap().contains("/proc/net/ip_vs"), "{steps:?}");
+        }
+        // Other users of ipvs (keepalived) are not kube-proxy's.
+        let other = judge(&Facts { ipvs: Ok(Some(held)), ..facts() });
+        assert!(!other.iter().any(|finding| finding.found.contains("ipvs")), "{other:?}");
+        let configured = KubeProxyConfig { mode: Some("ipvs".into()), ..KubeProxyConfig::default() };
+        let texts = texts(&Facts { config: Some(configured), ..facts() });
+        assert!(texts.last().unwrap().starts_with("the steps in mode ipvs"), "{texts:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::view::{self, View};
 use crate::{
     dataplane::adopt_pinned,
     inspect::{Heartbeat, Presence},
-    node::{conntrack, kept_nat},
+    node::{conntrack, ipvs, kept_nat},
 };
 
 /// Take the connections that kube-proxy has begun over from conntrack, while its rules are still there.
@@ -53,7 +53,7 @@ impl Arguments {
                 "adopted {} TCP connections and {} UDP flows of kube-proxy: conntrack translates them until they end",
                 adopted.tcp, adopted.udp
             )?;
-            for reason in adopted.left_out() {
+            for reason in adopted.not_adopted().into_iter().chain(ipvs::not_adopted()) {
                 writeln!(out, "not adopted: {reason}")?;
             }
             if live > 0 {

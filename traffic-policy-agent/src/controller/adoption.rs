@@ -15,7 +15,7 @@ use crate::{
     dataplane::Adopted,
     node::{
         conntrack::{self, Connection},
-        kept_nat,
+        ipvs, kept_nat,
     },
 };
 
@@ -46,16 +46,16 @@ pub(super) fn check_node() -> Result<()> {
         .context("nf_tables cannot be asked, which keeps NAT for the connections of kube-proxy")
 }
 
-/// Sentences about what was adopted: of what goes on, and of what was left out.
+/// Sentences about what was adopted: of those that go on, and of those that were not adopted.
 pub(super) fn report(adopted: &Adopted) {
-    let left_out = adopted.left_out();
+    let not_adopted = adopted.not_adopted();
     tracing::info!(
         tcp = adopted.tcp,
         udp = adopted.udp,
         "adopted kube-proxy's connections: conntrack translates them until they end; its rules may be removed now"
     );
-    if !left_out.is_empty() {
-        tracing::warn!("not adopted, of kube-proxy's connections: {}", left_out.join("; "));
+    if !not_adopted.is_empty() {
+        tracing::warn!("not adopted, of kube-proxy's connections: {}", not_adopted.join("; "));
     }
 }
 
@@ -68,6 +68,9 @@ impl Adoption {
     pub(super) async fn adopt(&mut self, path: &mut impl PacketPath) -> bool {
         if !std::mem::take(&mut self.wanted) {
             return false;
+        }
+        if let Some(left_out) = ipvs::not_adopted() {
+            tracing::warn!("not adopted: {left_out}; `check --migrate` has the steps");
         }
         match self.enter_all(path).await {
             Ok(adopted) => report(&adopted),

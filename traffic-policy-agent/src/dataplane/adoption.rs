@@ -61,9 +61,9 @@ impl Adopted {
         self.tcp + self.udp
     }
 
-    /// Sentences about connections that were left out, by reason; empty if none were.
+    /// Sentences about connections that were not adopted, by reason; empty if there are none.
     #[must_use]
-    pub fn left_out(&self) -> Vec<String> {
+    pub fn not_adopted(&self) -> Vec<String> {
         [
             (self.begun_anew, "have begun anew here meanwhile"),
             (self.clash, "share the addresses and ports of another flow towards their endpoint"),
@@ -116,7 +116,7 @@ impl Dataplane {
         self.adoption.pending = self.planner.frontends().is_empty();
     }
 
-    /// Enters connections that conntrack translates for our frontends, and removes those that were entered before and are over or
+    /// Enters connections that conntrack translates for our frontends, and removes those that were entered before and have ended or
     /// gone by now.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ mod dump;
 mod events;
 mod fingerprint;
 mod headers;
+pub mod ipvs;
 pub mod kept_nat;
 mod link;
 mod neighbours;
