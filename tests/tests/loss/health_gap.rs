@@ -1,8 +1,10 @@
-//! Health ports while the agent is replaced: how long nobody answers, and that what then answers is true.
+//! Health ports while the agent is replaced: the time without an answer, and that the answers after it are true.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::sleep;
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use traffic_policy_testing::agent::Agent;
@@ -20,7 +22,7 @@ const HEALTHZ: u16 = 10256;
 /// Between two questions to a port.
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// A series of the same answers: their status, `None` if nobody listens, and when the first was asked for.
+/// A series of the same answers: their status, `None` if refused, and when the first was asked for.
 #[derive(Clone, Copy, Debug)]
 struct Phase {
     status: Option<u16>,
@@ -68,7 +70,7 @@ impl Watch {
         self.statuses().last().copied().flatten()
     }
 
-    /// How long after this moment somebody listened, and how long after it 200 was said.
+    /// Time from this moment until a listener was back, and until it answered 200.
     fn back(&self, started: Instant) -> [Duration; 2] {
         let phases = self.phases();
         let since = |wanted: fn(&Phase) -> bool| {
@@ -104,6 +106,37 @@ impl Watches {
     fn wait_for(&self, what: &str, wanted: [Option<u16>; 2]) {
         until(what, PATIENCE, || self.both() == wanted);
     }
+}
+
+/// The watch can tell: of many answers it sees a single one that is another.
+#[test]
+fn a_single_answer_is_seen() {
+    const SAID: [u16; 5] = [503, 200, 503, 204, 200];
+    let cluster = cluster::without_agents(&[1], "tc");
+    let node = cluster.lab.node(1);
+    let at = cluster.at(1, Family::V4, HEALTH_PORT);
+    let listener = node.netns().run(|| TcpListener::bind(at)).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&over);
+    let server = spawn(move || {
+        // Twenty times what is said first, then each once, the last for ever.
+        let said = std::iter::repeat_n(SAID[0], 20).chain(SAID).chain(std::iter::repeat(SAID[4]));
+        for (stream, status) in listener.incoming().zip(said) {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1024]);
+            // Who asked may be gone.
+            let answer = format!("HTTP/1.1 {status} said\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            if stream.write_all(answer.as_bytes()).is_err() || ended.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    });
+    let watch = Watch::start(cluster.lab.client().netns(), at, "/");
+    let wanted = SAID.map(Some);
+    until("each answer was seen", PATIENCE, || watch.statuses().len() >= wanted.len());
+    assert_eq!(watch.statuses(), wanted);
+    over.store(true, Ordering::Relaxed);
+    until("the server has ended", PATIENCE, || server.is_finished());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Another build of the agent: a copy of its binary in which programs of the embedded BPF object have two instructions swapped that
 //! do not depend on each other. Same maps, same behaviour, other instructions: to the kernel, and to the agent, other programs.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ const MOVES: [u8; 4] = [0xbf, 0xb7, 0xbc, 0xb4];
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 
-/// Writes the other build; how many sections of programs differ in it.
+/// Writes the other build; the number of programs and functions that differ in it.
 ///
 /// # Errors
 /// The binary holds no BPF object, or none of its programs has such a pair.
@@ -40,24 +40,27 @@ pub fn write(agent: &Path, copy: &Path) -> Result<usize> {
     Ok(pairs.len())
 }
 
-/// Of each section of programs, where in the object the first pair is.
+/// Offsets in the object of the first pair of each program, and of each function that programs call.
 fn pairs(object: &[u8]) -> Result<Vec<usize>> {
     let file = object::File::parse(object).context("the BPF object is damaged")?;
     let mut found = Vec::new();
     for section in file.sections().filter(|section| section.kind() == SectionKind::Text) {
         let code = section.data()?;
-        let mut entered: HashSet<usize> = file
+        let starts: BTreeSet<usize> = file
             .symbols()
             .filter(|symbol| symbol.section_index() == Some(section.index()))
             .map(|symbol| symbol.address() as usize / INSTRUCTION)
             .collect();
+        let mut entered: HashSet<usize> = starts.iter().copied().collect();
         entered.extend(section.relocations().map(|(at, _)| at as usize / INSTRUCTION));
         entered.extend(targets(code));
         let (offset, _) = section.file_range().context("a section without content")?;
-        let place = (0..code.len() / INSTRUCTION)
-            .skip(1)
-            .find(|at| !entered.contains(at) && !entered.contains(&(at - 1)) && are_apart(code, at - 1));
-        found.extend(place.map(|at| offset as usize + (at - 1) * INSTRUCTION));
+        let ends = starts.iter().copied().skip(1).chain([code.len() / INSTRUCTION]);
+        for (start, end) in starts.iter().copied().zip(ends) {
+            let place = (start + 1..end)
+                .find(|at| !entered.contains(at) && !entered.contains(&(at - 1)) && are_apart(code, at - 1));
+            found.extend(place.map(|at| offset as usize + (at - 1) * INSTRUCTION));
+        }
     }
     Ok(found)
 }

@@ -20,7 +20,7 @@ use crate::{other_object, quiet};
 
 /// A pod of a DaemonSet is deleted, and the next is started a while later.
 const GAP: Duration = Duration::from_secs(3);
-/// The same for those that come after the first: the packet path does not know how long nobody is there.
+/// The same for those that come after the first: the packet path does not depend on how long no agent runs.
 const SHORT_GAP: Duration = Duration::from_secs(1);
 /// Load before and after a change.
 const AROUND: Duration = Duration::from_millis(300);
@@ -58,7 +58,7 @@ fn the_same_version() {
     replaced(&mut cluster, what, Family::V4, GAP, |agent| agent.attach("tc"));
 }
 
-/// What `explain` of a build says of the programs of node-1.
+/// Output of `explain` of a build about the programs of node-1.
 fn explained(cluster: &Cluster, program: &Path) -> String {
     let (client, port) = (cluster.lab.client().address(Family::V4), cluster.at(1, Family::V4, NODE_PORT));
     let mut command = Command::new(program);
@@ -75,8 +75,8 @@ fn other_programs_and_back() {
     let _alone = quiet::alone();
     let folder = tempfile::tempdir().unwrap();
     let (own, other) = (agent::program().unwrap(), folder.path().join("traffic-policy-agent"));
-    let sections = other_object::write(&own, &other).unwrap();
-    println!("two instructions are swapped in {sections} sections of the other build");
+    let programs = other_object::write(&own, &other).unwrap();
+    println!("two instructions are swapped in {programs} programs and functions of the other build");
     let mut cluster = cluster::start(&[1, 1], "xdp");
     assert!(!explained(&cluster, &own).contains(DIFFER));
     let what = "SIGTERM, 3 s of nothing, a version with other programs";
@@ -133,7 +133,7 @@ impl OtherLayout {
         version
     }
 
-    /// How many flows of TCP and UDP the table has.
+    /// Numbers of TCP and UDP flows in the table.
     fn flows(&self) -> [usize; 2] {
         let flows = self.agent.json(&["flows"]).unwrap();
         let flows = flows.as_array().unwrap();
@@ -141,7 +141,7 @@ impl OtherLayout {
     }
 
     /// The agent is stopped; what it leaves has another number, by which alone an agent tells layouts apart; and the next starts.
-    /// How many flows have ended, by its log.
+    /// Returns the number of flows that ended by it, from its log.
     fn replace(&mut self, version: &str) -> usize {
         self.agent.stop().unwrap();
         let pinned = self.pinned();

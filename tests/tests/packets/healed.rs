@@ -101,10 +101,18 @@ fn by_a_datagram() {
         if terms.tcp {
             return;
         }
-        for endpoint in [Spot::Near, Spot::Local] {
+        for (endpoint, fast) in [(Spot::Near, "forwarded"), (Spot::Local, "delivered")] {
             let dialogue = damaged(harness, terms, endpoint, Lost::Request);
+            let request =
+                |harness: &mut Harness| harness.without_jumps(|harness| dialogue.send(harness, ACK).outcome);
+            // The control: until then each datagram goes the slow way, and neither the way of an answer nor a sweep that has not come
+            // heals it.
+            assert_eq!(request(harness), "passed-missed-tail-call", "{endpoint:?}");
+            dialogue.answer(harness, ACK);
+            assert_eq!(assured(dialogue.entries(harness)), [false, true], "{endpoint:?}");
             dialogue.send(harness, ACK);
             assert_eq!(assured(dialogue.entries(harness)), [true; 2], "{endpoint:?}");
+            assert_eq!(request(harness), fast, "{endpoint:?}");
         }
     });
 }

@@ -9,6 +9,7 @@ use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::{
     dialogue::{Dialogue, everywhere},
+    sweeping::{SLACK, TIMEOUTS, sweeper},
     table::{ENDPOINT_PORT, PORT, Terms},
 };
 
@@ -41,7 +42,7 @@ fn only_ipv6(work: impl Fn(&mut Harness, Terms, Spot) + Sync) {
     });
 }
 
-/// What `packet` becomes must not be another's.
+/// `packet` must not be translated by another flow's entry.
 #[track_caller]
 fn untranslated(harness: &Harness, hook: Hook, packet: &Packet, outcome: &str) {
     let ran = harness.run(hook, packet);
@@ -74,6 +75,28 @@ fn a_request_whose_key_is_taken_has_no_flow() {
         let entries = harness.flows(terms.family);
         // Where the endpoint is local, the reply entry that was left was taken for the flow that could not be made.
         assert_eq!(entries.len(), if local { 1 } else { 2 }, "what was tried is gone: {entries:#?}");
+    });
+}
+
+/// The most that somebody who finds such an address can do: one port of one client, until his own flow is over.
+#[test]
+fn no_more_than_one_port_is_kept_out() {
+    only_ipv6(|harness, terms, endpoint| {
+        let dialogue = set_up(harness, terms, endpoint);
+        let (request, reply) = dialogue.entries(harness);
+        let served = harness.run(terms.hook, &dialogue.request(flag::ACK)).outcome;
+        harness.evict(&reply);
+        let taken = harness.exchange(&request, elsewhere(ipv6(request.to.ip())));
+        untranslated(harness, terms.hook, &dialogue.opening(), "dropped-table-full");
+        dialogue.with_port(dialogue.client.1 + 1).establish(harness);
+        untranslated(harness, terms.hook, &dialogue.opening(), "dropped-table-full");
+        assert!(harness.flows(terms.family).contains(&taken), "the other's flow is as it was");
+        harness.change(&taken, |entry| entry.go_back(TIMEOUTS.established + SLACK));
+        let mut sweeper = sweeper();
+        // The first marks, the second deletes.
+        harness.sweep(&mut sweeper, false);
+        harness.sweep(&mut sweeper, false);
+        dialogue.open(harness).expect(served);
     });
 }
 

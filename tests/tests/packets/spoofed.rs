@@ -1,4 +1,4 @@
-//! Segments that are not of the conversation whose addresses and ports they have: whoever sees no packet of a connection
+//! Segments that are not of the conversation whose addresses and ports they have: an off-path attacker
 //! cannot know its numbers. RFC 5961, and conntrack's windows.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
@@ -6,7 +6,7 @@ use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Ran, Setu
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere};
-use crate::sweeping;
+use crate::sweeping::{SLACK, TIMEOUTS, idle, sweeper};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -90,7 +90,7 @@ fn segments_without_the_right_numbers_change_nothing() {
     });
 }
 
-/// A1 (a): the endpoint answers it with a challenge ACK (RFC 5961 section 4), as if nobody stood between.
+/// A1 (a): the endpoint answers it with a challenge ACK (RFC 5961 section 4), as without a proxy in between.
 #[test]
 fn a_spoofed_reset_and_a_syn_keep_the_mapping() {
     each(|harness, _, dialogue| {
@@ -134,12 +134,8 @@ fn a_spoofed_reset_does_not_shorten_the_idle_time() {
             dialogue.establish(harness);
             spoof(harness, dialogue, reply, flag::RST, (1 << 20, 0));
             spoof(harness, dialogue, reply, RST_ACK, (1 << 20, 1 << 20));
-            let mut sweeper = sweeping::sweeper();
-            sweeping::idle(
-                harness,
-                dialogue.entries(harness),
-                sweeping::TIMEOUTS.established - sweeping::SLACK,
-            );
+            let mut sweeper = sweeper();
+            idle(harness, dialogue.entries(harness), TIMEOUTS.established - SLACK);
             for _ in 0..3 {
                 let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
                 assert_eq!((found.entries, found.deleted), (2, 0));
@@ -189,7 +185,7 @@ fn a_retransmission_behind_a_fin_does_not_open_the_connection_again() {
     });
 }
 
-/// Both of them, by whoever it is that has really ended it.
+/// A reset by the client or the endpoint ends both entries.
 #[test]
 fn a_reset_with_the_right_number_ends_the_connection() {
     type Reset = fn(&Harness, Dialogue);
@@ -267,6 +263,43 @@ fn a_spoofed_request_does_not_touch_a_direct_connection() {
         harness.run(terms.hook, &syn.with(|syn| syn.tcp_mut().flags = flag::RST).numbers(SYN_NUMBER + 1, 0));
         harness.run(Hook::Egress, &direct(SYN_ACK, 700_000, 900_000)).expect("passed-out-of-window");
         harness.run(Hook::Egress, &direct(ACK, 700_001, 900_000)).expect("passed-out-of-window");
+    });
+}
+
+/// UDP's like of it. Datagrams have no numbers, so nothing tells the endpoint's answers to the forged one from what it sends to that peer
+/// itself. The test holds on to what is conceded, and to its bounds.
+#[test]
+fn a_datagram_in_anothers_name_diverts_one_tuple_until_its_flow_is_over() {
+    everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        let local = (Spot::Local, ENDPOINT_PORT);
+        harness.set_up(&Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[local])));
+        let to = |port| (Spot::OtherNear, port);
+        let direct = |port| {
+            let packet = Packet::udp(terms.at(local), terms.at(to(port))).payload(b"direct");
+            packet.macs(Device::Eth0.mac(), Spot::RouterNear.mac())
+        };
+        let (diverted, other) = (direct(CLIENT_PORT), direct(CLIENT_PORT + 1));
+        // The control: without the forged one nothing is.
+        harness.run(Hook::Egress, &diverted).expect("passed-not-service");
+        let forged = terms.packet(to(CLIENT_PORT), NODE).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
+        harness.run(terms.hook, &forged).expect("delivered");
+        let from_node = diverted.clone().source(terms.at(NODE));
+        harness.run(Hook::Egress, &diverted).expect("replied-local").expect_frame(&from_node);
+        harness.run(Hook::Egress, &other).expect("passed-not-service");
+        // What the peer itself sends reaches the endpoint as ever.
+        let asks = Packet::udp(terms.at(to(CLIENT_PORT)), terms.at(local));
+        harness.run(terms.hook, &asks.macs(Spot::RouterNear.mac(), Device::Eth0.mac())).expect("passed");
+        // Over when both have been silent for the time of answered datagrams.
+        let (request, reply) = harness.flow(terms.family);
+        idle(harness, (request, reply), TIMEOUTS.udp_answered + SLACK);
+        let mut sweeper = sweeper();
+        // The first marks, the second deletes.
+        harness.sweep(&mut sweeper, false);
+        harness.sweep(&mut sweeper, false);
+        harness.run(Hook::Egress, &diverted).expect("passed-not-service");
     });
 }
 

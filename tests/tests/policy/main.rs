@@ -5,6 +5,7 @@
 
 mod addresses;
 mod affinity;
+mod big_tcp;
 mod choice;
 mod collision;
 mod drain;
