@@ -1,7 +1,9 @@
 //! Listeners under thousands of connections that ask nothing: a probe is answered all the same, from the same host and
 //! from another.
 
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::netns::Namespace;
@@ -109,6 +111,32 @@ fn a_probe_is_answered_among_ten_thousand_connections() {
                 assert!(soon, "port {port}, from {from}: {took:?}\n{}", agents[0].log());
             }
         });
+    }
+}
+
+/// Each health-check port is a file: the limit that a shell sets is not the number of Services that are served.
+#[test]
+fn more_health_ports_than_a_shell_allows_files() {
+    const FILES: u16 = 128;
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let ports = HEALTH..HEALTH + 2 * FILES;
+    for port in ports.clone() {
+        let web = Cluster::node_port(&format!("web-{port}"), Policy::Local, port - 1500)
+            .vip("203.0.113.1".parse().unwrap())
+            .health_port(port);
+        cluster.manifests.apply(&web, &cluster.backends()).unwrap();
+    }
+    let script = cluster.lab.logs().join("few-files");
+    let program = agent::program().unwrap();
+    let text = format!("#!/bin/sh\nulimit -S -n {FILES}\nexec {} \"$@\"\n", program.display());
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).program(&script).start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    let client = cluster.lab.client().netns();
+    for port in ports {
+        let status = http::get_from(client, cluster.at(1, Family::V4, port), "/").map(|answer| answer.status);
+        assert_eq!(status.ok(), Some(200), "health port {port}\n{}", agent.log());
     }
 }
 

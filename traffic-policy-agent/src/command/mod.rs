@@ -9,6 +9,7 @@ mod cleanup;
 mod completion;
 pub mod config_file;
 mod explain;
+mod file_limit;
 mod flows;
 pub mod kubectl;
 mod lb;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
 
-use super::{reload::Reloader, view};
+use super::{file_limit, reload::Reloader, view};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
     dataplane::{
@@ -290,6 +290,7 @@ impl Arguments {
         };
         // Before there are other threads, which would keep theirs.
         drop_privileges(self.extras())?;
+        file_limit::raise();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

@@ -1,6 +1,7 @@
 //! The open connections of a listener, or of several that share them: few for each peer on a port and few in all. One more is
 //! always taken: the oldest that is not being answered goes. So a client that opens many idle ones displaces only its own;
-//! and a load balancer that probes many ports at once displaces none.
+//! and a load balancer that probes many ports at once displaces none. One that goes may still be answered for a moment, since of a
+//! burst more connections are accepted than have a place before the first request is read.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,6 +12,7 @@ use std::{
     },
 };
 
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 /// Whom connections are counted for.
@@ -33,8 +35,17 @@ impl Peer {
 }
 
 /// All open connections.
-#[derive(Debug, Default)]
-pub struct Connections(Mutex<Table>);
+#[derive(Debug)]
+pub struct Connections {
+    table: Mutex<Table>,
+    leaving: Semaphore,
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self { table: Mutex::default(), leaving: Semaphore::new(Self::LEAVING) }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -62,6 +73,13 @@ pub(super) struct Place {
     pub(super) evicted: CancellationToken,
 }
 
+impl Place {
+    /// Leave for an evicted connection to be answered; `None` if as many as may are about to go.
+    pub(super) fn leave(&self) -> Option<SemaphorePermit<'_>> {
+        self.all.leaving.try_acquire().ok()
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.all.lock().remove(self.number);
@@ -73,6 +91,8 @@ impl Connections {
     pub const PER_PEER: usize = 16;
     /// At most so many in all; those by loopback have as much room of their own.
     pub const ALL: usize = 128;
+    /// At most so many evicted ones beside them.
+    pub const LEAVING: usize = 256;
 
     /// A place for one more connection of a peer, on a port of ours.
     pub(super) fn enter(self: &Arc<Self>, port: u16, address: IpAddr) -> Place {
@@ -101,7 +121,7 @@ impl Connections {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Each call leaves both tables whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

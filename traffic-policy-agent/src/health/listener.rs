@@ -35,6 +35,9 @@ const LIFETIME: Duration = Duration::from_secs(60);
 /// Grace period of requests in progress after their port is closed.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// Time that an evicted connection has left: for a request that was sent when it was made, and is not read yet.
+const LEAVE: Duration = Duration::from_millis(50);
+
 /// Connections that wait for being accepted; the kernel takes no more than net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
@@ -232,6 +235,9 @@ async fn serve<F, R>(
         }
         () = place.evicted.cancelled() => {
             debug!(%peer, "connection: evicted");
+            // Not by a graceful shutdown: that of hyper ends a connection of which nothing has been read.
+            let Some(_leave) = place.leave() else { return };
+            let _ = timeout(LEAVE, connection).await;
             return;
         }
         () = stop.cancelled() => {}
@@ -299,6 +305,30 @@ pub(crate) mod tests {
             }
         };
         timeout(Duration::from_secs(20), waiting).await.unwrap();
+    }
+
+    /// More connections of one peer than have a place are accepted before any of them is served: each that has sent its request
+    /// is answered.
+    #[tokio::test]
+    async fn requests_of_a_burst_are_answered() {
+        let served = Served::start(any(), Arc::default(), hello).unwrap();
+        let to = localhost(served.address().port());
+        // Blocking: until they are read, the one thread of this runtime neither accepts nor serves.
+        let burst: Vec<_> = (0..4 * Connections::PER_PEER)
+            .map(|_| {
+                let mut stream = std::net::TcpStream::connect(to).unwrap();
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+                stream.set_nonblocking(true).unwrap();
+                TcpStream::from_std(stream).unwrap()
+            })
+            .collect();
+        let mut answered = 0;
+        for mut stream in burst {
+            let mut answer = String::new();
+            let read = timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await.unwrap();
+            answered += usize::from(read.is_ok() && answer.ends_with("hello"));
+        }
+        assert_eq!(answered, 4 * Connections::PER_PEER);
     }
 
     /// Headers without end are refused before they fill the memory.
