@@ -1,4 +1,4 @@
-//! Compiles the programs that the bench measures by for BPF, and tells it where they are.
+//! Compiles the programs that the bench measures by for BPF, and leaves the object in `OUT_DIR`, for `object`.
 //!
 //! Without a BPF toolchain the bench is built all the same, and says what is missing when it is run.
 
@@ -10,7 +10,7 @@ use aya_build::{Package, Toolchain};
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
-    println!("cargo:rustc-env=TRAFFIC_POLICY_PROGRAMS={}", std::env::var("OUT_DIR")?);
+    println!("cargo:rustc-check-cfg=cfg(bpf_object)");
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
     // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
     unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
@@ -21,5 +21,7 @@ fn main() -> anyhow::Result<()> {
             ..Default::default()
         }],
         Toolchain::Custom(&found.name),
-    )
+    )?;
+    println!("cargo:rustc-cfg=bpf_object");
+    Ok(())
 }

@@ -3,7 +3,6 @@
 use std::{
     num::NonZeroUsize,
     os::fd::AsFd,
-    path::Path,
     ptr::{self, NonNull},
     time::Duration,
 };
@@ -22,7 +21,7 @@ use traffic_policy_agent::dataplane::{load_programs, sk_buff, xdp_md};
 use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow};
 use traffic_policy_ebpf::abi::{Address4, Tuple};
 
-use super::frame::Frame;
+use super::{frame::Frame, object};
 
 /// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,11 +104,9 @@ impl Feeder {
     /// # Errors
     /// The programs were not built (no BPF toolchain), or the kernel refuses.
     pub fn load(ifindex: u32, room: &Room) -> Result<Self> {
-        let mut object = EbpfLoader::new()
-            .map_max_entries("FRAMES", room.frames)
-            .map_max_entries("FLOOR_FLOWS", room.floor_flows)
-            .load_file(Path::new(env!("TRAFFIC_POLICY_PROGRAMS")).join("traffic-policy-bench"))
-            .context("no programs to compare with: run `cargo xtask setup` and build again")?;
+        let mut loader = EbpfLoader::new();
+        loader.map_max_entries("FRAMES", room.frames).map_max_entries("FLOOR_FLOWS", room.floor_flows);
+        let mut object = object::load(&mut loader)?;
         load_programs(&mut object)?;
         Ok(Self {
             floor: take(&mut object, "FLOOR_FLOWS")?.try_into()?,

@@ -6,6 +6,7 @@ pub mod fixture;
 pub mod flows;
 pub mod frame;
 pub mod loaded;
+pub mod object;
 mod service;
 pub mod turns;
 

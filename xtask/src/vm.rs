@@ -5,6 +5,7 @@ pub(crate) mod archive;
 mod ask;
 mod budgets;
 mod climb;
+mod count;
 mod cpio;
 mod job;
 mod kernel;
@@ -47,6 +48,8 @@ enum Verb {
     Test(ladder::Options),
     /// Open a machine to try things by hand
     Shell(shell::Options),
+    /// Count the instructions of one packet: the same on each run and each host
+    Count(count::Options),
     /// Three machines as nodes, wired by their network cards, and a client outside
     Lab(lab::Options),
     #[command(hide = true)]
@@ -61,6 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         Verb::Ask { url } => ask::run(url),
         Verb::Test(options) => ladder::run(options),
         Verb::Shell(options) => shell::run(options),
+        Verb::Count(options) => count::run(options),
         Verb::Lab(options) => lab::run(options),
     }
 }
@@ -165,7 +169,8 @@ impl Workshop {
     /// The build failed; a file cannot be copied.
     fn root_with_all(&self) -> Result<(Root, Built)> {
         let built = Built::all(self.arch)?;
-        let root = self.root(&built, built.suites.iter().map(|(_, path)| path.as_path()))?;
+        let suites = built.suites.iter().map(|(_, path)| path.as_path());
+        let root = self.root(&built, suites.chain([built.bench.as_path()]))?;
         Ok((root, built))
     }
 }
@@ -174,6 +179,7 @@ impl Workshop {
 struct Built {
     arch: Arch,
     agent: PathBuf,
+    bench: PathBuf,
     demo: PathBuf,
     lab: PathBuf,
     /// Started by tests of sockets.
@@ -193,6 +199,7 @@ impl Built {
         Ok(Self {
             arch,
             agent: program("traffic-policy-agent"),
+            bench: program("bench"),
             demo: program("demo"),
             lab: program("lab"),
             caller: program("caller"),

@@ -19,7 +19,7 @@ use clap::Args;
 
 use super::{
     Built, Choice, Workshop, ask, job,
-    machine::{Machine, PROCESSORS},
+    machine::{Clock, Machine, PROCESSORS},
     root::Root,
     series::Wanted,
     wires::{Card, Namespace, Offloads, Wires, ip},
@@ -100,6 +100,7 @@ impl Lab {
                 kernel,
                 root,
                 processors: PROCESSORS,
+                clock: Clock::Host,
                 job: node_job(built, number, attach),
                 devices: Wires::arguments(lab.wires.cards().get(number - 1)),
                 netns: Some(lab.wires.netns.0.clone()),

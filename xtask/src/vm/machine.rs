@@ -20,12 +20,22 @@ const MEMORY: u32 = 4096;
 /// Processors of a machine that has the host for itself: forwarding between two of them is what one would not show.
 pub(super) const PROCESSORS: u32 = 2;
 
+/// Speed of a machine's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Clock {
+    /// The host's.
+    Host,
+    /// A nanosecond with each instruction. Emulated, whether or not the host has KVM, by one thread for all processors.
+    Instructions,
+}
+
 /// A machine to be started.
 pub(super) struct Machine<'a> {
     pub(super) arch: Arch,
     pub(super) kernel: &'a Kernel,
     pub(super) root: &'a Root,
     pub(super) processors: u32,
+    pub(super) clock: Clock,
     /// Sourced by the first process; the machine ends after it.
     pub(super) job: String,
     /// Further arguments of qemu: network devices.
@@ -58,7 +68,12 @@ impl Machine<'_> {
         command.arg(qemu);
         command.args(self.arch.machine());
         command.args(["-smp", &self.processors.to_string(), "-m", &MEMORY.to_string()]);
-        command.args(["-accel", if self.arch.has_kvm() { "kvm" } else { "tcg" }]);
+        match self.clock {
+            Clock::Host => command.args(["-accel", if self.arch.has_kvm() { "kvm" } else { "tcg" }]),
+            Clock::Instructions => {
+                command.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off,align=off"])
+            }
+        };
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(&initrd);
         // Only what ends the machine is printed by the kernel; `dmesg` has the rest.

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{
     Choice, job,
-    machine::{Machine, PROCESSORS},
+    machine::{Clock, Machine, PROCESSORS},
     series::Wanted,
 };
 use crate::cargo;
@@ -44,6 +44,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         kernel,
         root: &root,
         processors: PROCESSORS,
+        clock: Clock::Host,
         job,
         devices: Vec::new(),
         netns: None,

@@ -43,8 +43,12 @@ struct Cli {
     /// Seed of random choices
     #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
     seed: u64,
+    /// One short run of each row, told as instructions: for a machine whose clock advances by a nanosecond with each of them, as
+    /// `cargo xtask vm count` starts it
+    #[arg(long, conflicts_with = "full")]
+    instructions: bool,
     /// Measure nothing: tell what changed from one result to another (folders, or the JSON in them)
-    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["names", "full", "list", "output", "json"])]
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["names", "full", "list", "output", "json", "instructions"])]
     compare: Option<Vec<PathBuf>>,
 }
 
@@ -57,11 +61,14 @@ pub(crate) struct Effort {
     pub(crate) packets: u32,
     /// `--full`: large tables, and every combination.
     pub(crate) full: bool,
+    /// `--instructions`: each run is as any other.
+    pub(crate) counted: bool,
 }
 
 impl Effort {
-    const QUICK: Self = Self { rounds: 8, packets: 200_000, full: false };
-    const FULL: Self = Self { rounds: 12, packets: 500_000, full: true };
+    const QUICK: Self = Self { rounds: 8, packets: 200_000, full: false, counted: false };
+    const FULL: Self = Self { rounds: 12, packets: 500_000, full: true, counted: false };
+    const COUNTED: Self = Self { rounds: 1, packets: 4096, full: false, counted: true };
 }
 
 type Part = fn(Effort, &mut Report) -> Result<()>;
@@ -85,7 +92,11 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         print!("{}", report::compare(&Report::read(before)?, &Report::read(after)?));
         return Ok(ExitCode::SUCCESS);
     }
-    let effort = if cli.full { Effort::FULL } else { Effort::QUICK };
+    let effort = match (cli.full, cli.instructions) {
+        (true, _) => Effort::FULL,
+        (_, true) => Effort::COUNTED,
+        _ => Effort::QUICK,
+    };
     let mut offered = Report::listing();
     for (_, measure) in PARTS {
         measure(effort, &mut offered)?;
@@ -99,7 +110,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut report = Report::begin(selection, cli.seed, cli.full);
+    let mut report = Report::begin(selection, cli.seed, effort);
     let mut code = ExitCode::SUCCESS;
     for (name, measure) in PARTS {
         if let Err(error) = measure(effort, &mut report) {

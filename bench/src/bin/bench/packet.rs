@@ -51,16 +51,21 @@ fn alone<R>(
     load: impl FnMut() -> Result<Loaded>,
     packets: impl Fn(&R) -> Result<Packets>,
 ) -> Result<Vec<[Vec<f64>; 1]>> {
-    over_loads(LOADS, rows, load, |loaded, row| {
+    over_loads(effort.loads(), rows, load, |loaded, row| {
         let Packets { frames, hook, outcome, expected } = packets(row)?;
         loaded.feeder.clear();
         let window = loaded.feeder.place(&frames)?;
         let case = Case { subject: Subject::Ours(hook), window, outcome, expected };
-        turns::costs(loaded, effort.rounds_of(LOADS), effort.packets, &[case])
+        turns::costs(loaded, effort.rounds_of(effort.loads()), effort.packets, &[case])
     })
 }
 
 impl Effort {
+    /// Where a program lands in memory changes no count.
+    fn loads(self) -> usize {
+        if self.counted { 1 } else { LOADS }
+    }
+
     /// Rounds with each load, if there are so many loads.
     fn rounds_of(self, loads: usize) -> usize {
         (self.rounds * 3 / 2).div_ceil(loads)

@@ -23,7 +23,7 @@ pub(crate) use self::{
     compare::compare,
     row::{Goal, Row, Unit},
 };
-use super::selection::Selection;
+use super::{Effort, selection::Selection};
 
 /// Version of the JSON.
 const FORMAT: u32 = 1;
@@ -68,6 +68,9 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     #[serde(skip)]
     selection: Selection,
+    /// The clock counts instructions.
+    #[serde(skip)]
+    counted: bool,
     #[serde(skip)]
     repeated: Duration,
     #[serde(skip)]
@@ -88,6 +91,7 @@ impl Report {
             missing: Vec::new(),
             seed,
             selection,
+            counted: false,
             repeated: Duration::ZERO,
             began: None,
             since: Clock::now(),
@@ -100,11 +104,14 @@ impl Report {
     }
 
     /// Begins a run: looks at the machine and the sources.
-    pub(crate) fn begin(selection: Selection, seed: u64, full: bool) -> Self {
+    pub(crate) fn begin(selection: Selection, seed: u64, effort: Effort) -> Self {
         let mut report = Self::empty(selection, seed);
         report.environment = machine::environment();
-        report.run = Run { full, ..folder::run(seed) };
-        if let Some(busy) = noise::busy() {
+        report.run = Run { full: effort.full, ..folder::run(seed) };
+        report.counted = effort.counted;
+        if effort.counted {
+            // Neither others' programs nor another machine's speed change a count.
+        } else if let Some(busy) = noise::busy() {
             report.warn(format!(
                 "the machine is not idle: {busy}; figures of a busy machine are too high, ratios less so"
             ));
@@ -174,7 +181,7 @@ impl Report {
     /// Those of `measure`.
     pub(crate) fn measure(&mut self, mut measure: impl FnMut() -> Result<Vec<Row>>) -> Result<()> {
         let mut rows = attempt(&mut measure)?;
-        if rows.iter().any(Row::is_noisy) && self.repeated < noise::REPEATS {
+        if !self.counted && rows.iter().any(Row::is_noisy) && self.repeated < noise::REPEATS {
             let started = Instant::now();
             let again = attempt(&mut measure)?;
             self.repeated += started.elapsed();
@@ -199,7 +206,10 @@ impl Report {
         self.push(row);
     }
 
-    fn push(&mut self, row: Row) {
+    fn push(&mut self, mut row: Row) {
+        if self.counted {
+            row.unit = Unit::Instructions;
+        }
         let ratio = row.ratio().map(|ratio| format!(", {ratio:.2} × {}", row.beside_name()));
         eprintln!(
             "  {}, {}: {} {}{}{}",

@@ -11,7 +11,7 @@ use traffic_policy_bench::{
 };
 use traffic_policy_bench_ebpf::FRAME_LENGTH;
 
-use super::{LOADS, over_loads};
+use super::over_loads;
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
@@ -170,7 +170,7 @@ pub(super) fn measure(
             continue;
         }
         // Where memory decides, filling it is the most of the work, and the place of the code matters little.
-        let loads = if rows[0].size <= Size::Thousand { LOADS } else { 1 };
+        let loads = if rows[0].size <= Size::Thousand { effort.loads() } else { 1 };
         let seed = report.seed;
         report.measure(|| {
             let open = || Table::open(fixture, rows[0].size, ipv6, protocol, seed);

@@ -10,7 +10,6 @@ use traffic_policy_bench::{
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::{
-    LOADS,
     established::{Size, setup, shuffle},
     over_loads,
 };
@@ -57,7 +56,7 @@ pub(super) fn measure(
             Wanted::MacSwap => (Size::Thousand, Subject::MacSwap),
             Wanted::Established(size) => (*size, Subject::Floor),
         };
-        let loads = if size <= Size::Thousand { LOADS } else { 1 };
+        let loads = if size <= Size::Thousand { effort.loads() } else { 1 };
         let seed = report.seed;
         report.measure(|| {
             let load = || load(fixture, *row, size, subject, seed);

@@ -22,6 +22,8 @@ use crate::{
 
 const GROUP: &str = "new flow";
 
+/// Flows of one run where instructions are counted, by a processor a hundred times slower.
+const COUNTED_FLOWS: u32 = 2_048;
 /// Of all that the table of IPv4 or IPv6 holds, so many are in use when it is "filled".
 const FILLED: f64 = 0.97;
 /// Fill level of the tables before the run.
@@ -182,14 +184,14 @@ fn opened(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>>
     // None is kept apart, however many there are.
     loaded.set_unassured_limit(u32::MAX);
     loaded.feeder.clear();
-    let number = kind.state.flows();
+    let number = if effort.counted { COUNTED_FLOWS } else { kind.state.flows() };
     let floors = Opening::new(loaded, flows(false, Protocol::Tcp, number))?;
     let own = Opening::new(loaded, flows(kind.ipv6, kind.protocol, number))?;
     let mut runs = Runs::default();
     for _ in 0..effort.rounds {
-        runs.floor.push(floor(loaded, Subject::FloorNew, &floors)?);
-        runs.floor_fib.push(floor(loaded, Subject::FloorNewFib, &floors)?);
-        round(loaded, kind.hook, &own, &mut runs)?;
+        runs.floor.push(floor(loaded, Subject::FloorNew, &floors, effort)?);
+        runs.floor_fib.push(floor(loaded, Subject::FloorNewFib, &floors, effort)?);
+        round(loaded, kind.hook, &own, effort, &mut runs)?;
     }
     let row = |part: &str, runs: &[f64]| Row::new(GROUP, &kind.name(part), Unit::Nanoseconds, runs);
     let goal = |row: Row| {
@@ -222,13 +224,16 @@ impl Opening {
     }
 }
 
-/// Turns of each program before it is timed: what it finds in the caches is then what it left there itself.
-const TURNS: usize = 2;
+/// Turns of each program, of which the last is timed: what it finds in the caches is then what it left there itself. Where instructions
+/// are counted, caches do not matter.
+fn turns(effort: Effort) -> usize {
+    if effort.counted { 1 } else { 2 }
+}
 
 /// The floor's first packets.
-fn floor(loaded: &mut Loaded, subject: Subject, opening: &Opening) -> Result<f64> {
+fn floor(loaded: &mut Loaded, subject: Subject, opening: &Opening, effort: Effort) -> Result<f64> {
     let mut cost = 0.0;
-    for _ in 0..TURNS {
+    for _ in 0..turns(effort) {
         let took = loaded.run(subject, opening.window, opening.window.len)?;
         check_new(opening.last(), &took.packet, loaded.setup.endpoints)?;
         remove_floor(loaded, &opening.flows)?;
@@ -238,14 +243,15 @@ fn floor(loaded: &mut Loaded, subject: Subject, opening: &Opening) -> Result<f64
 }
 
 /// Opens flows with the packet path, and removes them.
-fn round(loaded: &mut Loaded, hook: Hook, opening: &Opening, runs: &mut Runs) -> Result<()> {
+fn round(loaded: &mut Loaded, hook: Hook, opening: &Opening, effort: Effort, runs: &mut Runs) -> Result<()> {
     let kept = loaded.feeder.mark();
-    for turn in 0..TURNS {
+    let turns = turns(effort);
+    for turn in 0..turns {
         let took = loaded.run_to(hook, opening.window, opening.window.len, Outcome::Forwarded)?;
         check_new(opening.last(), &took.packet, loaded.setup.endpoints)?;
         let mut flows = opening.flows.clone();
         learn(loaded, &mut flows)?;
-        if turn + 1 == TURNS {
+        if turn + 1 == turns {
             let first = less_feed(loaded, hook, opening.window, &took)?;
             let answers = loaded.feeder.place(&frames(&flows, Kind::Answer)?)?;
             let second = next(loaded, hook, &flows, answers, Kind::Answer)?;

@@ -20,6 +20,8 @@ pub(super) fn bound(unit: Unit, median: f64) -> f64 {
         Unit::Nanoseconds if median < 100.0 => (2.0 / median.max(1.0)).max(0.1),
         Unit::Nanoseconds | Unit::Mpps | Unit::PerSecond => 0.15,
         Unit::Microseconds | Unit::Milliseconds => 0.25,
+        // The timer's interrupts.
+        Unit::Instructions => 0.02,
         Unit::Percent | Unit::Megabytes | Unit::Bytes | Unit::Packets => 0.2,
     }
 }

@@ -22,6 +22,8 @@ pub(crate) enum Unit {
     Megabytes,
     Bytes,
     Packets,
+    /// Per packet.
+    Instructions,
 }
 
 impl Unit {
@@ -36,6 +38,7 @@ impl Unit {
             Self::Megabytes => "MB",
             Self::Bytes => "B",
             Self::Packets => "packets",
+            Self::Instructions => "instr",
         }
     }
 }

@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     net::Ipv4Addr,
     os::fd::{AsFd, AsRawFd},
-    path::Path,
     thread::sleep,
     time::Duration,
 };
@@ -16,7 +15,10 @@ use aya::{
     programs::{Program, Xdp},
 };
 use traffic_policy_agent::dataplane::{ToWire, load_programs, xdp_md};
-use traffic_policy_bench::frame::{Content, frame};
+use traffic_policy_bench::{
+    frame::{Content, frame},
+    object,
+};
 use traffic_policy_bench_ebpf::{
     FRAME_LENGTH, FloorFlow,
     traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
@@ -84,12 +86,9 @@ pub(crate) struct Run {
 
 impl Traffic {
     pub(crate) fn load(cpu: usize) -> Result<Self> {
-        let folder = Path::new(env!("TRAFFIC_POLICY_PROGRAMS"));
-        let mut programs = EbpfLoader::new()
-            // The feed's, which has no part in this.
-            .map_max_entries("FRAMES", 1)
-            .load_file(folder.join("traffic-policy-bench"))
-            .context("no programs to compare with: run `cargo xtask setup` and build again")?;
+        let mut loader = EbpfLoader::new();
+        // The feed's, which has no part in this.
+        let mut programs = object::load(loader.map_max_entries("FRAMES", 1))?;
         load_programs(&mut programs)?;
         Ok(Self {
             generator: take(&mut programs, "GENERATOR")?.try_into()?,

@@ -1,0 +1,19 @@
+//! The object with the programs of the bench: feed, floors, generator and sink.
+
+use anyhow::{Context, Result};
+use aya::{Ebpf, EbpfLoader};
+
+#[cfg(bpf_object)]
+const OBJECT: Option<&[u8]> =
+    Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/traffic-policy-bench")));
+#[cfg(not(bpf_object))]
+const OBJECT: Option<&[u8]> = None;
+
+/// Gives the object to the kernel, as the loader is set.
+///
+/// # Errors
+/// It was not built (no BPF toolchain), or the kernel refuses.
+pub fn load(loader: &mut EbpfLoader<'_>) -> Result<Ebpf> {
+    let object = OBJECT.context("no programs to compare with: run `cargo xtask setup` and build again")?;
+    loader.load(object).context("the kernel refuses the maps of the bench")
+}

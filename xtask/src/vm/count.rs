@@ -1,0 +1,72 @@
+//! `cargo xtask vm count`: the instructions of one packet, by a machine whose clock advances by a nanosecond with each.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use super::{
+    Built, Choice,
+    job::{self, Mark, Run},
+    machine::{Clock, Machine},
+    series::Wanted,
+};
+
+/// A row or more of each part, of tables that are soon filled by an emulated processor.
+const DEFAULT: [&str; 5] = [
+    "tables from empty to a quarter full",
+    "request, IPv4 TCP, XDP, 1k flows",
+    "request, IPv6 TCP, XDP, 1k flows",
+    "request, IPv4 TCP, TC, 1k flows",
+    "request, IPv6 TCP, TC, 1k flows",
+];
+
+#[derive(Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    choice: Choice,
+    /// Rows of `cargo xtask bench --list` that are about one packet, by words of their group and name [default: new flows in empty
+    /// tables, and requests of 1k open ones]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
+pub(super) fn run(options: &Options) -> Result<ExitCode> {
+    let workshop = options.choice.workshop(&[Wanted::Newest])?;
+    let built = Built::all(workshop.arch)?;
+    let root = workshop.root(&built, [built.bench.as_path()])?;
+    let kernel = workshop.kernels.first().context("no kernel was named")?;
+    let mut arguments: Vec<_> = ["--instructions", "--output", "/run/bench"].map(str::to_owned).into();
+    match options.names.as_slice() {
+        [] => arguments.extend(DEFAULT.map(str::to_owned)),
+        names => arguments.extend_from_slice(names),
+    }
+    let run = Run { name: "bench".to_owned(), program: &built.bench, arguments, selected: None };
+    let job = job::script(&built, &[run]);
+    let folder = workshop.folder.join(format!("runs/count-{}", std::process::id()));
+    let machine = Machine {
+        arch: workshop.arch,
+        kernel,
+        root: &root,
+        // The second one would only wait.
+        processors: 1,
+        clock: Clock::Instructions,
+        job,
+        devices: Vec::new(),
+        netns: None,
+        folder: folder.clone(),
+    };
+    println!("vm: counting on Linux {}, some minutes …", kernel.release);
+    let mut code = None;
+    machine.run(|line| match job::mark(line) {
+        Mark::Begin(_) => {}
+        Mark::End(number) => code = Some(number),
+        Mark::Output(text) => println!("{text}"),
+    })?;
+    std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
+    match code {
+        Some(0) => Ok(ExitCode::SUCCESS),
+        Some(_) => Ok(ExitCode::FAILURE),
+        None => bail!("the bench was not started"),
+    }
+}
