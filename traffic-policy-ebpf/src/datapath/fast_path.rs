@@ -64,11 +64,11 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     if matches!(matched, Match::No) {
         return Outcome::Passed.into();
     }
-    if let Err(outcome) = parse::finish(packet, &parsed) {
-        return outcome.into();
-    }
-    // What opens or ends a conversation changes its state.
+    // What opens or ends a conversation changes its state: all of it is for the slow path, which checks the lengths itself.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
+        if let Err(outcome) = parse::finish(packet, &parsed) {
+            return outcome.into();
+        }
         let now = clock::jiffies();
         let numbers = state::numbers_of(&parsed);
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };

@@ -168,6 +168,18 @@ pub const fn assures(segment: &Segment, opening: Numbers, answer: Numbers) -> bo
         && ahead < 2 * NEAR
 }
 
+/// The request entry when `segment`, which [`assures`], has come: as [`assured`] with the segment's own numbers as the last ones. A reset
+/// before it was none, since it goes on.
+#[inline(always)]
+pub const fn assuring(state: u8, segment: &Segment) -> After {
+    let state = state & !RST;
+    if segment.has(flag::FIN) {
+        let numbers = numbers(segment.end(), acknowledgement(segment.numbers));
+        return After { state: state | FIN, numbers, fits: true };
+    }
+    After { state, numbers: segment.numbers, fits: true }
+}
+
 /// The numbers of the reply entry when `segment` assures the flow.
 #[inline(always)]
 pub const fn assured_reply(segment: &Segment, answer: Numbers) -> Numbers {
@@ -233,6 +245,7 @@ mod tests {
 
     use super::*;
 
+    const PSH: u8 = 8;
     const OWN: Numbers = numbers(0xffff_ff00, 5_000);
     const OTHER: Numbers = numbers(5_000, 0xffff_ff00);
 
@@ -371,6 +384,24 @@ mod tests {
             let numbers = own.wrapping_add(u64::from(ahead) << 32);
             let after = assured(state, own, other, &Segment { flags, numbers, length: length.into() });
             prop_assert_eq!(after.state & !(FIN | RST), state & !(FIN | RST));
+        }
+
+        /// The shorter form for the segment that assures a flow agrees with the general one.
+        #[test]
+        fn what_assures_is_followed_as_any_other(
+            rst: bool, fin: bool, psh: bool, opening: u64, answer: u64, ahead in 1_u32..0x2_0000, acked: u16, length: u16,
+        ) {
+            let answer = numbers(sequence(answer), acked.into());
+            let numbers = numbers(
+                sequence(opening).wrapping_add(ahead),
+                sequence(answer).wrapping_add(1 + acknowledgement(answer)),
+            );
+            let flags = flag::ACK | if fin { flag::FIN } else { 0 } | if psh { PSH } else { 0 };
+            let segment = Segment { flags, numbers, length: length.into() };
+            prop_assume!(assures(&segment, opening, answer));
+            let state = if rst { RST } else { 0 };
+            let reply = assured_reply(&segment, answer);
+            prop_assert_eq!(assuring(state, &segment), assured(state & !RST, numbers, reply, &segment));
         }
 
         /// Segments that the fast path accepts would be accepted by the slow path, too.

@@ -219,7 +219,7 @@ fn request<F: Family>(
                 Transition::Ignore(entry)
             };
         }
-        if state & ASSURED == 0 {
+        let after = if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
                 set!(entry.state = state | RST);
                 return Transition::Keep(entry);
@@ -227,13 +227,11 @@ fn request<F: Family>(
             if !answered || !numbers::assures(&segment, own, other) {
                 return Transition::Ignore(entry);
             }
-            set!(entry.numbers = segment.numbers);
             set!(reply.numbers = numbers::assured_reply(&segment, other));
-            // It goes on after all.
-            state &= !RST;
-        }
-        let (own, other) = (get!(entry.numbers), get!(reply.numbers));
-        let after = numbers::assured(state, own, other, &segment);
+            numbers::assuring(state, &segment)
+        } else {
+            numbers::assured(state, own, other, &segment)
+        };
         if !after.fits {
             if !silence::goes_on_anew(entry, entry, reply, &segment) {
                 return Transition::Ignore(entry);
