@@ -166,9 +166,9 @@ impl Reader {
     fn field(&mut self, field: &Field, value: &Value) -> Result<(), String> {
         match field.meaning {
             Meaning::Flag(id, kind) => {
-                let read = read_value(kind, value).map_err(|cure| {
+                let read = read_value(kind, value).map_err(|fix| {
                     format!(
-                        "{} is {}, which cannot be used: {cure}, or leave it out",
+                        "{} is {}, which cannot be used: {fix}, or leave it out",
                         field.path,
                         shown(value)
                     )
@@ -223,22 +223,22 @@ fn read_value(kind: Kind, value: &Value) -> Result<Option<String>, String> {
         }
         Kind::Path => text_of(value, "the path of a kubeconfig"),
         Kind::Address(port) => {
-            let cure = format!("write an IP address and a port, such as 0.0.0.0:{port} or [::]:{port}");
+            let fix = format!("write an IP address and a port, such as 0.0.0.0:{port} or [::]:{port}");
             let Some(text) = text_of(value, &format!("an address such as 0.0.0.0:{port}"))? else {
                 return Ok(None);
             };
             let address = SocketAddr::from_str(&text)
                 .or_else(|_| text.parse::<IpAddr>().map(|address| SocketAddr::new(address, port)));
-            address.map(|address| Some(address.to_string())).map_err(|_| cure)
+            address.map(|address| Some(address.to_string())).map_err(|_| fix)
         }
         Kind::NodePortAddresses => node_port_addresses(value),
         Kind::Time => {
-            let cure = "a time in quotes such as 30s, 2m or 24h0m0s";
-            let Some(text) = text_of(value, cure)? else { return Ok(None) };
+            let fix = "a time in quotes such as 30s, 2m or 24h0m0s";
+            let Some(text) = text_of(value, fix)? else { return Ok(None) };
             match parse_duration(&text) {
                 Some(time) if time.is_zero() => Ok(None),
                 Some(_) => Ok(Some(text)),
-                None => Err(format!("write {cure}")),
+                None => Err(format!("write {fix}")),
             }
         }
         Kind::LogFormat => match text_of(value, "text or json")? {
@@ -271,15 +271,15 @@ fn text_of(value: &Value, what: &str) -> Result<Option<String>, String> {
 }
 
 fn node_port_addresses(value: &Value) -> Result<Option<String>, String> {
-    let cure = "write a list of CIDRs such as [192.0.2.0/24], or [primary], [all], [localhost]";
+    let fix = "write a list of CIDRs such as [192.0.2.0/24], or [primary], [all], [localhost]";
     let items = match value {
         Value::Null => return Ok(None),
         Value::Sequence(items) => items.iter().map(Value::as_str).collect::<Option<Vec<_>>>(),
         _ => None,
     };
-    let items = items.ok_or(cure)?;
+    let items = items.ok_or(fix)?;
     if items.iter().any(|item| item.contains(',') || NodePortAddresses::from_str(item).is_err()) {
-        return Err(cure.to_owned());
+        return Err(fix.to_owned());
     }
     Ok((!items.is_empty()).then(|| items.join(",")))
 }

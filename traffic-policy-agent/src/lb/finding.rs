@@ -32,15 +32,15 @@ pub struct Finding {
     /// One sentence.
     pub what: String,
     /// The remedy; empty where there is nothing to do.
-    pub cure: String,
+    pub fix: String,
     /// A piece of YAML to paste.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub yaml: Option<String>,
 }
 
 impl Finding {
-    pub(super) fn new(level: Level, code: &'static str, what: String, cure: impl Into<String>) -> Self {
-        Self { level, code, what, cure: cure.into(), yaml: None }
+    pub(super) fn new(level: Level, code: &'static str, what: String, fix: impl Into<String>) -> Self {
+        Self { level, code, what, fix: fix.into(), yaml: None }
     }
 
     pub(super) fn with_yaml(mut self, yaml: String) -> Self {

@@ -4,7 +4,7 @@
 use super::{
     balancer::{Ask, Balancer, sure, unsure},
     cluster::Cluster,
-    cure,
+    fix,
     profiles::AWS_ALB,
 };
 use crate::model::{
@@ -43,13 +43,13 @@ fn free(cluster: &Cluster) -> u16 {
 }
 
 /// YAML that gives a Service of type NodePort a health port, the one that it has or a free one, and lets its balancer ask there.
-pub(super) fn cure(cluster: &Cluster, service: &Service, balancer: &Balancer) -> String {
+pub(super) fn fix(cluster: &Cluster, service: &Service, balancer: &Balancer) -> String {
     let refused = cluster.index().is_health_port_refused(service);
     let port = match service.health_annotation {
         port if port != 0 && !refused => port,
         _ => free(cluster),
     };
-    let mut yaml = cure::annotation(HEALTH_PORT_ANNOTATION, &port.to_string());
+    let mut yaml = fix::annotation(HEALTH_PORT_ANNOTATION, &port.to_string());
     if balancer.name == AWS_ALB.name {
         yaml.push_str(&format!("  # here, or in the Ingress\n  {ALB_PORT}: \"{port}\"\n"));
     }

@@ -7,8 +7,8 @@
 mod balancer;
 mod change;
 mod cluster;
-mod cure;
 mod finding;
+mod fix;
 mod guess;
 mod health_port;
 mod judge;

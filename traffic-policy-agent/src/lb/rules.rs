@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{
     balancer::{Ask, Weights},
-    cure,
     finding::{Finding, Level},
+    fix,
     judge::Judge,
     verdict::{Fate, Judgement, Membership, PortJudgement, Row, as_f64},
 };
@@ -139,7 +139,7 @@ impl<'a> Case<'_, 'a> {
             self.nodes(bad),
             percent(share)
         );
-        let finding = |cure: &str| Finding::new(Level::Error, "green-and-lost", what, cure);
+        let finding = |fix: &str| Finding::new(Level::Error, "green-and-lost", what, fix);
         Some(match self.judgement.policy {
             Policy::Cluster => finding("let a pod of it become ready"),
             Policy::Local if self.is_node_port() => finding(
@@ -209,7 +209,7 @@ impl<'a> Case<'_, 'a> {
             Policy::Cluster => Level::Note,
         };
         let excluded = self.port.sum(|row| bad(row) && row.membership == Membership::Excluded).0 > 0;
-        let cure = if excluded {
+        let fix = if excluded {
             "take the label node.kubernetes.io/exclude-from-external-load-balancers off the node, or keep these pods away from it"
         } else {
             "see --why for what keeps the node out"
@@ -223,7 +223,7 @@ impl<'a> Case<'_, 'a> {
                 counted(pods, "pod is ready", "pods are ready"),
                 self.name()
             ),
-            cure,
+            fix,
         ))
     }
 
@@ -243,7 +243,7 @@ impl<'a> Case<'_, 'a> {
                 format!("all {n} pods of {name} are on node {node}: they are gone with that node"),
             ),
         };
-        let yaml = cure::spread(self.judgement.service);
+        let yaml = fix::spread(self.judgement.service);
         Some(Finding::new(level, "one-node", what, "spread the pods over nodes").with_yaml(yaml))
     }
 
@@ -265,7 +265,7 @@ impl<'a> Case<'_, 'a> {
             percent(most.share),
             percent(mean)
         );
-        let yaml = cure::spread(self.judgement.service);
+        let yaml = fix::spread(self.judgement.service);
         Some(
             Finding::new(level, "uneven", what, format!("as many pods on each node{weights}"))
                 .with_yaml(yaml),
@@ -371,7 +371,7 @@ impl<'a> Case<'_, 'a> {
                 ),
                 format!("before such a change, the annotation traffic-policy.io/drain: {text}"),
             )
-            .with_yaml(cure::annotation("traffic-policy.io/drain", &text)),
+            .with_yaml(fix::annotation("traffic-policy.io/drain", &text)),
         )
     }
 

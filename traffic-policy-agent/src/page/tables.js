@@ -80,7 +80,7 @@ function findings(service, level) {
   if (service.findings.length === 0) return null;
   const item = (finding) => h("li", { class: finding.level },
     h("p", null, h("span", { class: "level" }, finding.level), finding.what, " ", h("code", null, finding.code)),
-    finding.cure && h("p", null, h("b", null, "Cure: "), finding.cure), finding.yaml && yaml(finding.yaml));
+    finding.fix && h("p", null, h("b", null, "Fix: "), finding.fix), finding.yaml && yaml(finding.yaml));
   return section(level, "Findings", h("ul", { class: "findings" }, service.findings.map(item)));
 }
 

@@ -205,8 +205,8 @@ fn tally(findings: &[Finding]) -> String {
 
 pub(super) fn print_finding(out: &mut dyn Write, finding: &Finding) -> io::Result<()> {
     paragraph(out, &format!("{:<8}", finding.level.name().to_uppercase()), &finding.what)?;
-    if !finding.cure.is_empty() {
-        paragraph(out, "  cure  ", &finding.cure)?;
+    if !finding.fix.is_empty() {
+        paragraph(out, "  fix   ", &finding.fix)?;
     }
     for line in finding.yaml.iter().flat_map(|yaml| yaml.lines()) {
         writeln!(out, "        {line}")?;

@@ -68,7 +68,7 @@ impl Cause {
     }
 
     /// The remedy.
-    pub(super) const fn cure(self) -> &'static str {
+    pub(super) const fn fix(self) -> &'static str {
         match self {
             Self::DeadAgent => {
                 "start the agent (or kube-proxy) there: `kubectl get pods -A -o wide --field-selector spec.nodeName=NODE`, and its log"

@@ -52,7 +52,7 @@ fn finding(level: Level, cause: Cause, group: &[&Answered]) -> Finding {
         _ => (String::new(), String::new()),
     };
     let Some(first) = group.first() else {
-        return Finding::new(level, cause.code(), String::new(), cause.cure());
+        return Finding::new(level, cause.code(), String::new(), cause.fix());
     };
     let about = first.asking.service.as_ref().map_or_else(String::new, |service| format!(" of {service}"));
     let heard = match &first.heard {
@@ -67,7 +67,7 @@ fn finding(level: Level, cause: Cause, group: &[&Answered]) -> Finding {
         question_text(first.asking.question),
         explanation(cause, first)
     );
-    Finding::new(level, cause.code(), what, cause.cure())
+    Finding::new(level, cause.code(), what, cause.fix())
 }
 
 /// Text of a question.

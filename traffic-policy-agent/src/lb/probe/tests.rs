@@ -159,7 +159,7 @@ fn what_an_answer_tells() {
         assert_eq!(found, wanted, "{healthz} {question:?} {expected:?} {answer}");
         told.extend(probed.answered.iter().filter_map(|one| one.difference).map(|one| one.cause));
         for finding in probed.findings(None).iter().chain(&probed.findings(Some(&service))) {
-            assert!(!finding.cure.is_empty() && finding.what.contains("n1"), "{finding:?}");
+            assert!(!finding.fix.is_empty() && finding.what.contains("n1"), "{finding:?}");
             assert!(!finding.what.contains('\u{1b}'), "{finding:?}");
         }
     }

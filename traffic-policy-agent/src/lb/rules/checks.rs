@@ -27,7 +27,7 @@ impl Case<'_, '_> {
             self.nodes(bad),
             span(balancer.notices_silence(Policy::Local).value)
         );
-        let finding = |cure: &str| Finding::new(Level::Warning, "check-times-out", what, cure);
+        let finding = |fix: &str| Finding::new(Level::Warning, "check-times-out", what, fix);
         Some(if self.is_node_port() {
             finding(
                 "give the Service a health port, which says 503 at once on such a node, and let the balancer ask it by HTTP (of \
@@ -44,7 +44,7 @@ impl Case<'_, '_> {
     }
 
     pub(super) fn health_port_yaml(&self) -> String {
-        health_port::cure(self.judge.cluster(), self.judgement.service, &self.judgement.balancer)
+        health_port::fix(self.judge.cluster(), self.judgement.service, &self.judgement.balancer)
     }
 
     /// The balancer is taken to ask the health port that an annotation gives, and nothing shows that it does.
@@ -58,8 +58,8 @@ impl Case<'_, '_> {
             self.name(),
             self.judgement.balancer.name
         );
-        let cure = format!("see that the balancer's check is HTTP on port {port}, with any path");
-        Some(Finding::new(Level::Note, "health-port-assumed", what, cure).with_yaml(self.health_port_yaml()))
+        let fix = format!("see that the balancer's check is HTTP on port {port}, with any path");
+        Some(Finding::new(Level::Note, "health-port-assumed", what, fix).with_yaml(self.health_port_yaml()))
     }
 
     pub(super) fn no_health_port(&self) -> Option<Finding> {

@@ -263,7 +263,7 @@ fn cures_are_to_be_pasted() {
 
 #[test]
 fn a_health_port_is_to_be_pasted() {
-    let cure = |service: &str, balancer: &str| -> serde_json::Value {
+    let fix = |service: &str, balancer: &str| -> serde_json::Value {
         let yaml = manifests("n1 n2 n3", service, "a@n1 b@n2");
         judged(&yaml, balancer, |_, judgement| {
             let finding = &judgement.findings[0];
@@ -273,11 +273,11 @@ fn a_health_port_is_to_be_pasted() {
         })
     };
     let ours = "traffic-policy.io/health-check-node-port";
-    let for_an_alb = cure("NodePort Local", "aws-alb");
+    let for_an_alb = fix("NodePort Local", "aws-alb");
     assert_eq!(for_an_alb[ours], "31999");
     assert_eq!(for_an_alb["alb.ingress.kubernetes.io/healthcheck-port"], "31999");
     // A port that nobody has; here the node port is one.
-    let for_another = cure("NodePort Local health-check-node-port=\"30080\"", "custom");
+    let for_another = fix("NodePort Local health-check-node-port=\"30080\"", "custom");
     assert_eq!(for_another, serde_json::json!({ours: "31999"}));
 }
 
