@@ -178,3 +178,17 @@ fn a_flow_of_two_answers_may_be_established_or_not() {
         from_client(SYN),
     ]);
 }
+
+/// What an endpoint has said before its connection was established has no acknowledgement number to compare with: the numbers of the
+/// third connection come to where the length of the data of the second one's SYN-ACK stands.
+#[test]
+fn a_length_is_not_taken_for_an_acknowledgement() {
+    let segment = |flags| Segment { flags, ..SYN };
+    let from_client = |segment| Action::Request { client: 0, port: 0, service: 1, segment };
+    let answer = |flags| Action::Reply { flow: 0, segment: segment(flags) };
+    let refused = [from_client(SYN), answer(Flags::SynAck), answer(Flags::RstAck)];
+    let far = Segment { sequence: Number::Far(0), ..SYN };
+    for flags in [Flags::Ack, Flags::FinAck] {
+        repeat(&[&refused[..], &refused, &[from_client(far), answer(flags)]].concat());
+    }
+}
