@@ -54,6 +54,16 @@ pub enum Fault {
     Expiring,
 }
 
+/// Moment of a packet's way through a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    Before,
+    /// Its time is noted, and no program has it yet.
+    Given,
+    /// A program had it, and the model does not know yet.
+    Seen,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// From a client to a Service.
@@ -104,6 +114,11 @@ pub enum Action {
     Wait {
         jiffies: u32,
     },
+    /// Real time goes by with the next packet, as on a machine with other work.
+    Pause {
+        milliseconds: u16,
+        point: Point,
+    },
     /// The agent sweeps expired flows.
     Sweep,
     /// A Service changes: other endpoints, another policy, a drain, source ranges, affinity; or it goes, or comes.
@@ -145,6 +160,12 @@ impl Sender {
 }
 
 impl Action {
+    /// As often of one length as of another: time-outs of the programs begin at 25 jiffies, and those of a flow's port end at 1000.
+    pub fn pause(rng: &mut Rng) -> Self {
+        let point = [Point::Before, Point::Given, Point::Seen][rng.usize(..3)];
+        Self::Pause { milliseconds: 1 << rng.u8(..13), point }
+    }
+
     pub fn random(rng: &mut Rng) -> Self {
         let client = rng.u8(..CLIENTS.len() as u8);
         let service = rng.u8(..SERVICES.len() as u8);

@@ -20,6 +20,9 @@ struct Options {
     /// Seed of the random numbers; by default the time, which is printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Sleep now and then, as on a busy machine: finds what depends on real time, in far fewer packets
+    #[arg(long)]
+    pauses: bool,
 }
 
 /// Of its time, what two CPUs at once get: one part of so many.
@@ -50,7 +53,7 @@ fn main() -> Result<ExitCode> {
         let differs = harness::with(|harness| {
             // Programs are loaded by now.
             let (started, mut said) = (Instant::now(), Instant::now());
-            let ran = fuzz(harness, *path, &mut rng, &mut totals, |totals| {
+            let ran = fuzz(harness, *path, &mut rng, &mut totals, options.pauses, |totals| {
                 if said.elapsed() > Duration::from_secs(10) {
                     println!("{path:?}: {} packets", totals.packets);
                     said = Instant::now();

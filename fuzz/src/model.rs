@@ -19,7 +19,7 @@ mod flow;
 
 pub use self::{
     affinity::duration,
-    age::{Fate, STEPS, Stale, TIMEOUTS},
+    age::{Fate, Moment, STEPS, Stale, TIMEOUTS},
     flow::{Count, Ended, Flow, From, Host},
 };
 
@@ -71,6 +71,11 @@ impl Model {
         }
     }
 
+    /// When the last packet was given to a program.
+    pub fn now(&self) -> Moment {
+        Moment { clock: self.clock, given: self.given }
+    }
+
     /// The flow of a client's packets to a Service.
     pub fn find(&self, tcp: bool, client: SocketAddr, frontend: SocketAddr) -> Option<usize> {
         self.flows
@@ -91,7 +96,7 @@ impl Model {
         0xffff_ff00_u32.wrapping_add(self.connections.wrapping_mul(0x0101_0101))
     }
 
-    /// The fate of a client's packet.
+    /// The fate of a client's packet, of which a program has decided: until then there is no saying how much time has gone by.
     pub fn request(&self, client: IpAddr, flow: Option<usize>, service: usize, segment: Segment) -> Expected {
         let of = &self.services[service];
         let opens = !segment.tcp || segment.flags == Flags::Syn;
@@ -236,8 +241,7 @@ impl Model {
             hosts: [host(initial), host(endpoint_initial)],
             counts: [Count::default(); 2],
             last: [self.clock; 2],
-            belonged: self.clock,
-            seen: self.given,
+            belonged: self.now(),
             belongs: false,
             asked: None,
             reset: false,
@@ -278,7 +282,8 @@ impl Model {
 
     /// A packet of a flow was translated.
     pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
-        self.flows[index].follow(from, segment, sequence, self.clock);
+        let now = self.now();
+        self.flows[index].follow(from, segment, sequence, now);
     }
 }
 

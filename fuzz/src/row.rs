@@ -41,6 +41,7 @@ fn source(action: Action) -> String {
         ("damage: ", "damage: Damage::"),
         ("fault: ", "fault: Fault::"),
         ("change: ", "change: Change::"),
+        ("point: ", "point: Point::"),
         ("sequence: ", "sequence: Number::"),
         ("acknowledgement: ", "acknowledgement: Number::"),
     ];

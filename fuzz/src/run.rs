@@ -10,7 +10,12 @@ mod requests;
 mod tables;
 mod time;
 
-use std::{collections::HashMap, net::SocketAddr, time::Instant};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
 
 use fastrand::Rng;
 use traffic_policy_agent::dataplane::Sweeper;
@@ -22,7 +27,7 @@ use traffic_policy_testing::{
 
 pub use self::{fragments::Pieces, tables::sound};
 use crate::{
-    action::Action,
+    action::{Action, Point},
     model::{Flow, From, Model},
     segment::Segment,
     topology::{self, CLIENT_PORTS, CLIENTS},
@@ -63,10 +68,13 @@ pub struct Totals {
 
 /// Actions of one sequence.
 const LENGTH: usize = 300;
+/// Fewer pauses than so many in one sequence.
+const PAUSES: usize = 10;
 /// The whole table is compared after so many actions: each comparison takes as long as ten packets.
 const COMPARED: usize = 16;
 
-/// Runs random sequences until `enough` says so. Returns the first sequence in which program and model differ.
+/// Runs random sequences until `enough` says so, with [`Action::Pause`] now and then if `pauses`. Returns the first sequence in which
+/// program and model differ.
 ///
 /// # Errors
 /// The sequence, and where they differ.
@@ -75,10 +83,16 @@ pub fn fuzz(
     path: Path,
     rng: &mut Rng,
     totals: &mut Totals,
+    pauses: bool,
     mut enough: impl FnMut(&Totals) -> bool,
 ) -> Result<(), Box<(Vec<Action>, Difference)>> {
     while !enough(totals) {
-        let actions: Vec<_> = (0..LENGTH).map(|_| Action::random(rng)).collect();
+        let mut actions: Vec<_> = (0..LENGTH).map(|_| Action::random(rng)).collect();
+        if pauses {
+            for _ in 0..rng.usize(..PAUSES) {
+                actions.insert(rng.usize(..LENGTH), Action::pause(rng));
+            }
+        }
         if let Err(difference) = check(harness, path, &actions, COMPARED, totals) {
             return Err(Box::new((actions, difference)));
         }
@@ -105,9 +119,10 @@ pub fn check(
         totals,
         compared,
         last: None,
-        identification: fragments::identification(),
+        identification: 1,
         records: HashMap::new(),
         sweeper: None,
+        pause: None,
     };
     for (at, action) in actions.iter().enumerate() {
         let done = run.act(*action).and_then(|()| {
@@ -127,10 +142,12 @@ struct Run<'a> {
     totals: &'a mut Totals,
     compared: usize,
     last: Option<(Input, &'static str, Vec<u8>)>,
-    /// Of the last packet in fragments.
+    /// Of the last packet in fragments: odd, and none that [`foreign`] sends.
     identification: u16,
     records: HashMap<fragments::Key, fragments::Record>,
     sweeper: Option<Sweeper>,
+    /// To be made with the next packet.
+    pause: Option<(Point, Duration)>,
 }
 
 impl Run<'_> {
@@ -152,6 +169,10 @@ impl Run<'_> {
             Action::Fragments { sender, segment, pieces } => self.fragments(sender, segment, pieces),
             Action::Wait { jiffies } => {
                 self.wait(jiffies);
+                Ok(())
+            }
+            Action::Pause { milliseconds, point } => {
+                self.pause = Some((point, Duration::from_millis(milliseconds.into())));
                 Ok(())
             }
             Action::Sweep => self.sweep(None).map(drop),
@@ -183,11 +204,21 @@ impl Run<'_> {
 
     fn run_frame(&mut self, hook: Hook, device: Device, frame: Vec<u8>) -> Ran {
         let input = Input { device, ..Input::new(hook, frame) };
+        self.pause_at(Point::Before);
         self.model.given = Instant::now();
+        self.pause_at(Point::Given);
         let ran = self.harness.input(&input);
+        self.pause_at(Point::Seen);
         self.totals.packets += 1;
         self.last = Some((input, ran.outcome, ran.frame.clone()));
         ran
+    }
+
+    /// Sleeps if a pause was to be made here: as if another process had this CPU.
+    fn pause_at(&mut self, point: Point) {
+        if let Some((_, time)) = self.pause.take_if(|(at, _)| *at == point) {
+            thread::sleep(time);
+        }
     }
 
     fn unchanged(&mut self, sent: &[u8], ran: &Ran) -> Result<(), String> {
@@ -206,8 +237,8 @@ impl Run<'_> {
 
     /// Counts a packet that was translated.
     fn count(&mut self, index: usize, from: From, sent: &Packet) {
-        let (clock, given) = (self.model.clock, self.model.given);
-        self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, clock, given);
+        let now = self.model.now();
+        self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, now);
     }
 
     /// Hook and device of packets from a flow's endpoint.

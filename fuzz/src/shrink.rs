@@ -94,6 +94,7 @@ fn simpler(action: Action) -> Vec<Action> {
         | Action::Service { .. }
         | Action::Retire { .. }
         | Action::Wait { .. }
+        | Action::Pause { .. }
         | Action::Sweep => Vec::new(),
     }
 }

@@ -1,8 +1,10 @@
 //! The programs beside the reference model, on random packets of fixed seeds: `cargo xtask fuzz` goes on where this ends. And what
 //! it has found, as sequences that must not differ again.
 
+use std::thread;
+
 use fastrand::Rng;
-use traffic_policy_fuzz::action::Sender;
+use traffic_policy_fuzz::action::{Point, Sender};
 use traffic_policy_fuzz::damage::Damage;
 use traffic_policy_fuzz::segment::{Flags, Number, Segment};
 use traffic_policy_fuzz::{Action, Path, Totals, check, concurrent, fuzz, row, shrink};
@@ -12,11 +14,11 @@ use traffic_policy_testing::lab::Family;
 /// Packets of each of XDP and TC, IPv4 and IPv6.
 const PACKETS: u64 = 60_000;
 
-fn no_difference(path: Path) {
+fn no_difference(path: Path, packets: u64, pauses: bool) {
     let mut totals = Totals::default();
     let found = harness::with(|harness| {
         let mut rng = Rng::with_seed(1);
-        let ran = fuzz(harness, path, &mut rng, &mut totals, |totals| totals.packets >= PACKETS);
+        let ran = fuzz(harness, path, &mut rng, &mut totals, pauses, |totals| totals.packets >= packets);
         ran.err().map(|found| {
             let (actions, difference) = *found;
             let (actions, difference) = shrink(harness, path, &actions, &difference);
@@ -33,22 +35,35 @@ fn no_difference(path: Path) {
 
 #[test]
 fn xdp_ipv4() {
-    no_difference(Path { hook: Hook::Xdp, family: Family::V4 });
+    no_difference(Path { hook: Hook::Xdp, family: Family::V4 }, PACKETS, false);
 }
 
 #[test]
 fn xdp_ipv6() {
-    no_difference(Path { hook: Hook::Xdp, family: Family::V6 });
+    no_difference(Path { hook: Hook::Xdp, family: Family::V6 }, PACKETS, false);
 }
 
 #[test]
 fn tc_ipv4() {
-    no_difference(Path { hook: Hook::Ingress, family: Family::V4 });
+    no_difference(Path { hook: Hook::Ingress, family: Family::V4 }, PACKETS, false);
 }
 
 #[test]
 fn tc_ipv6() {
-    no_difference(Path { hook: Hook::Ingress, family: Family::V6 });
+    no_difference(Path { hook: Hook::Ingress, family: Family::V6 }, PACKETS, false);
+}
+
+/// Packets of each with pauses, which take nearly all of the time.
+const WITH_PAUSES: u64 = 2_000;
+
+/// A machine that does other work meanwhile, or none for seconds.
+#[test]
+fn pauses() {
+    thread::scope(|scope| {
+        for path in Path::all() {
+            scope.spawn(move || no_difference(path, WITH_PAUSES, true));
+        }
+    });
 }
 
 /// Packets of each on both CPUs together.
@@ -76,7 +91,7 @@ fn a_broken_program_is_found_and_shrunk() {
     let path = Path { hook: Hook::Xdp, family: Family::V4 };
     harness::with(|harness| {
         harness.without_jumps(|harness| {
-            let found = fuzz(harness, path, &mut Rng::with_seed(1), &mut Totals::default(), |_| false);
+            let found = fuzz(harness, path, &mut Rng::with_seed(1), &mut Totals::default(), false, |_| false);
             let Err(found) = found else { panic!("nothing was found") };
             let (actions, difference) = shrink(harness, path, &found.0, &found.1);
             assert_eq!(actions.len(), 1, "{actions:?}");
@@ -177,4 +192,48 @@ fn a_flow_of_two_answers_may_be_established_or_not() {
         Action::Retire { service: 2, endpoint: 0 },
         from_client(SYN),
     ]);
+}
+
+/// What an endpoint has said before its connection was established has no acknowledgement number to compare with: the numbers of the
+/// third connection come to where the length of the data of the second one's SYN-ACK stands.
+#[test]
+fn a_length_is_not_taken_for_an_acknowledgement() {
+    let segment = |flags| Segment { flags, ..SYN };
+    let from_client = |segment| Action::Request { client: 0, port: 0, service: 1, segment };
+    let answer = |flags| Action::Reply { flow: 0, segment: segment(flags) };
+    let refused = [from_client(SYN), answer(Flags::SynAck), answer(Flags::RstAck)];
+    let far = Segment { sequence: Number::Far(0), ..SYN };
+    for flags in [Flags::Ack, Flags::FinAck] {
+        repeat(&[&refused[..], &refused, &[from_client(far), answer(flags)]].concat());
+    }
+}
+
+const POINTS: [Point; 3] = [Point::Before, Point::Given, Point::Seen];
+
+/// A SYN on an established connection that nobody answers for three seconds, in the tests' 100 jiffies to the second: the next one begins
+/// anew, however real the time was.
+#[test]
+fn a_silence_of_the_machine_is_a_silence() {
+    let segment = |flags| Segment { flags, ..SYN };
+    let from_client = |segment| Action::Request { client: 0, port: 0, service: 1, segment };
+    let established = [
+        from_client(SYN),
+        Action::Reply { flow: 0, segment: segment(Flags::SynAck) },
+        from_client(segment(Flags::Ack)),
+        from_client(SYN),
+    ];
+    // 250 jiffies to the second are Debian's.
+    for point in POINTS {
+        let pause = Action::Pause { milliseconds: 1_300, point };
+        repeat(&[&established[..], &[pause, from_client(SYN), from_client(segment(Flags::Ack))]].concat());
+    }
+}
+
+/// The ports of SYNs that nobody has answered for ten seconds are another flow's.
+#[test]
+fn a_port_is_given_up_in_real_time() {
+    let to_vip = |client, port| Action::Request { client, port, service: 2, segment: SYN };
+    let all = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)].map(|(client, port)| to_vip(client, port));
+    let pause = Action::Pause { milliseconds: 4_300, point: Point::Given };
+    repeat(&[&all[..], &[pause, to_vip(1, 2)]].concat());
 }

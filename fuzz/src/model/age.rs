@@ -1,8 +1,9 @@
 //! Time: how long flows may be idle, and what a sweep makes of them.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Instant};
 
 use traffic_policy_ebpf::tcp::Timeouts;
+use traffic_policy_testing::harness::HZ;
 
 use super::{Ended, Flow, Model};
 use crate::topology::Endpoint;
@@ -19,10 +20,28 @@ pub const TIMEOUTS: Timeouts = Timeouts {
 };
 /// Jiffies around a time-out within which nothing is certain: a run takes some time itself.
 pub const SLACK: u64 = 5_000;
-/// Jiffies after which a port of an unanswered SYN may be taken: ten seconds, less what a run may take for rounding.
-const SILENT: u64 = 900;
+/// Jiffies after which a port of an unanswered SYN may be taken: ten seconds.
+const SILENT: u64 = 10 * HZ as u64;
+/// Jiffies that really go by in a millisecond, at most: no kernel has more of them.
+const PER_MILLISECOND: u64 = 1;
 /// Steps of time, each beyond one time-out more.
 pub const STEPS: [u32; 6] = [8_000, 30_000, 50_000, 100_000, 350_000, 1_100_000];
+
+/// A moment of a run: the model's clock, and this machine's just before a packet was given to a program, which may have seen it at any
+/// time since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    pub clock: u64,
+    pub given: Instant,
+}
+
+impl Moment {
+    /// The most jiffies that programs can have seen go by until now, when the model's clock is this.
+    pub fn most(self, clock: u64) -> u64 {
+        // A tick may have been due.
+        clock - self.clock + self.given.elapsed().as_millis() as u64 * PER_MILLISECOND + 1
+    }
+}
 
 /// The fate of a flow in a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +74,7 @@ impl Flow {
 
     /// The longest time for which it may have been: not all of its packets belong to it for certain.
     fn longest_idle(&self, clock: u64) -> u64 {
-        clock - self.belonged
+        self.belonged.most(clock)
     }
 
     /// The shortest and the longest time for which it may be idle, as far as its state is certain.
@@ -85,7 +104,7 @@ impl Flow {
     /// Whether another flow may have taken its port: it was never established, and for ten seconds nothing has come. A middlebox that
     /// does not see all of it may be mistaken.
     pub fn may_give_way(&self, clock: u64) -> bool {
-        self.tcp && (self.loose || !self.assured && self.longest_idle(clock) > SILENT)
+        self.tcp && (self.loose || !self.assured && self.longest_idle(clock) >= SILENT)
     }
 
     /// A sweep notices a flow that was idle for too long, and the next one that finds it still so removes it.

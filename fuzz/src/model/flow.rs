@@ -1,12 +1,10 @@
 //! A flow of the model: its addresses and ports, and the state of a TCP connection.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
 
-use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::{harness::HZ, lab::Family};
 
+use super::Moment;
 use crate::{
     segment::{Flags, Number, Segment},
     topology::{Endpoint, TARGET},
@@ -64,13 +62,11 @@ pub struct Flow {
     /// Its last packet in each direction: [`super::Model::clock`].
     pub last: [u64; 2],
     /// Its last packet that belongs to it for certain: others do not keep it alive.
-    pub belonged: u64,
-    /// The same, by this machine's clock.
-    pub seen: Instant,
+    pub belonged: Moment,
     /// Whether the packet that was followed last does.
     pub belongs: bool,
     /// A SYN that came when it was assured, if nothing that belongs to it has come since.
-    pub asked: Option<u64>,
+    pub asked: Option<Moment>,
     /// It ended by an RST.
     pub reset: bool,
     /// Its endpoint takes no more new flows: unless it is a connection that is established, the client's next packet that may begin
@@ -125,15 +121,15 @@ pub enum Pause {
 
 /// A client waits a second before it sends its SYN again (RFC 6298 section 2); a quarter of it is a pause.
 const PAUSE: u64 = 1000;
-const NO_PAUSE: Duration = Duration::from_millis(60);
-/// Jiffies after which an endpoint that knows the connection would have answered: three seconds, less what a run may take for rounding.
-const SILENCE: u64 = 200;
+const NO_PAUSE: u64 = HZ as u64 / 4;
+/// Jiffies after which an endpoint that knows the connection would have answered: three seconds.
+const SILENCE: u64 = 3 * HZ as u64;
 
 impl Flow {
     pub fn pause(&self, clock: u64) -> Pause {
         if clock - self.last[0].max(self.last[1]) > PAUSE {
             Pause::Long
-        } else if clock == self.belonged && self.seen.elapsed() < NO_PAUSE {
+        } else if self.belonged.most(clock) < NO_PAUSE {
             Pause::Short
         } else {
             Pause::Unspecified
@@ -157,7 +153,7 @@ impl Flow {
 
     /// Whether a SYN, or what a host sends that has accepted one, may begin another connection: the endpoint has forgotten this one.
     pub fn may_be_forgotten(&self, clock: u64) -> bool {
-        self.asked.is_some_and(|asked| clock - asked > SILENCE)
+        self.asked.is_some_and(|asked| asked.most(clock) >= SILENCE)
     }
 
     /// Sequence and acknowledgement number of a segment of this flow. A SYN on a connection that has been answered is that of a
@@ -186,13 +182,12 @@ impl Flow {
         self.counts[from as usize]
     }
 
-    /// Counts a packet of so many bytes. `given`: just before a program was given it.
-    pub fn count(&mut self, from: From, bytes: u64, clock: u64, given: Instant) {
-        self.last[from as usize] = clock;
+    /// Counts a packet of so many bytes.
+    pub fn count(&mut self, from: From, bytes: u64, now: Moment) {
+        self.last[from as usize] = now.clock;
         self.found_over = 0;
         if !self.tcp || self.belongs {
-            self.belonged = clock;
-            self.seen = given;
+            self.belonged = now;
             self.belongs = false;
         }
         let count = &mut self.counts[from as usize];
@@ -201,8 +196,8 @@ impl Flow {
     }
 
     /// Follows a segment that was translated, of these numbers.
-    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, clock: u64) {
-        let pause = self.pause(clock);
+    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, now: Moment) {
+        let pause = self.pause(now.clock);
         self.belongs = false;
         if !segment.tcp {
             self.answered |= from == From::Endpoint;
@@ -213,7 +208,7 @@ impl Flow {
             (segment.sequence.is_right(), segment.acknowledgement.is_right());
         match (segment.flags, from) {
             (Flags::Syn, From::Client) if self.assured || self.loose => {
-                self.asked.get_or_insert(clock);
+                self.asked.get_or_insert(now);
                 return;
             }
             // A SYN of another number that follows at once may be forged: the first one's answer is awaited.
@@ -269,10 +264,10 @@ impl Flow {
         if exact_sequence && (exact_acknowledgement || segment.flags == Flags::Rst) {
             self.follow_exact(from, segment, reset);
             self.belongs = self.assured && !self.loose && self.ended == Ended::No && !reset;
-            if self.belongs && self.asked.is_some_and(|asked| clock > asked) {
+            if self.belongs && self.asked.is_some_and(|asked| now.clock > asked.clock) {
                 self.asked = None;
             }
-        } else if !reset && self.may_be_forgotten(clock) {
+        } else if !reset && self.may_be_forgotten(now.clock) {
             self.loose = true;
             self.ended = Ended::Unspecified;
         } else if reset && exact_sequence {

@@ -4,10 +4,7 @@
 //! of their addresses and identification (RFC 791 section 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass
 //! while there is none: they are not queued here. A first fragment of TCP without the whole fixed header is none (RFC 1858).
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::atomic::{AtomicU16, Ordering},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use fastrand::Rng;
 use traffic_policy_testing::{
@@ -48,13 +45,6 @@ pub struct Pieces {
     pub again: bool,
 }
 
-/// Odd numbers, one after the other: records outlive a run, so none of a minute ago may be meant, nor what [`super::foreign`] sends.
-static IDENTIFICATION: AtomicU16 = AtomicU16::new(1);
-
-pub(super) fn identification() -> u16 {
-    IDENTIFICATION.fetch_add(2, Ordering::Relaxed)
-}
-
 impl Run<'_> {
     pub(super) fn fragments(
         &mut self,
@@ -69,7 +59,7 @@ impl Run<'_> {
         let segment = Segment { flags, payload, ..segment };
         let Some(mut offer) = self.offer(sender, segment) else { return Ok(()) };
         if !pieces.again {
-            self.identification = identification();
+            self.identification += 2;
         }
         let size = usize::from(pieces.size) * 8;
         offer.cut(self.identification, size);

@@ -44,8 +44,8 @@ impl Run<'_> {
                 let segment = segment(if known { Flags::Ack } else { Flags::Syn });
                 let mut request = self.to_service(client, service, segment);
                 request.packet.ttl = ttl;
-                let expected = self.model.request(client.ip(), request.flow, service, segment);
                 let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
+                let expected = self.model.request(client.ip(), request.flow, service, segment);
                 let remote = match expected {
                     Expected::New(_) => {
                         let candidates = self.model.candidates(client.ip(), service);

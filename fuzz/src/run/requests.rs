@@ -44,8 +44,8 @@ impl Run<'_> {
         segment: Segment,
     ) -> Result<(), String> {
         let request = self.to_service(client, service, segment);
-        let expected = self.model.request(client.ip(), request.flow, service, segment);
         let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
+        let expected = self.model.request(client.ip(), request.flow, service, segment);
         self.became(&request, expected, &ran)
     }
 

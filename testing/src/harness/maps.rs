@@ -162,7 +162,7 @@ impl Harness {
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
         clear(&mut self.tables.gone)?;
-        for name in ["tp_own_sent4", "tp_own_sent6"] {
+        for name in ["tp_own_sent4", "tp_own_sent6", "tp_fragments4", "tp_fragments6"] {
             self.map(name).empty()?;
         }
         for name in ["tp_ep_routes4", "tp_ep_routes6"] {

@@ -273,6 +273,33 @@ fn a_new_attempt_is_answered_by_its_own_number() {
     });
 }
 
+/// An endpoint that has answered a SYN which its client has given up answers the next one by what it expects, and the client resets
+/// that (RFC 9293 section 3.10.7.4).
+#[test]
+fn an_endpoint_that_is_half_open_is_reset_by_its_client() {
+    each(|harness, terms, dialogue| {
+        if !terms.tcp {
+            return;
+        }
+        const FIRST: u32 = SYN_NUMBER + (1 << 31);
+        harness.run(terms.hook, &dialogue.opening().numbers(FIRST, 0));
+        let answer = dialogue.answer_packet(harness, SYN_ACK).numbers(ANSWER_NUMBER, FIRST + 1);
+        let outcome = dialogue.answered(harness, &answer).outcome;
+        assert!(outcome.starts_with("replied"), "{outcome}");
+        dialogue.idle(harness, 4);
+        dialogue.open(harness);
+        let expects = dialogue.answer_packet(harness, ACK);
+        let stray = expects.clone().numbers(ANSWER_NUMBER + 1, 0);
+        dialogue.answered(harness, &stray).expect("passed-out-of-window");
+        let outcome = dialogue.answered(harness, &expects.numbers(ANSWER_NUMBER + 1, FIRST + 1)).outcome;
+        assert!(outcome.starts_with("replied"), "{outcome}");
+        let reset = dialogue.request(flag::RST).numbers(FIRST + 1, 0);
+        assert!(matches!(harness.run(terms.hook, &reset).outcome, "forwarded" | "delivered"));
+        dialogue.establish(harness);
+        assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
+    });
+}
+
 /// An ended connection gives its place to the next one; what still comes from its endpoint is not translated.
 #[test]
 fn a_syn_on_a_closed_connection_chooses_anew() {

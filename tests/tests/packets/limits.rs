@@ -6,7 +6,7 @@ use traffic_policy_testing::harness::{
 };
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, everywhere};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -149,6 +149,30 @@ fn ports_of_flows_that_are_over_are_used_again() {
             second.answer(harness, SYN_ACK).expect("replied");
             second.send(harness, ACK).expect("forwarded");
         }
+    });
+}
+
+/// An endpoint whose client never established its connection still awaits that when another client has got its port: it answers the SYN
+/// by what it expects (RFC 9293 section 3.10.7.4), and the client resets that.
+#[test]
+fn whoever_gets_a_half_open_connections_port_hears_its_endpoint() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        harness.set_up(&setup(Spot::Near).pool([5000]));
+        let (first, second) =
+            (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
+        const FIRST: u32 = 1 << 31;
+        harness.run(terms.hook, &first.opening().numbers(FIRST, 0));
+        let answer = first.answer_packet(harness, flag::SYN | ACK).numbers(ANSWER_NUMBER, FIRST + 1);
+        first.answered(harness, &answer).expect("replied");
+        first.idle(harness, 20);
+        second.open(harness).expect("forwarded");
+        let segment = |ack| second.answer_packet(harness, ACK).numbers(ANSWER_NUMBER + 1, ack);
+        // As many bytes as it has sent.
+        second.answered(harness, &segment(0)).expect("passed-out-of-window");
+        second.answered(harness, &segment(FIRST + 1)).expect("replied");
     });
 }
 

@@ -187,6 +187,14 @@ pub const fn assured_reply(segment: &Segment, answer: Numbers) -> Numbers {
     numbers(end, sequence(segment.numbers))
 }
 
+/// The numbers that an endpoint has which awaits the ACK of its SYN-ACK still, when another connection gets the tuple: to that one's SYN
+/// it says what it expects (RFC 9293 section 3.10.7.4). An entry that is not assured has a length in the place of the second number.
+#[inline(always)]
+pub const fn half_open(opening: Numbers, answer: Numbers) -> Numbers {
+    let end = sequence(answer).wrapping_add(acknowledgement(answer)).wrapping_add(1);
+    numbers(end, sequence(opening).wrapping_add(1))
+}
+
 /// Whether an RST of the client ends a flow that is not assured.
 #[inline(always)]
 pub const fn resets_opening(segment: &Segment, opening: Numbers) -> bool {
@@ -340,6 +348,20 @@ mod tests {
             );
             assert_eq!(entry, fin, "{behind} behind");
         }
+    }
+
+    #[test]
+    fn a_half_open_endpoint_is_known_by_both_numbers() {
+        let (opening, answer) = (numbers(u32::MAX, 0), numbers(7_000, 100));
+        let former = half_open(opening, answer);
+        assert_eq!(former, numbers(7_101, 0));
+        let says = |number, ack| Segment { flags: flag::ACK, numbers: numbers(number, ack), length: 0 };
+        let fits = |own, segment| unassured(false, 0, own, numbers(1 << 30, 0), &segment).fits;
+        assert!(fits(former, says(7_101, 0)), "an ACK of the connection before");
+        assert!(!fits(former, says(7_101, 1 << 30)), "of another one");
+        let former = half_open(numbers(1 << 31, 0), answer);
+        assert!(fits(former, says(7_101, (1 << 31) + 1)));
+        assert!(!fits(former, says(7_101, 100)), "a length is no acknowledgement");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, TableUsage, Tuple, kind},
-    tcp::{ASSURED, MARKED, RST, numbers},
+    tcp::{ANSWERED, ASSURED, MARKED, RST, numbers},
 };
 
 use crate::datapath::{
@@ -242,17 +242,18 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if idle::<F>(request, reply, now) < after * second {
         return false;
     }
-    let numbers = claim(reply);
-    if numbers == CLAIMED {
+    let former = claim(reply);
+    if former == CLAIMED {
         return false;
     }
     if claim(request) == CLAIMED {
         // Another CPU writes a new flow over it.
-        set!(reply.numbers = numbers);
+        set!(reply.numbers = former);
         return false;
     }
     // For the ACK that answers the SYN.
-    set!(scratch.reply.numbers = numbers);
+    let half_open = states.0 & ASSURED == 0 && states.1 & ANSWERED != 0;
+    set!(scratch.reply.numbers = if half_open { numbers::half_open(own, former) } else { former });
     remove::<F>(request, request_key, reply, key, room, pending);
     true
 }

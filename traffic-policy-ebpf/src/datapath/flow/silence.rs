@@ -2,7 +2,10 @@
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow},
-    tcp::{ANSWERED, FIN, flag, numbers::Segment},
+    tcp::{
+        ANSWERED, FIN, flag,
+        numbers::{self, Segment},
+    },
 };
 
 use crate::datapath::clock;
@@ -24,6 +27,10 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
     let quiet = if get!(reply.state) & ANSWERED == 0 { second / NEW_ATTEMPT } else { SILENCE * second };
     if now.wrapping_sub(get!(entry.last)) < quiet || now.wrapping_sub(get!(reply.last)) < quiet {
         return false;
+    }
+    if get!(reply.state) & ANSWERED != 0 {
+        // Its endpoint may await the ACK still.
+        set!(reply.numbers = numbers::half_open(get!(entry.numbers), get!(reply.numbers)));
     }
     set!(entry.numbers = syn.opening());
     if get!(reply.packets) == 0 {

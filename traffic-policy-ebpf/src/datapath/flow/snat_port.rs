@@ -8,6 +8,7 @@ use traffic_policy_ebpf::{
     abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, TableUsage, Tuple, kind, step},
     checksum, hash,
     outcome::Outcome,
+    tcp::{ANSWERED, ASSURED},
 };
 
 use crate::datapath::{
@@ -252,7 +253,11 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     // The client may be behind another device now.
     set!(old.ifindex = get!(scratch.reply.ifindex));
     table::set_next_hop(old, 0, 0);
-    // Its numbers stay: `tcp::numbers::unassured`.
+    // Its numbers stay: `tcp::numbers::unassured`. Not those of a connection that was reset before it was assured, of which the
+    // endpoint knows nothing.
+    if get!(old.state) & (ASSURED | ANSWERED) == ANSWERED {
+        set!(old.numbers = 0);
+    }
     set!(old.state = 0);
     set!(old.last = get!(scratch.port_search.now));
     true
