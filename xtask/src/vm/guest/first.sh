@@ -29,6 +29,9 @@ mount -t ext4 -o ro /dev/vdb /lib/modules
 ln -sfn /proc/self/fd /dev/fd
 # Drivers of all devices, as udev would load them.
 find /sys/devices -name modalias -exec cat {} + | sort -u | xargs /sbin/modprobe --all --quiet --use-blacklist
+# As kmod's static nodes are made: the module is loaded when it is opened.
+mkdir -p /dev/net
+mknod /dev/net/tun c 10 200
 hostname vm
 ip link set lo up
 # As distributions have it, for programs that hold many maps and links.
