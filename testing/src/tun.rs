@@ -13,6 +13,8 @@ use crate::netns::{Namespace, Running};
 
 /// `TUNSETIFF` of linux/if_tun.h.
 const SET_INTERFACE: libc::Ioctl = 0x4004_54ca;
+/// By which tun devices are made.
+const NODE: &str = "/dev/net/tun";
 /// Longer than any packet.
 const BUFFER: usize = 65_536 + 64;
 
@@ -62,7 +64,8 @@ impl TunWire {
 
 fn open(name: &str) -> Result<File> {
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(NODE);
+    let file = file.with_context(|| format!("{NODE} cannot be opened: is the module tun there?"))?;
     // SAFETY: an `ifreq` is numbers and bytes alone.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     ensure!(name.len() < request.ifr_name.len(), "{name} is too long for a device");
