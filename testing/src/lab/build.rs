@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 
-use super::plan::{self, Addresses, Family};
+use super::addressing::{add_addresses, add_routes, default_route};
+use super::plan::{self, Addresses};
 use super::{Client, Cni, Folder, Lab, Node, Pod, cni, folder, overlay, persistent};
-use crate::netlink::{Mac, Netlink, VethEnd};
+use crate::netlink::{Mac, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
 use crate::xdp::Always;
 
@@ -402,28 +403,6 @@ fn forward(namespace: &Namespace) -> Result<()> {
         ("net.ipv6.conf.default.forwarding", "1"),
         ("net.ipv6.conf.all.forwarding", "1"),
     ])
-}
-
-async fn add_addresses(net: &Netlink, device: &str, addresses: &Addresses) -> Result<()> {
-    for family in Family::BOTH {
-        net.address(device, addresses.of(family), family.prefix()).await?;
-    }
-    Ok(())
-}
-
-async fn add_routes(net: &Netlink, network: &Addresses, gateway: &Addresses) -> Result<()> {
-    for family in Family::BOTH {
-        net.route(network.of(family), family.prefix(), gateway.of(family)).await?;
-    }
-    Ok(())
-}
-
-async fn default_route(net: &Netlink, gateway: &Addresses) -> Result<()> {
-    let everywhere = Addresses::new([0; 4], [0; 8]);
-    for family in Family::BOTH {
-        net.route(everywhere.of(family), 0, gateway.of(family)).await?;
-    }
-    Ok(())
 }
 
 /// Names the process, so that its leftovers are known once it is dead.
