@@ -59,4 +59,5 @@ pub mod recording;
 pub mod script;
 pub mod traffic;
 pub mod tun;
+pub mod wireguard;
 pub mod xdp;

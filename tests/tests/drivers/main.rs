@@ -13,5 +13,4 @@ mod kinds;
 mod matrix;
 mod refused;
 mod state;
-mod wireguard;
 mod wires;
