@@ -23,10 +23,10 @@ use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing, remove_
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
 use traffic_policy_testing::object::{Backend, Manifests, Policy};
+use traffic_policy_testing::state::State;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
-use crate::state::State;
 use crate::wires::{End, Wire, ip};
 
 /// Until an agent is ready, or has refused, on a fast machine.

@@ -12,5 +12,4 @@ mod flows;
 mod kinds;
 mod matrix;
 mod refused;
-mod state;
 mod wires;
