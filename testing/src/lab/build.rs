@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::addressing::{add_addresses, add_routes, default_route};
 use super::plan::{self, Addresses};
@@ -121,13 +121,9 @@ impl LabBuilder {
         if let Some(cni) = self.cni {
             let other = self.overlay || self.two_uplinks;
             ensure!(!other, "the layout {} says itself how nodes are connected", cni.name());
-            let missing = Cni::missing_program();
-            ensure!(
-                missing.is_none(),
-                "the layout {} needs {}: install iproute2, nftables and iptables",
-                cni.name(),
-                missing.unwrap_or_default()
-            );
+            if let Some(missing) = cni.missing()? {
+                bail!("the layout {} cannot be made: there is {missing}", cni.name());
+            }
         }
         folder::remove_leftovers().context("removing what dead labs left")?;
         let id = match &self.persistent {
@@ -267,6 +263,7 @@ impl LabBuilder {
                 self.wire(&node.netns, "eth1", cni::aws::card_mac(&node), router, &port, "br1")?;
             }
             cni::carry_out(&node.netns, &cni.layout().node(&node))?;
+            cni.layout().keys(&node)?;
         }
         Ok(node)
     }
@@ -406,7 +403,7 @@ fn forward(namespace: &Namespace) -> Result<()> {
 }
 
 /// Names the process, so that its leftovers are known once it is dead.
-fn unused_id() -> String {
+pub(super) fn unused_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("tp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
