@@ -11,6 +11,7 @@
 //! know the nodes' network only, so a pod is reached from outside through a node or not at all. What a network plugin puts in the place
 //! of `cni0` and of these routes is one of the layouts of [`Cni`].
 
+pub mod addressing;
 mod build;
 mod change;
 mod cni;

@@ -57,6 +57,8 @@ pub mod pinned;
 pub mod real_api_server;
 pub mod recording;
 pub mod script;
+pub mod state;
 pub mod traffic;
 pub mod tun;
+pub mod wireguard;
 pub mod xdp;

@@ -13,6 +13,7 @@ mod lab;
 mod ladder;
 mod machine;
 mod root;
+mod rows;
 mod selection;
 mod series;
 mod shell;
@@ -118,6 +119,7 @@ impl Workshop {
             // For the root disk of machines of this architecture.
             ("ethtool", "ethtool"),
             ("nft", "nftables"),
+            ("iptables-restore", "iptables"),
         ];
         let missing = setup::programs::prepare(&programs, "no machine can be emulated");
         if !missing.is_empty() {
@@ -158,7 +160,8 @@ impl Workshop {
         programs.extend([built.agent.clone(), built.demo.clone(), built.caller.clone(), built.lab.clone()]);
         programs.sort();
         programs.dedup();
-        let data = vec![cargo::root().join("tests/testdata")];
+        // The page has a table that the suite cni compares with.
+        let data = ["tests/testdata", "docs"].map(|folder| cargo::root().join(folder)).to_vec();
         let systemd = built.suites.iter().any(|(name, path)| name == job::SYSTEMD && programs.contains(path));
         Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data, systemd })
     }

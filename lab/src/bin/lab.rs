@@ -83,7 +83,7 @@ struct Up {
     /// node-1 gets a second uplink, which its default route uses
     #[arg(long)]
     two_uplinks: bool,
-    /// Nodes and pods as a network plugin leaves them: kindnet, flannel-vxlan, flannel-host-gw, calico-vxlan, bridge, aws-secondary-eni
+    /// Nodes and pods as a network plugin leaves them: kindnet, flannel-vxlan, flannel-host-gw, calico-vxlan, bridge, aws-secondary-eni, and where the kernel has the modules calico-ipip and wireguard
     #[arg(long, value_name = "NAME", value_parser = Cni::parse, conflicts_with_all = ["overlay", "two_uplinks"])]
     cni: Option<Cni>,
     /// Leave checksum and segmentation offload on, as TC meets it in practice (XDP needs it off)

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::plan::{self, Addresses, Family};
+use super::addressing::{add_addresses, add_routes, default_route};
+use super::plan::{self, Addresses};
 use super::{Client, Cni, Folder, Lab, Node, Pod, cni, folder, overlay, persistent};
-use crate::netlink::{Mac, Netlink, VethEnd};
+use crate::netlink::{Mac, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
 use crate::xdp::Always;
 
@@ -120,13 +121,9 @@ impl LabBuilder {
         if let Some(cni) = self.cni {
             let other = self.overlay || self.two_uplinks;
             ensure!(!other, "the layout {} says itself how nodes are connected", cni.name());
-            let missing = Cni::missing_program();
-            ensure!(
-                missing.is_none(),
-                "the layout {} needs {}: install iproute2, nftables and iptables",
-                cni.name(),
-                missing.unwrap_or_default()
-            );
+            if let Some(missing) = cni.missing()? {
+                bail!("the layout {} cannot be made: there is {missing}", cni.name());
+            }
         }
         folder::remove_leftovers().context("removing what dead labs left")?;
         let id = match &self.persistent {
@@ -266,6 +263,7 @@ impl LabBuilder {
                 self.wire(&node.netns, "eth1", cni::aws::card_mac(&node), router, &port, "br1")?;
             }
             cni::carry_out(&node.netns, &cni.layout().node(&node))?;
+            cni.layout().keys(&node)?;
         }
         Ok(node)
     }
@@ -404,30 +402,8 @@ fn forward(namespace: &Namespace) -> Result<()> {
     ])
 }
 
-async fn add_addresses(net: &Netlink, device: &str, addresses: &Addresses) -> Result<()> {
-    for family in Family::BOTH {
-        net.address(device, addresses.of(family), family.prefix()).await?;
-    }
-    Ok(())
-}
-
-async fn add_routes(net: &Netlink, network: &Addresses, gateway: &Addresses) -> Result<()> {
-    for family in Family::BOTH {
-        net.route(network.of(family), family.prefix(), gateway.of(family)).await?;
-    }
-    Ok(())
-}
-
-async fn default_route(net: &Netlink, gateway: &Addresses) -> Result<()> {
-    let everywhere = Addresses::new([0; 4], [0; 8]);
-    for family in Family::BOTH {
-        net.route(everywhere.of(family), 0, gateway.of(family)).await?;
-    }
-    Ok(())
-}
-
 /// Names the process, so that its leftovers are known once it is dead.
-fn unused_id() -> String {
+pub(super) fn unused_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("tp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }

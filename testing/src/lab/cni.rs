@@ -9,8 +9,9 @@ mod kindnet;
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::plan::{Addresses, Family};
 use super::{Node, Pod};
@@ -24,19 +25,20 @@ pub enum Cni {
     FlannelVxlan,
     FlannelHostGw,
     CalicoVxlan,
+    CalicoIpip,
+    Wireguard,
     Bridge,
     AwsSecondaryEni,
 }
 
-/// Those that no lab has: their devices come from a module of the kernel.
-const WITHOUT_ETHERNET: [(&str, &str); 2] = [("calico-ipip", "ipip"), ("wireguard", "wireguard")];
-
 impl Cni {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Kindnet,
         Self::FlannelVxlan,
         Self::FlannelHostGw,
         Self::CalicoVxlan,
+        Self::CalicoIpip,
+        Self::Wireguard,
         Self::Bridge,
         Self::AwsSecondaryEni,
     ];
@@ -47,6 +49,8 @@ impl Cni {
             Self::FlannelVxlan => "flannel-vxlan",
             Self::FlannelHostGw => "flannel-host-gw",
             Self::CalicoVxlan => "calico-vxlan",
+            Self::CalicoIpip => "calico-ipip",
+            Self::Wireguard => "wireguard",
             Self::Bridge => "bridge",
             Self::AwsSecondaryEni => "aws-secondary-eni",
         }
@@ -55,21 +59,33 @@ impl Cni {
     /// The layout of that name.
     ///
     /// # Errors
-    /// No layout has the name, or it cannot be made of namespaces alone.
+    /// No layout has the name.
     pub fn parse(name: &str) -> Result<Self> {
         if let Some(found) = Self::ALL.into_iter().find(|layout| layout.name() == name) {
             return Ok(found);
         }
-        let names = Self::ALL.map(Self::name).join(", ");
-        if let Some((name, module)) = WITHOUT_ETHERNET.iter().find(|(other, _)| *other == name) {
-            bail!(
-                "{name} needs devices of the kernel's module {module}, which a lab does not load: `cargo xtask vm test drivers::kinds` shows how the agent serves them in an emulated machine that has the module, and `cargo xtask vm shell` is one to try by hand (layouts here: {names})"
-            );
-        }
-        bail!("there is no layout {name} (there are: {names})");
+        bail!("there is no layout {name} (there are: {})", Self::ALL.map(Self::name).join(", "));
     }
 
-    /// Why this machine cannot make a layout: the first program that is missing.
+    /// Why this machine cannot make the layout: the first program or module of the kernel that is missing.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn missing(self) -> Result<Option<String>> {
+        if let Some(program) = Self::missing_program() {
+            return Ok(Some(format!("no program {program} here: install iproute2, nftables and iptables")));
+        }
+        let Some(module) = self.module() else { return Ok(None) };
+        let name = self.name();
+        Ok((!makes_devices(module)?).then(|| {
+            format!(
+                "no module {module} in this kernel: `cargo xtask vm test --kernel 6.1 cni::{}` has one, and so has `cargo xtask vm shell`",
+                name.replace('-', "_")
+            )
+        }))
+    }
+
+    /// Why this machine can make no layout: the first program that is missing.
     pub fn missing_program() -> Option<&'static str> {
         let is_there = |program: &&str| {
             let path = std::env::var_os("PATH").unwrap_or_default();
@@ -77,6 +93,20 @@ impl Cni {
             folders.iter().any(|folder| folder.join(program).exists())
         };
         ["ip", "nft", "iptables-restore", "ip6tables-restore"].into_iter().find(|program| !is_there(program))
+    }
+
+    /// Other nodes' pods are behind tunnels.
+    pub const fn has_tunnels(self) -> bool {
+        matches!(self, Self::FlannelVxlan | Self::CalicoVxlan | Self::CalicoIpip | Self::Wireguard)
+    }
+
+    /// The module that its tunnels come from, where few kernels have it built in; of the name of the devices' type.
+    const fn module(self) -> Option<&'static str> {
+        match self {
+            Self::CalicoIpip => Some("ipip"),
+            Self::Wireguard => Some("wireguard"),
+            _ => None,
+        }
     }
 
     /// Veths between node and router are as the kernel makes them: with checksum offload.
@@ -96,6 +126,8 @@ impl Cni {
             Self::FlannelVxlan => "cni0, flannel.1, flannel-v6.1",
             Self::FlannelHostGw | Self::Bridge => "cni0",
             Self::CalicoVxlan => "a cali… a pod, vxlan.calico, vxlan-v6.calico",
+            Self::CalicoIpip => "a cali… a pod, tunl0",
+            Self::Wireguard => "cni0, flannel-wg, flannel-wg-v6",
             Self::AwsSecondaryEni => "an eni… a pod, eth1 (table 2)",
         }
     }
@@ -104,7 +136,9 @@ impl Cni {
     pub(super) fn source_towards_pods(self, node: &Node) -> Addresses {
         match self {
             // The tunnel's devices have the first address of the pods' network.
-            Self::FlannelVxlan | Self::CalicoVxlan => node.pod_network,
+            Self::FlannelVxlan | Self::CalicoVxlan | Self::Wireguard => node.pod_network,
+            // There is IPIP in IPv4 only.
+            Self::CalicoIpip => Addresses { v4: node.pod_network.v4, v6: node.addresses.v6 },
             _ => node.addresses,
         }
     }
@@ -115,6 +149,8 @@ impl Cni {
             Self::FlannelVxlan => &flannel::Vxlan,
             Self::FlannelHostGw => &flannel::HostGateway,
             Self::CalicoVxlan => &calico::Vxlan,
+            Self::CalicoIpip => &calico::Ipip,
+            Self::Wireguard => &flannel::Wireguard,
             Self::Bridge => &bridge::Bridge,
             Self::AwsSecondaryEni => &aws::SecondaryEni,
         }
@@ -162,6 +198,16 @@ pub(super) trait Layout: Sync {
     /// On a node, for another node's tunnels.
     fn forwarding(&self, _there: &Node) -> Vec<Forwarding> {
         Vec::new()
+    }
+
+    /// On a node, what `ip` has no words for: keys of its tunnels.
+    fn keys(&self, _node: &Node) -> Result<()> {
+        Ok(())
+    }
+
+    /// On a node, for another node's tunnels, which have their keys.
+    fn peers(&self, _here: &Node, _there: &Node) -> Result<()> {
+        Ok(())
     }
 
     /// On the router, for a node: what a cloud does beside.
@@ -222,6 +268,22 @@ fn both(line: impl Fn(Family) -> String) -> String {
     })
 }
 
+/// Whether the kernel makes devices of a type, for which it may load a module; tried in a namespace of its own.
+fn makes_devices(kind: &str) -> Result<bool> {
+    let namespace = Namespace::create(&format!("{}-probe", super::build::unused_id()))?;
+    let mut command = Command::new("ip");
+    command.args(["link", "add", "probe", "type", kind]);
+    if kind == "ipip" {
+        // Without addresses there is tunl0 already.
+        command.args(["local", "192.0.2.1"]);
+    }
+    let output = namespace.output(command).context("ip cannot be started")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_unknown = said.contains("Unknown device type") || said.contains("Operation not supported");
+    ensure!(output.status.success() || is_unknown, "a device of type {kind} cannot be made: {}", said.trim());
+    Ok(output.status.success())
+}
+
 /// Carries out lines of `ip -batch`.
 pub(super) fn carry_out(namespace: &Namespace, lines: &str) -> Result<()> {
     if lines.is_empty() { Ok(()) } else { namespace.feed("ip", &["-batch", "-"], lines) }
@@ -232,6 +294,7 @@ pub(super) fn connect(layout: &dyn Layout, here: &Node, nodes: &[Node]) -> Resul
     let others: Vec<_> = nodes.iter().filter(|there| there.name != here.name).collect();
     let ways: String = others.iter().map(|there| layout.ways(here, there)).collect();
     carry_out(here.netns(), &ways)?;
+    others.iter().try_for_each(|there| layout.peers(here, there))?;
     let entries: Vec<_> = others.iter().flat_map(|there| layout.forwarding(there)).collect();
     here.netns().netlink(async |net| {
         for (device, mac, host) in entries {
@@ -276,10 +339,11 @@ mod tests {
         for layout in Cni::ALL {
             assert_eq!(Cni::parse(layout.name()).unwrap(), layout);
         }
-        let said = |name| Cni::parse(name).unwrap_err().to_string();
-        assert!(said("cilium").starts_with("there is no layout cilium (there are: kindnet, flannel-vxlan,"));
-        assert!(said("wireguard").contains("module wireguard"), "{}", said("wireguard"));
-        assert!(said("calico-ipip").contains("cargo xtask vm"), "{}", said("calico-ipip"));
+        let error = Cni::parse("cilium").unwrap_err().to_string();
+        assert!(
+            error.starts_with("there is no layout cilium (there are: kindnet, flannel-vxlan,"),
+            "{error}"
+        );
     }
 
     #[test]

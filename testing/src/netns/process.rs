@@ -1,5 +1,6 @@
 //! Child processes inside a namespace that cannot outlive their owner.
 
+use std::io::{Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -29,8 +30,12 @@ impl Namespace {
     }
 
     /// Runs a command inside to its end and gives its exit status and output.
-    pub fn output(&self, mut command: Command) -> Result<Output> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    pub fn output(&self, command: Command) -> Result<Output> {
+        self.output_of(command, Stdio::null())
+    }
+
+    fn output_of(&self, mut command: Command, input: Stdio) -> Result<Output> {
+        command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = self.spawn(command)?;
         let (stdout, stderr) = (process.0.stdout.take(), process.0.stderr.take());
         // The guard stays with the child while its pipes are drained, so both must be read here at once.
@@ -45,9 +50,14 @@ impl Namespace {
     /// # Errors
     /// It cannot be started, or fails: with what it said.
     pub fn feed(&self, program: &str, arguments: &[&str], text: &str) -> Result<()> {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "printf %s \"$0\" | \"$@\"", text, program]).args(arguments);
-        let output = self.output(shell).with_context(|| format!("{program} cannot be started"))?;
+        // By no shell: that of busybox takes its own `ip` before any in PATH.
+        let mut input = tempfile::tempfile().context("making a file for the input")?;
+        input.write_all(text.as_bytes())?;
+        input.rewind()?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        let output =
+            self.output_of(command, input.into()).with_context(|| format!("{program} cannot be started"))?;
         ensure!(output.status.success(), "{program}: {}\n{text}", String::from_utf8_lossy(&output.stderr));
         Ok(())
     }

@@ -1,8 +1,11 @@
 //! The table of docs/compatibility.md, a row for each run.
 //!
-//! Runs are tests that may run alone, so each compares or writes its own row only. The last cell is the date of the run that wrote it.
+//! Runs are tests that may run alone, so each compares or writes its own row only. The last cell is the date of the run that wrote it,
+//! and its kernel. A machine of `cargo xtask vm` keeps no file: it prints the row, and whoever booted it writes it.
 
+use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
 
@@ -49,11 +52,13 @@ pub fn compare(row: &Row) {
     let found = rows.iter().position(|line| line.starts_with(&row.begin()));
     if env::var_os("UPDATE_DOCS").is_none_or(|value| value != "1") {
         let written = found.map_or("no such row", |at| rows[at]);
-        let hint = "`UPDATE_DOCS=1 cargo xtask test cni` writes it anew";
+        let hint = "`UPDATE_DOCS=1 cargo xtask test cni` (or `… vm test …`) writes it anew";
         assert!(written.starts_with(&row.text()), "{PAGE} has {written}, seen was {}: {hint}", row.text());
         return;
     }
     let new = format!("{} {} |", row.text(), today());
+    // Past the test harness.
+    std::io::stdout().write_all(format!("\n--- ROW {new}\n").as_bytes()).unwrap();
     let mut rows: Vec<_> = rows.into_iter().map(str::to_owned).collect();
     match found {
         Some(at) => rows[at] = new,
@@ -65,8 +70,13 @@ pub fn compare(row: &Row) {
     fs::write(&path, page).unwrap();
 }
 
-/// The date, in UTC.
+/// The date, in UTC, and the kernel.
 fn today() -> String {
-    let output = std::process::Command::new("date").args(["-u", "+%F"]).output().unwrap();
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    let said = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let release = said("uname", &["-r"]);
+    let series: Vec<_> = release.split(['.', '-', '+']).take(2).collect();
+    format!("{}, Linux {}", said("date", &["-u", "+%F"]), series.join("."))
 }

@@ -19,14 +19,14 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Addresses, Family, Folder, remove_leftovers};
+use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing, remove_leftovers};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
 use traffic_policy_testing::object::{Backend, Manifests, Policy};
+use traffic_policy_testing::state::State;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
-use crate::state::State;
 use crate::wires::{End, Wire, ip};
 
 /// Until an agent is ready, or has refused, on a fast machine.
@@ -200,27 +200,13 @@ impl CardTestbed {
             (&self.near, "client0", NEAR_CLIENT),
             (&self.client, "eth0", CLIENT),
         ];
-        for (namespace, device, addresses) in addresses {
-            namespace.netlink(async |net| {
-                net.up("lo").await?;
-                for family in Family::BOTH {
-                    net.address(device, addresses.of(family), family.prefix()).await?;
-                }
-                Ok(())
-            })?;
-        }
-        let default = Addresses::new([0; 4], [0; 8]);
-        let gateways =
-            [(&self.node, NEAR), (&self.far, NODE_FAR), (&self.pod, NODE_POD), (&self.client, NEAR_CLIENT)];
-        for (namespace, gateway) in gateways {
-            namespace.netlink(async |net| {
-                for family in Family::BOTH {
-                    net.route(default.of(family), 0, gateway.of(family)).await?;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
+        let gateways: [(&Namespace, Option<Addresses>, Addresses); 4] = [
+            (&self.node, None, NEAR),
+            (&self.far, None, NODE_FAR),
+            (&self.pod, None, NODE_POD),
+            (&self.client, None, NEAR_CLIENT),
+        ];
+        addressing::assign(&addresses, &gateways)
     }
 
     fn serve(&mut self) -> Result<()> {

@@ -6,10 +6,10 @@ use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::traffic::transfer::transfer;
+use traffic_policy_testing::wireguard::{self, Peer};
 
 use crate::fixture::{CardTestbed, Link, Place, START};
 use crate::flows::{LEAST, nothing_failed, served};
-use crate::wireguard;
 use crate::wires::{Wire, ip};
 
 const BYTES: u64 = 1_000_000;
@@ -127,8 +127,7 @@ const BEHIND_PORT: u16 = 30090;
 impl Tunnel {
     fn build(&self, node: &Namespace, near: &Namespace) {
         if self.kind == "wireguard" {
-            let [one, other] = OUTER.map(|address| address.parse().unwrap());
-            wireguard::join("tun9", [(node, one), (near, other)]).unwrap();
+            join_by_wireguard([node, near]);
         }
         let ends = [(node, OUTER, NODE_END, BEHIND), (near, [OUTER[1], OUTER[0]], BEHIND, NODE_END)];
         for (namespace, [local, remote], own, other) in ends {
@@ -147,6 +146,22 @@ impl Tunnel {
                 run(&format!("route add {other}/{length} dev tun9{gateway}"));
             }
         }
+    }
+}
+
+/// Each end with all addresses behind the other.
+fn join_by_wireguard(ends: [&Namespace; 2]) {
+    const PORT: u16 = 51820;
+    for (number, end) in (1..).zip(ends) {
+        ip(Some(end), &["link", "add", "tun9", "type", "wireguard"]).unwrap();
+        wireguard::start(end, "tun9", [number; 32], PORT).unwrap();
+    }
+    for (end, other, address) in [(ends[0], ends[1], OUTER[1]), (ends[1], ends[0], OUTER[0])] {
+        let key = wireguard::public_key(other, "tun9").unwrap();
+        let endpoint = SocketAddr::new(address.parse().unwrap(), PORT);
+        let allowed = vec![([0; 4].into(), 0), ([0u16; 8].into(), 0)];
+        wireguard::add_peer(end, "tun9", &Peer { key, endpoint, allowed }).unwrap();
+        ip(Some(end), &["link", "set", "tun9", "up"]).unwrap();
     }
 }
 

@@ -12,6 +12,4 @@ mod flows;
 mod kinds;
 mod matrix;
 mod refused;
-mod state;
-mod wireguard;
 mod wires;

@@ -14,6 +14,7 @@ use super::{
     kernel::Kernel,
     machine::{Clock, Machine},
     root::Root,
+    rows,
     selection::DRIVERS,
     series::Series,
     wires::{self, Wires},
@@ -179,7 +180,7 @@ fn follow(machine: &Machine<'_>, name: Series, runs: &[Run<'_>], started: Instan
             if let Some((_, outcome)) = results.last_mut() {
                 outcome.tally.note(text);
             }
-            if let Err(error) = recorder.follow(text) {
+            if let Err(error) = recorder.follow(text).and_then(|()| rows::follow(text)) {
                 println!("Error: {error:#}");
             }
         }

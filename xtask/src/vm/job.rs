@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Built, budgets, machine, wires};
+use super::{Built, budgets, machine, rows, wires};
 
 /// Begins the line before a program's output.
 const BEGIN: &str = "@@ begin ";
@@ -94,8 +94,10 @@ pub(super) fn environment(built: &Built) -> String {
     if !built.arch.has_kvm() {
         text += &format!("export TRAFFIC_POLICY_TEST_PACE={EMULATED_PACE}\n");
     }
-    if std::env::var_os(budgets::VARIABLE).is_some() {
-        text += &format!("export {}=1\n", budgets::VARIABLE);
+    for variable in [budgets::VARIABLE, rows::VARIABLE] {
+        if std::env::var_os(variable).is_some() {
+            text += &format!("export {variable}=1\n");
+        }
     }
     text
 }

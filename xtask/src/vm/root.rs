@@ -15,18 +15,32 @@ use super::{arch::Arch, archive::Archive, kernel};
 use crate::cargo;
 
 /// Programs of which tests and people need the real ones; all others are busybox's.
-const PROGRAMS: [&str; 13] = [
-    "bash", "bridge", "ethtool", "ip", "modprobe", "mount", "nft", "nsenter", "openssl", "setsid", "tc",
-    "umount", "unshare",
+const PROGRAMS: [&str; 15] = [
+    "bash",
+    "bridge",
+    "ethtool",
+    "ip",
+    "ip6tables-restore",
+    "iptables-restore",
+    "modprobe",
+    "mount",
+    "nft",
+    "nsenter",
+    "openssl",
+    "setsid",
+    "tc",
+    "umount",
+    "unshare",
 ];
 /// Those without which no job runs; others are left out where the host has none.
 const ESSENTIAL: [&str; 4] = ["bash", "ip", "modprobe", "mount"];
 /// The same from Debian's packages.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 11] = [
     "bash",
     "dash",
     "ethtool",
     "iproute2",
+    "iptables",
     "kmod",
     "libgcc-s1",
     "mount",
@@ -138,7 +152,9 @@ fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
     for library in libraries {
         copy(&library, &inside(base, &library))?;
     }
-    for name in ["etc/ssl/openssl.cnf", "etc/iproute2", "usr/share/iproute2"] {
+    let extensions = extensions();
+    let files = ["etc/ssl/openssl.cnf", "etc/iproute2", "usr/share/iproute2"].into_iter();
+    for name in files.chain(extensions.as_deref()) {
         let from = Path::new("/").join(name);
         if from.is_dir() {
             copy_folder(&from, &base.join(name))?;
@@ -147,6 +163,12 @@ fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The folder of what iptables loads for each match and target.
+fn extensions() -> Option<String> {
+    let folder = format!("usr/lib/{}-linux-gnu/xtables", std::env::consts::ARCH);
+    Path::new("/").join(&folder).is_dir().then_some(folder)
 }
 
 /// Paths of the shared libraries of a program, as the dynamic linker finds them.
@@ -171,6 +193,13 @@ fn debian(base: &Path, archive: &Archive, packages: &[&str]) -> Result<()> {
         }
     }
     archive.unpack_closure(packages, base)?;
+    // As the packages' scripts would choose.
+    for name in ["iptables-restore", "ip6tables-restore"] {
+        let link = base.join("usr/sbin").join(name);
+        if !link.exists() {
+            symlink("xtables-nft-multi", link)?;
+        }
+    }
     if !base.join("usr/bin/sh").exists() {
         symlink("dash", base.join("usr/bin/sh"))?;
     }

@@ -1,10 +1,10 @@
-//! Calico with VXLAN: devices of pods without an address, a gateway that proxy ARP answers for, and a route for each pod.
+//! Calico with VXLAN, and with IPIP: devices of pods without an address, a gateway that proxy ARP answers for, and a route for each pod.
 //! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/endpoint_mgr.go> (`configureInterface`),
 //! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/dataplanedefs/dataplane_defs.go>,
+//! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/ipip_mgr.go> (tunl0, routes that name the node),
+//! <https://github.com/projectcalico/calico/blob/master/felix/rules/static.go> (IPIP from hosts only),
 //! <https://docs.tigera.io/calico/latest/reference/resources/felixconfig> (VNI 4096, port 4789),
 //! <https://docs.tigera.io/calico/latest/reference/faq> (169.254.1.1, ee:ee:ee:ee:ee:ee)
-
-use std::fmt::Write as _;
 
 use super::{Forwarding, Layout, Setting, alone, both, cluster_pods, flannel};
 use crate::lab::plan::Family;
@@ -12,6 +12,7 @@ use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 
 pub(super) struct Vxlan;
+pub(super) struct Ipip;
 
 const TUNNELS: [&str; 2] = ["vxlan.calico", "vxlan-v6.calico"];
 const MAC: Mac = [0xee; 6];
@@ -24,41 +25,23 @@ impl Layout for Vxlan {
     }
 
     fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        (format!("cali{node:04x}{pod:07x}"), Some(MAC))
+        host_end(node, pod)
     }
 
     fn node(&self, node: &Node) -> String {
-        // What is not a pod of this node is nowhere.
-        let nowhere = both(|family| format!("route add blackhole {} proto 80", block(node, family)));
-        flannel::tunnels(node, TUNNELS, 4096, 4789) + &nowhere
+        flannel::tunnels(node, TUNNELS, 4096, 4789) + &nowhere(node)
     }
 
     fn host(&self, _node: &Node, pod: &Pod, device: &str) -> String {
-        both(|family| format!("route add {}/{} dev {device}", pod.address(family), alone(family)))
+        to_pod(pod, device)
     }
 
     fn pod(&self, _node: &Node, pod: &Pod) -> String {
-        let (v4, v6) = (pod.addresses.v4, pod.addresses.v6);
-        format!(
-            "addr add {v4}/32 dev eth0\n\
-             addr add {v6}/128 dev eth0 nodad\n\
-             route add 169.254.1.1 dev eth0 scope link\n\
-             route add default via 169.254.1.1 dev eth0\n\
-             route add default via {GATEWAY_V6} dev eth0\n"
-        )
+        inside(pod)
     }
 
     fn settings(&self, device: &str) -> Vec<Setting> {
-        let v4 = |name: &str| format!("net.ipv4.conf.{device}.{name}");
-        vec![
-            (v4("route_localnet"), "1"),
-            (format!("net.ipv4.neigh.{device}.proxy_delay"), "0"),
-            (v4("proxy_arp"), "1"),
-            (v4("forwarding"), "1"),
-            (v4("rp_filter"), "1"),
-            (format!("net.ipv6.conf.{device}.proxy_ndp"), "1"),
-            (format!("net.ipv6.conf.{device}.forwarding"), "1"),
-        ]
+        of_device(device)
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
@@ -69,42 +52,142 @@ impl Layout for Vxlan {
         flannel::forwarding_entries(there, TUNNELS)
     }
 
-    /// Without network policies. What conntrack cannot place is dropped on the way to a pod, as each of Calico's endpoint chains does.
     fn iptables(&self, node: &Node, family: Family) -> Option<String> {
-        let all = cluster_pods(family);
-        let tunnel = TUNNELS[usize::from(family == Family::V6)];
-        let mut rules = format!(
-            "*nat\n\
-             :cali-POSTROUTING - [0:0]\n\
-             :cali-nat-outgoing - [0:0]\n\
-             -A POSTROUTING -j cali-POSTROUTING\n\
-             -A cali-POSTROUTING -j cali-nat-outgoing\n\
-             -A cali-POSTROUTING -o {tunnel} -m addrtype ! --src-type LOCAL --limit-iface-out -m addrtype --src-type LOCAL -j MASQUERADE --random-fully\n\
-             -A cali-nat-outgoing -s {all} ! -d {all} -j MASQUERADE --random-fully\n\
-             COMMIT\n\
-             *filter\n\
-             :cali-FORWARD - [0:0]\n\
-             :cali-to-wl-dispatch - [0:0]\n\
-             -A FORWARD -j cali-FORWARD\n\
-             -A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT\n\
-             -A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000\n\
-             -A cali-FORWARD -o cali+ -j cali-to-wl-dispatch\n"
-        );
-        for (index, _) in (1..).zip(&node.pods) {
-            let (device, _) = self.host_end(node.number, index);
-            let chain = format!("cali-tw-{device}");
-            write!(
-                rules,
-                ":{chain} - [0:0]\n\
-                 -A cali-to-wl-dispatch -o {device} -g {chain}\n\
-                 -A {chain} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
-                 -A {chain} -m conntrack --ctstate INVALID -j DROP\n\
-                 -A {chain} -j MARK --set-xmark 0x10000/0x10000\n"
-            )
-            .ok()?;
-        }
-        Some(rules + "COMMIT\n")
+        Some(rules(node, family, Some(TUNNELS[usize::from(family == Family::V6)]), ""))
     }
+}
+
+/// The device that the kernel's module makes in each network namespace, with no other end: each route names one. IPv4 only, so that
+/// IPv6 has plain routes.
+const TUNL0: &str = "tunl0";
+
+impl Layout for Ipip {
+    fn mtu(&self) -> u32 {
+        1480
+    }
+
+    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
+        host_end(node, pod)
+    }
+
+    fn node(&self, node: &Node) -> String {
+        let (address, mtu) = (node.pod_network.v4, self.mtu());
+        format!("link set {TUNL0} mtu {mtu} up\naddr add {address}/32 dev {TUNL0}\n") + &nowhere(node)
+    }
+
+    fn host(&self, _node: &Node, pod: &Pod, device: &str) -> String {
+        to_pod(pod, device)
+    }
+
+    fn pod(&self, _node: &Node, pod: &Pod) -> String {
+        inside(pod)
+    }
+
+    fn settings(&self, device: &str) -> Vec<Setting> {
+        of_device(device)
+    }
+
+    fn ways(&self, _here: &Node, there: &Node) -> String {
+        both(|family| {
+            let way =
+                if family == Family::V4 { format!("dev {TUNL0} onlink") } else { "dev eth0".to_owned() };
+            // Of BIRD, which writes them unless Felix does.
+            format!("route replace {} via {} {way} proto 12", block(there, family), there.address(family))
+        })
+    }
+
+    /// Each node takes IPIP from nodes only.
+    fn iptables(&self, node: &Node, family: Family) -> Option<String> {
+        if family == Family::V6 {
+            return Some(rules(node, family, None, ""));
+        }
+        let nodes = super::network(node.addresses.network().v4.into(), family);
+        let input = format!(
+            ":cali-INPUT - [0:0]\n\
+             -A INPUT -j cali-INPUT\n\
+             -A cali-INPUT -p 4 -s {nodes} -m addrtype --dst-type LOCAL -j ACCEPT\n\
+             -A cali-INPUT -p 4 -j DROP\n"
+        );
+        Some(rules(node, family, Some(TUNL0), &input))
+    }
+}
+
+fn host_end(node: u8, pod: u8) -> (String, Option<Mac>) {
+    (format!("cali{node:04x}{pod:07x}"), Some(MAC))
+}
+
+/// What is not a pod of this node is nowhere.
+fn nowhere(node: &Node) -> String {
+    both(|family| format!("route add blackhole {} proto 80", block(node, family)))
+}
+
+fn to_pod(pod: &Pod, device: &str) -> String {
+    both(|family| format!("route add {}/{} dev {device}", pod.address(family), alone(family)))
+}
+
+fn inside(pod: &Pod) -> String {
+    let (v4, v6) = (pod.addresses.v4, pod.addresses.v6);
+    format!(
+        "addr add {v4}/32 dev eth0\n\
+         addr add {v6}/128 dev eth0 nodad\n\
+         route add 169.254.1.1 dev eth0 scope link\n\
+         route add default via 169.254.1.1 dev eth0\n\
+         route add default via {GATEWAY_V6} dev eth0\n"
+    )
+}
+
+fn of_device(device: &str) -> Vec<Setting> {
+    let v4 = |name: &str| format!("net.ipv4.conf.{device}.{name}");
+    vec![
+        (v4("route_localnet"), "1"),
+        (format!("net.ipv4.neigh.{device}.proxy_delay"), "0"),
+        (v4("proxy_arp"), "1"),
+        (v4("forwarding"), "1"),
+        (v4("rp_filter"), "1"),
+        (format!("net.ipv6.conf.{device}.proxy_ndp"), "1"),
+        (format!("net.ipv6.conf.{device}.forwarding"), "1"),
+    ]
+}
+
+/// Without network policies. What conntrack cannot place is dropped on the way to a pod, as each of Calico's endpoint chains does.
+fn rules(node: &Node, family: Family, tunnel: Option<&str>, input: &str) -> String {
+    let all = cluster_pods(family);
+    let mut rules = String::from(
+        "*nat\n\
+         :cali-POSTROUTING - [0:0]\n\
+         :cali-nat-outgoing - [0:0]\n\
+         -A POSTROUTING -j cali-POSTROUTING\n\
+         -A cali-POSTROUTING -j cali-nat-outgoing\n",
+    );
+    if let Some(tunnel) = tunnel {
+        rules += &format!(
+            "-A cali-POSTROUTING -o {tunnel} -m addrtype ! --src-type LOCAL --limit-iface-out -m addrtype --src-type LOCAL -j MASQUERADE --random-fully\n"
+        );
+    }
+    rules += &format!(
+        "-A cali-nat-outgoing -s {all} ! -d {all} -j MASQUERADE --random-fully\n\
+         COMMIT\n\
+         *filter\n\
+         {input}\
+         :cali-FORWARD - [0:0]\n\
+         :cali-to-wl-dispatch - [0:0]\n\
+         -A FORWARD -j cali-FORWARD\n\
+         -A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT\n\
+         -A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000\n\
+         -A cali-FORWARD -o cali+ -j cali-to-wl-dispatch\n"
+    );
+    for (index, _) in (1..).zip(&node.pods) {
+        let (device, _) = host_end(node.number, index);
+        let chain = format!("cali-tw-{device}");
+        rules += &format!(
+            ":{chain} - [0:0]\n\
+             -A cali-to-wl-dispatch -o {device} -g {chain}\n\
+             -A {chain} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+             -A {chain} -m conntrack --ctstate INVALID -j DROP\n\
+             -A {chain} -j MARK --set-xmark 0x10000/0x10000\n"
+        );
+    }
+    rules + "COMMIT\n"
 }
 
 /// The block of addresses that a node has: 64 of each family.

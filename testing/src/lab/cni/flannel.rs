@@ -1,18 +1,26 @@
-//! flannel with its back ends vxlan and host-gw. Its plugin of the kubelet delegates to `bridge`, with hairpin and without `ipMasq`:
+//! flannel with its back ends vxlan, host-gw and wireguard. Its plugin of the kubelet delegates to `bridge`, with hairpin and without `ipMasq`:
 //! flanneld masquerades (`--ip-masq`).
 //! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/vxlan/vxlan.go>,
 //! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/vxlan/vxlan_network.go>,
+//! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/wireguard/wireguard.go>,
+//! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/wireguard/wireguard_network.go>,
 //! <https://github.com/flannel-io/flannel/blob/master/pkg/trafficmngr/iptables/iptables.go>
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
 
 use super::{Forwarding, Layout, both, bridge, cluster_pods, written};
 use crate::lab::plan::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
+use crate::wireguard::{self, Peer};
 
 const TUNNELS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
 
 pub(super) struct Vxlan;
 pub(super) struct HostGateway;
+pub(super) struct Wireguard;
 
 impl Layout for Vxlan {
     /// Of IPv4's header: with IPv6 the tunnel takes 20 bytes less, and says so by ICMP.
@@ -76,6 +84,76 @@ impl Layout for HostGateway {
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
         bridge::by_node(there)
+    }
+
+    fn iptables(&self, node: &Node, family: Family) -> Option<String> {
+        Some(rules(node, family))
+    }
+}
+
+/// Name and port of the device of each family: mode `separate`, which is flannel's own choice.
+const WIREGUARD: [(Family, &str, u16); 2] =
+    [(Family::V4, "flannel-wg", 51820), (Family::V6, "flannel-wg-v6", 51821)];
+
+impl Layout for Wireguard {
+    /// 80 bytes less, as much as IPv6 takes.
+    fn mtu(&self) -> u32 {
+        1420
+    }
+
+    fn bridge(&self) -> Option<&'static str> {
+        Some("cni0")
+    }
+
+    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
+        bridge::host_end(node, pod)
+    }
+
+    /// One route for all nodes' pods: the device knows which peer has which.
+    fn node(&self, node: &Node) -> String {
+        let mtu = self.mtu();
+        let devices = WIREGUARD.map(|(family, device, _)| {
+            let (first, alone, all) =
+                (node.pod_network.of(family), super::alone(family), cluster_pods(family));
+            let options = if family == Family::V6 { " nodad" } else { "" };
+            let scope = if family == Family::V4 { " scope link" } else { "" };
+            format!(
+                "link add {device} mtu {mtu} type wireguard\n\
+                 addr add {first}/{alone} dev {device}{options}\n\
+                 link set {device} up\n\
+                 route add {all} dev {device}{scope}\n"
+            )
+        });
+        bridge::device(node, mtu) + &devices.concat()
+    }
+
+    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
+        bridge::hairpin(device)
+    }
+
+    fn pod(&self, node: &Node, pod: &Pod) -> String {
+        bridge::inside(node, pod)
+    }
+
+    fn ways(&self, _here: &Node, _there: &Node) -> String {
+        String::new()
+    }
+
+    /// Both devices have the same key.
+    fn keys(&self, node: &Node) -> Result<()> {
+        let start = |(_, device, port)| wireguard::start(node.netns(), device, [node.number; 32], port);
+        WIREGUARD.into_iter().try_for_each(start)
+    }
+
+    fn peers(&self, here: &Node, there: &Node) -> Result<()> {
+        WIREGUARD.into_iter().try_for_each(|(family, device, port)| {
+            let peer = Peer {
+                key: wireguard::public_key(there.netns(), device)?,
+                endpoint: SocketAddr::new(there.address(family), port),
+                allowed: vec![(there.pod_network.of(family), family.prefix())],
+            };
+            wireguard::add_peer(here.netns(), device, &peer)
+        })
     }
 
     fn iptables(&self, node: &Node, family: Family) -> Option<String> {

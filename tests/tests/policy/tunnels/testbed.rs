@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_testing::lab::{Addresses, Family, Folder};
+use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
 use traffic_policy_testing::object::{Backend, Manifests, Policy};
@@ -134,34 +134,15 @@ impl Tunnels {
             (&self.far, "pod0", FAR_POD),
             (&self.pod_far, "eth0", POD_FAR),
         ];
-        for (namespace, device, addresses) in addresses {
-            namespace.netlink(async |net| {
-                net.up("lo").await?;
-                for family in Family::BOTH {
-                    net.address(device, addresses.of(family), family.prefix()).await?;
-                }
-                Ok(())
-            })?;
-        }
-        let everything = Addresses::new([0; 4], [0; 8]);
-        let routes: [(&Namespace, Addresses, Addresses); 6] = [
-            (&self.node, POD_FAR.network(), FAR),
-            (&self.far, everything, NODE_FAR),
-            (&self.here, everything, NODE_POD),
-            (&self.pod_far, everything, FAR_POD),
-            (&self.tunnel_client, everything, NODE_TUNNEL),
-            (&self.wire_client, everything, NODE_WIRE),
+        let routes: [(&Namespace, Option<Addresses>, Addresses); 6] = [
+            (&self.node, Some(POD_FAR.network()), FAR),
+            (&self.far, None, NODE_FAR),
+            (&self.here, None, NODE_POD),
+            (&self.pod_far, None, FAR_POD),
+            (&self.tunnel_client, None, NODE_TUNNEL),
+            (&self.wire_client, None, NODE_WIRE),
         ];
-        for (namespace, network, gateway) in routes {
-            let length = |family: Family| if network.v4.is_unspecified() { 0 } else { family.prefix() };
-            namespace.netlink(async |net| {
-                for family in Family::BOTH {
-                    net.route(network.of(family), length(family), gateway.of(family)).await?;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
+        addressing::assign(&addresses, &routes)
     }
 
     fn serve(&mut self) -> Result<()> {

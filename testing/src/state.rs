@@ -1,15 +1,15 @@
 //! The kernel's counters in every namespace: those that changed since a test began say where its packets stayed.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use serde_json::Value;
-use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::netns::Namespace;
 
-use crate::wires::run;
+use crate::agent::Agent;
+use crate::netns::Namespace;
 
 /// Counters by namespace, source and name.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct State(BTreeMap<String, i128>);
 
 impl State {
@@ -50,8 +50,8 @@ impl State {
 
     /// Of every device: what the stack counts, its MTU, and what the driver counts of its own.
     fn links(&mut self, name: &str, namespace: &Namespace) {
-        let links = run(Some(namespace), "ip", &["-s", "-s", "-j", "link", "show"]).unwrap_or_default();
-        let links: Vec<Value> = serde_json::from_slice(&links).unwrap_or_default();
+        let links = text(namespace, "ip", &["-s", "-s", "-j", "link", "show"]);
+        let links: Vec<Value> = serde_json::from_str(&links).unwrap_or_default();
         for link in links {
             let Some(device) = link["ifname"].as_str() else { continue };
             self.note(format!("{name} {device} mtu"), &link["mtu"].to_string());
@@ -85,10 +85,13 @@ impl State {
 }
 
 fn text(namespace: &Namespace, program: &str, arguments: &[&str]) -> String {
-    let output = run(Some(namespace), program, arguments).unwrap_or_default();
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let output = namespace.output(command).map(|output| output.stdout).unwrap_or_default();
     String::from_utf8_lossy(&output).into_owned()
 }
 
+#[cfg(test)]
 #[test]
 fn only_changes_are_told() {
     let state = |values: &[(&str, &str)]| {
