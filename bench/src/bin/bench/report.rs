@@ -209,6 +209,8 @@ impl Report {
     fn push(&mut self, mut row: Row) {
         if self.counted {
             row.unit = Unit::Instructions;
+            // Goals are of time.
+            row.goal = None;
         }
         let ratio = row.ratio().map(|ratio| format!(", {ratio:.2} × {}", row.beside_name()));
         eprintln!(
