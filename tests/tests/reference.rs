@@ -237,3 +237,22 @@ fn a_port_is_given_up_in_real_time() {
     let pause = Action::Pause { milliseconds: 4_300, point: Point::Given };
     repeat(&[&all[..], &[pause, to_vip(1, 2)]].concat());
 }
+
+/// Both have sent their FIN, and the endpoint sends old data again with the acknowledgement of the client's: the connection is over for who
+/// takes that segment, and goes on for who does not.
+#[test]
+fn a_segment_sent_again_may_acknowledge_the_fin() {
+    let segment = |flags| Segment { flags, ..SYN };
+    let from_client = |flags| Action::Request { client: 0, port: 0, service: 0, segment: segment(flags) };
+    let from_endpoint = |segment| Action::Reply { flow: 0, segment };
+    let again = Segment { sequence: Number::Near(-4887), payload: 11, ..segment(Flags::Ack) };
+    repeat(&[
+        from_client(Flags::Syn),
+        from_endpoint(segment(Flags::SynAck)),
+        from_client(Flags::Ack),
+        from_endpoint(segment(Flags::FinAck)),
+        from_client(Flags::FinAck),
+        from_endpoint(again),
+        from_client(Flags::Syn),
+    ]);
+}

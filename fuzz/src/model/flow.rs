@@ -275,7 +275,9 @@ impl Flow {
             self.ended = Ended::Unspecified;
         } else if segment.sequence.is_near() || segment.acknowledgement.is_near() {
             self.loose = true;
-            if reset || segment.flags == Flags::FinAck || self.ended == Ended::Yes {
+            // After both FINs it may be the one that acknowledges the last.
+            let closing = self.hosts.iter().all(|host| host.fin);
+            if reset || segment.flags == Flags::FinAck || self.ended == Ended::Yes || closing {
                 self.ended = Ended::Unspecified;
             }
         }
