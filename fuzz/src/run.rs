@@ -217,6 +217,7 @@ impl Run<'_> {
     /// Sleeps if a pause was to be made here: as if another process had this CPU.
     fn pause_at(&mut self, point: Point) {
         if let Some((_, time)) = self.pause.take_if(|(at, _)| *at == point) {
+            // Programs read the kernel's clock, which nothing but real time moves.
             thread::sleep(time);
         }
     }

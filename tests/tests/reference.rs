@@ -194,8 +194,8 @@ fn a_flow_of_two_answers_may_be_established_or_not() {
     ]);
 }
 
-/// What an endpoint has said before its connection was established has no acknowledgement number to compare with: the numbers of the
-/// third connection come to where the length of the data of the second one's SYN-ACK stands.
+/// Until a connection is assured, its reply entry holds a length in the place of the acknowledgement number. A third connection on the
+/// tuple sends an ACK whose acknowledgement number is near that length: it must not be translated.
 #[test]
 fn a_length_is_not_taken_for_an_acknowledgement() {
     let segment = |flags| Segment { flags, ..SYN };

@@ -1,7 +1,8 @@
 //! The table of docs/compatibility.md, a row for each run.
 //!
 //! Runs are tests that may run alone, so each compares or writes its own row only. The last cell is the date of the run that wrote it,
-//! and its kernel. A machine of `cargo xtask vm` keeps no file: it prints the row, and whoever booted it writes it.
+//! and its kernel. Changes to the disk of an emulated machine are lost, so the test prints the row, and
+//! `cargo xtask vm test` writes it on the host.
 
 use std::io::Write;
 use std::path::Path;

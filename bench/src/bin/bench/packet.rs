@@ -61,7 +61,7 @@ fn alone<R>(
 }
 
 impl Effort {
-    /// Where a program lands in memory changes no count.
+    /// Number of fresh loads of a row: the memory address of a program changes its time, but no count of instructions.
     fn loads(self) -> usize {
         if self.counted { 1 } else { LOADS }
     }

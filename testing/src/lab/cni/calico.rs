@@ -116,7 +116,7 @@ fn host_end(node: u8, pod: u8) -> (String, Option<Mac>) {
     (format!("cali{node:04x}{pod:07x}"), Some(MAC))
 }
 
-/// What is not a pod of this node is nowhere.
+/// Blackhole routes for the node's blocks: packets to addresses in them that no pod has are dropped.
 fn nowhere(node: &Node) -> String {
     both(|family| format!("route add blackhole {} proto 80", block(node, family)))
 }
