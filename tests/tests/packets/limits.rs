@@ -155,7 +155,7 @@ fn ports_of_flows_that_are_over_are_used_again() {
 /// An endpoint whose client never established its connection still awaits that when another client has got its port: it answers the SYN
 /// by what it expects (RFC 9293 section 3.10.7.4), and the client resets that.
 #[test]
-fn whoever_gets_a_half_open_connections_port_hears_its_endpoint() {
+fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
     everywhere(|harness, terms| {
         if !terms.tcp {
             return;
