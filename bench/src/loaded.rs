@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use aya::{Ebpf, programs::ProgramFd};
-use traffic_policy_agent::dataplane::{Kernel, MapSizes, Maps, jumps, load, load_programs};
+use ipnet::IpNet;
+use traffic_policy_agent::dataplane::{
+    Kernel, MapSizes, Maps, jumps, load, load_programs, maps::prefilter::Needed,
+};
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, hook},
     outcome::Outcome,
@@ -13,7 +16,7 @@ use traffic_policy_ebpf::{
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
     fixture::BenchNode,
-    flows::Directory,
+    flows::{Directory, later},
     service,
 };
 
@@ -29,6 +32,9 @@ pub const VIP: u32 = service::VIP;
 pub const TARGET_PORT: u16 = service::TARGET_PORT;
 /// A port of the pool that no flow of the bench uses as its destination.
 pub const POOL_PORT: u16 = service::POOL.start;
+
+/// Where ClusterIPs are taken from.
+const CLUSTER_IPS: &str = "10.96.0.0/16";
 
 /// A program to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,10 +120,21 @@ impl Loaded {
         Ok(Self { ours, feeder, tables, directory4, directory6, setup })
     }
 
-    /// From how many flows on that are not assured, new ones are kept apart: 0 is what a flood leads to.
-    pub fn set_unassured_limit(&mut self, limit: u32) {
-        // SAFETY: a field of the mapped element.
-        self.tables.config.store(|s| unsafe { &raw mut (*s).unassured_limit }, [limit; 2]);
+    /// Names so many ClusterIPs in the prefilter, and the range that they are taken from, as the agent does.
+    ///
+    /// # Errors
+    /// The addresses do not fit the range.
+    pub fn add_cluster_ips(&mut self, count: u32) -> Result<()> {
+        let range: IpNet = CLUSTER_IPS.parse()?;
+        let mut needed = Needed::default();
+        for number in 1..=count {
+            let address = later(range.network(), number);
+            ensure!(range.contains(&address), "{count} ClusterIPs in {range}");
+            needed.address(address);
+        }
+        needed.service_cidrs = Some([range].into());
+        needed.add_to(&mut self.tables.prefilter);
+        Ok(())
     }
 
     /// Answers that the packet path may send per jiffy.

@@ -208,8 +208,8 @@ impl Model {
         });
         let rival = rival.filter(|rival| Some(*rival) != replaced);
         if let Some(rival) = rival
-            && (!flow.tcp
-                || self.flows[rival].ended == Ended::No && !self.flows[rival].may_give_way(self.clock))
+            && self.flows[rival].ended == Ended::No
+            && !self.flows[rival].may_give_way(self.clock)
         {
             return Err(format!("{} towards {target} is {:?}'s", flow.source, self.flows[rival]));
         }
@@ -236,6 +236,7 @@ impl Model {
             source: flow.source,
             answered: false,
             assured: false,
+            began: self.now(),
             ended: Ended::No,
             loose: false,
             hosts: [host(initial), host(endpoint_initial)],

@@ -156,7 +156,8 @@ impl BpfMap {
         Ok(written - read)
     }
 
-    fn write(&self, key: &[u8], value: &[u8]) -> Result<()> {
+    /// Writes one element.
+    pub fn write(&self, key: &[u8], value: &[u8]) -> Result<()> {
         ensure!(value.len() == self.value, "a value of {} bytes, not of {}", self.value, value.len());
         self.element(UPDATE, key, value.as_ptr() as u64)
     }

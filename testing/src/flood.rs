@@ -243,6 +243,12 @@ impl Wire {
     }
 }
 
+/// Sends one frame by a device of the calling thread's namespace.
+pub fn send_frame(device: &str, frame: &[u8]) -> Result<()> {
+    open(device, 0)?.send(frame).context("sending a frame")?;
+    Ok(())
+}
+
 /// A socket at a device of the calling thread's namespace, for frames of a protocol; with 0 it receives none.
 fn open(device: &str, protocol: u16) -> Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;

@@ -29,7 +29,7 @@ use aya::maps::MapError;
 use traffic_policy_agent::dataplane::{self, Found, MapSizes, Sweeper};
 use traffic_policy_ebpf::abi::jump;
 
-pub use self::flows::{FlowEntry, Place};
+pub use self::flows::FlowEntry;
 pub use self::loaded::Loaded;
 use self::pool::Pool;
 pub use self::run::{Hook, Input, Ran, Way};
@@ -44,9 +44,8 @@ pub struct Harness {
     world: World,
 }
 
-/// Small tables, so that they can be filled. Of an LRU table each CPU claims 128 elements, and before Linux 6.16 the kernel evicts up to as
-/// many at a time: of 64, what had just been inserted.
-pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, pending: 1024, ..MapSizes::DEFAULT };
+/// Small tables, so that they can be filled. Of their flows all may be unassured.
+pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, unassured: 256, ..MapSizes::DEFAULT };
 
 /// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of this
 /// process, if one has ended well.

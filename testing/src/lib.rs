@@ -41,6 +41,7 @@ pub mod exposition;
 pub mod flood;
 pub mod harness;
 pub mod image;
+pub mod impaired;
 pub mod kube_proxy;
 pub mod kustomize;
 pub mod lab;

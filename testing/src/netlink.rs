@@ -12,7 +12,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourState,
 };
-use netlink_packet_route::route::{RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteMessage, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use nix::net::if_::{if_nameindex, if_nametoindex};
@@ -272,6 +272,24 @@ impl Netlink {
         added.with_context(|| format!("rule for the mark {mark:#x}"))
     }
 
+    /// Routes what comes in by a device by a table.
+    pub async fn rule_arriving(&self, family: Family, device: &str, table: u32, priority: u32) -> Result<()> {
+        let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
+        let rule = rule.input_interface(device.to_owned());
+        let added = match family {
+            Family::V4 => rule.v4().execute().await,
+            Family::V6 => rule.v6().execute().await,
+        };
+        added.with_context(|| format!("rule for what comes by {device}"))
+    }
+
+    /// A route by a device that needs no gateway, in another table than the main one.
+    pub async fn route_by_device(&self, table: u32, to: IpAddr, prefix: u8, device: &str) -> Result<()> {
+        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(to, prefix)?;
+        let route = route.output_interface(index(device)?).table_id(table).build();
+        self.replace_route(route).await.with_context(|| format!("route to {to}/{prefix} by {device}"))
+    }
+
     /// As [`Self::route`], for a gateway that no address of `device` covers.
     pub async fn route_on_link(&self, to: IpAddr, prefix: u8, gateway: IpAddr, device: &str) -> Result<()> {
         let route = route(to, prefix, gateway)?.output_interface(index(device)?).onlink().build();
@@ -286,6 +304,17 @@ impl Netlink {
         self.replace_route(route.kind(RouteType::Unreachable).build())
             .await
             .with_context(|| format!("unreachable route to {destination}/{prefix}"))
+    }
+
+    /// Makes an address one of this machine without giving it to a device, as cloud providers' agents do with the addresses of
+    /// load balancers: `ip route add to local ADDRESS dev DEVICE`.
+    pub async fn local(&self, address: IpAddr, device: &str) -> Result<()> {
+        const LOCAL_TABLE: u32 = 255;
+        let prefix = if address.is_ipv4() { 32 } else { 128 };
+        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, prefix)?;
+        let route = route.kind(RouteType::Local).table_id(LOCAL_TABLE).output_interface(index(device)?);
+        let added = self.replace_route(route.scope(RouteScope::Host).build()).await;
+        added.with_context(|| format!("local route to {address} on {device}"))
     }
 
     pub async fn delete_route(&self, destination: IpAddr, prefix: u8) -> Result<()> {
@@ -324,6 +353,16 @@ impl Netlink {
         Ok(())
     }
 
+    /// `ip neigh del`, also of a permanent one.
+    pub async fn delete_neighbour(&self, address: IpAddr) -> Result<()> {
+        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
+        let destination = NeighbourAttribute::Destination(wire(address));
+        let entry = neighbours.into_iter().find(|neighbour| neighbour.attributes.contains(&destination));
+        let entry = entry.with_context(|| format!("no neighbour {address}"))?;
+        let deleted = self.0.neighbours().del(entry).execute().await;
+        deleted.with_context(|| format!("deleting the neighbour {address}"))
+    }
+
     /// Number of neighbours that the kernel keeps resolved of its own accord (NTF_EXT_MANAGED).
     pub async fn managed_neighbours(&self) -> Result<usize> {
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
@@ -333,14 +372,10 @@ impl Netlink {
 
     /// The MAC address that the kernel holds for a neighbour.
     pub async fn neighbour_mac(&self, address: IpAddr) -> Result<Option<Mac>> {
-        let wanted = match address {
-            IpAddr::V4(address) => NeighbourAddress::Inet(address),
-            IpAddr::V6(address) => NeighbourAddress::Inet6(address),
-        };
+        let destination = NeighbourAttribute::Destination(wire(address));
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         let attributes = neighbours.into_iter().map(|neighbour| neighbour.attributes);
-        let mut ours = attributes
-            .filter(|attributes| attributes.contains(&NeighbourAttribute::Destination(wanted.clone())));
+        let mut ours = attributes.filter(|attributes| attributes.contains(&destination));
         let mac = ours.next().into_iter().flatten().find_map(|attribute| match attribute {
             NeighbourAttribute::LinkLayerAddress(mac) => Mac::try_from(mac.as_slice()).ok(),
             _ => None,
@@ -391,4 +426,11 @@ pub fn index(device: &str) -> Result<u32> {
 
 fn route(destination: IpAddr, prefix: u8, gateway: IpAddr) -> Result<RouteMessageBuilder<IpAddr>> {
     Ok(RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?.gateway(gateway)?)
+}
+
+fn wire(address: IpAddr) -> NeighbourAddress {
+    match address {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    }
 }

@@ -1,7 +1,5 @@
 //! The flow hash: chooses endpoints and first source ports.
 
-use core::mem::size_of;
-
 use crate::abi::{Address, Tuple};
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -21,6 +19,12 @@ pub fn tuple<A: Address>(t: &Tuple<A>, seed: u64) -> u64 {
     mix(h, ports)
 }
 
+/// Hash of an address and a word beside it.
+#[inline(always)]
+pub fn endpoint<A: Address>(a: A, word: u32) -> u64 {
+    mix(a.mixed(), word as u64)
+}
+
 /// A number below `len` from a hash, without division; 0 if `len` is 0.
 #[inline(always)]
 pub const fn pick(hash: u64, len: u32) -> u32 {
@@ -34,19 +38,10 @@ pub fn check<A: Address>(a: A, word: u32) -> u32 {
     mix((word as u64) << 32, a.mixed()) as u32
 }
 
-/// Bit of an address in a bit array of 65,536.
+/// Hash of an address, for bit arrays: its highest bits are the best.
 #[inline(always)]
-pub fn address<A: Address>(a: A) -> u16 {
-    let h = a.mixed().wrapping_mul(MULTIPLIER);
-    (h >> 48) as u16
-}
-
-/// Bit of an address's prefix in a bit array of 65,536: the first 16 bits of an IPv4 address, of an IPv6 address a hash
-/// of the first 64.
-#[inline(always)]
-pub fn prefix<A: Address>(a: A) -> u16 {
-    let wide = a.wide().wire()[0];
-    if size_of::<A>() == 4 { u16::from_be(wide as u16) } else { (wide.wrapping_mul(MULTIPLIER) >> 48) as u16 }
+pub fn address<A: Address>(a: A) -> u64 {
+    a.mixed().wrapping_mul(MULTIPLIER)
 }
 
 #[cfg(test)]

@@ -79,13 +79,13 @@ mod programs {
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        icmp_errors, l3_ingress, reject, slow_path,
+        icmp_errors, l3_ingress, priority_tag, reject, slow_path,
         sock::{
             self,
             addr::{Call, Closing},
             explain,
         },
-        variable_headers,
+        split, variable_headers,
     };
 
     programs! {
@@ -119,6 +119,8 @@ mod programs {
         tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
         tp_tc_icmp_out4 => icmp_errors::run_out::<Tc, V4>;
         tp_tc_icmp_out6 => icmp_errors::run_out::<Tc, V6>;
+        tp_tc_split4 => split::run;
+        tp_tc_priority => priority_tag::run;
     }
 
     // On devices without Ethernet, whose packets begin with the IP header.
@@ -160,8 +162,6 @@ mod programs {
     iterators! {
         tp_gc_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
         tp_gc_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
-        tp_gc_pending4: FlowKey<Address4> => Flow<Address4>, gc::pending_entry::<V4>;
-        tp_gc_pending6: FlowKey<Address6> => Flow<Address6>, gc::pending_entry::<V6>;
         tp_gc_sockets: SocketKey => TranslatedSocket, gc::socket_entry;
     }
 }

@@ -2,8 +2,8 @@
 
 pub mod numbers;
 
-/// The client answered what the endpoint sent, so the conversation is real: TCP by the ACK of the SYN-ACK, UDP by another datagram.
-/// Nothing evicts such a flow. IPS_ASSURED of conntrack.
+/// The client answered what the endpoint sent, so the conversation is real: TCP by the ACK of the SYN-ACK, UDP by another datagram
+/// two seconds or more after the first. It makes room for no other flow. IPS_ASSURED of conntrack.
 pub const ASSURED: u8 = 1;
 /// This direction sent a FIN.
 pub const FIN: u8 = 2;
@@ -24,10 +24,10 @@ pub mod flag {
     pub const ACK: u8 = 16;
 }
 
-/// Whether a segment opens a connection: SYN without ACK or RST.
+/// Whether a segment opens a connection: SYN without ACK, RST or FIN. With FIN it is invalid (conntrack's `tcp_valid_flags`).
 #[inline(always)]
 pub const fn opens(flags: u8) -> bool {
-    flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN
+    flags & (flag::SYN | flag::ACK | flag::RST | flag::FIN) == flag::SYN
 }
 
 /// Whether a connection with these entries was reset or closed by both sides. Whether the last data has arrived, and a SYN may open
@@ -42,9 +42,9 @@ pub const fn closing(request: u8, reply: u8) -> bool {
 pub mod class {
     /// Closed or reset.
     pub const ENDED: usize = 0;
-    /// TCP that is not [`ASSURED`][super::ASSURED], unanswered UDP.
+    /// What is not [`ASSURED`][super::ASSURED].
     pub const UNASSURED: usize = 1;
-    /// UDP that was answered: first what it has beyond its share, the rest after [`HALF_CLOSED`].
+    /// UDP that is assured: first what it has beyond its share, the rest after [`HALF_CLOSED`].
     pub const UDP: usize = 2;
     pub const HALF_CLOSED: usize = 3;
     pub const COUNT: usize = 4;
@@ -54,7 +54,7 @@ pub mod class {
 #[inline(always)]
 pub const fn class(tcp: bool, request: u8, reply: u8) -> usize {
     if !tcp {
-        return if reply & ANSWERED != 0 { class::UDP } else { class::UNASSURED };
+        return if request & ASSURED != 0 { class::UDP } else { class::UNASSURED };
     }
     if closing(request, reply) {
         class::ENDED
@@ -85,7 +85,7 @@ impl Timeouts {
     #[inline(always)]
     pub const fn of(&self, tcp: bool, request: u8, reply: u8) -> u32 {
         if !tcp {
-            return if reply & ANSWERED != 0 { self.udp_answered } else { self.udp };
+            return if request & ASSURED != 0 { self.udp_answered } else { self.udp };
         }
         if (request | reply) & RST != 0 {
             self.reset
@@ -142,7 +142,7 @@ mod tests {
             (class::ENDED, true, 0, RST),
             (class::UNASSURED, true, 0, ANSWERED),
             (class::UNASSURED, false, 0, 0),
-            (class::UDP, false, 0, ANSWERED),
+            (class::UNASSURED, false, 0, ANSWERED),
             (class::UDP, false, request, reply),
             (class::HALF_CLOSED, true, request | FIN, reply),
             (class::COUNT, true, request, reply),
@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn udp_times() {
         assert_eq!(TIMEOUTS.of(false, 0, 0), 30);
-        assert_eq!(TIMEOUTS.of(false, 0, ANSWERED), 121);
+        assert_eq!(TIMEOUTS.of(false, 0, ANSWERED), 30, "a question and its answer");
+        assert_eq!(TIMEOUTS.of(false, ASSURED, ASSURED | ANSWERED), 121);
     }
 
     #[test]
@@ -163,6 +164,7 @@ mod tests {
         assert!(opens(flag::SYN));
         assert!(!opens(flag::SYN | flag::ACK));
         assert!(!opens(flag::SYN | flag::RST));
+        assert!(!opens(flag::SYN | flag::FIN));
         assert!(!opens(flag::ACK));
         assert!(!opens(0));
     }

@@ -20,7 +20,7 @@ pub const TIMEOUTS: Timeouts = Timeouts {
 };
 /// Jiffies around a time-out within which nothing is certain: a run takes some time itself.
 pub const SLACK: u64 = 5_000;
-/// Jiffies after which a port of an unanswered SYN may be taken: ten seconds.
+/// Jiffies after which a port of an unanswered SYN, or of datagrams that are not assured, may be taken: ten seconds.
 const SILENT: u64 = 10 * HZ as u64;
 /// Jiffies that really go by in a millisecond, at most: no kernel has more of them.
 const PER_MILLISECOND: u64 = 1;
@@ -81,7 +81,11 @@ impl Flow {
     fn limits(&self) -> (u32, u32) {
         let one = |limit| (limit, limit);
         if !self.tcp {
-            return one(if self.answered { TIMEOUTS.udp_answered } else { TIMEOUTS.udp });
+            return match (self.loose, self.assured) {
+                (true, _) => (TIMEOUTS.udp, TIMEOUTS.udp_answered),
+                (false, true) => one(TIMEOUTS.udp_answered),
+                (false, false) => one(TIMEOUTS.udp),
+            };
         }
         if self.loose || self.ended == Ended::Unspecified {
             return (TIMEOUTS.reset, TIMEOUTS.established);
@@ -104,7 +108,7 @@ impl Flow {
     /// Whether another flow may have taken its port: it was never established, and for ten seconds nothing has come. A middlebox that
     /// does not see all of it may be mistaken.
     pub fn may_give_way(&self, clock: u64) -> bool {
-        self.tcp && (self.loose || !self.assured && self.longest_idle(clock) >= SILENT)
+        self.loose || !self.assured && self.longest_idle(clock) >= SILENT
     }
 
     /// A sweep notices a flow that was idle for too long, and the next one that finds it still so removes it.

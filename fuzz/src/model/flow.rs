@@ -51,8 +51,10 @@ pub struct Flow {
     pub source: SocketAddr,
     /// The endpoint has answered, with a SYN-ACK that acknowledges the SYN.
     pub answered: bool,
-    /// The client has acknowledged that.
+    /// The client has acknowledged that; UDP: it has sent more, two seconds or more after the first datagram.
     pub assured: bool,
+    /// When it began.
+    pub began: Moment,
     pub ended: Ended,
     /// Forged segments came near enough to real ones that its numbers are not certain.
     pub loose: bool,
@@ -124,6 +126,8 @@ const PAUSE: u64 = 1000;
 const NO_PAUSE: u64 = HZ as u64 / 4;
 /// Jiffies after which an endpoint that knows the connection would have answered: three seconds.
 const SILENCE: u64 = 3 * HZ as u64;
+/// Jiffies after which datagrams are more than a question and its answer.
+const STREAM: u64 = 2 * HZ as u64;
 
 impl Flow {
     pub fn pause(&self, clock: u64) -> Pause {
@@ -201,7 +205,13 @@ impl Flow {
         self.belongs = false;
         if !segment.tcp {
             self.answered |= from == From::Endpoint;
-            self.assured |= self.answered && from == From::Client;
+            if self.answered && from == From::Client && !self.assured {
+                if now.clock - self.began.clock > STREAM {
+                    (self.assured, self.loose) = (true, false);
+                } else {
+                    self.loose |= self.began.most(now.clock) > STREAM;
+                }
+            }
             return;
         }
         let (exact_sequence, exact_acknowledgement) =

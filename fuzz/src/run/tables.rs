@@ -110,15 +110,16 @@ impl Run<'_> {
         self.compare_counts(&requests)
     }
 
-    /// The number of flows that are not assured, which the program keeps beside the table.
+    /// The number of flows that are not assured, which the program keeps in queues.
     fn compare_counts(&self, requests: &[&FlowEntry]) -> Result<(), String> {
         for tcp in [true, false] {
             let kept = self.harness.unassured(self.path.family, tcp);
             let of =
                 requests.iter().filter(|entry| (entry.protocol == 6) == tcp && entry.state & ASSURED == 0);
             let there = of.count() as u64;
-            if kept != there {
-                return Err(format!("it counts {kept} flows that are not assured, of {there}; TCP: {tcp}"));
+            // Those that another flow has taken the port of may have a place still.
+            if kept < there {
+                return Err(format!("{kept} flows that are not assured are queued, of {there}; TCP: {tcp}"));
             }
         }
         Ok(())

@@ -4,7 +4,10 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use aya::maps::{HashMap, MapData};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
-use traffic_policy_ebpf::abi::{Address, Address4, Address6, Flow, FlowKey, Fold, Port, Ports, Tuple, kind};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Flow, FlowKey, Fold, PROTOCOL_UDP, Port, Ports, Tuple, kind,
+};
+use traffic_policy_ebpf::tcp::ASSURED;
 
 use super::Harness;
 use crate::bpf_map::BpfMap;
@@ -33,17 +36,9 @@ impl Wire for Address6 {
     }
 }
 
-/// The table that holds an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    Main,
-    Pending,
-}
-
 /// One half of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowEntry {
-    pub place: Place,
     pub protocol: u8,
     /// The packets that it matches.
     pub from: SocketAddr,
@@ -59,17 +54,18 @@ pub struct FlowEntry {
     pub last: u32,
     /// Request entry: jiffies of a SYN that came when the flow was assured, or 0.
     pub asked: u32,
+    /// Request entry of UDP that is not assured: jiffies when it began.
+    pub began: u32,
     pub service: u32,
     pub packets: u64,
     pub bytes: u64,
 }
 
 impl FlowEntry {
-    fn read<A: Address + FromWire>(place: Place, key: &FlowKey<A>, flow: &Flow<A>) -> Self {
+    fn read<A: Address + FromWire>(key: &FlowKey<A>, flow: &Flow<A>) -> Self {
         let tuple = key.tuple(flow);
         let end = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
         Self {
-            place,
             protocol: tuple.protocol as u8,
             from: end(tuple.source, tuple.ports.source()),
             to: end(tuple.destination, tuple.ports.destination()),
@@ -80,15 +76,22 @@ impl FlowEntry {
             hop: flow.hop,
             epoch: flow.epoch,
             last: flow.last,
-            asked: if matches!(flow.kind, kind::FORWARD | kind::DELIVER) {
+            asked: if matches!(flow.kind, kind::FORWARD | kind::DELIVER) && flow.state & ASSURED != 0 {
                 u32::from_ne_bytes(flow.mac_tail)
             } else {
                 0
             },
+            began: if Self::has_beginning(tuple.protocol, flow) { flow.numbers as u32 } else { 0 },
             service: flow.service,
             packets: flow.traffic().0,
             bytes: flow.traffic().1,
         }
+    }
+
+    /// Whether it notes when its flow began.
+    fn has_beginning<A: Address>(protocol: u32, flow: &Flow<A>) -> bool {
+        let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
+        request && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
     }
 
     fn tuple<A: Address + Wire>(&self) -> Tuple<A> {
@@ -112,7 +115,10 @@ impl FlowEntry {
         flow.epoch = self.epoch;
         flow.last = self.last;
         flow.ports = Ports::from_host(self.new_from.port(), self.new_to.port());
-        if self.is_request() {
+        if Self::has_beginning(self.protocol.into(), flow) {
+            flow.numbers = self.began.into();
+        }
+        if self.is_request() && self.state & ASSURED != 0 {
             flow.mac_tail = self.asked.to_ne_bytes();
         }
     }
@@ -120,6 +126,7 @@ impl FlowEntry {
     /// As if all that it has noted had been so many jiffies earlier.
     pub fn go_back(&mut self, jiffies: u32) {
         self.last = self.last.wrapping_sub(jiffies);
+        self.began = self.began.wrapping_sub(jiffies);
         if self.asked != 0 {
             self.asked = self.asked.wrapping_sub(jiffies);
         }
@@ -135,17 +142,10 @@ impl Harness {
     /// All entries of a family, requests first, by the addresses that they match.
     pub fn flows(&self, family: Family) -> Vec<FlowEntry> {
         let mut entries = match family {
-            Family::V4 => [
-                dump::<Address4>(Place::Main, self.map("tp_flows4")),
-                dump::<Address4>(Place::Pending, self.map("tp_pending4")),
-            ],
-            Family::V6 => [
-                dump::<Address6>(Place::Main, self.map("tp_flows6")),
-                dump::<Address6>(Place::Pending, self.map("tp_pending6")),
-            ],
-        }
-        .concat();
-        entries.sort_by_key(|entry| (!entry.is_request(), entry.place, entry.from, entry.to, entry.protocol));
+            Family::V4 => dump::<Address4>(self.map("tp_flows4")),
+            Family::V6 => dump::<Address6>(self.map("tp_flows6")),
+        };
+        entries.sort_by_key(|entry| (!entry.is_request(), entry.from, entry.to, entry.protocol));
         entries
     }
 
@@ -157,15 +157,24 @@ impl Harness {
         }
     }
 
-    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, or the ports that its packets get.
+    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, `began`, or the ports that its packets get.
     pub fn change(&mut self, entry: &FlowEntry, change: impl FnOnce(&mut FlowEntry)) {
         let mut entry = *entry;
         change(&mut entry);
-        match (entry.from.is_ipv4(), entry.place) {
-            (true, Place::Main) => edit(&mut self.tables.v4.flows, &entry),
-            (true, Place::Pending) => edit(&mut self.pending4, &entry),
-            (false, Place::Main) => edit(&mut self.tables.v6.flows, &entry),
-            (false, Place::Pending) => edit(&mut self.pending6, &entry),
+        if entry.from.is_ipv4() {
+            edit(&mut self.tables.v4.flows, &entry);
+        } else {
+            edit(&mut self.tables.v6.flows, &entry);
+        }
+    }
+
+    /// As if a UDP flow that is not assured had begun so many jiffies earlier.
+    pub fn begin_earlier(&self, entry: &FlowEntry, jiffies: u32) {
+        let entry = FlowEntry { began: entry.began.wrapping_sub(jiffies), ..*entry };
+        if entry.from.is_ipv4() {
+            rewrite::<Address4>(self.map("tp_flows4"), &entry);
+        } else {
+            rewrite::<Address6>(self.map("tp_flows6"), &entry);
         }
     }
 
@@ -175,23 +184,22 @@ impl Harness {
         let mut flow = table.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
         flow.kept = to.to_wire().kept();
         table.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
-        FlowEntry::read(entry.place, &key, &flow)
+        FlowEntry::read(&key, &flow)
     }
 
-    /// Deletes one entry, as the kernel may in the pending table.
+    /// Deletes one entry.
     pub fn evict(&mut self, entry: &FlowEntry) {
-        match (entry.from.is_ipv4(), entry.place) {
-            (true, Place::Main) => self.tables.v4.flows.remove(&entry.key()),
-            (true, Place::Pending) => self.pending4.remove(&entry.key()),
-            (false, Place::Main) => self.tables.v6.flows.remove(&entry.key()),
-            (false, Place::Pending) => self.pending6.remove(&entry.key()),
+        if entry.from.is_ipv4() {
+            self.tables.v4.flows.remove(&entry.key())
+        } else {
+            self.tables.v6.flows.remove(&entry.key())
         }
         .unwrap_or_else(|error| panic!("deleting {entry:?}: {error}"));
     }
 }
 
 /// All entries of a map, read by one call: a comparison of tables is what a fuzzer does most.
-fn dump<A: Address + FromWire>(place: Place, map: &BpfMap) -> Vec<FlowEntry> {
+fn dump<A: Address + FromWire>(map: &BpfMap) -> Vec<FlowEntry> {
     let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
     let entries = entries.iter().map(|(key, value)| {
         assert_eq!((key.len(), value.len()), (size_of::<FlowKey<A>>(), size_of::<Flow<A>>()));
@@ -202,7 +210,7 @@ fn dump<A: Address + FromWire>(place: Place, map: &BpfMap) -> Vec<FlowEntry> {
                 value.as_ptr().cast::<Flow<A>>().read_unaligned(),
             )
         };
-        FlowEntry::read(place, &key, &flow)
+        FlowEntry::read(&key, &flow)
     });
     entries.collect()
 }
@@ -212,4 +220,21 @@ fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entr
     let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
     entry.write(&mut flow);
     map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
+}
+
+/// As [`edit`], by the map's descriptor.
+fn rewrite<A: Address + Wire>(map: &BpfMap, entry: &FlowEntry) {
+    let wanted = entry.key::<A>();
+    // SAFETY: plain numbers without padding.
+    let wanted = unsafe {
+        std::slice::from_raw_parts((&raw const wanted).cast::<u8>(), size_of::<FlowKey<A>>()).to_vec()
+    };
+    let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
+    let value = entries.get(&wanted).unwrap_or_else(|| panic!("no entry {entry:?}"));
+    // SAFETY: as many bytes as were read, any of which make one.
+    let mut flow = unsafe { value.as_ptr().cast::<Flow<A>>().read_unaligned() };
+    entry.write(&mut flow);
+    // SAFETY: plain numbers without padding.
+    let value = unsafe { std::slice::from_raw_parts((&raw const flow).cast::<u8>(), size_of::<Flow<A>>()) };
+    map.write(&wanted, value).unwrap_or_else(|error| panic!("writing {entry:?}: {error:#}"));
 }

@@ -7,9 +7,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
 use traffic_policy_agent::dataplane::{self, Kernel, MapSizes, Maps};
-use traffic_policy_ebpf::abi::{
-    Address4, Address6, Affinity, AffinityKey, Flow, FlowKey, HOPS, RejectBucket,
-};
+use traffic_policy_ebpf::abi::{Affinity, AffinityKey, HOPS, RejectBucket};
 
 use crate::bpf_map::{BpfMap, Entries, Kind};
 use crate::lab::Family;
@@ -22,8 +20,6 @@ pub(super) const ELEMENTS: u32 = HOPS;
 pub struct Loaded {
     pub object: Ebpf,
     pub tables: Maps,
-    pub(super) pending4: HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
-    pub(super) pending6: HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
     pub(super) buckets: PerCpuArray<MapData, RejectBucket>,
     pub(super) affinity: HashMap<MapData, AffinityKey, Affinity>,
     /// Every map of the object by name, but for constants.
@@ -42,11 +38,9 @@ impl Loaded {
         }
         let tables = Maps::take(&mut object)?;
         let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
-        let pending4 = take("tp_pending4")?.try_into()?;
-        let pending6 = take("tp_pending6")?.try_into()?;
         let buckets = take("tp_reject_limit")?.try_into()?;
         let affinity = take("tp_affinity")?.try_into()?;
-        Ok(Self { object, tables, pending4, pending6, buckets, affinity, maps })
+        Ok(Self { object, tables, buckets, affinity, maps })
     }
 
     /// Makes every map as it is when it is new, and puts the programs in place that others jump to.

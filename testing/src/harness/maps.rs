@@ -1,6 +1,5 @@
 //! Writes a [`Setup`] into the maps, over whatever an earlier test left there.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry,
     FrontendKey, HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    RejectBucket, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage,
-    WideAddress, scope, source_check,
+    Prefilter, PrefilterCidr, RejectBucket, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceBits, ServiceCidr,
+    Slot, SourceRange, TableUsage, WideAddress, frontend, prefilter::node_bit, scope, source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -33,16 +32,7 @@ impl Harness {
 
     fn try_set_up(&mut self, setup: &Setup) -> Result<()> {
         self.clear()?;
-        let mut destinations = BTreeSet::new();
-        let mut sources = BTreeSet::new();
-        let mut cluster_ips = Vec::new();
         for (number, frontend) in (1..).zip(&setup.frontends) {
-            if frontend.is_cluster_ip() {
-                cluster_ips.push(frontend.address);
-            } else {
-                destinations.insert(frontend.port);
-            }
-            sources.extend(frontend.cluster.iter().chain(&frontend.local).map(|(_, port)| *port));
             let v4 = &mut self.loaded.tables.v4;
             write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
             let v6 = &mut self.loaded.tables.v6;
@@ -54,7 +44,6 @@ impl Harness {
             hop_epoch: 1,
             hop_max_age: setup.hop_max_age,
             pool_len: setup.pool.len() as u32,
-            unassured_limit: [setup.unassured_limit; 2],
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
             ..RuntimeConfig::default()
@@ -70,25 +59,21 @@ impl Harness {
             self.tables.usage.pointer().write_volatile(TableUsage::default());
             let prefilter = self.tables.prefilter.pointer();
             prefilter.write_bytes(0, 1);
-            let set = |array: *mut u64, port: u16| {
-                let word = array.add(usize::from(port >> 6));
-                word.write_volatile(word.read_volatile() | 1 << (port & 63));
-            };
-            destinations.into_iter().for_each(|port| set((&raw mut (*prefilter).frontends).cast(), port));
-            sources.into_iter().for_each(|port| set((&raw mut (*prefilter).endpoints).cast(), port));
-            for address in cluster_ips.into_iter().flat_map(|spot| Family::BOTH.map(|family| spot.of(family)))
-            {
-                let (hash, _) = hashes(address);
-                set((&raw mut (*prefilter).cluster_ips).cast(), hash);
-            }
-            for address in
-                setup.service_cidrs.iter().flat_map(|spot| Family::BOTH.map(|family| spot.of(family)))
-            {
-                let (_, prefix) = hashes(address);
-                set((&raw mut (*prefilter).service_cidrs).cast(), prefix);
+            setup.frontends.iter().for_each(|frontend| name(prefilter, frontend));
+            for (index, spot) in setup.service_cidrs.iter().enumerate() {
+                let Addresses { v4, v6 } = spot.addresses().network();
+                let masks = [
+                    IpAddr::from([255, 255, 255, 0]),
+                    IpAddr::from([0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0]),
+                ];
+                for (family, network) in [IpAddr::from(v4), IpAddr::from(v6)].into_iter().enumerate() {
+                    (*prefilter).cidrs[family][index] =
+                        PrefilterCidr { network: wide(network), mask: wide(masks[family]) };
+                    (*prefilter).cidr_count[family] = index as u32 + 1;
+                }
             }
             for (index, port) in setup.pool.iter().enumerate() {
-                set((&raw mut (*prefilter).pool).cast(), *port);
+                set((&raw mut (*prefilter).pool).cast(), (*port).into());
                 self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
             }
         }
@@ -150,8 +135,6 @@ impl Harness {
     fn clear(&mut self) -> Result<()> {
         clear(&mut self.tables.v4.flows)?;
         clear(&mut self.tables.v6.flows)?;
-        clear(&mut self.pending4)?;
-        clear(&mut self.pending6)?;
         clear(&mut self.tables.v4.frontends)?;
         clear(&mut self.tables.v6.frontends)?;
         clear(&mut self.affinity)?;
@@ -168,7 +151,7 @@ impl Harness {
         for name in ["tp_ep_routes4", "tp_ep_routes6"] {
             self.map(name).renew(SLOTS * 8)?;
         }
-        for name in ["tp_flow_dir4", "tp_flow_dir6"] {
+        for name in ["tp_flow_dir4", "tp_flow_dir6", "tp_unassured4", "tp_unassured6"] {
             self.map(name).renew(ELEMENTS)?;
         }
         self.fill_buckets(0)
@@ -209,10 +192,19 @@ impl Harness {
         unsafe { self.tables.usage.pointer().read_volatile() }
     }
 
-    /// Flows of a family and protocol in the main table that are not assured, as the packet path counts them.
+    /// As if no search for a source port had failed within the last jiffies.
+    pub fn forget_failed_searches(&mut self) {
+        // SAFETY: the element is mapped as long as the tables live, and no program runs meanwhile.
+        unsafe { (*self.tables.usage.pointer()).no_port = TableUsage::default().no_port };
+    }
+
+    /// Flows of a family and protocol that are not assured, as the queues hold them.
     pub fn unassured(&self, family: Family, tcp: bool) -> u64 {
-        let usage = self.usage();
-        (if tcp { usage.unassured } else { usage.unassured_udp })[family as usize]
+        let name = if family == Family::V4 { "tp_unassured4" } else { "tp_unassured6" };
+        let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
+        // The last field of a tuple is its protocol; 0 of a free place.
+        let protocol = if tcp { PROTOCOL_TCP } else { PROTOCOL_UDP }.to_ne_bytes();
+        places.values().filter(|tuple| tuple.ends_with(&protocol)).count() as u64
     }
 
     /// As if every client with an endpoint of its own had come this much earlier.
@@ -244,6 +236,8 @@ impl Harness {
         let v6 = &mut self.loaded.tables.v6;
         let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
         let third = self.write_sources(number, frontend);
+        // SAFETY: as in `try_set_up`.
+        unsafe { name(self.loaded.tables.prefilter.pointer(), frontend) };
         first.and(second).and(third).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
     }
 
@@ -307,17 +301,45 @@ fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
     Ok(())
 }
 
-/// Bits of an address in the prefilter: its own, and its prefix's.
-fn hashes(address: IpAddr) -> (u16, u16) {
+/// Sets the bits that a frontend and its endpoints need.
+///
+/// # Safety
+/// `prefilter` is mapped.
+unsafe fn name(prefilter: *mut Prefilter, frontend: &Frontend) {
+    for address in Family::BOTH.map(|family| frontend.address.of(family)) {
+        let hash = hashed(address);
+        // SAFETY: arrays of the element, by whose lengths the bits are made.
+        unsafe {
+            if frontend.flags & frontend::NODE_ADDRESS != 0 {
+                set((&raw mut (*prefilter).node_ports).cast(), frontend.port.into());
+                set((&raw mut (*prefilter).node_addresses).cast(), node_bit(hash));
+            } else {
+                let ServiceBits { first, second } = ServiceBits::of(hash);
+                set((&raw mut (*prefilter).services).cast(), first);
+                set((&raw mut (*prefilter).services).cast(), second);
+            }
+            for (_, port) in frontend.cluster.iter().chain(&frontend.local) {
+                set((&raw mut (*prefilter).endpoints).cast(), (*port).into());
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The array has such a bit.
+unsafe fn set(array: *mut u64, bit: u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let word = array.add(bit as usize >> 6);
+        word.write_volatile(word.read_volatile() | 1 << (bit & 63));
+    }
+}
+
+/// The hash of an address in the prefilter.
+fn hashed(address: IpAddr) -> u64 {
     match address {
-        IpAddr::V4(_) => {
-            let address: Address4 = Wire::from_ip(address);
-            (hash::address(address), hash::prefix(address))
-        }
-        IpAddr::V6(_) => {
-            let address: Address6 = Wire::from_ip(address);
-            (hash::address(address), hash::prefix(address))
-        }
+        IpAddr::V4(_) => hash::address::<Address4>(Wire::from_ip(address)),
+        IpAddr::V6(_) => hash::address::<Address6>(Wire::from_ip(address)),
     }
 }
 

@@ -93,7 +93,6 @@ pub struct Setup {
     pub frontends: Vec<Frontend>,
     /// Source ports towards endpoints, in the order in which they are tried from a random start.
     pub pool: Vec<u16>,
-    pub unassured_limit: u32,
     pub hop_max_age: u32,
     pub answers_per_jiffy: u32,
     pub seed: u64,
@@ -125,7 +124,6 @@ impl Default for Setup {
         Self {
             frontends: Vec::new(),
             pool: vec![POOL_PORT],
-            unassured_limit: 1000,
             hop_max_age: u32::MAX / 2,
             answers_per_jiffy: 100,
             seed: 1,
@@ -152,12 +150,6 @@ impl Setup {
     #[must_use]
     pub fn pool(mut self, ports: impl IntoIterator<Item = u16>) -> Self {
         self.pool = ports.into_iter().collect();
-        self
-    }
-
-    #[must_use]
-    pub fn unassured_limit(mut self, limit: u32) -> Self {
-        self.unassured_limit = limit;
         self
     }
 

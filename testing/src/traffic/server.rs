@@ -157,6 +157,12 @@ impl Service {
             if let Some(length) = said.strip_prefix("transfer ") {
                 return transfer::serve(stream, length.parse()?).await;
             }
+            if let Some(length) = said.strip_prefix("exchange ") {
+                let length = length.parse()?;
+                transfer::exchange(&mut stream, length).await?;
+                line.clear();
+                continue;
+            }
             let answer = self.answer(client, said, retransmitted) + "\n";
             sleep(self.faults.late).await;
             stream.write_all(answer.as_bytes()).await?;

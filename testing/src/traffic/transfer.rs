@@ -1,7 +1,9 @@
 //! A large transfer both ways at once whose content is checked at both ends.
 
-use std::net::SocketAddr;
+use std::io::{self, BufRead as _, Read as _, Write as _};
+use std::net::{self, SocketAddr};
 use std::time::{Duration, Instant};
+use std::{iter, thread};
 
 use anyhow::{Context, Result, ensure};
 use socket2::SockRef;
@@ -54,24 +56,52 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
 
 /// The server's part: answers with the hash of what came.
 pub(super) async fn serve(mut stream: BufReader<TcpStream>, bytes: u64) -> Result<()> {
-    SockRef::from(stream.get_ref()).set_tcp_user_timeout(Some(STUCK))?;
-    let (reader, writer) = tokio::io::split(&mut stream);
-    let mut reader = reader;
-    let (received, ()) = tokio::try_join!(receive(&mut reader, bytes), send(writer, TO_CLIENT, bytes))?;
-    stream.write_all(format!("{received}\n").as_bytes()).await?;
+    exchange(&mut stream, bytes).await?;
     Ok(stream.shutdown().await?)
 }
 
+/// As [`serve`], of a connection that goes on.
+pub(super) async fn exchange(stream: &mut BufReader<TcpStream>, bytes: u64) -> Result<()> {
+    SockRef::from(stream.get_ref()).set_tcp_user_timeout(Some(STUCK))?;
+    let (mut reader, writer) = tokio::io::split(&mut *stream);
+    let (received, ()) = tokio::try_join!(receive(&mut reader, bytes), send(writer, TO_CLIENT, bytes))?;
+    Ok(stream.write_all(format!("{received}\n").as_bytes()).await?)
+}
+
+/// Sends `bytes` (a multiple of 8) on an open connection and receives as many, at the same time; the connection goes on. Fails if one
+/// byte differs on either side.
+pub fn burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u64) -> Result<()> {
+    ensure!(bytes.is_multiple_of(8), "{bytes} is not a multiple of 8");
+    let mut writer = stream.get_ref().try_clone()?;
+    writer.write_all(format!("exchange {bytes}\n").as_bytes())?;
+    let received = thread::scope(|scope| {
+        let sent = scope.spawn(move || {
+            let mut content = Content(TO_SERVER);
+            content.chunks(bytes).try_for_each(|chunk| writer.write_all(&chunk))
+        });
+        let mut hash = Hash::default();
+        let mut left = usize::try_from(bytes)?;
+        let mut chunk = vec![0; CHUNK];
+        while left > 0 {
+            let wanted = left.min(CHUNK);
+            stream.read_exact(&mut chunk[..wanted]).context("the stream ended early")?;
+            hash.add_all(&chunk[..wanted]);
+            left -= wanted;
+        }
+        sent.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?.context("sending")?;
+        Ok::<_, anyhow::Error>(hash.0)
+    })?;
+    ensure!(received == expected(TO_CLIENT, bytes), "the content that arrived here differs");
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    let at_server: u64 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
+    ensure!(at_server == expected(TO_SERVER, bytes), "the content that arrived at the server differs");
+    Ok(())
+}
+
 async fn send(mut writer: impl AsyncWrite + Unpin, seed: u64, bytes: u64) -> Result<()> {
-    let mut content = Content(seed);
-    let mut chunk = Vec::with_capacity(CHUNK);
-    let mut left = bytes / 8;
-    while left > 0 {
-        let words = left.min(CHUNK as u64 / 8);
-        chunk.clear();
-        (0..words).for_each(|_| chunk.extend_from_slice(&content.word().to_le_bytes()));
+    for chunk in Content(seed).chunks(bytes) {
         writer.write_all(&chunk).await?;
-        left -= words;
     }
     Ok(writer.flush().await?)
 }
@@ -83,9 +113,7 @@ async fn receive(reader: &mut (impl AsyncRead + Unpin), bytes: u64) -> Result<u6
     while left > 0 {
         let wanted = left.min(CHUNK);
         reader.read_exact(&mut chunk[..wanted]).await.context("the stream ended early")?;
-        chunk[..wanted]
-            .chunks_exact(8)
-            .for_each(|word| hash.add(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
+        hash.add_all(&chunk[..wanted]);
         left -= wanted;
     }
     Ok(hash.0)
@@ -108,6 +136,16 @@ impl Content {
         self.0 ^= self.0 << 17;
         self.0
     }
+
+    /// So many bytes, a multiple of 8, in pieces.
+    fn chunks(&mut self, bytes: u64) -> impl Iterator<Item = Vec<u8>> + use<'_> {
+        let mut left = bytes / 8;
+        iter::from_fn(move || {
+            let words = left.min(CHUNK as u64 / 8);
+            left -= words;
+            (words > 0).then(|| (0..words).flat_map(|_| self.word().to_le_bytes()).collect())
+        })
+    }
 }
 
 /// FNV-1a by words: fast enough for 100 MB in a debug build.
@@ -122,5 +160,12 @@ impl Default for Hash {
 impl Hash {
     fn add(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    }
+
+    /// Of whole words.
+    fn add_all(&mut self, bytes: &[u8]) {
+        bytes
+            .chunks_exact(8)
+            .for_each(|word| self.add(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
     }
 }

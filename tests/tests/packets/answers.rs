@@ -103,7 +103,7 @@ fn ports_and_addresses_that_nobody_has() {
             Case::new(
                 "an address with other kinds of frontends only",
                 Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])),
-                [Step::passed(&unknown, "passed")],
+                [Step::passed(&unknown, "passed-not-service")],
             ),
             Case::new(
                 "no Service at all",
@@ -256,11 +256,29 @@ fn longer_than_the_way_out() {
         let told = || Step::new(&long, "rejected-mtu-exceeded", &too_long(&long, 1400));
         cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
         if terms.v4() {
-            let may = long.clone().with(|p| p.dont_fragment = false);
+            let may = |packet: Packet| packet.with(|p| p.dont_fragment = false);
+            // What has gone before the second piece is seen by real sockets: `policy`, `fragments`.
+            let second = |length: usize| {
+                let whole = may(forwarded(length)).fragments(length).remove(0);
+                let rest = whole.payload[1376..].to_vec();
+                whole.payload(&rest).with(|p| p.fragment_offset = 1376 / 8)
+            };
+            let most = 1376 + 1380;
+            let step = |length: usize| Step::new(&may(request(length)), "forwarded", &second(length));
             cases.push(Case::new(
-                "may be fragmented",
+                "may be fragmented: into two pieces",
                 setup(),
-                [Step::dropped(&may, "dropped-mtu-exceeded")],
+                [
+                    step(1401),
+                    step(20 + most),
+                    Step::dropped(&may(request(21 + most)), "dropped-mtu-exceeded"),
+                ],
+            ));
+            let options = may(request(1401)).with(|p| p.options = vec![1; 4]);
+            cases.push(Case::new(
+                "may be fragmented, with options",
+                setup(),
+                [Step::dropped(&options, "dropped-mtu-exceeded")],
             ));
         }
         // Only the segments are sent, so only their length counts.

@@ -53,6 +53,7 @@ fn confirmed_by_the_right_packet_only() {
             dialogue.send(harness, flag::RST | ACK);
             assert_eq!(dialogue.entries(harness).0.state & ASSURED, 0, "an RST assures nothing");
         }
+        dialogue.let_stream(harness);
         dialogue.send(harness, ACK);
         assert_eq!(states(dialogue.entries(harness)), (ASSURED, ASSURED | ANSWERED));
         assert_eq!(harness.unassured(terms.family, terms.tcp), 0);

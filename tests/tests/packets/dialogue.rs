@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use traffic_policy_ebpf::tcp::ASSURED;
 use traffic_policy_testing::harness::{Device, FlowEntry, HZ, Harness, Hook, Ran, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
@@ -120,14 +121,23 @@ impl Dialogue {
         }
     }
 
-    /// Opens it and assures it: SYN, SYN-ACK, ACK; or three datagrams.
+    /// Opens it and assures it: SYN, SYN-ACK, ACK; or three datagrams, the last one after two seconds.
     #[track_caller]
     pub(crate) fn establish(self, harness: &Harness) {
         for outcome in [self.open(harness).outcome, self.answer(harness, flag::SYN | flag::ACK).outcome] {
             assert!(matches!(outcome, "forwarded" | "replied" | "delivered" | "replied-local"), "{outcome}");
         }
+        self.let_stream(harness);
         let outcome = self.send(harness, flag::ACK).outcome;
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+    }
+
+    /// As if a UDP flow that is not assured had begun more than two seconds ago.
+    pub(crate) fn let_stream(self, harness: &Harness) {
+        let (request, _) = self.entries(harness);
+        if !self.terms.tcp && request.state & ASSURED == 0 {
+            harness.begin_earlier(&request, 2 * HZ + 10);
+        }
     }
 }
 

@@ -306,60 +306,43 @@ fn delivered_by_xdp() {
     });
 }
 
-/// Anybody can send an error: the flow stays as it was, whether it is assured or not, in whichever table.
+/// Anybody can send an error: the flow stays as it was, whether it is assured or not.
 #[test]
 fn the_flow_stays_as_it_is() {
     everywhere(|harness, terms| {
-        for limit in [0, 1000] {
-            for endpoint in [NEAR, LOCAL] {
-                for established in [false, true] {
-                    harness.set_up(&setup(NODE, endpoint).unassured_limit(limit));
-                    let dialogue = Dialogue::new(terms, NODE);
-                    if established {
-                        dialogue.establish(harness);
-                    } else {
-                        dialogue.open(harness);
-                    }
-                    // The way out is no part of the state: whoever needs it first looks it up.
-                    let flows = |harness: &Harness| -> Vec<FlowEntry> {
-                        let entries = harness.flows(terms.family).into_iter();
-                        entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()
-                    };
-                    let before = flows(harness);
-                    let (entry, _) = dialogue.entries(harness);
-                    let seen = dialogue
-                        .opening()
-                        .source((entry.new_from.ip(), entry.new_from.port()))
-                        .destination(terms.at(endpoint));
-                    let comes = error(terms, port_unreachable(terms), endpoint.0, &seen, WHOLE);
-                    if endpoint == NEAR {
-                        harness.run(terms.hook, &comes).expect("replied-icmp-error");
-                    } else {
-                        harness.run(Hook::Egress, &comes).expect("replied-local-icmp-error");
-                    }
-                    let answer = dialogue.answer_packet(harness, flag::ACK);
-                    let answered = answer.source(terms.at(NODE)).destination(terms.at(CLIENT));
-                    let comes = error(terms, port_unreachable(terms), Spot::Client, &answered, WHOLE);
-                    let outcome =
-                        if endpoint == NEAR { "forwarded-icmp-error" } else { "delivered-icmp-error" };
-                    harness.run(terms.hook, &comes).expect(outcome);
-                    assert_eq!(flows(harness), before);
+        for endpoint in [NEAR, LOCAL] {
+            for established in [false, true] {
+                harness.set_up(&setup(NODE, endpoint));
+                let dialogue = Dialogue::new(terms, NODE);
+                if established {
+                    dialogue.establish(harness);
+                } else {
+                    dialogue.open(harness);
                 }
+                // The way out is no part of the state: whoever needs it first looks it up.
+                let flows = |harness: &Harness| -> Vec<FlowEntry> {
+                    let entries = harness.flows(terms.family).into_iter();
+                    entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()
+                };
+                let before = flows(harness);
+                let (entry, _) = dialogue.entries(harness);
+                let seen = dialogue
+                    .opening()
+                    .source((entry.new_from.ip(), entry.new_from.port()))
+                    .destination(terms.at(endpoint));
+                let comes = error(terms, port_unreachable(terms), endpoint.0, &seen, WHOLE);
+                if endpoint == NEAR {
+                    harness.run(terms.hook, &comes).expect("replied-icmp-error");
+                } else {
+                    harness.run(Hook::Egress, &comes).expect("replied-local-icmp-error");
+                }
+                let answer = dialogue.answer_packet(harness, flag::ACK);
+                let answered = answer.source(terms.at(NODE)).destination(terms.at(CLIENT));
+                let comes = error(terms, port_unreachable(terms), Spot::Client, &answered, WHOLE);
+                let outcome = if endpoint == NEAR { "forwarded-icmp-error" } else { "delivered-icmp-error" };
+                harness.run(terms.hook, &comes).expect(outcome);
+                assert_eq!(flows(harness), before);
             }
         }
-    });
-}
-
-/// In the table of unassured flows the kernel may evict either entry; what is left says no more whose it is.
-#[test]
-fn half_a_flow_is_not_believed() {
-    everywhere(|harness, terms| {
-        harness.set_up(&setup(NODE, NEAR).unassured_limit(0));
-        let dialogue = Dialogue::new(terms, NODE);
-        dialogue.open(harness).expect("forwarded");
-        let (request_entry, _) = dialogue.entries(harness);
-        harness.evict(&request_entry);
-        let comes = error(terms, port_unreachable(terms), Spot::Near, &request(terms, NODE).seen, WHOLE);
-        harness.run(terms.hook, &comes).expect("passed-stale-flow");
     });
 }

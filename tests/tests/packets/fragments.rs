@@ -147,9 +147,9 @@ fn none_of_ours() {
             fragments.map(move |(at, f)| Step::passed(&f, if at == 0 { first } else { "passed-fragment" }))
         };
         let all = pass(terms.request((Spot::Node, 22)), "passed")
-            .chain(pass(terms.request((Spot::Client, PORT)), "passed-not-service"))
+            .chain(pass(terms.request((Spot::Client, PORT)), "passed"))
             .chain(pass(terms.answer((Spot::Local, 9), CLIENT), "passed").map(Step::leaving))
-            .chain(pass(terms.answer(LOCAL, CLIENT), "passed-not-service").map(Step::leaving));
+            .chain(pass(terms.answer(LOCAL, CLIENT), "passed").map(Step::leaving));
         let endpoints = [NEAR, LOCAL];
         let setup = Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&endpoints));
         vec![Case::new("other ports and addresses", setup, all)]
@@ -206,14 +206,20 @@ fn too_long_for_the_way_out() {
         for (from, to) in from.fragments(1200).iter().zip(to.fragments(1200)) {
             harness.run(terms.hook, from).expect("forwarded").expect_frame(&to);
         }
-        let fragments = from.fragments(SIZE);
+        let (fragments, whole) = (from.fragments(SIZE), to.fragments(SIZE));
         let outcomes = match (terms.xdp(), terms.v4()) {
             (true, _) => ["passed-to-tc"; 2],
-            (false, true) => ["dropped-mtu-exceeded", "dropped-mtu-exceeded"],
+            (false, true) => ["forwarded", "forwarded"],
             (false, false) => ["rejected-mtu-exceeded", "dropped-mtu-exceeded"],
         };
-        for (fragment, outcome) in fragments.iter().zip(outcomes) {
-            harness.run(terms.hook, fragment).expect(outcome);
+        for ((fragment, whole), outcome) in fragments.iter().zip(whole).zip(outcomes) {
+            let ran = harness.run(terms.hook, fragment);
+            ran.expect(outcome);
+            if outcome == "forwarded" {
+                // The second of two pieces.
+                let rest = whole.payload[1376..].to_vec();
+                ran.expect_frame(&whole.payload(&rest).with(|p| p.fragment_offset += 1376 / 8));
+            }
         }
         // With DF it is the sender's own business.
         if terms.v4() && !terms.xdp() {
@@ -254,7 +260,7 @@ fn delivered_by_xdp() {
         let delivered = long(terms.request(NODE), 1).destination(terms.at(local)).fragments(SIZE);
         for (at, from) in long(terms.request(NODE), 1).fragments(SIZE).iter().enumerate() {
             harness.run(Hook::Xdp, from).expect("delivered").expect_frame(&delivered[at]);
-            let again = if at == 0 { "passed-delivered" } else { "passed-fragment" };
+            let again = if at == 0 { "passed" } else { "passed-fragment" };
             harness.run(Hook::Ingress, &delivered[at]).expect(again);
         }
     });
@@ -273,6 +279,43 @@ fn every_fragment_is_counted() {
         }
         let (request, _) = harness.flow(terms.family);
         assert_eq!((request.packets, request.bytes), (fragments.len() as u64, bytes));
+    });
+}
+
+/// A segment that is not of the conversation does not keep it alive, and no fragment of it does.
+#[test]
+fn fragments_of_what_the_flow_ignores() {
+    everywhere(|harness, terms| {
+        for endpoint in [NEAR, LOCAL] {
+            if !terms.tcp {
+                return;
+            }
+            harness.set_up(&setup(NODE, endpoint));
+            let dialogue = Dialogue::new(terms, NODE);
+            dialogue.establish(harness);
+            dialogue.idle(harness, 50);
+            let before = dialogue.entries(harness);
+            let stray = |packet: Packet, identification: u16| {
+                let packet = packet.with(|p| {
+                    let tcp = p.tcp_mut();
+                    tcp.sequence = tcp.sequence.wrapping_add(1 << 30);
+                    tcp.acknowledgement = tcp.acknowledgement.wrapping_add(1 << 30);
+                });
+                long(packet, identification).fragments(SIZE)
+            };
+            let mut sent = 0;
+            for fragment in stray(dialogue.request(flag::ACK), 1) {
+                let outcome = harness.run(terms.hook, &fragment).outcome;
+                sent += u64::from(matches!(outcome, "forwarded" | "delivered"));
+            }
+            for fragment in stray(dialogue.answer_packet(harness, flag::ACK), 2) {
+                let outcome = dialogue.answered(harness, &fragment).outcome;
+                sent += u64::from(matches!(outcome, "replied" | "replied-local"));
+            }
+            let after = dialogue.entries(harness);
+            assert_eq!(sent, 8, "{terms:?}: what is in doubt goes on all the same");
+            assert_eq!((after.0.last, after.1.last), (before.0.last, before.1.last), "{terms:?}");
+        }
     });
 }
 

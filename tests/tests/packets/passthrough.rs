@@ -2,7 +2,7 @@
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Input, Setup, Spot};
 use traffic_policy_testing::lab::Family;
-use traffic_policy_testing::packet::{Extension, Packet, Transport};
+use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
 use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
@@ -19,8 +19,9 @@ fn other_ports_and_addresses() {
     table::run(|terms| {
         let steps = [
             Step::passed(&terms.request((Spot::Node, 22)), "passed"),
-            Step::passed(&terms.request((Spot::Client, PORT)), "passed-not-service"),
-            Step::passed(&terms.reply(NEAR, Device::Eth0, Spot::RouterNear), "passed"),
+            // A pod's packet on the port of a Service: no look-up, in XDP or in TC.
+            Step::passed(&terms.request((Spot::Client, PORT)), "passed"),
+            Step::passed(&terms.reply(NEAR, Device::Eth0, Spot::RouterNear), "passed-not-service"),
         ];
         let pool = Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR]));
         let forwarded = terms.forwarded((Spot::Vip, PORT), NEAR, Device::Eth0, Spot::RouterNear);
@@ -201,5 +202,70 @@ fn options_of_all_lengths_are_kept() {
             Step::new(&with(terms.request(NODE)), "forwarded", &with(forwarded))
         });
         vec![Case::new("IPv4 options", setup, steps)]
+    });
+}
+
+/// The sender names the stops on the way (LSRR, SSRR): what the stack accepts of that is a setting of the host, and its default is nothing
+/// (`accept_source_route`, RFC 7126 sections 4.3 and 4.4).
+#[test]
+fn source_routes_are_left_to_the_stack() {
+    const HOP: [u8; 4] = [192, 0, 2, 77];
+    table::run(|terms| {
+        if terms.family == Family::V6 {
+            return Vec::new();
+        }
+        let setup = Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR]));
+        let with = |packet: Packet, options: &[u8]| packet.with(|p| p.options = options.to_vec());
+        let mut steps = Vec::new();
+        for kind in [131, 137] {
+            let route = [&[kind, 7, 4][..], &HOP].concat();
+            for before in [&[][..], &[1], &[1; 32], &[7, 7, 4, 0, 0, 0, 0]] {
+                let mut options = [before, &route].concat();
+                options.resize(options.len().next_multiple_of(4), 0);
+                let packet = with(terms.request(NODE), &options);
+                steps.push(Step::passed(&packet, "passed-unsupported-header"));
+                let later = packet.clone().with(|p| p.fragment_offset = 3);
+                steps.push(Step::passed(&later, "passed-unsupported-header"));
+            }
+        }
+        // What a length makes no sense of is not read on, by the stack neither.
+        for lying in [[7, 0, 131, 7], [7, 1, 131, 7], [131, 7, 4, 0], [1, 1, 1, 131]] {
+            steps.push(Step::passed(&with(terms.request(NODE), &lying), "passed-malformed"));
+        }
+        // Neither behind the end of the list, nor within another option.
+        for options in [[0, 131, 7, 4], [148, 4, 131, 4]] {
+            let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+            steps.push(Step::new(
+                &with(terms.request(NODE), &options),
+                "forwarded",
+                &with(forwarded, &options),
+            ));
+        }
+        vec![Case::new("source route", setup, steps)]
+    });
+}
+
+/// No sender begins and ends a connection at once; conntrack calls it invalid.
+#[test]
+fn a_syn_with_a_fin_opens_nothing() {
+    table::run(|terms| {
+        if !terms.tcp {
+            return Vec::new();
+        }
+        let packet = terms.request(NODE).with(|p| p.tcp_mut().flags = flag::SYN | flag::FIN);
+        vec![Case::new("SYN and FIN", setup(), [Step::passed(&packet, "passed-no-flow")])]
+    });
+}
+
+/// kubespray takes Services and pods from one /16: 10.233.0.0/18 and 10.233.64.0/18. Only what is in the range itself is looked at.
+#[test]
+fn addresses_beside_the_service_cidr() {
+    table::run(|terms| {
+        let steps = [
+            Step::dropped(&terms.request((Spot::OtherVip, PORT)), "dropped-unallocated-cluster-ip"),
+            Step::passed(&terms.request((Spot::Near, PORT)), "passed"),
+            Step::passed(&terms.request((Spot::Local, PORT)), "passed"),
+        ];
+        vec![Case::new("a pod's packet", setup().service_cidr(Spot::Vip), steps)]
     });
 }

@@ -283,7 +283,7 @@ fn a_datagram_in_anothers_name_diverts_one_tuple_until_its_flow_is_over() {
         };
         let (diverted, other) = (direct(CLIENT_PORT), direct(CLIENT_PORT + 1));
         // The control: without the forged one nothing is.
-        harness.run(Hook::Egress, &diverted).expect("passed-not-service");
+        harness.run(Hook::Egress, &diverted).expect("passed");
         let forged = terms.packet(to(CLIENT_PORT), NODE).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
         harness.run(terms.hook, &forged).expect("delivered");
         let from_node = diverted.clone().source(terms.at(NODE));

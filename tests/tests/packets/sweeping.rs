@@ -214,11 +214,10 @@ fn gone_endpoints_are_marked_and_no_others() {
 
 /// A client that never waits for answers, as of statsd, keeps its flow alive for ever.
 #[test]
-fn pending_flows_leave_a_gone_endpoint() {
+fn flows_that_are_not_assured_leave_a_gone_endpoint() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, endpoint);
-            harness.change_config(|config| config.unassured_limit = [0; 2]);
             let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
             dialogue.open(harness);
             let FlowEntry { service, new_to: gone, .. } = dialogue.entries(harness).0;
@@ -385,64 +384,5 @@ fn answered_datagrams_take_no_connection_its_place() {
         assert_eq!(sweeps(harness, terms), [0, 0, expected, 0]);
         let kept = ports(harness, terms);
         assert!((1..41).all(|port| kept.contains(&port)), "{kept:?}");
-    });
-}
-
-/// While there is no flow with SNAT, packets to pool ports belong to no flow: the other family's flows count, too.
-#[test]
-fn the_pool_bits_are_asked_only_while_there_are_flows() {
-    everywhere(|harness, terms| {
-        set_up(harness, Spot::Near);
-        let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
-        let stray = terms.packet((Spot::OtherNear, 1), (Spot::Node, 5500));
-        harness.run(terms.hook, &stray).expect("passed");
-        dialogue.establish(harness);
-        harness.run(terms.hook, &stray).expect("passed-not-service");
-        for _ in 0..3 {
-            harness.sweep(&mut sweeper, false);
-        }
-        harness.run(terms.hook, &stray).expect("passed-not-service");
-        dialogue.answer(harness, ACK).expect("replied");
-        idle(harness, dialogue.entries(harness), TIMEOUTS.established * 2);
-        harness.sweep(&mut sweeper, false);
-        harness.sweep(&mut sweeper, false);
-        assert_eq!(harness.flows(terms.family), []);
-        // Two more that find nothing: a flow may have been on its way behind the back of the first.
-        harness.sweep(&mut sweeper, false);
-        harness.run(terms.hook, &stray).expect("passed-not-service");
-        harness.sweep(&mut sweeper, false);
-        harness.run(terms.hook, &stray).expect("passed");
-        dialogue.establish(harness);
-        dialogue.answer(harness, ACK).expect("replied");
-    });
-}
-
-#[test]
-fn flows_to_this_node_need_no_pool_bits() {
-    everywhere(|harness, terms| {
-        set_up(harness, Spot::Local);
-        Dialogue::new(terms, VIP).establish(harness);
-        let found = harness.sweep(&mut sweeper(), false)[terms.family as usize];
-        assert_eq!((found.snat, harness.usage().snat_created), (0, 0));
-    });
-}
-
-#[test]
-fn pending_flows_are_asked_for_only_while_there_are_some() {
-    everywhere(|harness, terms| {
-        set_up(harness, Spot::Near);
-        harness.change_config(|config| config.unassured_limit = [0; 2]);
-        let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
-        dialogue.open(harness);
-        assert_eq!(harness.sweep(&mut sweeper, false)[terms.family as usize].pending, 2);
-        idle(harness, dialogue.entries(harness), TIMEOUTS.unassured + SLACK);
-        for _ in 0..3 {
-            harness.sweep(&mut sweeper, false);
-        }
-        assert_eq!(harness.flows(terms.family), []);
-        let mut swept = 0;
-        harness.change_config(|config| swept = config.pending_swept);
-        assert_eq!(swept, harness.usage().pending_created);
-        dialogue.establish(harness);
     });
 }

@@ -177,6 +177,7 @@ fn hops_behind_a_tunnel() {
         opened.expect("forwarded");
         assert_eq!(opened.frame[..12], [0; 12], "MAC addresses");
         dialogue.answer(harness, flag::SYN | flag::ACK).expect("replied");
+        dialogue.let_stream(harness);
         dialogue.send(harness, flag::ACK).expect("forwarded");
         harness.without_jumps(|harness| dialogue.send(harness, flag::ACK).expect("forwarded").clone());
     });

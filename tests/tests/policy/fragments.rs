@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
@@ -92,4 +92,30 @@ fn by_xdp() {
 #[test]
 fn by_generic_xdp() {
     echoed("xdp-generic", false);
+}
+
+/// The client's fragments fit its link, but not the tunnel to the endpoint's node: they go on in pieces, as a router would send them.
+fn into_a_tunnel(attach: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[0, 1]).overlay()).unwrap();
+    let lab = &cluster.lab;
+    let backend = Backend::of(lab.node(2).pod(1));
+    cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &[backend]).unwrap();
+    let devices = |agent: AgentBuilder| agent.attach(attach).devices(&["eth0", "flannel.1"]);
+    let agents = Agent::start_all(lab, devices).unwrap();
+    for length in [1473, 2000, 4096, 20_000] {
+        let answer = echo(lab.client().netns(), cluster.at(1, Family::V4, REMOTE), length);
+        assert_eq!(answer.pod, "pod-2-1", "{attach} {length}");
+    }
+    let dropped = agents[0].packets("tc-ingress", "dropped-mtu-exceeded").unwrap();
+    assert_eq!(dropped, 0, "{attach}");
+}
+
+#[test]
+fn into_a_tunnel_by_tc() {
+    into_a_tunnel("tc");
+}
+
+#[test]
+fn into_a_tunnel_by_generic_xdp() {
+    into_a_tunnel("xdp-generic");
 }

@@ -85,6 +85,45 @@ fn tells_where_ready_endpoints_are() {
     wait_health(&cluster, 2, None);
 }
 
+/// A balancer that hands packets on as they are probes at its own address with the node's MAC. A local route makes that address
+/// the node's: no device has it.
+#[test]
+fn a_probe_of_the_load_balancers_address_is_answered() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 0])).unwrap();
+    let vips: [IpAddr; 2] = ["203.0.113.1".parse().unwrap(), "2001:db8:f::1".parse().unwrap()];
+    let elsewhere: IpAddr = "203.0.113.2".parse().unwrap();
+    let service = web().vip(vips[1]);
+    cluster.manifests.apply(&service, &cluster.backends()).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let client = cluster.lab.client().netns();
+    let status = |address, port| {
+        http::get_from(client, SocketAddr::new(address, port), "/healthz").ok().map(|answer| answer.status)
+    };
+    for (number, wanted) in [(1, 200), (2, 503)] {
+        let node = cluster.lab.node(number);
+        wait_health(&cluster, number, Some(wanted));
+        for vip in vips.into_iter().chain([elsewhere]) {
+            cluster.lab.route_vip(vip, node).unwrap();
+            node.netns().netlink(async |net| net.local(vip, "eth0").await).unwrap();
+        }
+        for vip in vips {
+            assert_eq!(status(vip, HEALTH), Some(wanted), "{} at {vip}", node.name);
+            // Of policy Cluster the same balancers ask the proxy.
+            assert_eq!(status(vip, 10256), Some(200), "{} at {vip}", node.name);
+        }
+        assert_eq!(status(elsewhere, HEALTH), None, "not an address of this Service");
+    }
+    // It closes with the address.
+    cluster.manifests.service(&web()).unwrap();
+    let start = Instant::now();
+    while status(vips[1], HEALTH).is_some() {
+        assert!(start.elapsed() < scaled(SOON), "{} is still listened on", vips[1]);
+        sleep(Duration::from_millis(20));
+    }
+    assert_eq!(status(vips[0], HEALTH), Some(503));
+    assert!(agents.iter().all(|agent| !agent.log().contains("failed to start healthcheck")));
+}
+
 /// A Service of type NodePort has a health port by annotation only. Its answers are those of a healthCheckNodePort.
 #[test]
 fn a_node_port_service_has_one_by_annotation() {

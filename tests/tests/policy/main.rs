@@ -6,6 +6,7 @@
 mod addresses;
 mod affinity;
 mod big_tcp;
+mod both_ways;
 mod choice;
 mod collision;
 mod drain;
@@ -22,6 +23,7 @@ mod overlay;
 mod own_datagrams;
 mod own_ports;
 mod path_mtu;
+mod priority_tag;
 mod reject;
 mod router;
 mod source_ranges;

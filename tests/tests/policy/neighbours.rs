@@ -113,3 +113,65 @@ fn a_gateway_changes_its_mac_silently_tc() {
 fn a_gateway_changes_its_mac_silently_xdp() {
     gateway_changes("xdp", false, Duration::from_secs(20));
 }
+
+/// Nobody raises an epoch then: the packet path looks again by itself. A new flow asks the FIB, and what it learns is for all: so there
+/// is an old one only.
+#[test]
+fn a_gateways_new_mac_is_learnt_without_an_agent() {
+    let (cluster, agents) = remote_only("xdp");
+    let ask = || {
+        let probe = Protocol::Udp.probe(cluster.at(1, Family::V4, PORT)).source_port(4321);
+        probe.limit(Duration::from_millis(300)).from(cluster.lab.client().netns()).unwrap()
+    };
+    let wait = |limit: Duration| {
+        let start = Instant::now();
+        while !matches!(ask(), Outcome::Answered(_)) {
+            assert!(start.elapsed() < limit, "the old flow is lost");
+        }
+    };
+    (0..3).for_each(|_| wait(scaled(Duration::from_secs(5))));
+    for mut agent in agents {
+        agent.kill().unwrap();
+    }
+    cluster.lab.router_change_mac(true).unwrap();
+    // It took up to 60 s.
+    wait(Duration::from_secs(30));
+}
+
+/// An entry that somebody wrote by hand is wrong, and is deleted: the usual repair.
+fn wrong_neighbour_is_deleted(attach: &str) {
+    let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    let node = cluster.lab.node(1).netns();
+    for family in Family::BOTH {
+        let hop = cluster.lab.node(2).address(family);
+        node.netlink(async |net| net.neighbour("eth0", hop, [2, 0, 0, 0, 9, 9]).await).unwrap();
+    }
+    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    for family in Family::BOTH {
+        let ask = || {
+            let probe = Protocol::Udp.probe(cluster.at(1, family, PORT)).source_port(4321);
+            let outcome = probe.limit(Duration::from_millis(300)).from(cluster.lab.client().netns());
+            matches!(outcome.unwrap(), Outcome::Answered(_))
+        };
+        assert!(!ask(), "{attach} {family:?}: the control");
+        let hop = cluster.lab.node(2).address(family);
+        node.netlink(async |net| net.delete_neighbour(hop).await).unwrap();
+        let start = Instant::now();
+        while !ask() {
+            // Without a word of the agent's the packet path would look again after 5 s.
+            let late = start.elapsed() > scaled(Duration::from_secs(3));
+            assert!(!late, "{attach} {family:?}: the old address is still used");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_neighbour_is_not_used_after_its_deletion_tc() {
+    wrong_neighbour_is_deleted("tc");
+}
+
+#[test]
+fn a_wrong_neighbour_is_not_used_after_its_deletion_xdp() {
+    wrong_neighbour_is_deleted("xdp");
+}

@@ -24,7 +24,7 @@ use super::{
     Dataplane,
     bpf::pins,
     maps::{
-        keys::{FromWire, FrontendId},
+        keys::{FromWire, FrontendId, GoneEndpoint},
         mmap::heartbeat,
         reader::Reader,
     },
@@ -101,6 +101,23 @@ pub(super) struct Adoption {
     pending: bool,
     /// `None`: the table has not been read.
     known: Option<HashMap<RequestId, Connection>>,
+    /// What [`Dataplane::adopt_on`] is about.
+    pass: Option<Pass>,
+}
+
+/// Connections of a piece: each takes some system calls.
+const PIECE: usize = 128;
+
+/// One comparison of the table with what conntrack has.
+#[derive(Debug, Default)]
+struct Pass {
+    connections: Vec<Connection>,
+    /// So many of them have been looked at.
+    done: usize,
+    live: HashSet<RequestId>,
+    adopted: Adopted,
+    /// Known connections that are to be removed yet; `None` before all others have been looked at.
+    ended: Option<Vec<RequestId>>,
 }
 
 impl Adoption {
@@ -116,46 +133,54 @@ impl Dataplane {
         self.adoption.pending = self.planner.frontends().is_empty();
     }
 
-    /// Enters connections that conntrack translates for our frontends, and removes those that were entered before and have ended or
-    /// gone by now.
+    /// Lets [`Self::adopt_on`] enter connections that conntrack translates for our frontends, and remove those that were entered before
+    /// and have ended or gone by now.
+    pub fn adopt_connections(&mut self, connections: Vec<Connection>) {
+        self.adoption.pass = Some(Pass { connections, ..Pass::default() });
+    }
+
+    /// Does a piece of that, in fractions of a millisecond; what came of it, when it is done.
     ///
     /// # Errors
-    /// The maps cannot be read or written.
-    pub fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted> {
+    /// The maps cannot be read or written. What is left of the pass is given up.
+    pub fn adopt_on(&mut self) -> Result<Option<Adopted>> {
+        let Some(mut pass) = self.adoption.pass.take() else { return Ok(Some(Adopted::default())) };
         let mut known = match self.adoption.known.take() {
             Some(known) => known,
             None => self.left()?,
         };
         let last = self.maps.heartbeat.load(heartbeat::jiffies);
         let planner = &self.planner;
-        // A connection outlives its Service.
-        let held: HashSet<RequestId> = known.keys().copied().collect();
-        let service_of = |connection: &Connection| {
-            let frontend = planner.frontends().get(&frontend_of(connection));
-            frontend
-                .map(|frontend| frontend.service)
-                .or_else(|| held.contains(&id_of(connection)).then_some(0))
-        };
-        let mut live = HashSet::new();
         let mut tables = Tables { v4: &mut self.maps.v4.flows, v6: &mut self.maps.v6.flows };
-        let adopted = tables.adopt(
-            connections,
-            service_of,
-            |endpoint| !planner.is_serving(endpoint),
-            last,
-            |connection| {
-                known.insert(id_of(connection), *connection);
-                live.insert(id_of(connection));
-            },
-        )?;
-        let gone: Vec<RequestId> = known.keys().filter(|id| !live.contains(id)).copied().collect();
-        for id in gone {
-            if let Some(connection) = known.remove(&id) {
-                tables.remove(&connection)?;
+        for connection in pass.connections.iter().skip(pass.done).take(PIECE) {
+            let id = id_of(connection);
+            let frontend = planner.frontends().get(&frontend_of(connection));
+            // A connection outlives its Service.
+            let service = frontend.map(|frontend| frontend.service);
+            let service = service.or_else(|| known.contains_key(&id).then_some(0));
+            let gone = |endpoint: &GoneEndpoint| !planner.is_serving(endpoint);
+            if tables.adopt(connection, service, gone, last, &mut pass.adopted)? {
+                known.insert(id, *connection);
+                pass.live.insert(id);
+            }
+        }
+        pass.done += PIECE;
+        if pass.done >= pass.connections.len() {
+            let ended = pass
+                .ended
+                .get_or_insert_with(|| known.keys().filter(|id| !pass.live.contains(id)).copied().collect());
+            for id in ended.split_off(ended.len().saturating_sub(PIECE)) {
+                if let Some(connection) = known.remove(&id) {
+                    tables.remove(&connection)?;
+                }
             }
         }
         self.adoption.known = Some(known);
-        Ok(adopted)
+        if pass.ended.as_ref().is_some_and(Vec::is_empty) {
+            return Ok(Some(pass.adopted));
+        }
+        self.adoption.pass = Some(pass);
+        Ok(None)
     }
 
     /// The next sync makes frontends what they are without [`Self::begin_adopting`]; whether there is anything to write.
@@ -223,13 +248,12 @@ pub fn adopt_pinned(root: &Path, connections: &[Connection]) -> Result<Adopted> 
     let mut flows4 = maps::HashMap::try_from(open("tp_flows4")?)?;
     let mut flows6 = maps::HashMap::try_from(open("tp_flows6")?)?;
     let mut tables = Tables { v4: &mut flows4, v6: &mut flows6 };
-    tables.adopt(
-        connections,
-        |connection| frontends.get(&frontend_of(connection)).copied(),
-        |_| false,
-        heartbeat.jiffies,
-        |_| (),
-    )
+    let mut adopted = Adopted::default();
+    for connection in connections {
+        let service = frontends.get(&frontend_of(connection)).copied();
+        tables.adopt(connection, service, |_| false, heartbeat.jiffies, &mut adopted)?;
+    }
+    Ok(adopted)
 }
 
 /// The Service port of each frontend.

@@ -9,6 +9,8 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
+use super::Dataplane;
+
 /// Hook, outcome, packets.
 pub type Counter = (&'static str, Outcome, u64);
 
@@ -28,6 +30,18 @@ pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Cou
         }
     }
     Ok(counters)
+}
+
+impl Dataplane {
+    /// Packets that were refused since an endpoint of another node is behind a device without programs.
+    ///
+    /// # Errors
+    /// The map cannot be read.
+    pub fn refused_unattached(&self) -> Result<u64> {
+        let counters = all(&self.maps.counters)?;
+        let refused = counters.iter().filter(|(_, outcome, _)| *outcome == Outcome::DroppedUnattachedDevice);
+        Ok(refused.map(|(_, _, packets)| packets).sum())
+    }
 }
 
 /// Every counter of a pinned map.

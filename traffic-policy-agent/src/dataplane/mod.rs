@@ -27,7 +27,7 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     path::Path,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -79,11 +79,12 @@ use self::{
     sockets::Sockets,
     sync::{
         apply,
+        budget::Capacity,
         plan::{Context, Planner},
         snat_ports,
     },
 };
-use crate::model::{Desired, ServicePortKey};
+use crate::model::{Desired, Limits, ServicePortKey};
 
 /// The loaded packet path.
 pub struct Dataplane {
@@ -103,8 +104,8 @@ pub struct Dataplane {
     pins: Option<Pins>,
     /// The links of another layout version are ours by now.
     adopted: bool,
-    /// Addresses of the node find no room, as has been logged.
-    addresses_left_out: bool,
+    /// Addresses of the node as the maps have them, and how many found no room; `None`: not known.
+    named: Option<(BTreeSet<IpAddr>, usize)>,
     adoption: adoption::Adoption,
 }
 
@@ -161,7 +162,7 @@ impl Dataplane {
             adopting: self.adoption.is_pending(),
         };
         let plan = self.planner.plan(desired, changed, &context);
-        let needed = apply::needed(&plan.ops, self.planner.cluster_ips());
+        let needed = apply::needed(&plan.ops, self.planner.service_cidrs());
         let mut elements = needed.add_to(&mut self.maps.prefilter);
         if !plan.ops.is_empty() {
             self.needs_prune = true;
@@ -194,25 +195,23 @@ impl Dataplane {
         Ok(Written { elements, left_out: plan.left_out })
     }
 
-    /// Too many addresses are no reason to write nothing else.
-    fn name_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<()> {
-        let left_out = node::name_addresses(&mut self.maps, addresses)?;
-        let said = std::mem::replace(&mut self.addresses_left_out, left_out > 0);
-        if left_out > 0 && !said {
-            tracing::warn!(
-                "the node has {} addresses (leftovers on kube-ipvs0?), and {left_out} find no room: packets from outside in \
-                 their names are not dropped",
-                addresses.len()
-            );
-        }
-        Ok(())
-    }
-
     /// Lets the planner begin with what the maps hold.
     fn plan_anew(&mut self) -> Result<()> {
         self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_capacity());
         self.stale = false;
         Ok(())
+    }
+
+    /// What the maps can hold: the model builds no more of any one Service.
+    pub fn limits(&self) -> Limits {
+        let Capacity { frontends, source_ranges, slots, .. } = self.maps.room.plan_capacity();
+        Limits { frontends, source_ranges, endpoints: slots }
+    }
+
+    /// Time that the next sync had better wait, so that slots freed by the last one can be used again: up to a second, where
+    /// long lists of endpoints change.
+    pub fn pause(&self) -> Duration {
+        self.planner.pause()
     }
 
     /// Whether the next sync compares everything, not just what changed.
@@ -223,13 +222,11 @@ impl Dataplane {
     /// Takes bits of Services that are gone off the prefilter.
     fn prune(&mut self) {
         let mut needed = Needed::default();
-        for id in self.planner.frontends().keys() {
-            needed.frontend(id.address, self.planner.cluster_ips());
+        for (id, frontend) in self.planner.frontends() {
+            needed.frontend(id.address, frontend);
         }
-        self.planner.cluster_ips().iter().for_each(|address| needed.cluster_ip(*address));
-        for range in self.planner.service_cidrs() {
-            needed.service_cidr(*range);
-        }
+        self.planner.cluster_ips().iter().for_each(|address| needed.address(*address));
+        needed.service_cidrs = Some(self.planner.service_cidrs().clone());
         needed.replace_all(&mut self.maps.prefilter);
         self.needs_prune = false;
     }

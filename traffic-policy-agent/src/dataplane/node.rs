@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{Address4, Address6, LocalNode, WideAddress};
 
 use super::{
+    Dataplane,
     config::SourceCheck,
     kernel,
     maps::{
@@ -51,9 +52,32 @@ pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     put(maps, |node| LocalNode { netns, source_check: check.number(), ..node })
 }
 
+impl Dataplane {
+    /// Too many addresses are no reason to write nothing else.
+    pub(super) fn name_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+        let named = self.named.take();
+        if named.as_ref().is_some_and(|(named, _)| named == addresses) {
+            // Nobody else writes them, and there may be thousands.
+            self.named = named;
+            return Ok(());
+        }
+        let left_out = name_addresses(&mut self.maps, addresses)?;
+        let said = named.is_some_and(|(_, left_out)| left_out > 0);
+        self.named = Some((addresses.clone(), left_out));
+        if left_out > 0 && !said {
+            tracing::warn!(
+                "the node has {} addresses (leftovers on kube-ipvs0?), and {left_out} find no room: packets from outside in \
+                 their names are not dropped",
+                addresses.len()
+            );
+        }
+        Ok(())
+    }
+}
+
 /// Tells the packet path this node's own addresses, from which no packet comes from outside. Returns how many found no room:
 /// packets that forge one of those are not noticed.
-pub fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<usize> {
+fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<usize> {
     let fitting = Fitting::of(addresses, maps.room.node_addresses);
     let mut wanted = LocalNode::default();
     fitting.v4.iter().for_each(|address| wanted.note_address(0, *address));

@@ -24,12 +24,10 @@ use super::{
     sync::{apply, plan::Planner, snat_ports},
 };
 
-/// A hop is resolved again after this time, whatever the agent noticed.
-const HOP_MAX_AGE: Duration = Duration::from_secs(60);
+/// A hop is resolved again after this time, whatever the agent noticed, and whether there is one: one FIB look-up a hop.
+const HOP_MAX_AGE: Duration = Duration::from_secs(5);
 /// Answers (ICMP errors, RST) that each CPU may make in a second.
 const ANSWERS_PER_SECOND: u32 = 1000;
-/// Unassured flows may hold this share of the main table.
-const UNASSURED_SHARE: u32 = 16;
 
 impl Dataplane {
     /// Loads the packet path, or takes over what an earlier agent left. Nothing is written that is right already.
@@ -79,12 +77,12 @@ impl Dataplane {
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
-        set_up_state(&mut maps, &object, hz, flows)?;
+        set_up_state(&mut maps, &object, hz)?;
         sweeper.announce(&mut maps)?;
         let gc = Gc::new(sweeper, apply::gone(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        let [needs_prune, stale, adopted, addresses_left_out] = [false; 4];
+        let [needs_prune, stale, adopted] = [false; 3];
         Ok(Self {
             object,
             maps,
@@ -98,7 +96,7 @@ impl Dataplane {
             config,
             pins: None,
             adopted,
-            addresses_left_out,
+            named: None,
             adoption: Adoption::default(),
         })
     }
@@ -112,7 +110,7 @@ impl Dataplane {
     }
 }
 
-fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Result<()> {
+fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32) -> Result<()> {
     let words = &mut maps.config;
     if words.load(config::seed) == 0 {
         let mut seed = [0; 8];
@@ -124,7 +122,6 @@ fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, flows: [u32; 2]) -> Res
     let words = &mut maps.config;
     words.store(config::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
     words.store(config::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
-    words.store(config::unassured_limit, flows.map(|flows| flows / UNASSURED_SHARE));
     if words.load(config::route) & 0xffff == 0 {
         nexthop::raise(maps, Changed::Routes)?;
     }

@@ -9,10 +9,7 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues},
 };
 use traffic_policy_ebpf::{
-    abi::{
-        Affinity, AffinityKey, PacketTrace, RejectBucket, SocketQuestion, TRACE_STEPS, TableUsage, TraceStep,
-        step,
-    },
+    abi::{Affinity, AffinityKey, PacketTrace, RejectBucket, SocketQuestion, TRACE_STEPS, TraceStep, step},
     outcome::Outcome,
 };
 
@@ -23,10 +20,7 @@ use super::{
         programs, test_run, verifier,
     },
     kernel::Kernel,
-    maps::{
-        Maps,
-        mmap::{Mapped, config},
-    },
+    maps::Maps,
 };
 
 /// Steps that the programs noted, and their outcome for the packet.
@@ -71,7 +65,6 @@ pub struct TracingCopy {
 /// Maps of the running packet path that the copy reads from time to time.
 struct Running {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
-    usage: Mapped<TableUsage>,
 }
 
 impl TracingCopy {
@@ -101,17 +94,13 @@ impl TracingCopy {
         programs::differing(&self.object, folder)
     }
 
-    /// Follows the running packet path whose maps are pinned in `maps`: its clients, and whether it has SNAT flows.
+    /// Follows the running packet path whose maps are pinned in `maps`: its clients.
     ///
     /// # Errors
     /// They are not pinned there.
     pub fn follow(&mut self, maps: &Path) -> Result<()> {
         let affinity = MapData::from_pin(maps.join("tp_affinity")).context("tp_affinity is not pinned")?;
-        let usage = MapData::from_pin(maps.join("tp_table_usage")).context("tp_table_usage is not pinned")?;
-        self.running = Some(Running {
-            affinity: HashMap::try_from(Map::LruHashMap(affinity))?,
-            usage: Mapped::new(Map::Array(usage))?,
-        });
+        self.running = Some(Running { affinity: HashMap::try_from(Map::LruHashMap(affinity))? });
         Ok(())
     }
 
@@ -163,25 +152,10 @@ impl TracingCopy {
     fn begin(&mut self) -> Result<()> {
         empty(&mut self.maps.v4.flows).context("forgetting flows failed")?;
         empty(&mut self.maps.v6.flows).context("forgetting flows failed")?;
-        self.forget_usage();
         self.trace.set(0, PacketTrace::default(), 0).context("emptying the trace failed")?;
         // As after a long silence: answers are not what is asked about.
         let buckets = PerCpuValues::try_from(vec![RejectBucket::default(); self.cpus])?;
         self.buckets.set(0, buckets, 0).context("filling the buckets failed")
-    }
-
-    /// No flow of the copy stands; whether replies of SNAT flows may come is as the running packet path has it.
-    fn forget_usage(&mut self) {
-        let snat_created = self.running.as_ref().map_or(0, |running| running.usage.read().snat_created);
-        let pending_created = self.maps.config.load(config::pending_swept);
-        let held = self.maps.usage.read();
-        self.maps.usage.write(TableUsage {
-            snat_created,
-            pending_created,
-            unassured: [0; 2],
-            unassured_udp: [0; 2],
-            ..held
-        });
     }
 
     fn end(&mut self, frame: Vec<u8>) -> Result<Judged> {

@@ -50,7 +50,7 @@ impl DataplaneUsage {
             entries.extend(
                 [
                     ("flows", u64::from(found.entries), [maps.v4.size, maps.v6.size][family]),
-                    ("pending", u64::from(found.pending), room.pending[family]),
+                    ("unassured", u64::from(found.unassured), room.unassured[family]),
                     ("frontends", usage.frontends[family], room.frontends[family]),
                     ("slots", usage.slots[family], room.slots[family]),
                     ("source-ranges", usage.source_ranges[family], room.source_ranges[family]),

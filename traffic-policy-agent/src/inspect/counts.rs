@@ -108,16 +108,12 @@ impl Counts {
                 *counts.flows.entry(service).or_default() += 1;
             }
         };
-        for name in ["tp_flows4", "tp_pending4"] {
-            pinned.map(name)?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
-                add(flow.kind, flow.service, flow.traffic());
-            })?;
-        }
-        for name in ["tp_flows6", "tp_pending6"] {
-            pinned.map(name)?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
-                add(flow.kind, flow.service, flow.traffic());
-            })?;
-        }
+        pinned.map("tp_flows4")?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
+            add(flow.kind, flow.service, flow.traffic());
+        })?;
+        pinned.map("tp_flows6")?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
+            add(flow.kind, flow.service, flow.traffic());
+        })?;
         Ok(counts)
     }
 }

@@ -37,8 +37,6 @@ pub struct Flow {
     pub state: FlowState,
     /// The endpoint takes no new connections: a new one with the same ports chooses again.
     pub gone: bool,
-    /// In the table of flows that a flood has pushed out of the main one.
-    pub pending: bool,
     /// Since the last packet of either direction.
     pub idle: Duration,
     pub request: Traffic,
@@ -120,37 +118,34 @@ impl Flow {
     pub fn each(pinned: &Pinned, mut visit: impl FnMut(Self)) -> Result<()> {
         let hops = hops(pinned)?;
         let clock = Heartbeat::read(pinned)?.clock()?;
-        family::<Address4>(pinned, ["tp_flows4", "tp_pending4"], &hops, &clock, &mut visit)?;
-        family::<Address6>(pinned, ["tp_flows6", "tp_pending6"], &hops, &clock, &mut visit)
+        family::<Address4>(pinned, "tp_flows4", &hops, &clock, &mut visit)?;
+        family::<Address6>(pinned, "tp_flows6", &hops, &clock, &mut visit)
     }
 }
 
 fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     pinned: &Pinned,
-    maps: [&str; 2],
+    map: &str,
     hops: &HashMap<u32, HopKey>,
     clock: &Clock,
     visit: &mut impl FnMut(Flow),
 ) -> Result<()> {
-    for (map, pending) in maps.into_iter().zip([false, true]) {
-        let (mut requests, mut replies) = (Vec::new(), HashMap::new());
-        pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
-            kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.tuple(&entry), entry)),
-            kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
-                replies.insert(key.tuple(&entry), entry);
-            }
-            // Being written at this moment.
-            _ => {}
-        })?;
-        for (tuple, request) in requests {
-            let reply = replies.get(&request.translated(tuple.protocol).reversed());
-            let mut flow = join(&tuple, &request, reply, clock);
-            flow.pending = pending;
-            if request.kind == kind::FORWARD {
-                flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
-            }
-            visit(flow);
+    let (mut requests, mut replies) = (Vec::new(), HashMap::new());
+    pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
+        kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.tuple(&entry), entry)),
+        kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
+            replies.insert(key.tuple(&entry), entry);
         }
+        // Being written at this moment.
+        _ => {}
+    })?;
+    for (tuple, request) in requests {
+        let reply = replies.get(&request.translated(tuple.protocol).reversed());
+        let mut flow = join(&tuple, &request, reply, clock);
+        if request.kind == kind::FORWARD {
+            flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
+        }
+        visit(flow);
     }
     Ok(())
 }
@@ -193,7 +188,6 @@ fn join<A: Address + FromWire>(
         },
         state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
         gone: request.state & GONE != 0,
-        pending: false,
         idle: reply.map_or(idle, |reply| idle.min(clock.idle(reply.last))),
         request: traffic(request),
         reply: reply.map(traffic),
@@ -237,12 +231,18 @@ mod tests {
             kind: kind::FORWARD,
             state: ASSURED | GONE,
             last: 900,
-            packets: 3,
+            packets: abi::Packets::of(3),
             bytes: 180,
             service: 7,
             ..abi::Flow::default()
         };
-        let reply = abi::Flow { last: 950, packets: 2, bytes: 120, state: ASSURED | ANSWERED, ..request };
+        let reply = abi::Flow {
+            last: 950,
+            packets: abi::Packets::of(2),
+            bytes: 120,
+            state: ASSURED | ANSWERED,
+            ..request
+        };
         let clock = Clock { jiffies: 1_000, hz: 250 };
         let flow = join(&tuple, &request, Some(&reply), &clock);
         assert_eq!(flow.client.to_string(), "192.0.2.10:40000");

@@ -49,28 +49,139 @@ pub struct Flow<A: Address> {
     pub last: u32,
     /// Index of the Service port.
     pub service: u32,
-    pub packets: u64,
+    pub packets: Packets,
     /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request entry has them.
     pub bytes: u64,
     /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is assured, as in the table of
-    /// [`crate::tcp::numbers`].
+    /// [`crate::tcp::numbers`]. UDP: 0; in a request entry, before the flow is assured, the low half of jiffies when it began.
     pub numbers: u64,
     /// Reply entry: the device by which the request came, and the MAC address that sent it, which is used only if there is no
     /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
-    /// Request entry: jiffies, native byte order, of a SYN that came when the flow was assured; 0 if none did.
+    /// Request entry, native byte order: while the flow is not assured, its place in `tp_unassured4` or `tp_unassured6` and 1; after that
+    /// jiffies of a SYN that came then; 0 if there is none.
     pub mac_tail: [u8; 4],
 }
 
 impl<A: Address> Flow<A> {
     /// Packets, and bytes of IP packets.
     pub const fn traffic(&self) -> (u64, u64) {
-        (self.packets, if self.packets == 0 { 0 } else { self.bytes })
+        let packets = self.packets.count();
+        (packets, if packets == 0 { 0 } else { self.bytes })
     }
 
     /// The tuple of the packets that this entry's packets become.
     #[inline(always)]
     pub fn translated(&self, protocol: u32) -> Tuple<A> {
         Tuple { source: self.source, destination: self.destination, ports: self.ports, protocol }
+    }
+}
+
+/// Packets of one direction of a flow, and the window that its TCP segments offer: one word, so that an established packet
+/// that raises the window has it at hand.
+///
+/// | bits | |
+/// |---|---|
+/// | 0 to 43 | packets |
+/// | 44 to 47 | window scale of its SYN or SYN-ACK, and 1; 0 if it had none (RFC 7323 section 2) |
+/// | 48 to 63 | the largest window field of its other segments, as in the header: `td_maxwin` of conntrack before it is scaled |
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Packets(u64);
+
+/// The window field of a segment, where it lies in [`Packets`]; 0 of what offers none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Window(u64);
+
+impl Window {
+    pub const NONE: Self = Self(0);
+
+    /// `field`: in host order.
+    #[inline(always)]
+    pub const fn of(field: u16) -> Self {
+        Self((field as u64) << 48)
+    }
+}
+
+impl Packets {
+    const COUNT: u64 = (1 << 44) - 1;
+    const SCALE: u64 = 15 << 44;
+
+    /// So many packets, fewer than 2^44, without a window.
+    #[inline(always)]
+    pub const fn of(count: u64) -> Self {
+        Self(count)
+    }
+
+    #[inline(always)]
+    pub const fn count(self) -> u64 {
+        self.0 & Self::COUNT
+    }
+
+    /// With one packet more.
+    #[inline(always)]
+    pub const fn and_one(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// With one packet less, of at least one.
+    #[inline(always)]
+    pub const fn less_one(self) -> Self {
+        Self(self.0 - 1)
+    }
+
+    /// Whether a window is larger than all before: one comparison.
+    #[inline(always)]
+    pub const fn is_below(self, window: Window) -> bool {
+        self.0 < window.0
+    }
+
+    #[inline(always)]
+    pub const fn with_window(self, window: Window) -> Self {
+        Self(self.0 & (Self::COUNT | Self::SCALE) | window.0)
+    }
+
+    /// With the scale of a SYN or SYN-ACK, `None` if it has no such option. Windows of an earlier one are forgotten.
+    #[inline(always)]
+    pub const fn with_scale(self, scale: Option<u8>) -> Self {
+        let scale = match scale {
+            // RFC 7323 section 2.3: a larger one is taken for 14.
+            Some(scale) => (if scale > 14 { 14 } else { scale }) as u64 + 1,
+            None => 0,
+        };
+        Self(self.0 & Self::COUNT | scale << 44)
+    }
+
+    #[inline(always)]
+    const fn scale(self) -> u32 {
+        ((self.0 & Self::SCALE) >> 44) as u32
+    }
+
+    /// The largest window that this direction has offered, in bytes, at most 2^30. Scaled if both sides have said that they do it.
+    #[inline(always)]
+    pub const fn offered(self, other: Self) -> u32 {
+        let field = (self.0 >> 48) as u32;
+        if self.scale() == 0 || other.scale() == 0 { field } else { field << (self.scale() - 1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_a_scale_and_a_window_do_not_touch() {
+        let packets = Packets::of(7).with_scale(Some(7)).with_window(Window::of(500)).and_one();
+        assert_eq!(packets.count(), 8);
+        let other = Packets::of(0).with_scale(Some(0));
+        assert_eq!(packets.offered(other), 500 << 7);
+        assert_eq!(packets.offered(Packets::of(0)), 500, "the other side does not scale");
+        assert_eq!(other.with_window(Window::of(9)).offered(packets), 9);
+        assert!(packets.is_below(Window::of(501)) && !packets.is_below(Window::of(500)));
+        assert!(!packets.is_below(Window::NONE));
+        assert_eq!(packets.with_window(Window::of(u16::MAX)).less_one().count(), 7);
+        let again = packets.with_scale(Some(15));
+        assert_eq!((again.count(), again.with_window(Window::of(1)).offered(other)), (8, 1 << 14));
+        assert_eq!(packets.with_scale(None).with_window(Window::of(600)).offered(other), 600);
     }
 }

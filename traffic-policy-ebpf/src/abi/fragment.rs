@@ -19,10 +19,17 @@ pub struct FragmentKey<A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Fragment {
     pub ports: Ports,
+    /// With [`IGNORED`], if so.
     pub protocol: u32,
     /// CLOCK_MONOTONIC, nanoseconds.
     pub seen: u64,
 }
+
+/// Room for the second piece of a packet that is sent in two; a power of two of bytes.
+pub type Piece = [u64; 256];
+
+/// In [`Fragment::protocol`]: the first fragment was no part of its flow's conversation, so the later ones do not keep the flow alive.
+pub const IGNORED: u32 = 1 << 31;
 
 /// Reassembly timeout of fragments, in nanoseconds (RFC 8200 section 4.5): after that time the number may be another
 /// datagram's.

@@ -40,7 +40,7 @@ impl LocalNode {
     /// Word and bit of an address in its family's [`LocalNode::address_bits`].
     #[inline(always)]
     pub fn address_bit<A: Address>(address: A) -> (usize, u64) {
-        let bit = hash::address(address) >> 8;
+        let bit = (hash::address(address) >> 56) as u16;
         ((bit >> 6) as usize, 1 << (bit & 63))
     }
 

@@ -18,7 +18,7 @@ mod local_node;
 mod nexthop;
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod;
-mod prefilter;
+pub mod prefilter;
 mod programs;
 mod runtime_config;
 mod scratch;
@@ -37,9 +37,9 @@ pub use self::{
     affinity::{Affinity, AffinityKey, client},
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
-    flow::{Flow, kind},
+    flow::{Flow, Packets, Window, kind},
     flow_key::FlowKey,
-    fragment::{Fragment, FragmentKey, REASSEMBLY},
+    fragment::{Fragment, FragmentKey, IGNORED, Piece, REASSEMBLY},
     frontends::{
         Frontend, FrontendKey, IndexRange, ServiceCidr, ServiceCidrQuery, SourceQuery, SourceRange, frontend,
         frontend_kind, scope,
@@ -47,7 +47,7 @@ pub use self::{
     heartbeat::AgentHeartbeat,
     local_node::{LocalNode, source_check},
     nexthop::{DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
-    prefilter::{PORT_WORDS, Prefilter},
+    prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     runtime_config::RuntimeConfig,
     scratch::{AffinityLookup, ExtensionWalk, PortSearch, Scratch},
@@ -55,13 +55,13 @@ pub use self::{
     slot_route::{HOP_LOCAL, SlotRoute},
     socket::{SocketKey, TranslatedSocket},
     sweep::{Sweep, mark},
-    table_usage::TableUsage,
+    table_usage::{NO_PORT_PLACES, TableUsage},
     trace::{PacketTrace, SocketQuestion, TRACE_STEPS, TraceStep, list, step},
     tuple::{PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, Tuple},
 };
 
 /// Version of all layouts below.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);
@@ -90,7 +90,7 @@ const _: () = {
     assert!(size_of::<HopKey>() == 24);
     assert!(size_of::<DeviceInfo>() == 40);
     assert!(size_of::<RuntimeConfig>() == 64);
-    assert!(size_of::<TableUsage>() == 128);
+    assert!(size_of::<TableUsage>() == 640);
     assert!(size_of::<EndpointKey>() == 24);
     assert!(size_of::<AffinityKey>() == 24);
     assert!(size_of::<Affinity>() == 32);

@@ -14,8 +14,13 @@ pub mod jump {
     /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets that leave.
     pub const ICMP_ERROR_OUT: u32 = 4;
     pub const VARIABLE_HEADERS_OUT: u32 = 5;
-    /// On devices without Ethernet: the entry program of TC ingress, for packets that were given an Ethernet header.
+    /// The entry program of TC ingress, for packets that were given an Ethernet header, or that have lost a tag. One for both families, in
+    /// IPv4's place.
     pub const WITH_ETHERNET: u32 = 6;
+    /// TC: IPv4 packets that are too long for the way out and may be fragmented.
+    pub const SPLIT: u32 = 7;
+    /// TC: frames with a priority tag. One for both families, in the last place of IPv6.
+    pub const PRIORITY_TAG: u32 = FAMILY + 7;
     pub const FAMILY: u32 = 8;
     pub const COUNT: u32 = 2 * FAMILY;
 }

@@ -12,14 +12,8 @@ pub struct RuntimeConfig {
     pub hop_max_age: u32,
     /// Number of ports in `tp_snat_ports`.
     pub pool_len: u32,
-    /// New flows are put in `tp_pending` while this many in the main table are not assured.
-    pub unassured_limit: [u32; 2],
     /// Seed of the flow hash.
     pub seed: u64,
-    /// [`TableUsage::snat_created`][super::TableUsage::snat_created] at the start of the last sweep that found no flow with SNAT.
-    pub snat_swept: u64,
-    /// [`TableUsage::pending_created`][super::TableUsage::pending_created] at the start of the last sweep that found `tp_pending` empty.
-    pub pending_swept: u64,
     /// Answers that one CPU may make per jiffy, on average.
     pub answers_per_jiffy: u32,
     /// Fingerprint of the routes and rules under which the epoch was raised last, so that an agent that takes over can

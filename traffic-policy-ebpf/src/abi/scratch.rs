@@ -26,6 +26,8 @@ pub struct Scratch<A: Address> {
     pub quoted_words: u32,
     /// Numbers of the entry that is being written over.
     pub former_numbers: u64,
+    /// Numbers that both entries of a flow had which is being removed for its port: request, reply.
+    pub claimed: [u64; 2],
     pub port_search: PortSearch,
     pub affinity_lookup: AffinityLookup<A>,
     /// The tuple of `reply`; of a packet that is refused, its own tuple.
@@ -34,6 +36,8 @@ pub struct Scratch<A: Address> {
     pub opening: Tuple<A>,
     /// The tuple of another entry, while that is looked up.
     pub other: Tuple<A>,
+    /// The tuple of the reply entry of a flow that makes room.
+    pub former: Tuple<A>,
     /// Key of the datagram's other fragments, and the record for them.
     pub fragment_key: FragmentKey<A>,
     pub fragment: Fragment,
@@ -43,6 +47,11 @@ pub struct Scratch<A: Address> {
     /// The place of `tp_flow_dir4` or `tp_flow_dir6` that this CPU took last, and the one that it looks at.
     pub directory_at: u32,
     pub directory_look: u32,
+    /// The place of `tp_unassured4` or `tp_unassured6` that is looked at, and whether its flow has made room.
+    pub unassured_look: u32,
+    pub made_room: u32,
+    /// 1: the queue of TCP is looked at first.
+    pub tcp_first: u64,
     /// The key of an entry that is looked up by a callback, whose stack has no room for it.
     pub flow_key: FlowKey<A>,
 }
@@ -69,8 +78,8 @@ pub struct PortSearch {
     pub client_ports: Ports,
     pub ports: Ports,
     pub endpoint_port: Port,
-    /// 1: in `tp_pending`.
-    pub pending: u16,
+    /// 1: a port may be taken over from a flow that has ended.
+    pub takes_over: u16,
     /// Next place in `tp_snat_ports`, and how many there are.
     pub at: u32,
     pub pool_len: u32,
@@ -81,7 +90,7 @@ pub struct PortSearch {
     pub result: i32,
     /// Jiffies.
     pub now: u32,
-    /// 1: of a flow that has an entry in the main table, so that the other one cannot lie in `tp_pending`.
+    /// 1: the request entry is there, and is written over.
     pub stays: u32,
     /// Hash by which free places of the directory are tried.
     pub spread: u32,

@@ -36,15 +36,10 @@ pub struct Sweep {
     pub unassured_udp: u32,
     pub marked: u32,
     pub deleted: u32,
-    /// Out: entries in `tp_pending`.
-    pub pending: u32,
     /// Out: flows of each class by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
     pub idle: [[u32; 32]; class::COUNT],
     /// Elements looked at so far, of any table.
     pub visited: u32,
     /// 1: the piece ends before the next element.
     pub pause: u32,
-    /// Out: [`TableUsage`][super::TableUsage] words at the start.
-    pub snat_created: u64,
-    pub pending_created: u64,
 }

@@ -15,6 +15,18 @@ pub fn fetch_add(word: *mut u64, amount: u64) -> u64 {
     value
 }
 
+/// Sets bits of a word of a map that other CPUs write as well.
+#[inline(always)]
+pub fn fetch_or(word: *mut u64, bits: u64) {
+    let mut value = bits;
+    // SAFETY: as in `fetch_add`.
+    unsafe {
+        asm!("{v} = atomic_fetch_or((u64 *)({p} + 0), {v})", v = inout(reg) value, p = in(reg) word,
+            options(nostack, preserves_flags));
+    }
+    let _ = value;
+}
+
 /// Puts another value into a word of a map, and returns what it was: of several CPUs one gets the former value.
 #[inline(always)]
 pub fn exchange(word: *mut u64, by: u64) -> u64 {

@@ -74,7 +74,7 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
 #[inline(always)]
 pub fn end<A: Address>(entry: *const Flow<A>) {
     let (kind, service, packets, bytes) =
-        (get!(entry.kind), get!(entry.service), get!(entry.packets), get!(entry.bytes));
+        (get!(entry.kind), get!(entry.service), get!(entry.packets).count(), get!(entry.bytes));
     let outcome = match kind {
         kind::FORWARD => Outcome::Forwarded,
         kind::REPLY => Outcome::Replied,

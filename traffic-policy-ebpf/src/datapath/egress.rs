@@ -17,10 +17,10 @@ use crate::datapath::{
     family::{V4, V6},
     flow::{
         state::{self, Transition},
-        table,
+        table::{self, FlowTable},
     },
     forward::{
-        self, Rewrite, Translatable,
+        self, Rewrite, Translatable, fragment,
         reply_way::{self, ReplyWay},
     },
     own_datagrams, own_ports,
@@ -65,14 +65,13 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
 /// of variable length, which can redirect it. This one has no registers to spare.
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
-    let Some(endpoints) = prefilter::endpoint_ports() else { return Outcome::Passed.into() };
-    let of_endpoint = endpoints.has(parsed.tuple.ports.source());
-    let (mut entry, mut pending) = (ptr::null_mut(), false);
+    let of_endpoint = prefilter::is_local_endpoint::<F>(parsed.tuple.source, parsed.tuple.ports.source());
+    let mut entry = ptr::null_mut();
     if of_endpoint {
         if let Err(outcome) = parse::finish(packet, parsed) {
             return outcome.into();
         }
-        (entry, pending) = table::find::<F>(&parsed.tuple);
+        entry = FlowTable::<F>::new().find(&parsed.tuple);
     }
     if entry.is_null() {
         own_datagrams::note(packet, parsed);
@@ -87,15 +86,17 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
         // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the packet.
         return Outcome::PassedMissedTailCall.into();
     }
-    let established = !pending
-        && state::is_established(get!(entry.state), parsed.tcp_flags())
-        && state::advance(entry, state::numbers_of(parsed));
+    let established = state::is_established(get!(entry.state), parsed.tcp_flags())
+        && state::advance(entry, state::numbers_of(parsed), state::window_of(parsed));
     let mut last = clock::jiffies();
     if !established {
-        entry = match state::track_reply(parsed, entry, pending) {
+        entry = match state::track_reply(packet, parsed, entry) {
             Transition::Keep(kept) => kept,
             Transition::Ignore(kept) => {
                 last = get!(kept.last);
+                if FULL {
+                    fragment::ignore::<F>();
+                }
                 kept
             }
             Transition::Leave(outcome) => return outcome.into(),
@@ -136,12 +137,12 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
 /// device would translate it a second time.
 #[inline(always)]
 fn is_entry<F: Rewrite>(entry: *const Flow<F::Address>, protocol: u32) -> bool {
-    let (Some(endpoints), Some(scratch)) = (prefilter::endpoint_ports(), F::scratch()) else { return true };
-    if !endpoints.has(get!(entry.ports).source()) {
+    let Some(scratch) = F::scratch() else { return true };
+    if !prefilter::is_local_endpoint::<F>(get!(entry.source), get!(entry.ports).source()) {
         return false;
     }
     set!(scratch.other = table::translated(entry, protocol));
-    !table::find::<F>(borrow(place!(const scratch.other))).0.is_null()
+    !FlowTable::<F>::new().find(borrow(place!(const scratch.other))).is_null()
 }
 
 /// Translates a packet, and sends it out of another device than the kernel has chosen for it. Its TTL was stepped when it was routed.

@@ -6,8 +6,8 @@ use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, WideAddress
 use crate::datapath::maps::{
     ENDPOINT_ROUTES4, ENDPOINT_ROUTES6, ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4,
     FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_SENT4,
-    OWN_SENT6, PENDING4, PENDING6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4,
-    SOURCE_RANGES6, Table,
+    OWN_SENT6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4, SOURCE_RANGES6, Table,
+    UNASSURED4, UNASSURED6,
 };
 
 /// Last places of the directories of flows. Set by the agent at load.
@@ -15,6 +15,12 @@ use crate::datapath::maps::{
 static DIRECTORY_LAST4: Global<u32> = Global::new(262_143);
 #[unsafe(no_mangle)]
 static DIRECTORY_LAST6: Global<u32> = Global::new(65_535);
+
+/// Last places of a queue of flows that are not assured. Set by the agent at load.
+#[unsafe(no_mangle)]
+static UNASSURED_LAST4: Global<u32> = Global::new(65_535);
+#[unsafe(no_mangle)]
+static UNASSURED_LAST6: Global<u32> = Global::new(32_767);
 
 pub trait Family: 'static {
     type Address: Address;
@@ -26,8 +32,10 @@ pub trait Family: 'static {
 
     /// The main table of flow entries.
     fn flows() -> Table;
-    /// The table of flows that are not assured, used when the main one has many of those.
-    fn pending() -> Table;
+    /// The flows that are not assured: [`crate::datapath::flow::unassured`].
+    fn unassured() -> Table;
+    /// The last place of one queue of them, a power of two less one.
+    fn unassured_last() -> u32;
     /// The flows of the main table by places: [`crate::datapath::flow::recycle`].
     fn directory() -> Table;
     /// The last place, a power of two less one.
@@ -63,8 +71,12 @@ impl Family for V4 {
         Table::of(&raw const FLOWS4)
     }
     #[inline(always)]
-    fn pending() -> Table {
-        Table::of(&raw const PENDING4)
+    fn unassured() -> Table {
+        Table::of(&raw const UNASSURED4)
+    }
+    #[inline(always)]
+    fn unassured_last() -> u32 {
+        UNASSURED_LAST4.load()
     }
     #[inline(always)]
     fn directory() -> Table {
@@ -127,8 +139,12 @@ impl Family for V6 {
         Table::of(&raw const FLOWS6)
     }
     #[inline(always)]
-    fn pending() -> Table {
-        Table::of(&raw const PENDING6)
+    fn unassured() -> Table {
+        Table::of(&raw const UNASSURED6)
+    }
+    #[inline(always)]
+    fn unassured_last() -> u32 {
+        UNASSURED_LAST6.load()
     }
     #[inline(always)]
     fn directory() -> Table {

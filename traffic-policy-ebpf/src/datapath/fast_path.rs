@@ -41,7 +41,12 @@ pub fn run<P: Packet>(packet: P) -> i32 {
     packet.pull(LINEAR);
     let counters = counters::of_hook(P::HOOK);
     let data = packet.data();
-    let decision = if data + P::L2 > packet.end() || packet.tagged() {
+    let decision = if data + P::L2 > packet.end() {
+        Outcome::PassedNotIp.into()
+    } else if packet.tagged() {
+        if packet.is_priority_tag() {
+            packet.jump::<V4, { jump::PRIORITY_TAG }>();
+        }
         Outcome::PassedNotIp.into()
     } else {
         match load16::<12>(data) {
@@ -70,9 +75,9 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
             return outcome.into();
         }
         let now = clock::jiffies();
-        let numbers = state::numbers_of(&parsed);
+        let (numbers, window) = (state::numbers_of(&parsed), state::window_of(&parsed));
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
-        let entry = FlowTable::<F>::main().find(&parsed.tuple);
+        let entry = FlowTable::<F>::new().find(&parsed.tuple);
         if !entry.is_null() {
             let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
             let (index, epoch) = table::next_hop(entry);
@@ -82,7 +87,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
-                if (kind == kind::DELIVER || !hop.is_null()) && state::advance(entry, numbers) {
+                if (kind == kind::DELIVER || !hop.is_null()) && state::advance(entry, numbers, window) {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `slow_path` finds it again.
@@ -95,15 +100,11 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                     }
                 }
             }
-        } else if !P::TC
-            && !table::pending_in_use()
-            && (matches!(matched, Match::SnatPort)
-                || matches!(matched, Match::FrontendPort)
-                    && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null())
-            && !prefilter::may_be_cluster_ip::<F>(parsed.tuple.destination)
+        } else if matches!(matched, Match::SnatPort)
+            || matches!(matched, Match::NodePort)
+                && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null()
         {
-            // Traffic of the node's own that shares a port with us goes no further. (TC looks more closely: XDP may have
-            // delivered the packet.)
+            // Traffic of the node's own that shares a port with us goes no further.
             return Outcome::PassedNotService.into();
         }
     }

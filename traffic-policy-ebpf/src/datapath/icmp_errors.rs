@@ -9,7 +9,7 @@ use crate::datapath::{
     clock,
     ctx::Packet,
     egress,
-    flow::{state, table},
+    flow::table::FlowTable,
     forward::{self, icmp::RewriteIcmpError, nexthop},
     parse::icmp_error::{IcmpError, ParseIcmpError},
     verdict::{self, Decision},
@@ -63,13 +63,9 @@ fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
 /// The entry that translates packets of the error's direction.
 #[inline(always)]
 fn find_entry<F: ParseIcmpError>(error: &IcmpError<F>) -> Result<*mut Flow<F::Address>, Outcome> {
-    let (entry, pending) = table::find::<F>(&error.tuple);
+    let entry = FlowTable::<F>::new().find(&error.tuple);
     if entry.is_null() {
         return Err(Outcome::PassedIcmpNoFlow);
-    }
-    // In `tp_pending` one entry of a flow may be left, which says no more whose it is.
-    if pending && !state::is_paired::<F>(entry, &error.tuple, pending) {
-        return Err(Outcome::PassedStaleFlow);
     }
     // Only the sender of the embedded packet gets the error, as in nf_conntrack_inet_error:
     // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_icmp.c>

@@ -31,15 +31,8 @@ pub fn run(packet: TcL3) -> i32 {
 
 #[inline(always)]
 fn of_family<F: Parse>(packet: TcL3, ethertype: u16) -> Decision {
-    match F::parse_fixed(packet) {
-        Ok(parsed) => {
-            if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) {
-                return Outcome::Passed.into();
-            }
-        }
-        Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => {}
-        Err(Outcome::PassedUnsupportedProtocol) if F::is_icmp_error(packet) => {}
-        Err(outcome) => return outcome.into(),
+    if let Err(outcome) = may_concern_a_service::<_, F>(packet) {
+        return outcome.into();
     }
     if !packet.push_ethernet(ethertype) {
         return Outcome::DroppedInternalError.into();
@@ -47,4 +40,18 @@ fn of_family<F: Parse>(packet: TcL3, ethertype: u16) -> Decision {
     // One program for both families, which looks at the EtherType.
     packet.jump::<V4, { jump::WITH_ETHERNET }>();
     Outcome::PassedMissedTailCall.into()
+}
+
+/// Whether the packet path has to look at a packet more closely.
+///
+/// # Errors
+/// It has not: the outcome of passing.
+#[inline(always)]
+pub fn may_concern_a_service<P: Packet, F: Parse>(packet: P) -> Result<(), Outcome> {
+    match F::parse_fixed(packet) {
+        Ok(parsed) if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) => Err(Outcome::Passed),
+        Ok(_) | Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => Ok(()),
+        Err(Outcome::PassedUnsupportedProtocol) if F::is_icmp_error(packet) => Ok(()),
+        Err(outcome) => Err(outcome),
+    }
 }

@@ -11,9 +11,9 @@ use aya_ebpf::{
 use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, EndpointKey, EventBucket, Flow,
     FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, LocalNode,
-    MonitorEvent, OutcomeCounters, PacketTrace, Prefilter, RejectBucket, RuntimeConfig, Scratch, ServiceCidr,
-    ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange,
-    Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
+    MonitorEvent, OutcomeCounters, PacketTrace, Piece, Prefilter, RejectBucket, RuntimeConfig, Scratch,
+    ServiceCidr, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion,
+    SourceRange, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
@@ -27,10 +27,12 @@ const MMAPABLE: usize = 1024;
 pub static FLOWS4: HashMap<FlowKey<Address4>, Flow<Address4>, 262_144> = HashMap::new();
 #[btf_map(name = "tp_flows6")]
 pub static FLOWS6: HashMap<FlowKey<Address6>, Flow<Address6>, 65_536> = HashMap::new();
-#[btf_map(name = "tp_pending4")]
-pub static PENDING4: LruHashMap<FlowKey<Address4>, Flow<Address4>, 16_384> = LruHashMap::new();
-#[btf_map(name = "tp_pending6")]
-pub static PENDING6: LruHashMap<FlowKey<Address6>, Flow<Address6>, 16_384> = LruHashMap::new();
+/// Flows that are not assured by the tuples of their requests, in the order in which they began: two queues of equal length, TCP
+/// and UDP. A new flow takes the place of the oldest one.
+#[btf_map(name = "tp_unassured4")]
+pub static UNASSURED4: Array<Tuple<Address4>, 131_072> = Array::new();
+#[btf_map(name = "tp_unassured6")]
+pub static UNASSURED6: Array<Tuple<Address6>, 65_536> = Array::new();
 /// Flows of the main tables by the tuples of their requests, at places of their own: where the packet path finds flows that are
 /// over when a table is full and no agent sweeps it.
 #[btf_map(name = "tp_flow_dir4")]
@@ -129,6 +131,9 @@ pub static REJECT_LIMITS: PerCpuArray<RejectBucket, 1> = PerCpuArray::new();
 pub static SCRATCH4: PerCpuArray<Scratch<Address4>, 1> = PerCpuArray::new();
 #[btf_map(name = "tp_scratch6")]
 pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
+/// The second piece of a packet that is sent in two.
+#[btf_map(name = "tp_piece")]
+pub static PIECE: PerCpuArray<Piece, 1> = PerCpuArray::new();
 /// The other programs of the packet path. Pinned like all maps: the kernel empties an array of programs when its last
 /// user lets go of it.
 #[btf_map(name = "tp_xdp_calls")]

@@ -39,6 +39,8 @@
 //! - [`fast_path`]: entry of XDP and TC ingress; an established packet needs nothing else.
 //! - [`l3_ingress`]: entry of TC ingress on devices without Ethernet; leads to that of the others.
 //! - [`slow_path`]: finds or makes the flow of a packet, then forwards it.
+//! - [`priority_tag`]: frames of VLAN 0, which are as good as untagged ones; leads to the entry of TC ingress.
+//! - [`split`]: IPv4 packets that are too long for the way out and may be fragmented, in two pieces.
 //! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, and fragments.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
 //! - [`egress`]: replies of endpoints on this node.
@@ -104,10 +106,12 @@ pub mod own_datagrams;
 pub mod own_ports;
 pub mod parse;
 pub mod prefilter;
+pub mod priority_tag;
 pub mod reject;
 pub mod slow_path;
 pub mod sock;
 pub mod source;
+pub mod split;
 pub mod trace;
 pub mod variable_headers;
 pub mod verdict;

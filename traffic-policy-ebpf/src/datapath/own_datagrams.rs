@@ -28,7 +28,8 @@ const LASTS: u32 = 30;
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let port = parsed.tuple.ports.source();
-    if parsed.is_tcp() || !prefilter::is_frontend_port(port) || packet.is_redirected() {
+    if parsed.is_tcp() || !prefilter::may_be_service::<F>(parsed.tuple.source, port) || packet.is_redirected()
+    {
         return;
     }
     // What came by an attached device is a reply that TC sends on: it has the same source.
@@ -56,7 +57,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
         Some(last) => store(last, now),
         None => {
             // A flow that an answer has made before, when nothing was known of the question.
-            let diverted = FlowTable::<F>::main().find(key);
+            let diverted = FlowTable::<F>::new().find(key);
             if !diverted.is_null() {
                 set!(diverted.state |= GONE);
             }

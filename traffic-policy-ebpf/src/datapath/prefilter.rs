@@ -1,106 +1,129 @@
-//! The prefilter: bit arrays that say, before any lookup, whether a packet or a call may concern a Service.
+//! The prefilter: says, before any lookup, whether a packet or a call may concern a Service. Most packets of a node do not: they are its
+//! pods' own, often on the ports that Services have, too (80, 443). So it goes by addresses.
 
 use traffic_policy_ebpf::{
-    abi::{Port, Tuple},
+    abi::{
+        Address, CIDRS, Port, Prefilter, ServiceBits, Tuple,
+        prefilter::{endpoint_bit, node_bit},
+    },
     hash,
 };
 
-use crate::datapath::{
-    family::Family,
-    maps::{CONFIG, PREFILTER, TABLE_USAGE},
-    value::load,
-};
+use crate::datapath::{barrier::fetch_or, family::Family, maps::PREFILTER, trace, value::load};
 
 /// Result of the prefilter for a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
 #[derive(Clone, Copy)]
 pub enum Match {
     No,
-    /// It may be a reply; it is no request, unless to a ClusterIP.
+    /// It may be a reply; it is no request.
     SnatPort,
-    /// A frontend has its port.
-    FrontendPort,
-    /// Neither, but its address may be a ClusterIP.
-    ClusterIp,
+    /// To an address of this node, and a frontend there has its port.
+    NodePort,
+    /// Its address may be a ClusterIP, or another frontend's that is none of this node.
+    Service,
 }
 
 #[inline(always)]
 pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
     let Some(filter) = PREFILTER.get_ptr(0) else { return Match::No };
-    let port = tuple.ports.destination().to_host();
-    // The ports first: an established packet asks no further.
-    if bit(place!(const filter.frontends).cast(), port) {
-        return Match::FrontendPort;
+    let hash = hash::address(tuple.destination);
+    // Requests to node ports and replies first.
+    if bit(place!(const filter.node_addresses).cast(), node_bit(hash)) {
+        let port = tuple.ports.destination().to_host() as u32;
+        if bit(place!(const filter.node_ports).cast(), port) {
+            return Match::NodePort;
+        }
+        if bit(place!(const filter.pool).cast(), port) {
+            return Match::SnatPort;
+        }
     }
-    if bit(place!(const filter.pool).cast(), port) && snat_in_use() {
-        return Match::SnatPort;
+    if is_service::<F>(filter, tuple.destination, hash) { Match::Service } else { Match::No }
+}
+
+/// Whether an address may be a frontend's that is none of this node, or of a range of ClusterIPs.
+#[inline(always)]
+fn is_service<F: Family>(filter: *const Prefilter, address: F::Address, hash: u64) -> bool {
+    let bits = ServiceBits::of(hash);
+    let array = place!(const filter.services).cast();
+    bit(array, bits.first) && bit(array, bits.second) || is_in_cidr::<F>(filter, address)
+}
+
+/// Whether an address is of a range that ClusterIPs are taken from.
+#[inline(always)]
+fn is_in_cidr<F: Family>(filter: *const Prefilter, address: F::Address) -> bool {
+    let count = get!(filter.cidr_count[F::INDEX]) as usize;
+    let [head, tail] = address.wide().wire();
+    let mut index = 0;
+    while index < CIDRS {
+        if index >= count {
+            return false;
+        }
+        let ([network, network_tail], [mask, mask_tail]) = (
+            get!(filter.cidrs[F::INDEX][index].network).wire(),
+            get!(filter.cidrs[F::INDEX][index].mask).wire(),
+        );
+        if head & mask == network && (!F::V6 || tail & mask_tail == network_tail) {
+            return true;
+        }
+        index += 1;
     }
-    if may_be_cluster_ip::<F>(tuple.destination) { Match::ClusterIp } else { Match::No }
+    false
 }
 
-/// Whether the bits allow a destination to be a ClusterIP.
-#[inline(always)]
-pub fn may_be_cluster_ip<F: Family>(destination: F::Address) -> bool {
-    let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    bit(place!(const filter.cluster_ips).cast(), hash::address(destination))
-        || bit(place!(const filter.service_cidrs).cast(), hash::prefix(destination))
-}
-
-/// Whether there may be flows with SNAT.
-#[inline(always)]
-fn snat_in_use() -> bool {
-    let (Some(config), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
-    get!(usage.snat_created) != get!(config.snat_swept)
-}
-
-/// Whether a destination may be a Service by the bit arrays: all that other calls pay for.
+/// Whether a destination may be a Service: all that other calls pay for. Node ports by their port alone, for calls reach them on
+/// loopback addresses, too.
 #[inline(always)]
 pub fn may_be_service<F: Family>(destination: F::Address, port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    bit(place!(const filter.frontends).cast(), port.to_host())
-        || bit(place!(const filter.cluster_ips).cast(), hash::address(destination))
-        || bit(place!(const filter.service_cidrs).cast(), hash::prefix(destination))
-}
-
-/// Whether a frontend has this port.
-#[inline(always)]
-pub fn is_frontend_port(port: Port) -> bool {
-    let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    bit(place!(const filter.frontends).cast(), port.to_host())
+    bit(place!(const filter.node_ports).cast(), port.to_host() as u32)
+        || is_service::<F>(filter, destination, hash::address(destination))
 }
 
 /// Whether new flows may have had this port as source towards endpoints.
 #[inline(always)]
 pub fn is_pool_port(port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    bit(place!(const filter.pool).cast(), port.to_host())
+    bit(place!(const filter.pool).cast(), port.to_host() as u32)
 }
 
-/// The ports of endpoints, wherever they are: a bit array of the prefilter.
-pub struct EndpointPorts(*const u64);
-
-impl EndpointPorts {
-    /// Whether an endpoint has this port.
-    #[inline(always)]
-    pub fn has(&self, port: Port) -> bool {
-        bit(self.0, port.to_host())
-    }
-}
-
-/// `None` never, but the verifier does not know.
-#[inline(always)]
-pub fn endpoint_ports() -> Option<EndpointPorts> {
-    let filter = PREFILTER.get_ptr(0)?;
-    Some(EndpointPorts(place!(const filter.endpoints).cast()))
-}
-
-/// Whether an endpoint has this port.
+/// Whether an endpoint, wherever it is, has this port.
 #[inline(always)]
 pub fn is_endpoint(port: Port) -> bool {
-    endpoint_ports().is_some_and(|ports| ports.has(port))
+    let Some(filter) = PREFILTER.get_ptr(0) else { return false };
+    bit(place!(const filter.endpoints).cast(), port.to_host() as u32)
 }
 
-/// Bit `index` of a bit array of 65,536.
+/// Whether an endpoint on this node that has this address and port may have had a flow.
 #[inline(always)]
-fn bit(array: *const u64, index: u16) -> bool {
+pub fn is_local_endpoint<F: Family>(address: F::Address, port: Port) -> bool {
+    let Some(filter) = PREFILTER.get_ptr(0) else { return false };
+    bit(place!(const filter.local_endpoints).cast(), endpoint_bit(address, port.to_host()))
+}
+
+/// Notes that an endpoint on this node is about to have a flow: its replies are to be looked at.
+#[inline(always)]
+pub fn note_local_endpoint<F: Family>(address: F::Address, port: Port) {
+    let Some(filter) = PREFILTER.get_ptr_mut(0) else { return };
+    set_bit(place!(mut filter.local_endpoints).cast(), endpoint_bit(address, port.to_host()));
+}
+
+/// Notes that an address of this node is about to be the source towards an endpoint: replies come to it.
+#[inline(always)]
+pub fn note_source<F: Family>(address: F::Address) {
+    let Some(filter) = PREFILTER.get_ptr_mut(0) else { return };
+    set_bit(place!(mut filter.node_addresses).cast(), node_bit(hash::address(address)));
+}
+
+/// A bit of an array whose length the caller knows.
+#[inline(always)]
+fn bit(array: *const u64, index: u32) -> bool {
     load(array.wrapping_add((index >> 6) as usize)) >> (index & 63) & 1 != 0
+}
+
+/// Sets it, beside other CPUs and the agent. A traced copy, which shares the array with the running programs, changes nothing.
+#[inline(always)]
+fn set_bit(array: *mut u64, index: u32) {
+    if !trace::is_on() && !bit(array, index) {
+        fetch_or(array.wrapping_add((index >> 6) as usize), 1 << (index & 63));
+    }
 }

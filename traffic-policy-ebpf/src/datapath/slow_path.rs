@@ -19,7 +19,8 @@ use crate::datapath::{
         first_packet, recycle,
         snat_port::{self, NewFlow},
         state::{self, Transition},
-        table::{self, FlowTable},
+        table::FlowTable,
+        unassured,
     },
     forward::{
         self, Rewrite,
@@ -29,8 +30,8 @@ use crate::datapath::{
     maps::{CONFIG, TABLE_USAGE},
     own_datagrams,
     parse::{self, Parsed},
-    reject, source, trace,
-    value::{borrow, load},
+    prefilter, reject, source, trace,
+    value::borrow,
     verdict::{self, Decision},
 };
 
@@ -65,7 +66,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     parsed: &Parsed<F>,
     now: u32,
 ) -> Result<(Forwarding<F::Address>, u32), Decision> {
-    let (entry, pending) = table::find::<F>(&parsed.tuple);
+    let entry = FlowTable::<F>::new().find(&parsed.tuple);
     // Null pointers rather than `Option`s, as in `find`.
     let mut restart = ptr::null_mut();
     let mut kept = ptr::null_mut();
@@ -74,7 +75,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
         if get!(entry.kind) == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
-        match state::track(parsed, entry, pending) {
+        match state::track(packet, parsed, entry) {
             Transition::Keep(entry) => kept = entry,
             Transition::Ignore(entry) => {
                 kept = entry;
@@ -132,10 +133,6 @@ fn new_flow<P: Packet, F: Rewrite>(
         endpoint: (address, ports.destination()),
     }
 }
-
-/// UDP flows that no client has confirmed may hold as many times the share that TCP has: one-way protocols never confirm theirs,
-/// and apart from TCP's they cannot make a node take a flood for one of SYNs.
-const UDP_SHARE: i64 = 2;
 
 /// A flow that exists now.
 struct Created<A: Address> {
@@ -198,11 +195,10 @@ fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     set!(scratch.other = parsed.tuple.reversed());
     let key = borrow(place!(const scratch.other));
-    !FlowTable::<F>::main().find(key).is_null()
-        || table::pending_in_use() && !FlowTable::<F>::pending().find(key).is_null()
+    !FlowTable::<F>::new().find(key).is_null()
 }
 
-/// Makes the flow of a packet that has none. `restart`: an entry of the main table to be written over, or null.
+/// Makes the flow of a packet that has none. `restart`: an entry to be written over, or null.
 #[inline(always)]
 fn create<P: Packet, F: Family>(
     packet: P,
@@ -251,19 +247,15 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }
-
-    let pending = restart.is_null()
-        // Signed: it may be a few below zero, until the sweep sets it right.
-        && {
-            let limit = get!(config.unassured_limit[F::INDEX]) as i64;
-            let limit = if parsed.is_tcp() { limit } else { limit * UDP_SHARE };
-            load(table::unassured::<F>(usage, parsed.tuple.protocol)) as i64 >= limit
-        };
-    if pending && recycle::is_agent_late(now) {
-        // Nobody else lowers the count of flows that are not assured.
-        recycle::note_full(usage, now);
+    // Before there is anything to find.
+    if local {
+        prefilter::note_local_endpoint::<F>(slot.address, slot.port);
+    } else {
+        prefilter::note_source::<F>(source);
     }
+
     recycle::make_room::<F>(scratch, usage, now);
+    let unassured = unassured::take_place::<F>(scratch, usage, parsed.tuple.protocol);
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.ifindex) };
     let new_flow = NewFlow {
         packet,
@@ -275,24 +267,30 @@ fn create<P: Packet, F: Family>(
         epoch,
         now,
         local,
-        pending,
+        unassured,
         place,
     };
     new_flow.write(scratch, hash, get!(config.pool_len));
-    let inserted =
-        snat_port::insert::<F>(scratch, usage).map_err(|outcome| Decision::refused(outcome, list.service))?;
+    let mut inserted = snat_port::insert::<F>(scratch, usage);
+    if matches!(inserted, Err(Outcome::DroppedTableFull)) {
+        recycle::note_full(usage, now);
+        if unassured::make_room::<F>(scratch) {
+            inserted = snat_port::insert::<F>(scratch, usage);
+        }
+    }
+    let inserted = inserted.map_err(|outcome| Decision::refused(outcome, list.service))?;
     let request = place!(mut scratch.request);
     if !restart.is_null() {
         let key = borrow(place!(const scratch.key));
-        state::reuse_entry::<F>(restart, request, &parsed.tuple, key, usage);
+        state::reuse_entry::<F>(restart, request, &parsed.tuple, key);
+        unassured::enter::<F>(scratch, &parsed.tuple);
         return Ok(Created { request: restart, unresolved });
     }
     if inserted {
         // This packet is forwarded by the copy: the look-up of the entry is spared.
         return Ok(Created { request, unresolved });
     }
-    let pending = get!(scratch.port_search.pending) != 0;
-    let request = FlowTable::<F>::of(pending).find(&parsed.tuple);
+    let request = FlowTable::<F>::new().find(&parsed.tuple);
     if request.is_null() {
         return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
     }

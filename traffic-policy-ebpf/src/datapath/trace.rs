@@ -10,6 +10,12 @@ use crate::datapath::{maps::TRACE, value::store};
 #[unsafe(no_mangle)]
 static TRACING: Global<u32> = Global::new(0);
 
+/// Whether this is a traced copy, whose packets must not leave the machine.
+#[inline(always)]
+pub fn is_on() -> bool {
+    TRACING.load() != 0
+}
+
 /// Notes one step: see [`step`][traffic_policy_ebpf::abi::step].
 #[inline(always)]
 pub fn note(kind: u32, value: u32, words: [u64; 2]) {

@@ -25,6 +25,11 @@ macro_rules! set {
         // SAFETY: as for `get!`; the kernel knows, too, which memory may be written.
         unsafe { (*$pointer).$($field).+ = value };
     }};
+    ($pointer:ident.$($field:ident).+[$index:literal] = $value:expr) => {{
+        let value = $value;
+        // SAFETY: as above.
+        unsafe { (*$pointer).$($field).+[$index] = value };
+    }};
     ($pointer:ident.$($field:ident).+ += $value:expr) => {{
         let value = $value;
         // SAFETY: as above.

@@ -30,12 +30,15 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         Ok(headers) => headers,
         Err(outcome) => return outcome.into(),
     };
+    if let Err(outcome) = F::check_options(packet, &headers.parsed) {
+        return outcome.into();
+    }
     if !fragment::note(&headers) {
         return Outcome::DroppedInternalError.into();
     }
     let now = clock::jiffies();
     if headers.later != 0 {
-        let (later, entry) = match fragment::later(headers) {
+        let (later, entry) = match fragment::later(headers, now) {
             Ok(found) => found,
             Err(outcome) => return outcome.into(),
         };
@@ -43,7 +46,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
             return Outcome::PassedStaleFlow.into();
         }
         let decision = match nexthop::resolve_egress::<P, F>(packet, entry, now) {
-            Ok(forwarding) => forward::forward(packet, &later, &forwarding, now),
+            Ok(forwarding) => forward::forward(packet, &later, &forwarding, later.last),
             Err(decision) => decision,
         };
         return reject::if_refused::<P, F>(
@@ -69,6 +72,9 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         Err(decision) => decision.outcome as u32 == Outcome::PassedToTc as u32,
     };
     if known {
+        if matches!(&prepared, Ok((_, last)) if *last != now) {
+            fragment::ignore::<F>();
+        }
         fragment::record(&parsed);
     }
     let decision = match prepared {
@@ -98,17 +104,11 @@ fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         return Outcome::DroppedInternalError.into();
     }
     if headers.later != 0 {
-        let (later, entry) = match fragment::later(headers) {
+        let (later, entry) = match fragment::later(headers, clock::jiffies()) {
             Ok(found) => found,
             Err(outcome) => return outcome.into(),
         };
-        return egress::translate::<P, F, _, true>(
-            packet,
-            &later,
-            &later.parsed.tuple,
-            entry,
-            clock::jiffies(),
-        );
+        return egress::translate::<P, F, _, true>(packet, &later, &later.parsed.tuple, entry, later.last);
     }
     let parsed = &headers.parsed;
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {

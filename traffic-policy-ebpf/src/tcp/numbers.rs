@@ -1,9 +1,11 @@
 //! Sequence and acknowledgement numbers: whether a segment belongs to the conversation whose addresses and ports it has.
 //!
-//! Each entry of a TCP flow keeps the numbers of the last segment of its direction. Who sees no packet of a connection cannot
-//! know them, as RFC 5961 has it: what does not fit them is sent on, for the host to judge, and changes nothing here. The rules
-//! are narrower than a host's own, whose window is not known here: a guess that ends a flow is one in 2^31, as a guess that
-//! a host believes. What they are modelled on: `tcp_in_window` and `td_maxack` of
+//! Each entry of a TCP flow keeps the numbers of the last segment of its direction, and the largest window that its direction has
+//! offered. Who sees no packet of a connection cannot know them, as RFC 5961 has it: what does not fit them is sent on, for the
+//! host to judge, and changes nothing here. A segment fits if it lies near the last one, or in the [windows][Windows] of both
+//! hosts, as a host itself decides (RFC 9293 section 3.10.7.4, RFC 5961 section 5.2): many megabytes may be on their way in both
+//! directions at once, and be lost before they come here. An RST has to fit more closely: a guess that resets a flow is one in
+//! 2^31, as a guess that a host believes. What they are modelled on: `tcp_in_window` and `td_maxack` of
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_tcp.c>.
 //!
 //! | the flow is | request entry: high half, low half | reply entry |
@@ -13,6 +15,7 @@
 //! | assured | sequence and acknowledgement number of the last segment | the same |
 
 use super::{ANSWERED, FIN, RST, closing, flag};
+use crate::abi::Packets;
 
 /// Two numbers: the first in the high half, as eight bytes of a TCP header read in network byte order.
 pub type Numbers = u64;
@@ -44,6 +47,30 @@ const NEAR: i32 = 1 << 16;
 const WINDOW: i32 = 1 << 30;
 /// Largest advance of an established packet that [`continues`] accepts: two of the longest segments.
 const ADVANCE: u64 = 0x0001_ffff_0001_ffff;
+
+/// The largest windows that the two directions have offered, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Windows {
+    /// That of the direction of a segment: it bounds what the other side may have sent, and so what this one acknowledges.
+    pub own: u32,
+    /// That of the other direction: it bounds what this side may have sent.
+    pub other: u32,
+}
+
+impl Windows {
+    #[inline(always)]
+    pub const fn of(own: Packets, other: Packets) -> Self {
+        Self { own: own.offered(other), other: other.offered(own) }
+    }
+
+    /// As limit of a distance. Until a window is known, and for what a window's end cuts (a longest segment), `NEAR` as `MAXACKWINCONST`
+    /// of conntrack.
+    #[inline(always)]
+    const fn limit(window: u32) -> i32 {
+        let window = window.cast_signed();
+        if window < NEAR { NEAR } else { window + 1 }
+    }
+}
 
 #[inline(always)]
 pub const fn numbers(sequence: u32, acknowledgement: u32) -> Numbers {
@@ -118,7 +145,7 @@ pub const fn is_over(states: (u8, u8), own: Numbers, other: Numbers) -> bool {
 /// The sender of an RST has nothing new to say, so a segment that has shows that the RST was forged; data beyond a FIN likewise. A
 /// segment from before either may come later, or again.
 #[inline(always)]
-pub const fn assured(state: u8, own: Numbers, other: Numbers, segment: &Segment) -> After {
+pub const fn assured(state: u8, own: Numbers, other: Numbers, windows: Windows, segment: &Segment) -> After {
     let unchanged = After { state, numbers: own, fits: false };
     let (number, ack) = (sequence(segment.numbers), acknowledgement(segment.numbers));
     let (ahead, acked) = (beyond(number, sequence(own)), beyond(ack, acknowledgement(own)));
@@ -137,16 +164,23 @@ pub const fn assured(state: u8, own: Numbers, other: Numbers, segment: &Segment)
         return unchanged;
     }
     let near = within(ahead, NEAR) && within(acked, NEAR);
-    // Much was lost before it came here, or comes again: one number then is where it was, or where the other side is. Both, and it
-    // is the next segment, however old this entry's numbers are.
+    // What this side may have sent is told by what the other one has acknowledged and offered, and what it may acknowledge by what the
+    // other one has sent. The last segment of this side itself is no measure: much may have been lost after it.
+    let (sendable, acknowledgeable) = (Windows::limit(windows.other), Windows::limit(windows.own));
+    let in_window = within(beyond(number, acknowledgement(other)), sendable)
+        && within(beyond(ack, sequence(other)), acknowledgeable);
+    // An entry may have been left behind by far. One number then is where it was, or where the other side is. Both, and it is the next
+    // segment, however old this entry's numbers are.
     let (seen, expected) = (number == acknowledgement(other), ack == sequence(other));
     let exact = ahead == 0 || acked == 0 || seen || expected;
-    if !(near || exact && within(ahead, WINDOW) && within(acked, WINDOW) || seen && expected) {
+    if !(near || in_window || exact && within(ahead, WINDOW) && within(acked, WINDOW) || seen && expected) {
         return unchanged;
     }
+    // What comes late changes no number; what is far behind all that may come late shows that the entry's are wrong.
+    let late = near || in_window && -sendable < ahead && -acknowledgeable < acked;
     // Of an entry with a FIN, the number is that behind it, and does not go back.
-    let number = if ahead > 0 || !near && state & FIN == 0 { number } else { sequence(own) };
-    let ack = if acked > 0 || !near { ack } else { acknowledgement(own) };
+    let number = if ahead > 0 || !late && state & FIN == 0 { number } else { sequence(own) };
+    let ack = if acked > 0 || !late { ack } else { acknowledgement(own) };
     let last = numbers(number, ack);
     let end = beyond(segment.end(), sequence(own));
     let state = if acked > 0 || segment.length != 0 && end > 0 { state & !RST } else { state };

@@ -37,7 +37,7 @@ pub(super) const SUITES: [Suite; 8] = [
             "fragments::both_ways_to_another_node",
             "hops::a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so",
             "limits::a_table_full_of_flows_that_stand",
-            "pending::a_confirmed_flow_moves_to_the_main_table",
+            "unassured::an_assured_flow_makes_no_room",
             "sweeping::each_state_has_its_time",
         ],
     },

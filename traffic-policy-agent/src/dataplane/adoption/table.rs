@@ -173,40 +173,36 @@ impl Tables<'_> {
         }
     }
 
-    /// Enters what is to be adopted. `service_of`: the Service port of a frontend; `gone`: UDP flows to this endpoint are to choose
-    /// anew. Calls `entered` with each connection that is in the table now.
+    /// Enters one connection, if it is to be adopted. `service`: the Service port of its frontend; `gone`: UDP flows to this endpoint
+    /// are to choose anew. Counts it, and returns whether it is in the table now.
     pub(super) fn adopt(
         &mut self,
-        connections: &[Connection],
-        service_of: impl Fn(&Connection) -> Option<u32>,
+        connection: &Connection,
+        service: Option<u32>,
         gone: impl Fn(&GoneEndpoint) -> bool,
         last: u32,
-        mut entered: impl FnMut(&Connection),
-    ) -> Result<Adopted> {
-        let mut adopted = Adopted::default();
-        for connection in connections {
-            let (protocol, endpoint) = (protocol(connection), connection.endpoint);
-            let Some(service) = service_of(connection) else {
-                adopted.others += 1;
-                continue;
-            };
-            let udp = protocol == Protocol::Udp;
-            if connection.over || udp && gone(&GoneEndpoint { service, endpoint, protocol }) {
-                adopted.over += 1;
-                continue;
-            }
-            let fate = self.enter(connection, service, last)?;
-            match fate {
-                Fate::Entered | Fate::Known => {
-                    *(if udp { &mut adopted.udp } else { &mut adopted.tcp }) += 1;
-                    adopted.entered += u64::from(fate == Fate::Entered);
-                    entered(connection);
-                }
-                Fate::BegunAnew => adopted.begun_anew += 1,
-                Fate::Clash => adopted.clash += 1,
-                Fate::NoRoom => adopted.no_room += 1,
-            }
+        adopted: &mut Adopted,
+    ) -> Result<bool> {
+        let (protocol, endpoint) = (protocol(connection), connection.endpoint);
+        let Some(service) = service else {
+            adopted.others += 1;
+            return Ok(false);
+        };
+        let udp = protocol == Protocol::Udp;
+        if connection.over || udp && gone(&GoneEndpoint { service, endpoint, protocol }) {
+            adopted.over += 1;
+            return Ok(false);
         }
-        Ok(adopted)
+        let fate = self.enter(connection, service, last)?;
+        match fate {
+            Fate::Entered | Fate::Known => {
+                *(if udp { &mut adopted.udp } else { &mut adopted.tcp }) += 1;
+                adopted.entered += u64::from(fate == Fate::Entered);
+            }
+            Fate::BegunAnew => adopted.begun_anew += 1,
+            Fate::Clash => adopted.clash += 1,
+            Fate::NoRoom => adopted.no_room += 1,
+        }
+        Ok(matches!(fate, Fate::Entered | Fate::Known))
     }
 }

@@ -31,7 +31,8 @@ pub struct MapSizes {
     /// Flow entries; twice the number of flows, and that twice over to stay fast.
     pub flows4: u32,
     pub flows6: u32,
-    pub pending: u32,
+    /// TCP flows that are not assured, of IPv4; as many of UDP; of IPv6 half. A power of two.
+    pub unassured: u32,
     /// Frontends of each family, and the ClusterIPs beside them.
     pub frontends: u32,
     /// `loadBalancerSourceRanges` of each family.
@@ -66,7 +67,7 @@ impl MapSizes {
     pub const DEFAULT: Self = Self {
         flows4: 262_144,
         flows6: 65_536,
-        pending: 16_384,
+        unassured: 65_536,
         frontends: 65_536,
         source_ranges: 65_536,
         slots: 262_144,
@@ -85,7 +86,7 @@ impl MapSizes {
         [
             ("--flow-entries", "tp_flows4", self.flows4),
             ("--flow-entries-v6", "tp_flows6", self.flows6),
-            ("--pending-entries", "tp_pending4", self.pending),
+            ("--unassured-entries", "tp_unassured4", self.unassured),
             ("--frontend-entries", "tp_frontends4", self.frontends),
             ("--source-range-entries", "tp_src_ranges4", self.source_ranges),
             ("--endpoint-entries", "tp_endpoints4", self.slots),
@@ -109,11 +110,36 @@ impl MapSizes {
         Self::DEFAULT.named().into_iter().map(size).collect()
     }
 
+    /// Places of one queue of flows that are not assured: IPv4, IPv6.
+    fn unassured_places(&self) -> [u32; 2] {
+        let places = self.unassured.max(2).next_power_of_two();
+        [places, places / 2]
+    }
+
+    /// Size of a map on a machine with so many possible CPUs. Before Linux 6.16 each of them keeps 128 elements of a map whose oldest ones
+    /// are evicted (LRU) for itself; where none is left over, a CPU's next insertion evicts its last one. So those get room for twice as
+    /// many, unless another size was asked for.
+    fn on(&self, map: &str, cpus: u32) -> Option<u32> {
+        const EVICTING: [&str; 7] = [
+            "tp_affinity",
+            "tp_sockets",
+            "tp_conn_udp",
+            "tp_fragments4",
+            "tp_fragments6",
+            "tp_own_sent4",
+            "tp_own_sent6",
+        ];
+        let size = self.of(map)?;
+        let asked_for = Some(size) != Self::DEFAULT.of(map);
+        Some(if asked_for || !EVICTING.contains(&map) { size } else { size.max(cpus.saturating_mul(256)) })
+    }
+
     fn of(&self, map: &str) -> Option<u32> {
         match map {
             "tp_flows4" => Some(self.flows4),
             "tp_flows6" => Some(self.flows6),
-            "tp_pending4" | "tp_pending6" => Some(self.pending),
+            "tp_unassured4" => Some(2 * self.unassured_places()[0]),
+            "tp_unassured6" => Some(2 * self.unassured_places()[1]),
             "tp_frontends4" | "tp_frontends6" => Some(self.frontends),
             "tp_src_ranges4" | "tp_src_ranges6" => Some(self.source_ranges),
             "tp_endpoints4" | "tp_endpoints6" | "tp_ep_routes4" | "tp_ep_routes6" => Some(self.slots),
@@ -178,7 +204,7 @@ pub fn load_copy(
     kernel: &Kernel,
 ) -> Result<(Ebpf, Btf)> {
     // Before Linux 6.16 a smaller LRU table evicts what was inserted last: each CPU claims 128 elements.
-    let sizes = MapSizes { flows4: 1024, flows6: 1024, pending: 1024, ..MapSizes::default() };
+    let sizes = MapSizes { flows4: 1024, flows6: 1024, unassured: 1024, ..MapSizes::default() };
     Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
 }
 
@@ -199,7 +225,7 @@ impl Loading<'_> {
         let mut paths: Vec<(&str, PathBuf)> = Vec::new();
         let mut entries: Vec<(&str, u32)> = Vec::new();
         for (name, shape) in &shapes {
-            let wanted = self.sizes.of(name).unwrap_or(shape.entries);
+            let wanted = self.sizes.on(name, super::introspect::possible_cpus()).unwrap_or(shape.entries);
             let mut used = wanted;
             if let Some(pins) = self.pins.filter(|_| (self.shared)(name)) {
                 let path = pins.join(name);
@@ -240,6 +266,8 @@ impl Loading<'_> {
             size - 1
         };
         let directory = [last("tp_flow_dir4"), last("tp_flow_dir6")];
+        // Two queues in each.
+        let unassured = ["tp_unassured4", "tp_unassured6"].map(|map| last(map) / 2);
         let mut loader = EbpfLoader::new();
         loader
             .btf(Some(&btf))
@@ -249,7 +277,9 @@ impl Loading<'_> {
             .override_global("TRACING", &tracing, true)
             .override_global("ASSUME_ROUTES", &assume_routes, true)
             .override_global("DIRECTORY_LAST4", &directory[0], true)
-            .override_global("DIRECTORY_LAST6", &directory[1], true);
+            .override_global("DIRECTORY_LAST6", &directory[1], true)
+            .override_global("UNASSURED_LAST4", &unassured[0], true)
+            .override_global("UNASSURED_LAST6", &unassured[1], true);
         for (name, entries) in &entries {
             loader.map_max_entries(name, *entries);
         }
@@ -311,4 +341,35 @@ fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
 /// The compiled packet path, as an ELF object; empty in a build without a BPF toolchain.
 pub fn object_bytes() -> &'static [u8] {
     OBJECT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Limits;
+
+    #[test]
+    fn the_models_limits_are_the_declared_sizes() {
+        let MapSizes { frontends, source_ranges, slots, .. } = MapSizes::DEFAULT;
+        let declared =
+            Limits { frontends: [frontends; 2], source_ranges: [source_ranges; 2], endpoints: slots };
+        assert_eq!(Limits::default(), declared);
+    }
+
+    #[test]
+    fn maps_that_evict_have_room_for_every_cpu() {
+        let sizes = MapSizes::DEFAULT;
+        for (map, on_2, on_128) in [
+            ("tp_own_sent4", 4_096, 32_768),
+            ("tp_fragments6", 8_192, 32_768),
+            ("tp_sockets", 65_536, 65_536),
+            ("tp_affinity", 65_536, 65_536),
+            ("tp_node_addrs4", 4_096, 4_096),
+        ] {
+            assert_eq!((sizes.on(map, 2), sizes.on(map, 128)), (Some(on_2), Some(on_128)), "{map}");
+        }
+        let asked_for = MapSizes { fragments: 1024, ..sizes };
+        assert_eq!(asked_for.on("tp_fragments4", 128), Some(1024));
+        assert_eq!(sizes.on("tp_config", 128), None);
+    }
 }

@@ -31,19 +31,22 @@ const XDP_JUMPS: [(u32, &str); 8] = [
     (jump::FAMILY + jump::ICMP_ERROR, "tp_xdp_icmp6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
 ];
-const TC_JUMPS: [(u32, &str); 12] = [
+const TC_JUMPS: [(u32, &str); 15] = [
     (jump::SLOW_PATH, "tp_tc_slow4"),
     (jump::REJECT, "tp_tc_reject4"),
     (jump::ICMP_ERROR, "tp_tc_icmp4"),
     (jump::VARIABLE_HEADERS, "tp_tc_vhdr4"),
     (jump::ICMP_ERROR_OUT, "tp_tc_icmp_out4"),
     (jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out4"),
+    (jump::WITH_ETHERNET, "tp_tc_ingress"),
+    (jump::SPLIT, "tp_tc_split4"),
     (jump::FAMILY + jump::SLOW_PATH, "tp_tc_slow6"),
     (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR, "tp_tc_icmp6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_tc_vhdr6"),
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_tc_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
+    (jump::PRIORITY_TAG, "tp_tc_priority"),
 ];
 
 /// Programs of TC on devices without Ethernet.
@@ -115,7 +118,15 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'
     };
     let comes_in = move |index: u32| {
         (index >= jump::FAMILY) == ipv6
-            && ![jump::ICMP_ERROR_OUT, jump::VARIABLE_HEADERS_OUT].contains(&(index % jump::FAMILY))
+            && ![
+                jump::ICMP_ERROR_OUT,
+                jump::VARIABLE_HEADERS_OUT,
+                jump::WITH_ETHERNET,
+                jump::FAMILY + jump::ICMP_ERROR_OUT,
+                jump::FAMILY + jump::VARIABLE_HEADERS_OUT,
+                jump::PRIORITY_TAG,
+            ]
+            .contains(&index)
     };
     jumps.iter().copied().filter(move |(index, _)| comes_in(*index))
 }

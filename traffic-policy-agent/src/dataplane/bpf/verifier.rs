@@ -125,7 +125,7 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
 /// # Errors
 /// As [`load`], and as [`loader::load`].
 pub fn try_programs(kernel: &Kernel) -> Result<usize> {
-    let sizes = MapSizes { flows4: 64, flows6: 64, pending: 64, ..MapSizes::default() };
+    let sizes = MapSizes { flows4: 64, flows6: 64, unassured: 64, ..MapSizes::default() };
     let (mut object, btf) = loader::open(sizes, None, kernel)?;
     load(&mut object, &btf)
 }

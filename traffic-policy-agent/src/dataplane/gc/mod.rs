@@ -177,7 +177,7 @@ impl Gc {
                     } else {
                         self.hurried = 0;
                     }
-                    let none = found.iter().all(|found| found.entries == 0 && found.pending == 0);
+                    let none = found.iter().all(|found| found.entries == 0);
                     Ok(Some(Swept { no_flows: none && !written }))
                 }
                 Some(Kind::Marking(_)) | None => Ok(None),

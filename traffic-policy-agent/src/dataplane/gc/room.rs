@@ -89,7 +89,7 @@ impl Room {
                 entries = found[family].entries,
                 size = sizes[family],
                 unassured = found[family].unassured,
-                "{} is full: new flows take the place of what is over, or wait where unassured flows are kept; those that stand \
+                "{} is full: new flows take the place of what is over, or of flows that are not assured; those that stand \
                  stay. If this is no flood, raise {flag} after `cleanup`; `flows` shows who holds the table",
                 tables([family == 0, family == 1]),
             );

@@ -18,17 +18,7 @@ use traffic_policy_ebpf::{
 };
 
 use super::pressure::Pressure;
-use crate::dataplane::{
-    bpf::test_run,
-    maps::{
-        Maps,
-        mmap::{config, unassured, unassured_udp},
-    },
-    sys,
-};
-
-/// The count of unassured flows is set right when it is off by more than this.
-const DRIFT: u64 = 1024;
+use crate::dataplane::{bpf::test_run, maps::Maps, sys};
 
 /// Result of a sweep in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +27,6 @@ pub struct Found {
     pub entries: u32,
     pub snat: u32,
     pub unassured: u32,
-    pub pending: u32,
     pub deleted: u32,
 }
 
@@ -47,9 +36,6 @@ pub struct Sweeper {
     timeouts: Timeouts,
     pressure: [Pressure; 2],
     sizes: [u32; 2],
-    /// `TableUsage` words of the last sweep, where it found nothing of their kind.
-    no_snat: Option<u64>,
-    no_pending: Option<u64>,
     walkers: Option<Walkers>,
     under_way: Option<UnderWay>,
 }
@@ -65,22 +51,12 @@ struct UnderWay {
     begun: usize,
     walk: Option<File>,
     found: [Found; 2],
-    /// `TableUsage` words at the very beginning: flows with SNAT, and pending ones, ever created.
-    created: Option<(u64, u64)>,
 }
 
 impl Sweeper {
     /// Time-outs in jiffies, sizes in entries: IPv4, IPv6.
     pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
-        Self {
-            timeouts,
-            pressure: [Pressure::NONE; 2],
-            sizes,
-            no_snat: None,
-            no_pending: None,
-            walkers: None,
-            under_way: None,
-        }
+        Self { timeouts, pressure: [Pressure::NONE; 2], sizes, walkers: None, under_way: None }
     }
 
     /// Sets the time-outs for the packet path, as each sweep does: if an agent ends before its first sweep, expired flows must
@@ -125,7 +101,7 @@ impl Sweeper {
     /// that is under way is given up.
     pub fn begin(&mut self, mark: u32) {
         let found = [Found::default(); 2];
-        self.under_way = Some(UnderWay { mark, family: 0, begun: 0, walk: None, found, created: None });
+        self.under_way = Some(UnderWay { mark, family: 0, begun: 0, walk: None, found });
     }
 
     /// Does a piece of the sweep that is under way: some hundred entries, fractions of a millisecond. What was found, with
@@ -141,9 +117,6 @@ impl Sweeper {
                 sweep.walk = None;
             }
         } else if sweep.family == sweep.found.len() {
-            if sweep.mark != mark::ONLY {
-                self.conclude(maps, &sweep);
-            }
             return Ok(Some(sweep.found));
         } else {
             if sweep.begun == 0 {
@@ -191,41 +164,14 @@ impl Sweeper {
     fn take_result(&mut self, maps: &mut Maps, sweep: &mut UnderWay) -> Result<()> {
         let family = sweep.family;
         let result = maps.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
-        sweep.created.get_or_insert((result.snat_created, result.pending_created));
         sweep.found[family] = Found {
             entries: result.entries,
             snat: result.snat,
             unassured: result.unassured + result.unassured_udp,
-            pending: result.pending,
             deleted: result.deleted,
         };
         self.pressure[family] = Pressure::after(&result, self.sizes[family]);
-        // A flow that is assured at the very moment it is swept counts twice, and an agent may have been killed in
-        // the middle. Flows that came and went while the sweep ran make a small difference, which is none.
-        let counts = [(unassured(family), result.unassured), (unassured_udp(family), result.unassured_udp)];
-        for (word, counted) in counts {
-            let counted = u64::from(counted);
-            if maps.usage.load(&word).wrapping_sub(counted).cast_signed().unsigned_abs() > DRIFT {
-                maps.usage.store(&word, counted);
-            }
-        }
         Ok(())
-    }
-
-    fn conclude(&mut self, maps: &mut Maps, sweep: &UnderWay) {
-        let Some((snat_created, pending_created)) = sweep.created else { return };
-        // What was created after the sweeps began keeps the words different. A flow announced just before may have
-        // been inserted behind the sweep's back, so two sweeps in a row must find nothing.
-        let no_snat = sweep.found.iter().all(|found| found.snat == 0).then_some(snat_created);
-        if no_snat.is_some() && no_snat == self.no_snat {
-            maps.config.store(config::snat_swept, snat_created);
-        }
-        self.no_snat = no_snat;
-        let no_pending = sweep.found.iter().all(|found| found.pending == 0).then_some(pending_created);
-        if no_pending.is_some() && no_pending == self.no_pending {
-            maps.config.store(config::pending_swept, pending_created);
-        }
-        self.no_pending = no_pending;
     }
 }
 
@@ -233,7 +179,6 @@ impl Sweeper {
 #[derive(Debug)]
 struct Walkers {
     flows: [OwnedFd; 2],
-    pending: [OwnedFd; 2],
     sockets: OwnedFd,
 }
 
@@ -249,18 +194,13 @@ impl Walkers {
         let swept = &maps.swept;
         Ok(Self {
             flows: [walker("tp_gc_flows4", &swept.flows[0])?, walker("tp_gc_flows6", &swept.flows[1])?],
-            pending: [
-                walker("tp_gc_pending4", &swept.pending[0])?,
-                walker("tp_gc_pending6", &swept.pending[1])?,
-            ],
             sockets: walker("tp_gc_sockets", &swept.sockets)?,
         })
     }
 
     /// Those of one family.
     fn of(&self, family: usize, mark_gone: bool) -> impl Iterator<Item = &OwnedFd> {
-        let flows = [&self.flows[family], &self.pending[family]];
-        flows.into_iter().chain(mark_gone.then_some(&self.sockets))
+        [&self.flows[family]].into_iter().chain(mark_gone.then_some(&self.sockets))
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     num::NonZeroUsize,
     os::fd::AsFd,
     ptr::{self, NonNull},
-    sync::atomic::{Ordering, fence},
+    sync::atomic::{AtomicU64, Ordering, fence},
 };
 
 use anyhow::{Context, Result};
@@ -79,6 +79,16 @@ impl<T> Mapped<T> {
         unsafe { ptr::read_volatile(word(self.pointer())) }
     }
 
+    /// Sets bits of a word that programs set bits of, too; whether they were not set. The order is that of [`Self::store`].
+    pub fn set_bits(&mut self, word: impl Fn(*mut T) -> *mut u64, bits: u64) -> bool {
+        if self.load(&word) & bits == bits {
+            return false;
+        }
+        // SAFETY: as for `load`; the words of an element are aligned, and every writer of this one writes it atomically.
+        unsafe { AtomicU64::from_ptr(word(self.pointer())) }.fetch_or(bits, Ordering::AcqRel);
+        true
+    }
+
     /// Stores one word if it differs; whether it did. A program that sees it sees all that this process wrote before, by
     /// this or by bpf(2): docs/memory-ordering.md.
     pub fn store<W: Copy + PartialEq>(&mut self, word: impl Fn(*mut T) -> *mut W, value: W) -> bool {
@@ -111,10 +121,7 @@ words!(config, RuntimeConfig,
     hop_epoch: u32 = hop_epoch;
     hop_max_age: u32 = hop_max_age;
     pool_len: u32 = pool_len;
-    unassured_limit: [u32; 2] = unassured_limit;
     seed: u64 = seed;
-    snat_swept: u64 = snat_swept;
-    pending_swept: u64 = pending_swept;
     answers_per_jiffy: u32 = answers_per_jiffy;
     monitor_until: u64 = monitor_until;
     network: u32 = network;
@@ -141,21 +148,6 @@ words!(table_usage, TableUsage,
 pub fn used_hops(generation: u32) -> impl Fn(*mut TableUsage) -> *mut u64 {
     // SAFETY: an address within the mapped element; nothing is read.
     move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(generation as usize & 1) }
-}
-
-/// A word of [`TableUsage`].
-type Word = Box<dyn Fn(*mut TableUsage) -> *mut u64>;
-
-/// Number of TCP flows of the main table that are not assured: 0 for IPv4, 1 for IPv6.
-pub fn unassured(family: usize) -> Word {
-    // SAFETY: as above.
-    Box::new(move |usage| unsafe { (&raw mut (*usage).unassured).cast::<u64>().add(family & 1) })
-}
-
-/// The same of UDP.
-pub fn unassured_udp(family: usize) -> Word {
-    // SAFETY: as above.
-    Box::new(move |usage| unsafe { (&raw mut (*usage).unassured_udp).cast::<u64>().add(family & 1) })
 }
 
 /// The source port at a place of the pool.

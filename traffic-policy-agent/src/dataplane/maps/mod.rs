@@ -71,7 +71,6 @@ pub struct Maps {
 #[derive(Debug)]
 pub struct Swept {
     pub flows: [OwnedFd; 2],
-    pub pending: [OwnedFd; 2],
     /// Of both families.
     pub sockets: OwnedFd,
 }
@@ -85,18 +84,14 @@ impl Swept {
             // A copy of the descriptor: asking for one by the map's number takes CAP_SYS_ADMIN.
             data.fd().as_fd().try_clone_to_owned().context("no descriptor is free")
         };
-        Ok(Self {
-            flows: [fd("tp_flows4")?, fd("tp_flows6")?],
-            pending: [fd("tp_pending4")?, fd("tp_pending6")?],
-            sockets: fd("tp_sockets")?,
-        })
+        Ok(Self { flows: [fd("tp_flows4")?, fd("tp_flows6")?], sockets: fd("tp_sockets")? })
     }
 }
 
 /// Capacity in entries; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    pub pending: [u32; 2],
+    pub unassured: [u32; 2],
     pub frontends: [u32; 2],
     pub slots: [u32; 2],
     pub source_ranges: [u32; 2],
@@ -119,7 +114,7 @@ impl Room {
             Ok([size(object, &format!("{name}4"))?, size(object, &format!("{name}6"))?])
         };
         Ok(Self {
-            pending: both("tp_pending")?,
+            unassured: both("tp_unassured")?,
             frontends: both("tp_frontends")?,
             slots: both("tp_endpoints")?,
             source_ranges: both("tp_src_ranges")?,

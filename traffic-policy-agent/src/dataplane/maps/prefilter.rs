@@ -7,138 +7,142 @@ use std::{
 
 use ipnet::IpNet;
 use traffic_policy_ebpf::{
-    abi::{PORT_WORDS, Prefilter},
+    abi::{
+        CIDRS, Frontend, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits, frontend,
+        prefilter::node_bit,
+    },
     hash,
 };
 
-use super::{keys::ToWire, mmap::Mapped};
+use super::{
+    keys::{ToWire, wide},
+    mmap::Mapped,
+};
 
-/// One bit array.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Bits(Box<[u64; PORT_WORDS]>);
-
-impl Default for Bits {
-    fn default() -> Self {
-        Self(Box::new([0; PORT_WORDS]))
-    }
-}
-
-impl Bits {
-    pub fn set(&mut self, index: u16) {
-        self.0[usize::from(index >> 6)] |= 1 << (index & 63);
-    }
-}
-
-impl FromIterator<u16> for Bits {
-    fn from_iter<I: IntoIterator<Item = u16>>(indices: I) -> Self {
-        let mut bits = Self::default();
-        for index in indices {
-            bits.set(index);
-        }
-        bits
-    }
-}
-
-/// The arrays in the kernel's hands, by name.
+/// The arrays in the kernel's hands that the agent writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Array {
-    Frontends,
+    NodePorts,
     Pool,
     Endpoints,
-    ClusterIps,
-    ServiceCidrs,
+    NodeAddresses,
+    Services,
 }
 
 fn word(filter: *mut Prefilter, array: Array, index: usize) -> *mut u64 {
-    // SAFETY: fields of the mapped element; `index` is below PORT_WORDS in all callers.
+    // SAFETY: fields of the mapped element; `index` is below the length of the array in all callers.
     unsafe {
         let first = match array {
-            Array::Frontends => (&raw mut (*filter).frontends).cast::<u64>(),
+            Array::NodePorts => (&raw mut (*filter).node_ports).cast::<u64>(),
             Array::Pool => (&raw mut (*filter).pool).cast::<u64>(),
             Array::Endpoints => (&raw mut (*filter).endpoints).cast::<u64>(),
-            Array::ClusterIps => (&raw mut (*filter).cluster_ips).cast::<u64>(),
-            Array::ServiceCidrs => (&raw mut (*filter).service_cidrs).cast::<u64>(),
+            Array::NodeAddresses => (&raw mut (*filter).node_addresses).cast::<u64>(),
+            Array::Services => (&raw mut (*filter).services).cast::<u64>(),
         };
         first.add(index)
     }
 }
 
-/// Sets bits; returns the number of words written. A bit is set before anything is written that needs it.
-pub fn add(filter: &mut Mapped<Prefilter>, array: Array, bits: &Bits) -> usize {
-    (0..PORT_WORDS)
-        .filter(|index| {
-            let held = filter.load(|f| word(f, array, *index));
-            filter.store(|f| word(f, array, *index), held | bits.0[*index])
-        })
-        .count()
+/// Sets bits; returns the number of words written. A bit is set before anything is written that needs it. The packet path sets bits
+/// of some of these arrays at the same time.
+pub fn add(filter: &mut Mapped<Prefilter>, array: Array, bits: impl IntoIterator<Item = u32>) -> usize {
+    let set = |bit: &u32| filter.set_bits(|f| word(f, array, *bit as usize >> 6), 1 << (bit & 63));
+    bits.into_iter().filter(set).count()
 }
 
-/// Makes an array equal to `bits`; returns the number of words written.
-fn replace(filter: &mut Mapped<Prefilter>, array: Array, bits: &Bits) -> usize {
-    (0..PORT_WORDS).filter(|index| filter.store(|f| word(f, array, *index), bits.0[*index])).count()
+/// Makes an array of so many words equal to `bits`; returns the number of words written.
+fn replace(filter: &mut Mapped<Prefilter>, array: Array, words: usize, bits: &BTreeSet<u32>) -> usize {
+    let mut wanted = vec![0_u64; words];
+    for bit in bits {
+        wanted[*bit as usize >> 6] |= 1 << (bit & 63);
+    }
+    let store = |(index, wanted): &(usize, u64)| filter.store(|f| word(f, array, *index), *wanted);
+    wanted.into_iter().enumerate().filter(store).count()
+}
+
+/// Writes the ranges that ClusterIPs are taken from; returns the number of words written. Where there are more than fit, every
+/// address is taken for one of them: the packet path then looks more closely.
+fn set_cidrs(filter: &mut Mapped<Prefilter>, ranges: &BTreeSet<IpNet>) -> usize {
+    let mut written = 0;
+    for ipv6 in [false, true] {
+        let of_family: Vec<_> = ranges.iter().filter(|range| range.addr().is_ipv6() == ipv6).collect();
+        let cidrs: Vec<_> = if of_family.len() > CIDRS {
+            vec![PrefilterCidr::default()]
+        } else {
+            of_family.into_iter().map(cidr).collect()
+        };
+        for (index, cidr) in cidrs.iter().enumerate() {
+            // SAFETY: a field of the mapped element; there are no more than CIDRS.
+            let place = |f: *mut Prefilter| unsafe { &raw mut (*f).cidrs[usize::from(ipv6)][index] };
+            written += usize::from(filter.store(place, *cidr));
+        }
+        // SAFETY: as above.
+        let count = |f: *mut Prefilter| unsafe { &raw mut (*f).cidr_count[usize::from(ipv6)] };
+        written += usize::from(filter.store(count, cidrs.len() as u32));
+    }
+    written
+}
+
+fn cidr(range: &IpNet) -> PrefilterCidr {
+    PrefilterCidr { network: wide(range.network()), mask: wide(range.netmask()) }
 }
 
 /// Bits that frontends and endpoints need.
 #[derive(Default)]
 pub struct Needed {
-    pub frontends: Bits,
-    pub endpoints: Bits,
-    pub cluster_ips: Bits,
-    pub service_cidrs: Bits,
+    node_ports: BTreeSet<u32>,
+    node_addresses: BTreeSet<u32>,
+    endpoints: BTreeSet<u32>,
+    services: BTreeSet<u32>,
+    /// `None`: they are as before.
+    pub service_cidrs: Option<BTreeSet<IpNet>>,
+}
+
+fn hashed(address: IpAddr) -> u64 {
+    match address {
+        IpAddr::V4(address) => hash::address(address.to_wire()),
+        IpAddr::V6(address) => hash::address(address.to_wire()),
+    }
 }
 
 impl Needed {
-    /// Of a frontend. ClusterIPs go by their address: their ports (80, 443) are common.
-    pub fn frontend(&mut self, address: SocketAddr, cluster_ips: &BTreeSet<IpAddr>) {
-        if cluster_ips.contains(&address.ip()) {
-            self.cluster_ip(address.ip());
+    /// Of a frontend. Those on addresses of the node go by their port, too: these addresses have much other traffic.
+    pub fn frontend(&mut self, address: SocketAddr, frontend: &Frontend) {
+        let loopback = address.ip().is_unspecified() || address.ip().is_loopback();
+        if loopback || frontend.flags & frontend::NODE_ADDRESS != 0 {
+            self.node_ports.insert(address.port().into());
+            self.node_addresses.insert(node_bit(hashed(address.ip())));
         } else {
-            self.frontends.set(address.port());
+            self.address(address.ip());
         }
     }
 
-    pub fn cluster_ip(&mut self, address: IpAddr) {
-        self.cluster_ips.set(match address {
-            IpAddr::V4(address) => hash::address(address.to_wire()),
-            IpAddr::V6(address) => hash::address(address.to_wire()),
-        });
-    }
-
-    /// Of a range that ClusterIPs are taken from: [`hash::prefix`] of every address in it.
-    pub fn service_cidr(&mut self, range: IpNet) {
-        match range {
-            IpNet::V4(range) => {
-                let first = u32::from(range.network()) >> 16;
-                let last = u32::from(range.broadcast()) >> 16;
-                (first..=last).for_each(|bit| self.service_cidrs.set(bit as u16));
-            }
-            // Kubernetes takes ClusterIPs from ranges of /64 and longer; a shorter one has too many prefixes to name.
-            IpNet::V6(range) if range.prefix_len() < 64 => {
-                self.service_cidrs = Bits(Box::new([u64::MAX; PORT_WORDS]));
-            }
-            IpNet::V6(range) => self.service_cidrs.set(hash::prefix(range.network().to_wire())),
-        }
+    /// Of an address all of whose ports may concern a Service.
+    pub fn address(&mut self, address: IpAddr) {
+        let ServiceBits { first, second } = ServiceBits::of(hashed(address));
+        self.services.extend([first, second]);
     }
 
     pub fn endpoint(&mut self, address: SocketAddr) {
-        self.endpoints.set(address.port());
+        self.endpoints.insert(address.port().into());
     }
 
-    /// Takes away every other bit but those of endpoints. Only while there are no flows: those of a deleted Service need its
-    /// bits. Sockets, which need the endpoints' bits to show the application the address that it named, outlive all flows
-    /// and are not counted.
+    /// Takes away what frontends and ClusterIPs that are gone had set. Only while there are no flows: those of a deleted Service need
+    /// its bits. Sockets, which need the endpoints' bits to show the application the address that it named, outlive all flows
+    /// and are not counted; what the packet path sets stays.
     pub fn replace_all(&self, filter: &mut Mapped<Prefilter>) -> usize {
-        replace(filter, Array::Frontends, &self.frontends)
-            + replace(filter, Array::ClusterIps, &self.cluster_ips)
-            + replace(filter, Array::ServiceCidrs, &self.service_cidrs)
+        replace(filter, Array::NodePorts, PORT_WORDS, &self.node_ports)
+            + replace(filter, Array::Services, SERVICE_WORDS, &self.services)
+            + self.service_cidrs.as_ref().map_or(0, |ranges| set_cidrs(filter, ranges))
     }
 
     /// Adds them; returns the number of words written.
     pub fn add_to(&self, filter: &mut Mapped<Prefilter>) -> usize {
-        add(filter, Array::Frontends, &self.frontends)
-            + add(filter, Array::Endpoints, &self.endpoints)
-            + add(filter, Array::ClusterIps, &self.cluster_ips)
-            + add(filter, Array::ServiceCidrs, &self.service_cidrs)
+        add(filter, Array::NodePorts, self.node_ports.iter().copied())
+            + add(filter, Array::NodeAddresses, self.node_addresses.iter().copied())
+            + add(filter, Array::Endpoints, self.endpoints.iter().copied())
+            + add(filter, Array::Services, self.services.iter().copied())
+            + self.service_cidrs.as_ref().map_or(0, |ranges| set_cidrs(filter, ranges))
     }
 }
 
@@ -146,21 +150,32 @@ impl Needed {
 mod tests {
     use super::*;
 
-    impl Bits {
-        fn contains(&self, index: u16) -> bool {
-            self.0[usize::from(index >> 6)] >> (index & 63) & 1 == 1
-        }
+    #[test]
+    fn the_nodes_addresses_go_by_port_others_by_address() {
+        let mut needed = Needed::default();
+        let of_node = Frontend { flags: frontend::NODE_ADDRESS, ..Frontend::default() };
+        needed.frontend("10.96.0.1:443".parse().unwrap(), &Frontend::default());
+        assert_eq!(
+            (needed.node_ports.len(), needed.services.len()),
+            (0, 2),
+            "a web server here has port 443, too"
+        );
+        needed.frontend("192.0.2.1:30080".parse().unwrap(), &of_node);
+        needed.frontend("0.0.0.0:30081".parse().unwrap(), &Frontend::default());
+        assert_eq!(needed.node_ports, [30080, 30081].into());
+        assert_eq!(needed.services.len(), 2);
     }
 
     #[test]
-    fn cluster_ips_go_by_address_others_by_port() {
-        let mut needed = Needed::default();
-        let service: BTreeSet<IpAddr> = ["10.96.0.1".parse().unwrap()].into();
-        needed.frontend("10.96.0.1:443".parse().unwrap(), &service);
-        assert!(!needed.frontends.contains(443));
-        assert_eq!(needed.cluster_ips.0.iter().map(|w| w.count_ones()).sum::<u32>(), 1);
-        needed.frontend("192.0.2.1:30080".parse().unwrap(), &service);
-        assert!(needed.frontends.contains(30080));
-        assert!(!needed.frontends.contains(30081));
+    fn a_range_is_compared_in_network_byte_order() {
+        let range = cidr(&"10.233.0.0/18".parse().unwrap());
+        let inside = |address: [u8; 4]| {
+            let [head, _] = wide(address.into()).wire();
+            head & range.mask.wire()[0] == range.network.wire()[0]
+        };
+        assert!(
+            inside([10, 233, 63, 255]) && !inside([10, 233, 64, 1]),
+            "kubespray's pods begin at 10.233.64.0"
+        );
     }
 }

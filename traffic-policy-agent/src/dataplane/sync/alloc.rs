@@ -1,10 +1,16 @@
 //! Lists of endpoints in the slots: where each lies, kept or placed anew.
 
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use traffic_policy_ebpf::abi::{Frontend, IndexRange};
 
-use super::{op::Op, ranges::Ranges};
+use super::{
+    op::Op,
+    ranges::{QUARANTINE, Ranges},
+};
 use crate::model::Endpoint;
 
 /// The lists of both families, and the ranges that are free.
@@ -14,6 +20,8 @@ pub struct EndpointLists {
     pub(super) held: HashMap<(bool, u32), Vec<Endpoint>>,
     /// IPv4, IPv6.
     ranges: [Ranges; 2],
+    /// Slots that the present plan writes.
+    written: [u32; 2],
 }
 
 impl EndpointLists {
@@ -27,7 +35,7 @@ impl EndpointLists {
         for (ipv6, frontend) in frontends {
             taken[usize::from(ipv6)].extend([frontend.cluster, frontend.local]);
         }
-        Self { held, ranges: taken.map(|taken| Ranges::new(size, taken)) }
+        Self { held, ranges: taken.map(|taken| Ranges::new(size, taken)), written: [0; 2] }
     }
 
     /// The endpoints in a range.
@@ -59,8 +67,25 @@ impl EndpointLists {
         if range.len > 0 {
             ops.push(Op::Slots { ipv6, base: range.base, endpoints: endpoints.to_vec() });
             self.held.insert((ipv6, range.base), endpoints.to_vec());
+            self.written[usize::from(ipv6)] += range.len;
         }
         Some(range)
+    }
+
+    /// A plan begins.
+    pub fn begin(&mut self) {
+        self.written = [0; 2];
+    }
+
+    /// Time that the next plan had better wait. The lists that were written leave as many slots behind, which rest for a second:
+    /// at this pace no more of them rest than are free.
+    pub fn pause(&self) -> Duration {
+        let pause = |(written, ranges): (&u32, &Ranges)| match (*written, ranges.unused()) {
+            (0, _) => Duration::ZERO,
+            (written, unused) if written < unused => QUARANTINE * written / unused,
+            _ => QUARANTINE,
+        };
+        self.written.iter().zip(&self.ranges).map(pause).max().unwrap_or_default()
     }
 
     /// Gives a range back. An empty one has no place: the base that it names is another's.

@@ -111,14 +111,16 @@ pub fn gone(maps: &Maps) -> Result<BTreeSet<GoneEndpoint>> {
 }
 
 /// Bits of the prefilter that these writes need.
-pub fn needed(ops: &[Op], cluster_ips: &BTreeSet<IpAddr>) -> Needed {
+pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
     let mut needed = Needed::default();
+    if ops.iter().any(|op| matches!(op, Op::ServiceCidr(..))) {
+        needed.service_cidrs = Some(service_cidrs.clone());
+    }
     for op in ops {
         match op {
             Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
-            Op::SetFrontend(id, _) => needed.frontend(id.address, cluster_ips),
-            Op::ClusterIp(address, true) => needed.cluster_ip(*address),
-            Op::ServiceCidr(range, true) => needed.service_cidr(*range),
+            Op::SetFrontend(id, frontend) => needed.frontend(id.address, frontend),
+            Op::ClusterIp(address, true) => needed.address(*address),
             Op::DeleteFrontend(_)
             | Op::AddSourceRange(_)
             | Op::RemoveSourceRange(_)

@@ -127,6 +127,7 @@ impl Planner {
         context: &Context<'_>,
     ) -> Plan {
         let mut plan = Plan::default();
+        self.lists.begin();
         let mut before = HashSet::new();
         let keys: Vec<&ServicePortKey> =
             if self.first { desired.ports.keys().collect() } else { changed.iter().collect() };
@@ -334,6 +335,11 @@ impl Planner {
         }
         self.owners.insert(index, key.clone());
         self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
+    }
+
+    /// Time that the next plan had better wait, so that slots freed by this one can be used again.
+    pub fn pause(&self) -> Duration {
+        self.lists.pause()
     }
 
     /// Whether the next plan compares everything with what the maps hold.

@@ -8,13 +8,15 @@ use std::{
 
 use traffic_policy_ebpf::abi::IndexRange;
 
-const QUARANTINE: Duration = Duration::from_secs(1);
+pub(super) const QUARANTINE: Duration = Duration::from_secs(1);
 
 /// An allocator of ranges of `0..size`, first fit or [round robin](Self::round_robin).
 #[derive(Debug)]
 pub struct Ranges {
     /// Base → length.
     free: BTreeMap<u32, u32>,
+    /// Sum of the lengths of `free`.
+    unused: u32,
     quarantined: VecDeque<(Instant, IndexRange)>,
     /// First place to try, for round robin.
     next: Option<u32>,
@@ -45,7 +47,8 @@ impl Ranges {
         if next < size {
             free.insert(next, size - next);
         }
-        Self { free, quarantined: VecDeque::new(), next: None }
+        let unused = free.values().sum();
+        Self { free, unused, quarantined: VecDeque::new(), next: None }
     }
 
     /// A range of `len`; `None` if no free range is that long. An empty range needs no place.
@@ -64,6 +67,7 @@ impl Ranges {
         let (start, length) =
             self.free.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
         self.free.remove(&start);
+        self.unused -= len;
         for (from, to) in [(start, base), (base + len, start + length)] {
             if from < to {
                 self.free.insert(from, to - from);
@@ -92,7 +96,13 @@ impl Ranges {
         }
     }
 
+    /// Number of places that are free, quarantined ones not among them.
+    pub fn unused(&self) -> u32 {
+        self.unused
+    }
+
     fn merge(&mut self, mut range: IndexRange) {
+        self.unused += range.len;
         if let Some((base, len)) = self.free.range(..range.base).next_back().map(|(b, l)| (*b, *l))
             && base + len == range.base
         {
@@ -131,6 +141,8 @@ mod tests {
                     && range.len > 0 {
                         out.push(range);
                     }
+                let free: u32 = ranges.free.values().sum();
+                prop_assert_eq!(ranges.unused(), free);
                 let mut used = [false; 64];
                 for range in &out {
                     for slot in range.base..range.base + range.len {

@@ -8,7 +8,7 @@ use crate::{
     dataplane::maps::{
         Maps,
         mmap::{config, pool_port},
-        prefilter::{self, Array, Bits},
+        prefilter::{self, Array},
     },
     node::bound_ports,
 };
@@ -141,7 +141,7 @@ pub fn apply(maps: &mut Maps, free: Vec<u16>) {
     let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
     let Some(ports) = choose(&held, free) else { return };
     // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
-    prefilter::add(&mut maps.prefilter, Array::Pool, &ports.iter().copied().collect::<Bits>());
+    prefilter::add(&mut maps.prefilter, Array::Pool, ports.iter().copied().map(u32::from));
     for (place, port) in (0..).zip(&ports) {
         pool.store(pool_port(place), *port);
     }

@@ -49,6 +49,8 @@ pub trait Packet: Copy {
     fn protocol(self) -> u16;
     /// A VLAN tag that the device took out of the frame.
     fn tagged(self) -> bool;
+    /// Of a frame with such a tag: it names no VLAN, only a priority (IEEE 802.1Q: VLAN 0).
+    fn is_priority_tag(self) -> bool;
     /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
     fn is_for_host(self) -> bool;
     /// Payload bytes of each segment that this aggregate becomes on the wire, 0 if it is no aggregate.

@@ -7,11 +7,12 @@ use aya_ebpf::{
     bindings::__sk_buff,
     cty::c_void,
     helpers::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
-        bpf_skb_change_tail, bpf_skb_pull_data,
+        bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
+        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+        bpf_skb_vlan_pop,
     },
 };
-use traffic_policy_ebpf::abi::hook;
+use traffic_policy_ebpf::abi::{Piece, hook};
 
 use super::Packet;
 use crate::datapath::{
@@ -35,6 +36,12 @@ static CHECKSUM_IPV6: Global<u64> = Global::new(0);
 /// nothing but queueing disciplines of old (GRED) reads it.
 const REDIRECTED: u16 = 0x7470;
 
+/// The number of the VLAN in a tag.
+const VLAN: u32 = 0xfff;
+
+/// BPF_F_RECOMPUTE_CSUM: a sum over the frame that the device has computed stays right.
+const RECOMPUTE_SUM: u64 = 1;
+
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
@@ -53,6 +60,36 @@ impl<const L2: usize> Skb<L2> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
+    }
+}
+
+impl Tc {
+    /// Takes a tag away that the device, or the kernel, took out of the frame. Pointers into the packet are void after it.
+    #[inline(always)]
+    pub fn untag(self) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_skb_vlan_pop(self.skb) == 0 }
+    }
+
+    /// Copies bytes of the frame from `offset` on; `length` is not 0 and at most what there is room for.
+    #[inline(always)]
+    pub fn copy_out(self, offset: u32, room: *mut Piece, length: u32) -> bool {
+        // SAFETY: as above.
+        unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, room.cast(), length) == 0 }
+    }
+
+    /// As [`Self::copy_out`], into the frame. Pointers into the packet are void after it.
+    #[inline(always)]
+    pub fn copy_in(self, offset: u32, piece: *const Piece, length: u32) -> bool {
+        // SAFETY: as above.
+        unsafe { bpf_skb_store_bytes(self.skb, offset, piece.cast(), length, RECOMPUTE_SUM) == 0 }
+    }
+
+    /// Sends a copy of the frame as it is. Pointers into the packet are void after it.
+    #[inline(always)]
+    pub fn send_copy(self, ifindex: u32) -> bool {
+        // SAFETY: as above.
+        unsafe { bpf_clone_redirect(self.skb, ifindex, 0) == 0 }
     }
 }
 
@@ -135,6 +172,10 @@ impl<const L2: usize> Packet for Skb<L2> {
     #[inline(always)]
     fn tagged(self) -> bool {
         get!((self.skb).vlan_present) != 0
+    }
+    #[inline(always)]
+    fn is_priority_tag(self) -> bool {
+        get!((self.skb).vlan_tci) & VLAN == 0
     }
     #[inline(always)]
     fn is_for_host(self) -> bool {

@@ -86,6 +86,10 @@ impl Packet for Xdp {
         false
     }
     #[inline(always)]
+    fn is_priority_tag(self) -> bool {
+        false
+    }
+    #[inline(always)]
     fn is_for_host(self) -> bool {
         let ifindex = self.ingress();
         let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {

@@ -19,7 +19,7 @@ pub fn settle<F: Family>(entry: *const Flow<F::Address>) {
     // before Linux 6.2 the verifier does not know that.
     let is_copy = opaque(entry as u64) == place!(const scratch.request) as u64;
     // What is sent is counted a second time, in the copy.
-    if is_copy && get!(scratch.request.packets) == 1 {
+    if is_copy && get!(scratch.request.packets).count() == 1 {
         let _ = if F::V6 { uncount6() } else { uncount4() };
     }
 }
@@ -32,10 +32,10 @@ global_functions! {
 #[inline(always)]
 fn uncount<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
-    let table = FlowTable::<F>::of(get!(scratch.port_search.pending) != 0);
+    let table = FlowTable::<F>::new();
     let entry = table.find_in(borrow(place!(const scratch.opening)), place!(mut scratch.flow_key));
-    if !entry.is_null() && get!(entry.packets) != 0 {
-        set!(entry.packets -= 1);
+    if !entry.is_null() && get!(entry.packets).count() != 0 {
+        set!(entry.packets = get!(entry.packets).less_one());
         set!(entry.bytes -= get!(scratch.request.bytes));
     }
     0

@@ -16,14 +16,15 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::{fetch_add, opaque},
+    barrier::opaque,
     clock, counters,
     family::Family,
     flow::{
         recycle,
         table::{self, FlowTable},
+        unassured,
     },
-    maps::{self, GC_PASS, TABLE_USAGE, Table},
+    maps::{self, GC_PASS, Table},
     value::{load, load_once, store},
 };
 
@@ -48,10 +49,8 @@ fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
 
 /// Begins a sweep: what follows are walks over the tables, one after the other.
 pub fn begin(_: *mut c_void) -> u32 {
-    let (Some(sweep), Some(usage)) = (GC_PASS.get_ptr_mut(0), TABLE_USAGE.get_ptr(0)) else { return 0 };
+    let Some(sweep) = GC_PASS.get_ptr_mut(0) else { return 0 };
     set!(sweep.now = clock::jiffies());
-    set!(sweep.snat_created = get!(usage.snat_created));
-    set!(sweep.pending_created = get!(usage.pending_created));
     0
 }
 
@@ -171,7 +170,7 @@ fn request<F: Family>(
 ) {
     let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
     let reply_key = flow.translated(tuple.protocol).reversed();
-    let reply = FlowTable::<F>::main().find(&reply_key);
+    let reply = FlowTable::<F>::new().find(&reply_key);
     let mut quiet_for = clock::since(flow.last, now);
     let mut reply_state = RST;
     if !reply.is_null() {
@@ -222,15 +221,14 @@ fn request<F: Family>(
     }
     let place = opaque(flow.ifindex.into()) as u32;
     recycle::leave_place::<F>(&place);
-    FlowTable::<F>::main().remove(tuple);
+    FlowTable::<F>::new().remove(tuple);
     if !reply.is_null() {
-        FlowTable::<F>::main().remove(&reply_key);
+        FlowTable::<F>::new().remove(&reply_key);
     }
     set!(sweep.deleted += 1);
-    if flow.state & ASSURED == 0
-        && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
-    {
-        fetch_add(table::unassured::<F>(usage, tuple.protocol), u64::MAX);
+    if flow.state & ASSURED == 0 {
+        let place = u32::from_ne_bytes(flow.mac_tail).wrapping_sub(1);
+        unassured::leave_place::<F>(&(opaque(place.into()) as u32), tuple);
         let count = counted(sweep, tuple.protocol);
         store(count, load(count) - 1);
     }
@@ -250,7 +248,7 @@ fn reply<F: Family>(
         return;
     }
     let key = flow.translated(tuple.protocol).reversed();
-    let request = FlowTable::<F>::main().find(&key);
+    let request = FlowTable::<F>::new().find(&key);
     if !request.is_null() && table::is_counterpart(request, tuple) {
         return;
     }
@@ -259,31 +257,7 @@ fn reply<F: Family>(
         set!(sweep.marked += 1);
     } else {
         counters::end(entry.cast_const());
-        FlowTable::<F>::main().remove(tuple);
+        FlowTable::<F>::new().remove(tuple);
         set!(sweep.deleted += 1);
-    }
-}
-
-/// Entries in `tp_pending`: the kernel evicts them, and so may the sweep, at once. The sweep reports when none is left.
-#[inline(always)]
-pub fn pending_entry<F: Family>(
-    sweep: *mut Sweep,
-    key: *const FlowKey<F::Address>,
-    entry: *mut Flow<F::Address>,
-) {
-    let (key, flow) = (load(key), load(entry));
-    let tuple = key.tuple(&flow);
-    let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
-    let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
-    if mark != mark::ONLY && clock::since(flow.last, now) > timeouts.unassured
-        || mark != mark::NONE && request && gone::<F>(&flow, tuple.protocol)
-    {
-        counters::end(entry.cast_const());
-        FlowTable::<F>::pending().remove(&tuple);
-        return;
-    }
-    set!(sweep.pending += 1);
-    if flow.kind == kind::FORWARD {
-        set!(sweep.snat += 1);
     }
 }

@@ -7,3 +7,4 @@ pub mod silence;
 pub mod snat_port;
 pub mod state;
 pub mod table;
+pub mod unassured;

@@ -14,11 +14,11 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::{exchange, fetch_add},
+    barrier::{exchange, fetch_add, opaque},
     clock, counters,
     family::{Family, V4, V6},
     flow::table::{self, FlowTable},
-    maps::{GC_PASS, HEARTBEAT, TABLE_USAGE},
+    maps::{GC_PASS, TABLE_USAGE},
     value::{borrow, load, store},
 };
 
@@ -27,10 +27,11 @@ use crate::datapath::{
 /// answered by an ACK that the client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
 const AFTER_RST: u32 = 1;
 const AFTER_FIN: u32 = 5;
+/// Of a UDP flow that is not assured: a question and its answer, which `nf_conntrack_udp_timeout` keeps for 30 seconds. Resolvers and
+/// clients of DNS have given up by then.
+const AFTER_DATAGRAM: u32 = 10;
 /// Of a connection that was never established, without a SYN, nor a SYN-ACK, sent again. If another comes it gets another port.
 const AFTER_SYN: u32 = 10;
-/// Seconds without a sign of life after which an agent is taken for gone. It gives one every second.
-const LATE: u32 = 10;
 
 /// Places that a new flow looks at while a table is full, and for how many jiffies it counts as full.
 const LOOKS: u32 = 16;
@@ -94,16 +95,8 @@ pub fn note_full(usage: *mut TableUsage, now: u32) {
     set!(usage.full_at = now);
 }
 
-/// Whether there is no agent that sweeps.
-#[inline(always)]
-pub fn is_agent_late(now: u32) -> bool {
-    let Some(agent) = HEARTBEAT.get_ptr(0) else { return true };
-    let (seen, second) = (get!(agent.jiffies), get!(agent.hz));
-    second != 0 && now.wrapping_sub(seen) > LATE * second
-}
-
-/// Looks for flows that are over, if the main table was full not long ago. To be called before `NewFlow::write`: both use `key` and
-/// `flow_key` of `Scratch`.
+/// Looks for flows that are over, if the main table was full not long ago. To be called before `NewFlow::write`: both use `flow_key` of
+/// `Scratch`.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
     if now.wrapping_sub(get!(usage.full_at)) < FULL_FOR {
@@ -147,9 +140,9 @@ fn look<F: Family>() -> i64 {
         return 0;
     }
     let (request_key, reply_key, room) =
-        (place!(mut scratch.other), place!(mut scratch.key), place!(mut scratch.flow_key));
+        (place!(mut scratch.other), place!(mut scratch.former), place!(mut scratch.flow_key));
     store(request_key, load(held));
-    let table = FlowTable::<F>::main();
+    let table = FlowTable::<F>::new();
     let request = table.find_in(borrow(request_key), room);
     if request.is_null() {
         set!(held.protocol = 0);
@@ -173,7 +166,7 @@ fn look<F: Family>() -> i64 {
     if claim(request) == CLAIMED {
         return 0;
     }
-    remove::<F>(request, request_key, reply, borrow(reply_key), room, false);
+    remove::<F>(request, request_key, reply, borrow(reply_key), room);
     0
 }
 
@@ -192,24 +185,15 @@ extern "C" fn look6(_: u64, _: *mut c_void) -> i64 {
 }
 
 /// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a TCP connection that has ended, was
-/// never established, or has left its port behind.
+/// never established, or has left its port behind, or datagrams that are not assured.
 #[inline(always)]
 pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let (key, request_key, room) =
         (borrow(place!(const scratch.key)), place!(mut scratch.other), place!(mut scratch.flow_key));
-    let now = get!(scratch.port_search.now);
-    let mut pending = false;
-    let mut reply = FlowTable::<F>::main().find_in(key, room);
-    if reply.is_null() && table::pending_in_use() {
-        pending = true;
-        reply = FlowTable::<F>::pending().find_in(key, room);
-    }
+    let table = FlowTable::<F>::new();
+    let reply = table.find_in(key, room);
     if reply.is_null() {
         // It is gone meanwhile.
-        return false;
-    }
-    let second = clock::hz();
-    if key.protocol != PROTOCOL_TCP || second == 0 {
         return false;
     }
     name_counterpart(reply, key.protocol, request_key);
@@ -218,19 +202,28 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         // Of the very entry that is about to be written over.
         return false;
     }
-    let request = FlowTable::<F>::of(pending).find_in(borrow(request_key), room);
+    let request = table.find_in(borrow(request_key), room);
+    let (now, second) = (get!(scratch.port_search.now), clock::hz());
+    if second == 0 {
+        return false;
+    }
     if request.is_null() || !table::is_counterpart_in_place(request, key) {
         // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
         if idle::<F>(reply, reply, now) < AFTER_FIN * second || claim(reply) == CLAIMED {
             return false;
         }
         counters::end(reply.cast_const());
-        FlowTable::<F>::of(pending).remove_in(key, room);
+        table.remove_in(key, room);
         return true;
     }
     let (states, own, other) =
         ((get!(request.state), get!(reply.state)), get!(request.numbers), get!(reply.numbers));
-    let after = if (states.0 | states.1) & RST != 0 {
+    let after = if key.protocol != PROTOCOL_TCP {
+        if states.0 & ASSURED != 0 {
+            return false;
+        }
+        AFTER_DATAGRAM
+    } else if (states.0 | states.1) & RST != 0 {
         AFTER_RST
     } else if states.0 & ASSURED == 0 {
         AFTER_SYN
@@ -246,15 +239,39 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if former == CLAIMED {
         return false;
     }
-    if claim(request) == CLAIMED {
+    set!(scratch.claimed[1] = former);
+    // For the ACK that answers the SYN.
+    if key.protocol == PROTOCOL_TCP {
+        let half_open = states.0 & ASSURED == 0 && states.1 & ANSWERED != 0;
+        set!(scratch.reply.numbers = if half_open { numbers::half_open(own, former) } else { former });
+    }
+    let former = claim(request);
+    if former == CLAIMED {
         // Another CPU writes a new flow over it.
-        set!(reply.numbers = former);
+        set!(reply.numbers = get!(scratch.claimed[1]));
         return false;
     }
-    // For the ACK that answers the SYN.
-    let half_open = states.0 & ASSURED == 0 && states.1 & ANSWERED != 0;
-    set!(scratch.reply.numbers = if half_open { numbers::half_open(own, former) } else { former });
-    remove::<F>(request, request_key, reply, key, room, pending);
+    set!(scratch.claimed[0] = former);
+    // Behind the compiler's back, which would keep the keys' words from above on the stack.
+    let scratch = opaque(scratch as u64) as *mut Scratch<F::Address>;
+    let (key, request_key, room) =
+        (borrow(place!(const scratch.key)), place!(mut scratch.other), place!(mut scratch.flow_key));
+    // Another CPU may have removed them before they were claimed: then they are other flows' by now.
+    if table.find_in(key, room) != reply
+        || table.find_in(borrow(request_key), room) != request
+        || !table::is_counterpart_in_place(reply, request_key)
+        || !table::is_counterpart_in_place(request, key)
+    {
+        // One that was handed out again since has numbers of its own.
+        if get!(reply.numbers) == CLAIMED {
+            set!(reply.numbers = get!(scratch.claimed[1]));
+        }
+        if get!(request.numbers) == CLAIMED {
+            set!(request.numbers = get!(scratch.claimed[0]));
+        }
+        return false;
+    }
+    remove::<F>(request, request_key, reply, key, room);
     true
 }
 
@@ -270,7 +287,7 @@ pub fn claim<A: Address>(entry: *mut Flow<A>) -> u64 {
 
 /// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.
 #[inline(always)]
-fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
+pub fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
     set!(key.source = get!(entry.destination));
     set!(key.destination = get!(entry.source));
     set!(key.ports = get!(entry.ports).reversed());
@@ -287,29 +304,19 @@ fn idle<F: Family>(request: *const Flow<F::Address>, reply: *const Flow<F::Addre
 /// Removes both entries of a flow. Marked first: a packet that finds one meanwhile goes the slow way. The request entry goes
 /// first: without it no packet uses the pair.
 #[inline(always)]
-fn remove<F: Family>(
+pub fn remove<F: Family>(
     request: *mut Flow<F::Address>,
     request_key: *const Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
     reply_key: &Tuple<F::Address>,
     room: *mut FlowKey<F::Address>,
-    pending: bool,
 ) {
     set!(request.state |= MARKED);
     set!(reply.state |= MARKED);
-    let state = get!(request.state);
-    if !pending {
-        leave::<F>(request);
-    }
+    leave::<F>(request);
     counters::end(request.cast_const());
     counters::end(reply.cast_const());
-    let table = FlowTable::<F>::of(pending);
+    let table = FlowTable::<F>::new();
     table.remove_in(borrow(request_key), room);
     table.remove_in(reply_key, room);
-    if !pending
-        && state & ASSURED == 0
-        && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
-    {
-        fetch_add(table::unassured::<F>(usage, reply_key.protocol), u64::MAX);
-    }
 }

@@ -33,7 +33,7 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
         set!(reply.numbers = numbers::half_open(get!(entry.numbers), get!(reply.numbers)));
     }
     set!(entry.numbers = syn.opening());
-    if get!(reply.packets) == 0 {
+    if get!(reply.packets).count() == 0 {
         set!(reply.bytes = syn.opening());
     }
     set!(reply.state &= !ANSWERED);

@@ -5,31 +5,39 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Fold, Port, PortSearch, Ports, Scratch, Slot, TableUsage, Tuple, kind, step},
+    abi::{
+        Address, Flow, Fold, NO_PORT_PLACES, Packets, Port, PortSearch, Ports, Scratch, Slot, TableUsage,
+        Tuple, kind, step,
+    },
     checksum, hash,
     outcome::Outcome,
     tcp::{ANSWERED, ASSURED},
 };
 
 use crate::datapath::{
-    barrier::fetch_add,
+    barrier::opaque,
     counters,
     ctx::Packet,
     family::{Family, V4, V6},
     flow::{
         recycle,
         table::{self, FlowTable},
+        unassured,
     },
-    maps::{ANY, EXISTS, FULL, NOEXIST, SNAT_PORTS, TABLE_USAGE},
+    maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS},
     own_ports,
     parse::Parsed,
     trace,
-    value::{borrow, load, store},
+    value::{borrow, load, load_once, store, store_once},
     words::{load16, load32},
 };
 
 /// Source ports tried for one new flow, at most. Where 95 % are taken, one client of 500,000 finds none.
 const TRIES: u32 = 256;
+
+/// Of them so many look for a port that is free, before one is taken over from a flow that has ended: an endpoint that closed first is in
+/// TIME_WAIT, and where the next client's time stamps are older than the last one's its SYN waits for a second.
+const FREE_TRIES: u64 = 7;
 
 /// All that both entries are made of.
 pub struct NewFlow<'a, P, F: Family> {
@@ -45,7 +53,8 @@ pub struct NewFlow<'a, P, F: Family> {
     pub now: u32,
     /// The endpoint is on this node.
     pub local: bool,
-    pub pending: bool,
+    /// Its place among the flows that are not assured: [`super::unassured`].
+    pub unassured: u32,
     /// The place of an entry of the main table that it is written over; [`NEW`] if there is none.
     pub place: u32,
 }
@@ -68,7 +77,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 client_ports: tuple.ports,
                 ports: Ports::NONE,
                 endpoint_port: self.slot.port,
-                pending: self.pending as u16,
+                takes_over: 0,
                 at,
                 pool_len,
                 step,
@@ -117,7 +126,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             mac_head,
             last: self.now,
             service: self.service,
-            packets: 0,
+            packets: Packets::default(),
             bytes: self.opening(),
             numbers: 0,
             ifindex: self.packet.ingress(),
@@ -129,6 +138,12 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     #[inline(always)]
     fn opening(&self) -> u64 {
         if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 }
+    }
+
+    /// Window scale of the SYN.
+    #[inline(always)]
+    fn scale(&self) -> Option<u8> {
+        if self.parsed.is_tcp() { self.parsed.window_scale(self.packet) } else { None }
     }
 
     #[inline(always)]
@@ -148,11 +163,11 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             last: self.now,
             service: self.service,
             // An entry that is written over counts the packet later.
-            packets: (self.place == NEW) as u64,
+            packets: Packets::of((self.place == NEW) as u64).with_scale(self.scale()),
             bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
-            numbers: self.opening(),
+            numbers: if self.parsed.is_tcp() { self.opening() } else { self.now as u64 },
             ifindex: self.place,
-            mac_tail: [0; 4],
+            mac_tail: (self.unassured + 1).to_ne_bytes(),
         }
     }
 }
@@ -164,10 +179,6 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 /// There is no port, or no room.
 #[inline(always)]
 pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<bool, Outcome> {
-    if get!(scratch.port_search.pending) != 0 {
-        // Announced before there is anything to find.
-        fetch_add(place!(mut usage.pending_created), 1);
-    }
     insert_reply::<F>(scratch, usage)?;
     let ports = get!(scratch.port_search.ports);
     trace::note(step::PORT, ports.source().to_host() as u32, [0; 2]);
@@ -197,21 +208,50 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
             EXISTS => {}
             _ => return Err(Outcome::DroppedTableFull),
         }
-    } else {
-        fetch_add(place!(mut usage.snat_created), 1);
     }
     if get!(scratch.port_search.pool_len) == 0 {
         return Err(Outcome::DroppedNoSnatPort);
     }
     let mut inserted = if F::V6 { first_port6() } else { first_port4() };
     if inserted == EXISTS {
+        let (known, now) = (no_port(scratch, usage), get!(scratch.port_search.now));
+        if load_once(known.word) == known.value(now)
+            || load_once(known.word) == known.value(now.wrapping_sub(1))
+        {
+            return Err(Outcome::DroppedNoSnatPort);
+        }
         inserted = if F::V6 { other_port6() } else { other_port4() };
+        if inserted == EXISTS {
+            store_once(known.word, known.value(now));
+        }
     }
     match inserted {
         0 => Ok(()),
         EXISTS => Err(Outcome::DroppedNoSnatPort),
         _ => Err(Outcome::DroppedTableFull),
     }
+}
+
+/// Where it is noted that an endpoint has no free port: for the rest of a jiffy and the next one, the whole search is spared.
+struct NoPort {
+    word: *mut u64,
+    endpoint: u64,
+}
+
+impl NoPort {
+    #[inline(always)]
+    fn value(&self, now: u32) -> u64 {
+        self.endpoint & !(u32::MAX as u64) | now as u64
+    }
+}
+
+/// That of the endpoint of the reply entry in `scratch`.
+#[inline(always)]
+fn no_port<A: Address>(scratch: *mut Scratch<A>, usage: *mut TableUsage) -> NoPort {
+    let port = get!(scratch.port_search.endpoint_port).to_host() as u32;
+    let endpoint = hash::endpoint(get!(scratch.key.source), port << 16 | get!(scratch.key.protocol));
+    let index = opaque(endpoint) as usize & (NO_PORT_PLACES - 1);
+    NoPort { word: place!(mut usage.no_port[index]), endpoint }
 }
 
 global_functions! {
@@ -238,16 +278,15 @@ fn keep_port<F: Family>() -> i32 {
 #[inline(always)]
 fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let key = borrow(place!(const scratch.key));
-    let table = FlowTable::<F>::of(get!(scratch.port_search.pending) != 0);
-    let old = table.find_in(key, place!(mut scratch.flow_key));
+    let old = FlowTable::<F>::new().find_in(key, place!(mut scratch.flow_key));
     if old.is_null() || !table::is_counterpart_in_place(old, place!(const scratch.opening)) {
         return false;
     }
     // Where another CPU made it just now, there is nothing to count yet.
-    if get!(old.packets) != 0 {
+    if get!(old.packets).count() != 0 {
         counters::end(old.cast_const());
-        set!(old.packets = 0);
     }
+    set!(old.packets = Packets::default());
     set!(old.bytes = get!(scratch.reply.bytes));
     set!(old.service = get!(scratch.reply.service));
     // The client may be behind another device now.
@@ -263,55 +302,36 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     true
 }
 
-/// Inserts the request entry. Where there is no room for it in the main table, both go into the other one. 0, or the negative number
-/// of an error: [`EXISTS`] if another CPU was first.
+/// Inserts the request entry. 0, or the negative number of an error: [`EXISTS`] if another CPU was first. Without it the reply entry goes.
 #[inline(always)]
 fn insert_request<F: Family>() -> i32 {
-    let (Some(usage), Some(scratch)) = (TABLE_USAGE.get_ptr_mut(0), F::scratch()) else { return FULL };
+    let Some(scratch) = F::scratch() else { return FULL };
     let (tuple, key) = (borrow(place!(const scratch.opening)), borrow(place!(const scratch.key)));
     let (request, room) = (place!(mut scratch.request), place!(mut scratch.flow_key));
-    // The main table may have had no room.
-    let pending = get!(scratch.port_search.pending) != 0;
-    let place = if pending { 0 } else { recycle::place::<F>(get!(scratch.port_search.spread)) };
+    let place = recycle::place::<F>(get!(scratch.port_search.spread));
     set!(request.ifindex = place);
-    let flags = if pending { ANY } else { NOEXIST };
-    match FlowTable::<F>::of(pending).insert_in(tuple, room, request.cast_const(), flags) {
-        0 if pending => {}
-        0 => {
-            fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
-            recycle::enter::<F>(place, tuple);
-        }
-        FULL if !pending => {
-            // There was room for one entry, not for two.
-            recycle::note_full(usage, get!(scratch.port_search.now));
-            fetch_add(place!(mut usage.pending_created), 1);
-            set!(request.ifindex = 0);
-            FlowTable::<F>::main().remove_in(key, room);
-            let table = FlowTable::<F>::pending();
-            table.insert_in(key, room, place!(const scratch.reply), ANY);
-            table.insert_in(tuple, room, request.cast_const(), ANY);
-            set!(scratch.port_search.pending = 1);
-        }
-        failed => {
-            // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
-            // too: for an endpoint on this node both have the same.
-            let winner = FlowTable::<F>::main().find_in(tuple, room);
-            let shared = !winner.is_null() && table::is_counterpart_in_place(winner, key);
-            if !shared {
-                FlowTable::<F>::of(pending).remove_in(key, room);
-            }
-            return failed;
-        }
+    let table = FlowTable::<F>::new();
+    let inserted = table.insert_in(tuple, room, request.cast_const(), NOEXIST);
+    if inserted == 0 {
+        unassured::enter::<F>(scratch, tuple);
+        recycle::enter::<F>(place, tuple);
+        return 0;
     }
-    0
+    // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
+    // too: for an endpoint on this node both have the same.
+    let winner = table.find_in(tuple, room);
+    let shared = !winner.is_null() && table::is_counterpart_in_place(winner, key);
+    if !shared {
+        table.remove_in(key, room);
+    }
+    inserted
 }
 
 /// Inserts the reply entry with the client's own port. 0, or the negative number of an error.
 #[inline(always)]
 fn own_port<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     name_port(scratch, get!(scratch.port_search.client_ports).source());
-    let result = try_insert::<F>(scratch);
-    if result == FULL && fall_back::<F>(scratch) { try_insert::<F>(scratch) } else { result }
+    try_insert::<F>(scratch)
 }
 
 /// Inserts the reply entry with the first port of the pool, which is not empty, and nearly always free. 0, or the negative number of
@@ -350,57 +370,32 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
     );
 }
 
-/// Tries to insert the reply entry; a key that the other table has is taken, too, and one by which the node itself is answered.
+/// Tries to insert the reply entry; a key by which the node itself is answered is taken, too.
 #[inline(always)]
 fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     let room = place!(mut scratch.flow_key);
-    let (key, reply, pending) = (
-        borrow(place!(const scratch.key)),
-        place!(const scratch.reply),
-        get!(scratch.port_search.pending) != 0,
-    );
-    if table::pending_in_use() && !FlowTable::<F>::of(!pending).find_in(key, room).is_null() {
-        return EXISTS;
-    }
+    let (key, reply) = (borrow(place!(const scratch.key)), place!(const scratch.reply));
     if own_ports::holds::<F>(key, get!(scratch.port_search.now)) {
         return EXISTS;
     }
-    FlowTable::<F>::of(pending).insert_in(key, room, reply, NOEXIST)
+    FlowTable::<F>::new().insert_in(key, room, reply, NOEXIST)
 }
 
-/// The main table is full: whether the flow may go into the other one, which the kernel evicts from.
+/// One turn of the search: 0 to go on, 1 to stop. It goes on with the same port where that has become free.
 #[inline(always)]
-fn fall_back<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
-    let Some(usage) = TABLE_USAGE.get_ptr_mut(0) else { return false };
-    let port_search = place!(mut scratch.port_search);
-    if get!(port_search.pending) != 0 {
-        return false;
-    }
-    recycle::note_full(usage, get!(port_search.now));
-    if get!(port_search.stays) != 0 {
-        return false;
-    }
-    set!(port_search.pending = 1);
-    fetch_add(place!(mut usage.pending_created), 1);
-    true
-}
-
-/// One turn of the search: 0 to go on, 1 to stop. It goes on with the same port where that has become free, or the table is
-/// another one.
-#[inline(always)]
-fn next_port<F: Family>(take_over: bool) -> i64 {
+fn next_port<F: Family>(takes_over: bool) -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };
+    // The stack of a callback has no room for it.
+    set!(scratch.port_search.takes_over = takes_over as u16);
     let at = get!(scratch.port_search.at) & 0xffff;
     let port = load(pool.cast::<u16>().wrapping_add(at as usize));
     name_port(scratch, Port::from_host(port));
-    let mut result = try_insert::<F>(scratch);
-    if result == FULL && fall_back::<F>(scratch) {
-        result = EXISTS;
-    } else if result == EXISTS && !(take_over && recycle::take_over::<F>(scratch)) {
+    let result = try_insert::<F>(scratch);
+    set!(scratch.port_search.result = result);
+    if result == EXISTS && !(get!(scratch.port_search.takes_over) != 0 && recycle::take_over::<F>(scratch)) {
         advance(scratch);
     }
-    set!(scratch.port_search.result = result);
-    (result != EXISTS) as i64
+    (get!(scratch.port_search.result) != EXISTS) as i64
 }
 
 /// On to the next place of the pool.
@@ -424,10 +419,10 @@ fn turn<F: Family>() -> *mut c_void {
     if F::V6 { next_port6 as *mut c_void } else { next_port4 as *mut c_void }
 }
 
-extern "C" fn next_port4(_: u64, _: *mut c_void) -> i64 {
-    next_port::<V4>(true)
+extern "C" fn next_port4(turn: u64, _: *mut c_void) -> i64 {
+    next_port::<V4>(turn >= FREE_TRIES)
 }
 
-extern "C" fn next_port6(_: u64, _: *mut c_void) -> i64 {
-    next_port::<V6>(true)
+extern "C" fn next_port6(turn: u64, _: *mut c_void) -> i64 {
+    next_port::<V6>(turn >= FREE_TRIES)
 }

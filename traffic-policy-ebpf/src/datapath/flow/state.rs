@@ -5,27 +5,28 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, PROTOCOL_TCP, TableUsage, Tuple, kind},
+    abi::{Address, Flow, PROTOCOL_TCP, Tuple, Window, kind},
     outcome::Outcome,
     tcp::{
         ANSWERED, ASSURED, GONE, MARKED, RST, flag,
-        numbers::{self, After},
+        numbers::{self, After, Windows},
     },
 };
 
 use crate::datapath::{
-    barrier::{fetch_add, full_fence},
+    barrier::full_fence,
     clock, counters,
+    ctx::Packet,
     family::Family,
     flow::{
         recycle::{self, CLAIMED},
         silence,
         table::{self, FlowTable},
+        unassured,
     },
-    maps::{FULL, NOEXIST, TABLE_USAGE},
     parse::Parsed,
     value::{borrow, load, store, store_once},
-    words::load64,
+    words::{load16, load64},
 };
 
 /// Treatment of a packet whose entry was found.
@@ -55,14 +56,37 @@ pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
     if parsed.is_tcp() { u64::from_be(load64::<4>(parsed.l4)) } else { 0 }
 }
 
-/// Notes the numbers of an established flow's packet, those of [`numbers_of`]; false: they do not simply continue it. UDP: both are 0.
+/// The window that a TCP segment offers; none for UDP. Not of a SYN, whose window is never scaled (RFC 7323 section 2.2).
 #[inline(always)]
-pub fn advance<A: Address>(entry: *mut Flow<A>, numbers: u64) -> bool {
+pub fn window_of<F: Family>(parsed: &Parsed<F>) -> Window {
+    if parsed.is_tcp() { Window::of(u16::from_be(load16::<14>(parsed.l4))) } else { Window::NONE }
+}
+
+/// Notes numbers and window of an established flow's packet, those of [`numbers_of`] and [`window_of`]; false: they do not simply
+/// continue it. UDP: all are 0.
+#[inline(always)]
+pub fn advance<A: Address>(entry: *mut Flow<A>, numbers: u64, window: Window) -> bool {
     let continues = numbers::continues(numbers, get!(entry.numbers));
     if continues {
         set!(entry.numbers = numbers);
+        note_window(entry, window);
     }
     continues
+}
+
+/// Notes the window of a segment that belongs to the flow.
+#[inline(always)]
+fn note_window<A: Address>(entry: *mut Flow<A>, window: Window) {
+    let packets = get!(entry.packets);
+    if packets.is_below(window) {
+        set!(entry.packets = packets.with_window(window));
+    }
+}
+
+/// Notes the window scale of a SYN or SYN-ACK.
+#[inline(always)]
+fn note_scale<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, entry: *mut Flow<F::Address>) {
+    set!(entry.packets = get!(entry.packets).with_scale(parsed.window_scale(packet)));
 }
 
 /// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
@@ -76,24 +100,12 @@ pub fn counterpart_key<F: Family>(
     Some(borrow(place!(const scratch.other)))
 }
 
-/// Whether the other entry of a packet's entry is there, and names it.
-#[inline(always)]
-pub fn is_paired<F: Family>(
-    entry: *const Flow<F::Address>,
-    tuple: &Tuple<F::Address>,
-    pending: bool,
-) -> bool {
-    let Some(key) = counterpart_key::<F>(entry, tuple.protocol) else { return false };
-    let other = FlowTable::<F>::of(pending).find(key);
-    !other.is_null() && table::is_counterpart(other, tuple)
-}
-
 /// Notes what the packet says of its conversation.
 #[inline(always)]
-pub fn track<F: Family>(
+pub fn track<P: Packet, F: Family>(
+    packet: P,
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
-    pending: bool,
 ) -> Transition<F::Address> {
     match get!(entry.kind) {
         kind::FORWARD | kind::DELIVER => {
@@ -101,9 +113,9 @@ pub fn track<F: Family>(
             let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
                 return Transition::Leave(Outcome::DroppedInternalError);
             };
-            request(parsed, entry, key, counterpart(parsed, key, pending), pending)
+            request(packet, parsed, entry, counterpart(parsed, key))
         }
-        kind::REPLY | kind::REPLY_LOCAL => track_reply(parsed, entry, pending),
+        kind::REPLY | kind::REPLY_LOCAL => track_reply(packet, parsed, entry),
         kind::LEFT | kind::LEFT_REPLY => Transition::Leave(Outcome::PassedToConntrack),
         // An entry that is just being written.
         _ => Transition::Leave(Outcome::PassedStaleFlow),
@@ -112,36 +124,40 @@ pub fn track<F: Family>(
 
 /// As [`track`], of a reply entry.
 #[inline(always)]
-pub fn track_reply<F: Family>(
+pub fn track_reply<P: Packet, F: Family>(
+    packet: P,
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
-    pending: bool,
 ) -> Transition<F::Address> {
     unmark(entry);
     let gone = get!(entry.state) & GONE != 0;
-    if !pending && !gone && !parsed.is_tcp() {
+    if !gone && !parsed.is_tcp() {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
-        return reply(parsed, entry, ptr::null(), true);
+        return reply(packet, parsed, entry, ptr::null(), true);
     }
-    if !pending && is_first_answer(parsed, entry) {
+    if is_first_answer(packet, parsed, entry) {
         return Transition::Keep(entry);
     }
     let Some(key) = counterpart_key::<F>(entry, parsed.tuple.protocol) else {
         return Transition::Leave(Outcome::DroppedInternalError);
     };
-    let other = counterpart(parsed, key, pending);
+    let other = counterpart(parsed, key);
     // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of
     // the old connection would be taken for one of the new.
-    let believed = !other.is_null() || !pending && !(gone && parsed.is_tcp());
-    reply(parsed, entry, other.cast_const(), believed)
+    let believed = !other.is_null() || !(gone && parsed.is_tcp());
+    reply(packet, parsed, entry, other.cast_const(), believed)
 }
 
 /// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then: that spares the look-up of the
 /// request entry. False: it is none, or more has to be known to tell.
 #[inline(always)]
-fn is_first_answer<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) -> bool {
+fn is_first_answer<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) -> bool {
     let opening = get!(entry.bytes);
-    if get!(entry.state) != 0 || get!(entry.packets) != 0 || opening == 0 || !parsed.is_tcp() {
+    if get!(entry.state) != 0 || get!(entry.packets).count() != 0 || opening == 0 || !parsed.is_tcp() {
         return false;
     }
     let after = numbers::unassured(false, 0, get!(entry.numbers), opening, &parsed.segment());
@@ -150,6 +166,7 @@ fn is_first_answer<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) 
     if answers {
         begin_count(entry);
         take(entry, &after);
+        note_scale(packet, parsed, entry);
     }
     answers
 }
@@ -162,15 +179,11 @@ fn unmark<A: Address>(entry: *mut Flow<A>) {
     }
 }
 
-/// The other entry of a packet's flow, by its key; null if there is none. In `tp_pending` the kernel may have evicted it, and another
-/// flow may have taken its key. In the main table an entry left behind by a restart is marked as gone.
+/// The other entry of a packet's flow, by its key; null if there is none: another flow may have its key. An entry left behind by a restart
+/// is marked as gone.
 #[inline(always)]
-fn counterpart<F: Family>(
-    parsed: &Parsed<F>,
-    key: &Tuple<F::Address>,
-    pending: bool,
-) -> *mut Flow<F::Address> {
-    let other = FlowTable::<F>::of(pending).find(key);
+fn counterpart<F: Family>(parsed: &Parsed<F>, key: &Tuple<F::Address>) -> *mut Flow<F::Address> {
+    let other = FlowTable::<F>::new().find(key);
     if !other.is_null() && !table::is_counterpart(other, &parsed.tuple) {
         return ptr::null_mut();
     }
@@ -178,20 +191,15 @@ fn counterpart<F: Family>(
 }
 
 #[inline(always)]
-fn request<F: Family>(
+fn request<P: Packet, F: Family>(
+    packet: P,
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
-    key: &Tuple<F::Address>,
     reply: *mut Flow<F::Address>,
-    pending: bool,
 ) -> Transition<F::Address> {
     if reply.is_null() {
         // Its reply entry is gone: nothing that this flow sends could come back.
-        return if !parsed.is_tcp() || parsed.opens() {
-            again(parsed, entry, pending)
-        } else {
-            Transition::Forget
-        };
+        return if !parsed.is_tcp() || parsed.opens() { again(parsed, entry) } else { Transition::Forget };
     }
     let (mut state, reply_state) = (get!(entry.state), get!(reply.state));
     let answered = reply_state & ANSWERED != 0;
@@ -203,10 +211,11 @@ fn request<F: Family>(
                 return Transition::Leave(Outcome::DroppedTableFull);
             }
             if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
-                return again(parsed, entry, pending);
+                return again(parsed, entry);
             }
             if state & ASSURED == 0 {
                 return if silence::is_attempt(entry, reply, &segment) {
+                    note_scale(packet, parsed, entry);
                     Transition::Keep(entry)
                 } else {
                     Transition::Ignore(entry)
@@ -214,7 +223,7 @@ fn request<F: Family>(
             }
             // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
             return if silence::after_syn(entry, reply) {
-                again(parsed, entry, pending)
+                again(parsed, entry)
             } else {
                 Transition::Ignore(entry)
             };
@@ -230,7 +239,8 @@ fn request<F: Family>(
             set!(reply.numbers = numbers::assured_reply(&segment, other));
             numbers::assuring(state, &segment)
         } else {
-            numbers::assured(state, own, other, &segment)
+            let windows = Windows::of(get!(entry.packets), get!(reply.packets));
+            numbers::assured(state, own, other, windows, &segment)
         };
         if !after.fits {
             if !silence::goes_on_anew(entry, entry, reply, &segment) {
@@ -239,28 +249,31 @@ fn request<F: Family>(
             return Transition::Keep(entry);
         }
         take(entry, &after);
+        note_window(entry, window_of(parsed));
         state = after.state;
     } else if state & GONE != 0 {
-        return again(parsed, entry, pending);
+        return again(parsed, entry);
     }
-    // What found no room in the main table tries again.
-    if state & ASSURED == 0 && answered || state & ASSURED != 0 && pending {
-        return assure(parsed, entry, key, reply, pending);
+    if state & ASSURED == 0 && answered && (parsed.is_tcp() || is_stream(entry)) {
+        assure(parsed, entry, reply);
     }
     Transition::Keep(entry)
+}
+
+/// Seconds after which a client that has been answered and still sends datagrams has more to say than one question: as conntrack's
+/// `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
+const STREAM: u32 = 2;
+
+/// Whether a UDP flow that is not assured began so long ago that it is more than a question and its answer.
+#[inline(always)]
+fn is_stream<A: Address>(request: *const Flow<A>) -> bool {
+    clock::jiffies().wrapping_sub(get!(request.numbers) as u32) > STREAM * clock::hz()
 }
 
 /// A conversation begins anew on an entry. In the main table it is written over, by the CPU that has claimed it: another one may be
 /// writing it, too, or removing the flow for its port, and an element that was removed is handed out again at once.
 #[inline(always)]
-fn again<F: Family>(
-    parsed: &Parsed<F>,
-    entry: *mut Flow<F::Address>,
-    pending: bool,
-) -> Transition<F::Address> {
-    if pending {
-        return Transition::Forget;
-    }
+fn again<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) -> Transition<F::Address> {
     let Some(scratch) = F::scratch() else { return Transition::Forget };
     let former = recycle::claim(entry);
     if former == CLAIMED {
@@ -272,7 +285,7 @@ fn again<F: Family>(
         };
     }
     // Removed before it was claimed: it is another flow's now.
-    if FlowTable::<F>::main().find(&parsed.tuple) != entry {
+    if FlowTable::<F>::new().find(&parsed.tuple) != entry {
         set!(entry.numbers = former);
         return Transition::Forget;
     }
@@ -288,42 +301,16 @@ pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     }
 }
 
+/// From now on the flow makes room for no other.
 #[inline(always)]
-fn assure<F: Family>(
-    parsed: &Parsed<F>,
-    entry: *mut Flow<F::Address>,
-    key: &Tuple<F::Address>,
-    reply: *mut Flow<F::Address>,
-    pending: bool,
-) -> Transition<F::Address> {
+fn assure<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>, reply: *mut Flow<F::Address>) {
+    unassured::leave::<F>(entry, &parsed.tuple);
+    if !parsed.is_tcp() {
+        // The fast path compares them with those of a datagram.
+        set!(entry.numbers = 0);
+    }
     set!(entry.state |= ASSURED);
     set!(reply.state |= ASSURED);
-    if !pending {
-        if let Some(usage) = TABLE_USAGE.get_ptr_mut(0) {
-            fetch_add(table::unassured::<F>(usage, parsed.tuple.protocol), u64::MAX);
-        }
-        return Transition::Keep(entry);
-    }
-    // It has earned a place that is never evicted. Reply entry first, as for a new flow.
-    let inserted = FlowTable::<F>::main().insert(key, reply.cast_const(), NOEXIST);
-    if inserted != 0 {
-        if inserted == FULL
-            && let Some(usage) = TABLE_USAGE.get_ptr_mut(0)
-        {
-            recycle::note_full(usage, clock::jiffies());
-        }
-        return Transition::Keep(entry);
-    }
-    set!(entry.ifindex = recycle::place::<F>(parsed.tuple.ports.wire()));
-    if FlowTable::<F>::main().insert(&parsed.tuple, entry.cast_const(), NOEXIST) != 0 {
-        FlowTable::<F>::main().remove(key);
-        return Transition::Keep(entry);
-    }
-    recycle::enter::<F>(get!(entry.ifindex), &parsed.tuple);
-    FlowTable::<F>::pending().remove(&parsed.tuple);
-    FlowTable::<F>::pending().remove(key);
-    let entry = FlowTable::<F>::main().find(&parsed.tuple);
-    if entry.is_null() { Transition::Leave(Outcome::DroppedTableFull) } else { Transition::Keep(entry) }
 }
 
 /// Notes what a segment has made of its entry.
@@ -339,7 +326,8 @@ fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
 
 /// `request`: the other entry, null if it is not known.
 #[inline(always)]
-fn reply<F: Family>(
+fn reply<P: Packet, F: Family>(
+    packet: P,
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
     request: *const Flow<F::Address>,
@@ -365,7 +353,8 @@ fn reply<F: Family>(
     let after = if state & ASSURED == 0 {
         numbers::unassured(state & ANSWERED != 0, state, own, other, &segment)
     } else {
-        numbers::assured(state, own, other, &segment)
+        let windows = Windows::of(get!(entry.packets), get!(request.packets));
+        numbers::assured(state, own, other, windows, &segment)
     };
     if !after.fits {
         // The tuple may be that of another connection, to the endpoint itself.
@@ -379,13 +368,18 @@ fn reply<F: Family>(
     }
     begin_count(entry);
     take(entry, &after);
+    if state & ASSURED == 0 && segment.flags & flag::SYN != 0 {
+        note_scale(packet, parsed, entry);
+    } else {
+        note_window(entry, window_of(parsed));
+    }
     Transition::Keep(entry)
 }
 
 /// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers there.
 #[inline(always)]
 pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
-    if get!(entry.packets) == 0 {
+    if get!(entry.packets).count() == 0 {
         set!(entry.bytes = 0);
     }
 }
@@ -399,10 +393,11 @@ pub fn reuse_entry<F: Family>(
     request: *mut Flow<F::Address>,
     tuple: &Tuple<F::Address>,
     reply_key: &Tuple<F::Address>,
-    usage: *mut TableUsage,
 ) {
-    let was_assured = get!(entry.state) & ASSURED != 0;
     mark_stale::<F>(entry, tuple, reply_key);
+    if get!(entry.state) & ASSURED == 0 {
+        unassured::leave::<F>(entry, tuple);
+    }
     counters::end(entry.cast_const());
     let kind = get!(request.kind);
     set!(request.kind = 0);
@@ -413,9 +408,6 @@ pub fn reuse_entry<F: Family>(
     store(entry, load(request));
     full_fence(own);
     store_once(place!(mut entry.kind), kind);
-    if was_assured {
-        fetch_add(table::unassured::<F>(usage, tuple.protocol), 1);
-    }
 }
 
 /// Marks the reply entry of a request entry that is about to be written over as stale. A TCP one goes at once, for a segment of the
@@ -431,13 +423,13 @@ fn mark_stale<F: Family>(
     if *key == *successor {
         return;
     }
-    let old = FlowTable::<F>::main().find(key);
+    let old = FlowTable::<F>::new().find(key);
     if old.is_null() || !table::is_counterpart(old, tuple) {
         return;
     }
     set!(old.state |= GONE);
     if tuple.protocol == PROTOCOL_TCP {
         counters::end(old.cast_const());
-        FlowTable::<F>::main().remove(key);
+        FlowTable::<F>::new().remove(key);
     }
 }

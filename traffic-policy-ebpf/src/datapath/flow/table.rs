@@ -2,11 +2,11 @@
 
 use core::{marker::PhantomData, mem::MaybeUninit, ptr};
 
-use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, PROTOCOL_TCP, TableUsage, Tuple};
+use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, Tuple};
 
 use crate::datapath::{
     family::Family,
-    maps::{CONFIG, TABLE_USAGE, Table},
+    maps::Table,
     value::{borrow, load_once, store, store_once},
 };
 
@@ -17,22 +17,10 @@ pub struct FlowTable<F> {
 }
 
 impl<F: Family> FlowTable<F> {
-    /// The main table, which is never evicted from.
+    /// The table of the family, which nothing is evicted from but what makes room: [`super::recycle`], [`super::unassured`].
     #[inline(always)]
-    pub fn main() -> Self {
+    pub fn new() -> Self {
         Self { table: F::flows(), of: PhantomData }
-    }
-
-    /// The table of unassured flows, from which the kernel evicts the oldest.
-    #[inline(always)]
-    pub fn pending() -> Self {
-        Self { table: F::pending(), of: PhantomData }
-    }
-
-    /// The table that holds a flow.
-    #[inline(always)]
-    pub fn of(pending: bool) -> Self {
-        if pending { Self::pending() } else { Self::main() }
     }
 
     /// The entry of packets of this tuple; null if there is none. (An empty `Option` would leave a register that the verifier
@@ -44,13 +32,6 @@ impl<F: Family> FlowTable<F> {
             Some(entry) if is_of(entry, tuple) => entry,
             _ => ptr::null_mut(),
         }
-    }
-
-    /// `entry` keeps what belongs to the tuple: [`traffic_policy_ebpf::abi::Fold::kept`].
-    #[inline(always)]
-    pub fn insert(&self, tuple: &Tuple<F::Address>, entry: *const Flow<F::Address>, flags: u64) -> i32 {
-        let mut room = MaybeUninit::uninit();
-        self.table.insert(key(tuple, &mut room), entry, flags)
     }
 
     /// Removes an entry that was found or inserted.
@@ -76,7 +57,7 @@ impl<F: Family> FlowTable<F> {
         }
     }
 
-    /// As [`Self::insert`].
+    /// `entry` keeps what belongs to the tuple: [`traffic_policy_ebpf::abi::Fold::kept`].
     #[inline(always)]
     pub fn insert_in(
         &self,
@@ -125,39 +106,6 @@ pub fn is_counterpart_in_place<A: Address>(entry: *const Flow<A>, key: *const Tu
     get!(key.source) == get!(entry.destination)
         && get!(key.destination) == get!(entry.source)
         && get!(key.ports) == get!(entry.ports).reversed()
-}
-
-/// The entry of a packet, null if it has none, and whether it lies in `tp_pending`.
-#[inline(always)]
-pub fn find<F: Family>(tuple: &Tuple<F::Address>) -> (*mut Flow<F::Address>, bool) {
-    let main = FlowTable::<F>::main().find(tuple);
-    if !main.is_null() || !pending_in_use() {
-        return (main, false);
-    }
-    let pending = FlowTable::<F>::pending().find(tuple);
-    if !pending.is_null() {
-        return (pending, true);
-    }
-    // Another CPU may have moved it to the main table between the two looks.
-    (FlowTable::<F>::main().find(tuple), false)
-}
-
-/// Whether `tp_pending` may hold anything.
-#[inline(always)]
-pub fn pending_in_use() -> bool {
-    let (Some(config), Some(usage)) = (CONFIG.get_ptr(0), TABLE_USAGE.get_ptr(0)) else { return false };
-    get!(usage.pending_created) != get!(config.pending_swept)
-}
-
-/// The number of flows of a protocol in the main table that are not assured.
-#[inline(always)]
-pub fn unassured<F: Family>(usage: *mut TableUsage, protocol: u32) -> *mut u64 {
-    match (protocol == PROTOCOL_TCP, F::V6) {
-        (true, false) => place!(mut usage.unassured[0]),
-        (true, true) => place!(mut usage.unassured[1]),
-        (false, false) => place!(mut usage.unassured_udp[0]),
-        (false, true) => place!(mut usage.unassured_udp[1]),
-    }
 }
 
 /// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for

@@ -8,7 +8,7 @@
 //! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
 
 use traffic_policy_ebpf::{
-    abi::{Flow, Fragment, FragmentKey, REASSEMBLY},
+    abi::{Flow, Fragment, FragmentKey, IGNORED, REASSEMBLY},
     outcome::Outcome,
 };
 
@@ -16,7 +16,7 @@ use crate::datapath::{
     clock,
     ctx::Packet,
     family::Family,
-    flow::{state, table},
+    flow::{state, table::FlowTable},
     forward::{self, Rewrite, Translatable},
     maps::ANY,
     parse::{Parsed, variable::VariableHeaders},
@@ -27,6 +27,8 @@ use crate::datapath::{
 /// A fragment without a transport header: only its addresses can be translated.
 pub struct Later<F: Family> {
     pub parsed: Parsed<F>,
+    /// Time of its flow's last packet with it: now, but for a fragment that the flow ignores.
+    pub last: u32,
 }
 
 /// Notes what the other fragments of a packet are found by, if it is one.
@@ -36,6 +38,7 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     let tuple = &headers.parsed.tuple;
     let protocol = if F::V6 { 0 } else { tuple.protocol };
     store_once(place!(mut scratch.fragmented), headers.fragmented);
+    set!(scratch.fragment.protocol = 0);
     set!(
         scratch.fragment_key = FragmentKey {
             source: tuple.source,
@@ -45,6 +48,14 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
         }
     );
     true
+}
+
+/// Notes of the packet that [`note`] has seen last that its flow ignores it.
+#[inline(always)]
+pub fn ignore<F: Family>() {
+    if let Some(scratch) = F::scratch() {
+        set!(scratch.fragment.protocol = IGNORED);
+    }
 }
 
 /// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is the first one. Without it (the kernel has
@@ -60,7 +71,7 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
     set!(
         scratch.fragment = Fragment {
             ports: parsed.tuple.ports,
-            protocol: parsed.tuple.protocol,
+            protocol: parsed.tuple.protocol | get!(scratch.fragment.protocol) & IGNORED,
             seen: clock::nanoseconds(),
         }
     );
@@ -73,7 +84,10 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
 /// # Errors
 /// There is no record, or its flow is gone.
 #[inline(always)]
-pub fn later<F: Family>(headers: VariableHeaders<F>) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
+pub fn later<F: Family>(
+    headers: VariableHeaders<F>,
+    now: u32,
+) -> Result<(Later<F>, *mut Flow<F::Address>), Outcome> {
     let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError) };
     let key = borrow(place!(const scratch.fragment_key));
     let Some(record) = F::fragments().lookup::<_, Fragment>(key) else {
@@ -85,12 +99,13 @@ pub fn later<F: Family>(headers: VariableHeaders<F>) -> Result<(Later<F>, *mut F
     }
     let mut parsed = headers.parsed;
     parsed.tuple.ports = ports;
-    parsed.tuple.protocol = protocol;
-    let (entry, _) = table::find::<F>(&parsed.tuple);
+    parsed.tuple.protocol = protocol & !IGNORED;
+    let entry = FlowTable::<F>::new().find(&parsed.tuple);
     if entry.is_null() {
         return Err(Outcome::PassedFragment);
     }
-    Ok((Later { parsed }, entry))
+    let last = if protocol & IGNORED == 0 { now } else { get!(entry.last) };
+    Ok((Later { parsed, last }, entry))
 }
 
 impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
@@ -116,8 +131,8 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     }
     /// No error speaks of it. The first fragment, as long as any, was answered.
     #[inline(always)]
-    fn mtu_exceeded(&self, _: u32) -> Decision {
-        Outcome::DroppedMtuExceeded.into()
+    fn mtu_exceeded(&self, mtu: u32) -> Decision {
+        Decision { mtu, ..Outcome::DroppedMtuExceeded.into() }
     }
     #[inline(always)]
     fn account(&self, entry: *mut Flow<F::Address>, now: u32) {

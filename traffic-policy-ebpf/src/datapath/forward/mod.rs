@@ -73,7 +73,7 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
     #[inline(always)]
     fn mtu_exceeded(&self, mtu: u32) -> Decision {
         if !F::V6 && !unfragmentable(self) {
-            return Outcome::DroppedMtuExceeded.into();
+            return Decision { mtu, ..Outcome::DroppedMtuExceeded.into() };
         }
         Decision { mtu, ..Outcome::RejectedMtuExceeded.into() }
     }
@@ -96,7 +96,7 @@ fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
 /// Counts a packet of `length` bytes in its entry.
 #[inline(always)]
 pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) {
-    set!(entry.packets += 1);
+    set!(entry.packets = get!(entry.packets).and_one());
     set!(entry.bytes += length as u64);
     if get!(entry.last) != now {
         set!(entry.last = now);

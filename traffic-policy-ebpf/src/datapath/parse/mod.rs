@@ -26,6 +26,13 @@ pub const ETHERNET: usize = EthHdr::LEN;
 pub const ETHERTYPE_IPV4: u16 = EtherType::Ipv4 as u16;
 pub const ETHERTYPE_IPV6: u16 = EtherType::Ipv6 as u16;
 
+/// Kinds of TCP options: <https://www.iana.org/assignments/tcp-parameters>. More than [`TCP_OPTIONS`] are not looked at; a SYN has room
+/// for 40 bytes, and hosts send up to five and as many fillers.
+const OPTION_END: u8 = 0;
+const OPTION_NOP: u8 = 1;
+const OPTION_WINDOW_SCALE: u8 = 3;
+const TCP_OPTIONS: u32 = 12;
+
 /// A TCP or UDP packet whose fixed headers can be read and written.
 #[derive(Clone, Copy)]
 pub struct Parsed<F: Family> {
@@ -70,6 +77,31 @@ impl<F: Family> Parsed<F> {
             numbers: u64::from_be(load64::<4>(self.l4)),
             length: self.length.saturating_sub(self.l4_offset + header),
         }
+    }
+
+    /// The window scale that a SYN or SYN-ACK offers (RFC 7323 section 2.2); `None` without that option, or with options that do not say
+    /// how long they are.
+    #[inline(always)]
+    pub fn window_scale<P: Packet>(&self, packet: P) -> Option<u8> {
+        let header = (load8::<12>(self.l4) >> 4) as usize * 4;
+        let mut at = 20;
+        let mut turn = 0;
+        while turn < TCP_OPTIONS {
+            turn += 1;
+            // Of the option: its kind, its length, and of the one that is looked for all of it.
+            let option = self.l4 + opaque(at as u64 & 63) as usize;
+            if at >= header || option + 3 > packet.end() {
+                return None;
+            }
+            match (load8::<0>(option), load8::<1>(option)) {
+                (OPTION_END, _) => return None,
+                (OPTION_NOP, _) => at += 1,
+                (OPTION_WINDOW_SCALE, 3) => return Some(load8::<2>(option)),
+                (_, 0 | 1) => return None,
+                (_, length) => at += length as usize,
+            }
+        }
+        None
     }
 
     /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of more than 65,535 bytes (RFC

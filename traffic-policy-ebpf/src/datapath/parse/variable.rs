@@ -32,7 +32,16 @@ pub trait ParseVariable: Parse {
     /// # Errors
     /// The outcome of passing.
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome>;
+    /// Looks for what only the stack may accept: a source route.
+    ///
+    /// # Errors
+    /// The outcome of passing.
+    fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome>;
 }
+
+/// Loose and strict source route: RFC 791 section 3.1.
+const LSRR: u8 = 131;
+const SSRR: u8 = 137;
 
 impl ParseVariable for V4 {
     #[inline(always)]
@@ -81,6 +90,42 @@ impl ParseVariable for V4 {
         let fragmented = opaque((fragment != 0) as u64);
         Ok(VariableHeaders { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
     }
+
+    #[inline(always)]
+    fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome> {
+        // Masked, so that what the verifier learns of it here does not split the states of the offset itself.
+        let (end, header) = (packet.end(), (opaque(parsed.l4_offset as u64) & 63) as u32);
+        let mut offset = 20;
+        for _ in 0..40 {
+            // Of this the verifier knows nothing else, so that it walks one turn for all.
+            let at = (opaque(offset) & 63) as u32;
+            if at >= header {
+                break;
+            }
+            let option = parsed.ip + at as usize;
+            // Behind the header is at least one byte.
+            if option + 2 > end {
+                return Err(Outcome::PassedMalformed);
+            }
+            let kind = load8::<0>(option);
+            if kind == 0 {
+                break;
+            }
+            if kind == 1 {
+                offset = at as u64 + 1;
+                continue;
+            }
+            let length = load8::<1>(option) as u32;
+            if at + 1 >= header || length < 2 || at + length > header {
+                return Err(Outcome::PassedMalformed);
+            }
+            if kind == LSRR || kind == SSRR {
+                return Err(Outcome::PassedUnsupportedHeader);
+            }
+            offset = (at + length) as u64;
+        }
+        Ok(())
+    }
 }
 
 impl ParseVariable for V6 {
@@ -123,5 +168,11 @@ impl ParseVariable for V6 {
         };
         let fragmented = opaque((walked.fragment != 0) as u64);
         Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
+    }
+
+    /// A routing header with segments left is not walked: [`ipv6_ext`].
+    #[inline(always)]
+    fn check_options<P: Packet>(_: P, _: &Parsed<Self>) -> Result<(), Outcome> {
+        Ok(())
     }
 }

@@ -56,6 +56,10 @@ pub trait Answer: Rewrite {
 /// Hands a packet that is refused to the program that counts it and answers the sender.
 #[inline(always)]
 pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
+    if P::TC && !F::V6 && matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
+        // It may be sent in pieces; if not, it comes back.
+        let _ = to_program::<P, F, { jump::SPLIT }>(packet, parsed, decision, 0);
+    }
     if matches!(decision.outcome.verdict(), Verdict::Drop) {
         let _ = to_reject::<P, F>(packet, parsed, decision);
         return decision;
@@ -66,7 +70,7 @@ pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision:
 /// Goes on with the program for what is refused; returns only if that is missing.
 #[inline(always)]
 pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
-    to_program::<P, F>(packet, parsed, decision, 0)
+    to_program::<P, F, { jump::REJECT }>(packet, parsed, decision, 0)
 }
 
 /// As [`to_reject`], of a packet that leaves.
@@ -76,11 +80,11 @@ pub fn to_reject_leaving<P: Packet, F: Family>(
     parsed: &Parsed<F>,
     decision: Decision,
 ) -> Decision {
-    to_program::<P, F>(packet, parsed, decision, LEAVING)
+    to_program::<P, F, { jump::REJECT }>(packet, parsed, decision, LEAVING)
 }
 
 #[inline(always)]
-fn to_program<P: Packet, F: Family>(
+fn to_program<P: Packet, F: Family, const PROGRAM: u32>(
     packet: P,
     parsed: &Parsed<F>,
     decision: Decision,
@@ -92,7 +96,7 @@ fn to_program<P: Packet, F: Family>(
         set!(scratch.service = decision.service);
         set!(scratch.length = parsed.length);
         set!(scratch.key = parsed.tuple);
-        packet.jump::<F, { jump::REJECT }>();
+        packet.jump::<F, PROGRAM>();
     }
     Outcome::PassedMissedTailCall.into()
 }
@@ -136,7 +140,7 @@ fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
         return service;
     }
     let key = borrow(place!(const scratch.key));
-    let entry = FlowTable::<F>::main().find(key);
+    let entry = FlowTable::<F>::new().find(key);
     if entry.is_null() { NO_SERVICE } else { get!(entry.service) }
 }
 

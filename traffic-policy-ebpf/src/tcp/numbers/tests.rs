@@ -8,13 +8,15 @@ const PSH: u8 = 8;
 const OWN: Numbers = numbers(0xffff_ff00, 5_000);
 const OTHER: Numbers = numbers(5_000, 0xffff_ff00);
 
+const SMALL: Windows = Windows { own: 0, other: 0 };
+
 const fn segment(flags: u8, ahead: u32, acked: u32, length: u32) -> Segment {
     let numbers = numbers(sequence(OWN).wrapping_add(ahead), acknowledgement(OWN).wrapping_add(acked));
     Segment { flags, numbers, length }
 }
 
 fn after(state: u8, segment: &Segment) -> After {
-    assured(state, OWN, OTHER, segment)
+    assured(state, OWN, OTHER, SMALL, segment)
 }
 
 #[test]
@@ -48,14 +50,15 @@ fn a_flow_is_followed_beyond_a_gap_and_back() {
 fn a_fin_stays_until_there_is_data_beyond_it() {
     let fin = after(1, &segment(flag::FIN | flag::ACK, 100, 0, 50));
     assert_eq!(fin, After { state: 1 | FIN, numbers: numbers(0xffff_ff97, 5_000), fits: true });
-    let next = |ahead, length| assured(fin.state, fin.numbers, OTHER, &segment(flag::ACK, ahead, 0, length));
+    let next =
+        |ahead, length| assured(fin.state, fin.numbers, OTHER, SMALL, &segment(flag::ACK, ahead, 0, length));
     for (what, ahead, length) in [("lost before", 0, 100), ("all of it", 100, 50), ("an ACK", 151, 0)] {
         assert_eq!(next(ahead, length).state, 1 | FIN, "{what}");
     }
     assert_eq!(next(151, 1).state, 1);
     // An ACK was faster than it.
     let own = numbers(sequence(OWN).wrapping_add(151), 5_000);
-    assert_eq!(assured(1, own, OTHER, &segment(flag::FIN | flag::ACK, 100, 0, 50)).state, 1 | FIN);
+    assert_eq!(assured(1, own, OTHER, SMALL, &segment(flag::FIN | flag::ACK, 100, 0, 50)).state, 1 | FIN);
 }
 
 #[test]
@@ -74,7 +77,7 @@ fn a_reset_is_forgotten_when_there_is_more_to_say_and_not_before() {
     let reset = after(1, &segment(flag::RST | flag::ACK, 3_000, 0, 0));
     assert_eq!(reset, After { state: 1 | RST, numbers: segment(0, 3_000, 0, 0).numbers, fits: true });
     let next = |ahead, acked, length| {
-        assured(reset.state, reset.numbers, OTHER, &segment(flag::ACK, ahead, acked, length))
+        assured(reset.state, reset.numbers, OTHER, SMALL, &segment(flag::ACK, ahead, acked, length))
     };
     for (what, ahead, length) in [("overtaken", 1_552, 1_448), ("again", 0, 1_448), ("an ACK", 3_000, 0)] {
         assert_eq!(next(ahead, 0, length).state, 1 | RST, "{what}");
@@ -92,6 +95,7 @@ fn a_retransmission_far_behind_a_fin_leaves_it() {
             entry.state,
             entry.numbers,
             OTHER,
+            SMALL,
             &segment(flag::ACK, 0_u32.wrapping_sub(behind), 0, 1_448),
         );
         assert_eq!(entry, fin, "{behind} behind");
@@ -123,12 +127,58 @@ fn a_connection_is_over_when_both_fins_are_acknowledged() {
     assert!(is_over((1, 1 | RST), numbers(1, 2), numbers(3, 4)));
 }
 
+/// Data both ways: each side is half a megabyte ahead of what the other has acknowledged, and as much was lost after the last
+/// segments that came here.
+#[test]
+fn data_both_ways_is_followed_within_the_windows_and_not_beyond() {
+    const MEGABYTE: i32 = 1 << 20;
+    let (own, other) = (numbers(10_000_000, 50_000_000), numbers(50_500_000, 9_500_000));
+    let windows = Windows { own: MEGABYTE as u32, other: MEGABYTE as u32 };
+    let at = |number: u32, ack: u32| {
+        let segment = Segment { flags: flag::ACK, numbers: numbers(number, ack), length: 1448 };
+        (assured(1, own, other, windows, &segment), segment.numbers)
+    };
+    let beyond = |from: u32, by: i32| from.wrapping_add_signed(by);
+    let (after, sent) = at(10_400_000, 50_400_000);
+    assert_eq!(after, After { state: 1, numbers: sent, fits: true }, "a burst was lost");
+    let (after, _) = at(9_600_000, 50_100_000);
+    assert_eq!(after, After { state: 1, numbers: numbers(10_000_000, 50_100_000), fits: true }, "sent again");
+    for (number, ack, fits) in [
+        (beyond(9_500_000, MEGABYTE), 50_500_000, true),
+        (beyond(9_500_000, MEGABYTE + 1), 50_400_001, false),
+        (beyond(9_500_000, -MEGABYTE), 50_400_001, true),
+        (beyond(9_500_000, -MEGABYTE - 1), 50_400_001, false),
+        (9_600_000, beyond(50_500_000, -MEGABYTE), true),
+        (9_600_000, beyond(50_500_000, -MEGABYTE - 1), false),
+        (9_600_000, beyond(50_500_000, MEGABYTE + 1), false),
+    ] {
+        assert_eq!(at(number, ack).0.fits, fits, "{number} {ack}");
+    }
+    let fin = Segment { flags: flag::FIN | flag::ACK, numbers: numbers(10_400_000, 50_400_000), length: 100 };
+    let after = assured(1, own, other, windows, &fin);
+    assert_eq!(after, After { state: 1 | FIN, numbers: numbers(10_400_101, 50_400_000), fits: true });
+    let rst = Segment { flags: flag::RST | flag::ACK, ..fin };
+    assert!(!assured(1, own, other, windows, &rst).fits, "a window is not enough to reset a connection");
+}
+
+/// An entry that was left behind, or moved ahead by a forged segment, is no hindrance, for the other entry decides.
+#[test]
+fn an_entry_far_off_is_set_right_by_the_next_segment_in_the_windows() {
+    let other = numbers(50_500_000, 9_500_000);
+    let windows = Windows { own: 1 << 20, other: 1 << 20 };
+    let segment = Segment { flags: flag::ACK, numbers: numbers(9_900_000, 50_400_000), length: 0 };
+    for own in [numbers(1_000_000, 40_000_000), numbers(1 << 31, 1 << 31), numbers(90_000_000, 90_000_000)] {
+        let after = assured(1, own, other, windows, &segment);
+        assert_eq!(after, After { state: 1, numbers: segment.numbers, fits: true }, "{own:#x}");
+    }
+}
+
 #[test]
 fn numbers_that_were_lost_come_back() {
     let stale = numbers(1 << 31, 0);
     let next =
         Segment { flags: flag::ACK, numbers: numbers(acknowledgement(OTHER), sequence(OTHER)), length: 0 };
-    assert_eq!(assured(1, stale, OTHER, &next), After { state: 1, numbers: next.numbers, fits: true });
+    assert_eq!(assured(1, stale, OTHER, SMALL, &next), After { state: 1, numbers: next.numbers, fits: true });
 }
 
 proptest! {
@@ -142,14 +192,14 @@ proptest! {
             numbers(sequence(own).wrapping_add(there), acknowledgement(own).wrapping_add(back));
         prop_assume!(sequence(numbers) != acknowledgement(other) && acknowledgement(numbers) != sequence(other));
         let segment = Segment { flags, numbers, length };
-        prop_assert_eq!(assured(state, own, other, &segment), After { state, numbers: own, fits: false });
+        prop_assert_eq!(assured(state, own, other, SMALL, &segment), After { state, numbers: own, fits: false });
     }
 
     /// A segment touches FIN and RST only: it never assures, nor revives a flow whose endpoint is gone.
     #[test]
     fn segments_touch_fin_and_rst_only(state: u8, own: u64, other: u64, flags: u8, ahead: u16, length: u16) {
         let numbers = own.wrapping_add(u64::from(ahead) << 32);
-        let after = assured(state, own, other, &Segment { flags, numbers, length: length.into() });
+        let after = assured(state, own, other, SMALL, &Segment { flags, numbers, length: length.into() });
         prop_assert_eq!(after.state & !(FIN | RST), state & !(FIN | RST));
     }
 
@@ -168,7 +218,7 @@ proptest! {
         prop_assume!(assures(&segment, opening, answer));
         let state = if rst { RST } else { 0 };
         let reply = assured_reply(&segment, answer);
-        prop_assert_eq!(assuring(state, &segment), assured(state & !RST, numbers, reply, &segment));
+        prop_assert_eq!(assuring(state, &segment), assured(state & !RST, numbers, reply, SMALL, &segment));
     }
 
     /// Segments that the fast path accepts would be accepted by the slow path, too.
@@ -179,7 +229,7 @@ proptest! {
             acknowledgement(own).wrapping_add(acked as u32),
         );
         prop_assume!(continues(numbers, own));
-        let after = assured(1, own, other, &Segment { flags: flag::ACK, numbers, length: 0 });
+        let after = assured(1, own, other, SMALL, &Segment { flags: flag::ACK, numbers, length: 0 });
         prop_assert_eq!(after, After { state: 1, numbers, fits: true });
     }
 

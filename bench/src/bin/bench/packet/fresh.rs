@@ -181,8 +181,6 @@ struct Runs {
 }
 
 fn opened(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
-    // None is kept apart, however many there are.
-    loaded.set_unassured_limit(u32::MAX);
     loaded.feeder.clear();
     let number = if effort.counted { COUNTED_FLOWS } else { kind.state.flows() };
     let floors = Opening::new(loaded, flows(false, Protocol::Tcp, number))?;
@@ -289,9 +287,8 @@ fn less_feed(loaded: &mut Loaded, hook: Hook, window: Window, took: &Took) -> Re
     Ok(took.on_average - low(empty))
 }
 
-/// First packets that come faster than flows are assured: they are kept apart, and push each other out.
+/// First packets that come faster than flows are assured: the oldest make room for them.
 fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
-    loaded.set_unassured_limit(0);
     loaded.feeder.clear();
     let all = flows(kind.ipv6, kind.protocol, kind.state.flows());
     let window = loaded.feeder.place(&frames(&all, Kind::Opening)?)?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_agent::dataplane::{MapSizes, ToWire};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, FlowKey, PROTOCOL_TCP, Ports, Tuple, kind},
+    abi::{Address4, Flow, FlowKey, PROTOCOL_TCP, Packets, Ports, Tuple, kind},
     tcp::{ANSWERED, ASSURED},
 };
 
@@ -77,7 +77,7 @@ pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
             kind,
             state,
             last: now,
-            packets: 1,
+            packets: Packets::of(1),
             ..Flow::default()
         };
         flows.insert(FlowKey::of(&reply), entry(kind::REPLY, ANSWERED, request.reversed()), 0)?;

@@ -3,11 +3,10 @@
 use std::{fmt, time::Duration};
 
 use anyhow::{Context, Result};
-use aya::maps::{Array, Map, MapData};
 use traffic_policy_agent::dataplane::ToWire;
 use traffic_policy_bench::flows::floor;
 use traffic_policy_bench_ebpf::traffic::Arrived;
-use traffic_policy_ebpf::abi::{ABI_VERSION, PROTOCOL_TCP, Ports, TableUsage, Tuple};
+use traffic_policy_ebpf::abi::{ABI_VERSION, PROTOCOL_TCP, Ports, Tuple};
 use traffic_policy_testing::{agent::Agent, netns::Owned, object::Manifests, pinned};
 
 use super::{
@@ -160,12 +159,7 @@ impl Subject {
             Kind::Xdp(_) | Kind::Tc(_) => {
                 let agent = self.agent.as_ref().context("no agent is running")?;
                 let maps = agent.pin_dir().join(format!("v{ABI_VERSION}")).join("maps");
-                pinned::empty(&maps.join("tp_flows4"))?;
-                pinned::empty(&maps.join("tp_pending4"))?;
-                let usage = Map::Array(MapData::from_pin(maps.join("tp_table_usage"))?);
-                let mut usage: Array<_, TableUsage> = usage.try_into()?;
-                let now = usage.get(&0, 0)?;
-                Ok(usage.set(0, TableUsage { unassured: [0; 2], ..now }, 0)?)
+                pinned::empty(&maps.join("tp_flows4"))
             }
         }
         .with_context(|| format!("emptying the tables of {}", self.kind))

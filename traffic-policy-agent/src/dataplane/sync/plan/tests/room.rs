@@ -225,3 +225,37 @@ fn without_room_at_a_takeover_everything_stays() {
     assert_eq!(node.frontend(VIP).service, before.service);
     assert_eq!(node.planner.usage(), Usage { slots: [30, 0], ..used });
 }
+
+/// A change writes fresh slots, and those that it frees rest for a second. Lists under churn, which change with every write, are
+/// written less often then, so that there is always room.
+#[test]
+fn lists_under_churn_find_room() {
+    const SLOTS: u32 = 2_621;
+    let capacity = Capacity { frontends: [200; 2], slots: SLOTS, ..CAPACITY };
+    // Many lists, or one long one; in all of them an endpoint is replaced before each write.
+    for (services, length) in [(4, 5), (32, 5), (1, 160), (1, 1_300), (10, 130)] {
+        let mut node = Node { planner: Planner::new(Held::default(), capacity), ..Node::new() };
+        let names: Vec<_> = (0..services).map(|number| format!("s{number}")).collect();
+        let start = node.now;
+        for round in 0..100_u32 {
+            for (number, name) in names.iter().enumerate() {
+                let address = |i: u32| SocketAddr::from((std::net::Ipv4Addr::from(0x0a00_0000 + i), 80));
+                let endpoints: Vec<_> = (round..round + length)
+                    .map(|i| Endpoint { address: address(i), local: false, remote: false })
+                    .collect();
+                let frontend = format!("192.0.2.1:{}", 30_000 + number);
+                node.desired.ports.insert(key(name), port(&frontend, Policy::Cluster, &endpoints).into());
+            }
+            let changed: Vec<_> = names.iter().map(|name| key(name)).collect();
+            let plan = node.plan(&changed);
+            assert!(plan.left_out.is_empty(), "{services} of {length}, write {round}: {:?}", plan.left_out);
+            let pause = node.planner.pause();
+            assert!(pause <= Duration::from_secs(1), "{pause:?}");
+            node.now += pause.max(Duration::from_millis(50));
+        }
+        // What needs little waits for nothing.
+        let took = node.now - start;
+        let quick = took < Duration::from_secs(6);
+        assert!(length * services > 20 || quick, "{services} of {length}: {took:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Flows that are not assured: the oldest makes room for a new one, and none that is assured does.
+
+use traffic_policy_agent::dataplane::MapSizes;
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
+use traffic_policy_testing::harness::{self, Frontend, HZ, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::packet::flag;
+
+use crate::dialogue::{Dialogue, everywhere};
+use crate::table::{ENDPOINT_PORT, PORT, Terms};
+
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const ACK: u8 = flag::ACK;
+const SYN_ACK: u8 = flag::SYN | flag::ACK;
+
+/// Queues of 64 flows for IPv4 and of 32 for IPv6, in tables with room for many more.
+const SIZES: MapSizes = MapSizes { flows4: 2048, flows6: 2048, unassured: 64, ..harness::SIZES };
+
+fn places(terms: Terms) -> u16 {
+    if terms.family == traffic_policy_testing::lab::Family::V4 { 64 } else { 32 }
+}
+
+fn setup(endpoint: Spot) -> Setup {
+    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..7000)
+}
+
+fn of_port(terms: Terms, port: u16) -> Dialogue {
+    Dialogue::new(terms, VIP).with_port(port)
+}
+
+fn is_there(harness: &Harness, terms: Terms, port: u16) -> bool {
+    of_port(terms, port).request_entry(harness).is_some()
+}
+
+#[track_caller]
+fn open(harness: &Harness, terms: Terms, port: u16) {
+    let outcome = of_port(terms, port).open(harness).outcome;
+    assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}, {terms:?}");
+}
+
+/// In all columns, for endpoints of both kinds, with small queues.
+fn each(work: impl Fn(&mut Harness, Terms) + Sync) {
+    harness::with_sizes(SIZES, |harness| {
+        for terms in Terms::all() {
+            for endpoint in [Spot::Near, Spot::Local] {
+                harness.set_up(&setup(endpoint));
+                work(harness, terms);
+            }
+        }
+    });
+}
+
+#[test]
+fn the_oldest_makes_room() {
+    each(|harness, terms| {
+        let places = places(terms);
+        (1..=places + 10).for_each(|port| open(harness, terms, port));
+        let there: Vec<_> = (1..=places + 10).filter(|port| is_there(harness, terms, *port)).collect();
+        assert_eq!(there, (11..=places + 10).collect::<Vec<_>>(), "{terms:?}");
+        assert_eq!(harness.flows(terms.family).len(), 2 * usize::from(places), "with both entries");
+        assert_eq!(harness.unassured(terms.family, terms.tcp), u64::from(places));
+    });
+}
+
+/// A flood of ten times the queue's length: who is assured, and who is being assured within the length of the queue, is not touched.
+#[test]
+fn an_assured_flow_makes_no_room() {
+    each(|harness, terms| {
+        let places = places(terms);
+        let (before, amid) = (of_port(terms, 1), of_port(terms, 2));
+        before.establish(harness);
+        (100..100 + 5 * places).for_each(|port| open(harness, terms, port));
+        amid.open(harness);
+        (100 + 5 * places..100 + 6 * places - 1).for_each(|port| open(harness, terms, port));
+        amid.answer(harness, SYN_ACK);
+        amid.let_stream(harness);
+        amid.send(harness, ACK);
+        (100 + 6 * places..100 + 10 * places).for_each(|port| open(harness, terms, port));
+        for dialogue in [before, amid] {
+            let (request, reply) = dialogue.entries(harness);
+            assert_eq!((request.state, reply.state), (ASSURED, ASSURED | ANSWERED), "{terms:?}");
+            let outcome = dialogue.answer(harness, ACK).outcome;
+            assert!(matches!(outcome, "replied" | "replied-local"), "{outcome}");
+        }
+        assert_eq!(harness.flows(terms.family).len(), 2 * usize::from(places) + 4);
+    });
+}
+
+/// One-way protocols (statsd, syslog) never confirm a flow: their sources must not push out clients that open connections.
+#[test]
+fn tcp_and_udp_do_not_make_room_for_each_other() {
+    each(|harness, terms| {
+        let places = places(terms);
+        (1..=places).for_each(|port| open(harness, terms, port));
+        let other = Terms { tcp: !terms.tcp, ..terms };
+        (1..=3 * places).for_each(|port| open(harness, other, port));
+        let there = (1..=places).filter(|port| is_there(harness, terms, *port)).count();
+        assert_eq!(there, usize::from(places), "{terms:?}");
+    });
+}
+
+/// Two datagrams of one question (A and AAAA of a resolver) are no stream, as `stream_ts` of conntrack has it.
+#[test]
+fn datagrams_are_a_stream_after_two_seconds() {
+    everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        harness.set_up(&setup(Spot::Near));
+        let dialogue = of_port(terms, 1);
+        let state = |harness: &Harness| dialogue.entries(harness).0.state;
+        dialogue.open(harness).expect("forwarded");
+        harness.begin_earlier(&dialogue.entries(harness).0, 3 * HZ);
+        dialogue.send(harness, ACK).expect("forwarded");
+        assert_eq!(state(harness), 0, "nobody has answered");
+        let fresh = of_port(terms, 2);
+        fresh.open(harness).expect("forwarded");
+        fresh.answer(harness, SYN_ACK).expect("replied");
+        fresh.send(harness, ACK).expect("forwarded");
+        assert_eq!(fresh.entries(harness).0.state, 0, "not two seconds after it began");
+        dialogue.answer(harness, SYN_ACK).expect("replied");
+        dialogue.send(harness, ACK).expect("forwarded");
+        assert_eq!(state(harness), ASSURED);
+        dialogue.answer(harness, SYN_ACK).expect("replied");
+        dialogue.send(harness, ACK).expect("forwarded");
+    });
+}
+
+/// A client's second attempt in place of the first one holds one place, not two.
+#[test]
+fn a_flow_that_begins_anew_has_one_place() {
+    each(|harness, terms| {
+        let dialogue = of_port(terms, 1);
+        for _ in 0..5 {
+            dialogue.open(harness);
+            let (_, reply) = dialogue.entries(harness);
+            harness.evict(&reply);
+        }
+        dialogue.open(harness);
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 1, "{terms:?}");
+        dialogue.establish(harness);
+        assert_eq!(harness.unassured(terms.family, terms.tcp), 0, "{terms:?}");
+    });
+}
+
+#[test]
+fn without_its_request_entry_a_reply_passes() {
+    each(|harness, terms| {
+        let dialogue = of_port(terms, 1);
+        dialogue.open(harness);
+        let answer = dialogue.answer_packet(harness, SYN_ACK);
+        let (request, _) = dialogue.entries(harness);
+        let back =
+            if request.kind == traffic_policy_ebpf::abi::kind::DELIVER { Hook::Egress } else { terms.hook };
+        harness.evict(&request);
+        if terms.tcp {
+            let outcome = harness.run(back, &answer.numbers(1, 1)).outcome;
+            assert!(outcome.starts_with("passed"), "{outcome}");
+        }
+        let outcome = dialogue.open(harness).outcome;
+        assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+        dialogue.establish(harness);
+    });
+}
+
+#[test]
+fn without_its_reply_entry_a_request_starts_anew() {
+    each(|harness, terms| {
+        let dialogue = of_port(terms, 1);
+        dialogue.open(harness);
+        let (request, reply) = dialogue.entries(harness);
+        harness.evict(&reply);
+        if terms.tcp {
+            dialogue.send(harness, ACK).expect("reset-no-flow");
+            assert_eq!(dialogue.request_entry(harness), Some(request), "only a SYN starts anew");
+        }
+        let outcome = dialogue.open(harness).outcome;
+        assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+        dialogue.establish(harness);
+    });
+}
+
+/// The key of a reply entry that is gone may belong to another client by now.
+#[test]
+fn a_reply_entry_of_another_flow_is_not_believed() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(Spot::Near).pool([5000]));
+        let (first, second) = (of_port(terms, 1), of_port(terms, 2));
+        first.open(harness).expect("forwarded");
+        harness.evict(&first.entries(harness).1);
+        second.open(harness).expect("forwarded");
+        first.open(harness).expect("dropped-no-snat-port");
+        second.answer(harness, SYN_ACK).expect("replied");
+        second.establish(harness);
+    });
+}

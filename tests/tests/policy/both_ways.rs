@@ -1,0 +1,121 @@
+//! Streams that carry data both ways at once, as HTTP/2, replication and tunnels do: real stacks, many megabytes in flight, also with
+//! loss and reordering. Each is noticed as long as it lives, and its end is noticed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::impaired::{ImpairedWay, Impairment};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::traffic::Answer;
+use traffic_policy_testing::traffic::transfer::burst as exchange;
+
+const REMOTE: u16 = 30080;
+const LOCAL: u16 = 30081;
+const CONNECTIONS: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of each connection in each direction; on a way that loses packets less.
+const BYTES: u64 = 32_000_000;
+const BYTES_WITH_LOSS: u64 = 4_000_000;
+/// Bursts of data, with a question after each.
+const BURSTS: usize = 3;
+
+fn flows(agent: &Agent, to: SocketAddr) -> Vec<Value> {
+    let all = agent.json(&["flows"]).unwrap();
+    let to = to.to_string();
+    all.as_array().unwrap().iter().filter(|flow| flow["frontend"] == *to).cloned().collect()
+}
+
+/// A connection that sends a burst both ways, asks a question, and again; then it is closed.
+fn bursts(cluster: &Cluster, agent: &Agent, to: SocketAddr, bytes: u64) {
+    let stream = cluster.lab.client().netns().run(|| TcpStream::connect(to)).unwrap();
+    stream.set_read_timeout(Some(scaled(PATIENCE))).unwrap();
+    let client = stream.local_addr().unwrap().to_string();
+    let mut stream = BufReader::new(stream);
+    for burst in 0..BURSTS {
+        exchange(&mut stream, bytes / BURSTS as u64 / 8 * 8).unwrap();
+        let asked = Instant::now();
+        stream.get_mut().write_all(b"still there\n").unwrap();
+        let mut line = String::new();
+        stream.read_line(&mut line).unwrap();
+        Answer::parse(&line).unwrap();
+        let flow = flows(agent, to).into_iter().find(|flow| flow["client"] == *client);
+        let flow = flow.unwrap_or_else(|| panic!("{client} is not known after burst {burst}"));
+        assert_eq!(flow["state"], "assured", "burst {burst}: {flow}");
+        // The question and its answer are packets of it.
+        let idle = flow["idle_seconds"].as_f64().unwrap();
+        assert!(idle <= asked.elapsed().as_secs_f64() + 1.0, "burst {burst} has not renewed it: {flow}");
+    }
+}
+
+fn ended(flow: &Value) -> bool {
+    matches!(flow["state"].as_str().unwrap(), "finished" | "reset")
+}
+
+fn both_ways(attach: &str, wire_offloads: bool, impairment: Option<Impairment>) {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(wire_offloads)).unwrap();
+    for (name, port, number) in [("remote", REMOTE, 2), ("local", LOCAL, 1)] {
+        let backend = Backend::of(cluster.lab.node(number).pod(1));
+        cluster.manifests.apply(&Cluster::node_port(name, Policy::Cluster, port), &[backend]).unwrap();
+    }
+    // As long as the test lasts, so that an end can be seen.
+    let agents = Agent::start_all(&cluster.lab, |agent| {
+        agent.attach(attach).flags(&["--idle-finished", "10m", "--idle-reset", "10m"])
+    })
+    .unwrap();
+    let way = impairment.map(|impairment| ImpairedWay::start(&cluster.lab, impairment).unwrap());
+    let bytes = if impairment.is_some() { BYTES_WITH_LOSS } else { BYTES };
+    for (family, port) in
+        [(Family::V4, REMOTE), (Family::V6, REMOTE), (Family::V4, LOCAL), (Family::V6, LOCAL)]
+    {
+        let to = cluster.at(1, family, port);
+        cluster.answer(Protocol::Tcp, to).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..CONNECTIONS {
+                scope.spawn(|| bursts(&cluster, &agents[0], to, bytes));
+            }
+        });
+        until(&format!("the end of every connection with {to} by {attach}"), PATIENCE, || {
+            flows(&agents[0], to).iter().all(ended)
+        });
+        // That of the first question, too.
+        assert_eq!(flows(&agents[0], to).len(), CONNECTIONS + 1, "{attach} {to}");
+    }
+    if let Some(way) = way {
+        let carried = way.carried();
+        println!("{attach}: {carried:?}");
+        assert!(carried.lost.load(Ordering::Relaxed) > 100, "{carried:?}");
+        assert!(carried.reordered.load(Ordering::Relaxed) > 100, "{carried:?}");
+    }
+}
+
+/// One packet of 200 is lost, one of 50 comes late.
+const POOR: Impairment =
+    Impairment { delay: Duration::from_millis(5), lose: 200, reorder: 50, late: Duration::from_millis(4) };
+
+#[test]
+fn are_followed_by_xdp() {
+    both_ways("xdp", false, None);
+}
+
+#[test]
+fn are_followed_by_tc_with_offloads() {
+    both_ways("tc", true, None);
+}
+
+#[test]
+fn are_followed_by_xdp_with_loss() {
+    both_ways("xdp", false, Some(POOR));
+}
+
+#[test]
+fn are_followed_by_tc_with_loss() {
+    both_ways("tc", true, Some(POOR));
+}

@@ -1,0 +1,231 @@
+//! Flows that are not assured, in the order in which they began, so that they hold a bounded part of the table: whoever sends SYNs with
+//! forged sources cannot fill it.
+//!
+//! Two queues a family, TCP and UDP, of as many places as an array has. A new flow takes the next place of its queue, and if the flow
+//! there is not assured still, that one goes: the oldest of its kind. A flow that is assured gives its place back. So how long a
+//! flow has for being assured is the length of the queue over the rate of new flows. Where the table is full, flows at
+//! the front make room before their turn.
+//!
+//! Where a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
+//!
+//! TCP and UDP apart: one-way protocols never confirm a flow, and shall not push out connections that are just being opened.
+
+use core::ptr;
+
+use aya_ebpf::{cty::c_void, helpers::bpf_loop};
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, PROTOCOL_TCP, Scratch, TableUsage, Tuple, kind},
+    tcp::ASSURED,
+};
+
+use crate::datapath::{
+    barrier::fetch_add,
+    counters,
+    family::{Family, V4, V6},
+    flow::{
+        recycle::{self, CLAIMED},
+        table::{self, FlowTable},
+    },
+    maps::TABLE_USAGE,
+    value::{borrow, load, load_once, store, store_once},
+};
+
+/// Places of the longer queue, and of both, that are looked at for a flow that makes room in a full table.
+const LONGER_LOOKS: u64 = 48;
+const LOOKS: u32 = 64;
+
+/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured. To be called before
+/// `NewFlow::write`: both use `flow_key` of `Scratch`.
+#[inline(always)]
+pub fn take_place<F: Family>(
+    scratch: *mut Scratch<F::Address>,
+    usage: *mut TableUsage,
+    protocol: u32,
+) -> u32 {
+    let queue = Queue::of::<F>(usage, protocol == PROTOCOL_TCP);
+    set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
+    let place = place!(const scratch.unassured_look);
+    if let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place))
+        && get!(held.protocol) != 0
+    {
+        let _ = if F::V6 { let_go6() } else { let_go4() };
+    }
+    load(place)
+}
+
+/// The flows of one protocol.
+struct Queue {
+    /// Its first place in the array.
+    first: u32,
+    /// Where it takes the next flow, and up to where it has been searched for those that make room: numbers that only grow.
+    next: *mut u64,
+    oldest: *mut u64,
+}
+
+impl Queue {
+    #[inline(always)]
+    fn of<F: Family>(usage: *mut TableUsage, tcp: bool) -> Self {
+        let first = if tcp { 0 } else { F::unassured_last() + 1 };
+        let (next, oldest) = match (tcp, F::V6) {
+            (true, false) => (place!(mut usage.unassured_next[0]), place!(mut usage.unassured_oldest[0])),
+            (true, true) => (place!(mut usage.unassured_next[1]), place!(mut usage.unassured_oldest[1])),
+            (false, false) => (place!(mut usage.unassured_next[2]), place!(mut usage.unassured_oldest[2])),
+            (false, true) => (place!(mut usage.unassured_next[3]), place!(mut usage.unassured_oldest[3])),
+        };
+        Self { first, next, oldest }
+    }
+
+    /// The number of places that have not been looked at since they were taken.
+    #[inline(always)]
+    fn length<F: Family>(&self) -> u64 {
+        let length = load_once(self.next).wrapping_sub(load_once(self.oldest));
+        let places = F::unassured_last() as u64 + 1;
+        if length < places { length } else { places }
+    }
+
+    /// The place of the oldest flow that has not been looked at; `None` if there is none. Two CPUs at once may get the same.
+    #[inline(always)]
+    fn oldest_place<F: Family>(&self) -> Option<u32> {
+        let (next, mut oldest) = (load_once(self.next), load_once(self.oldest));
+        let places = F::unassured_last() as u64 + 1;
+        // What is older has been pushed out.
+        if next.wrapping_sub(oldest) > places {
+            oldest = next.wrapping_sub(places);
+        }
+        if oldest == next {
+            return None;
+        }
+        store_once(self.oldest, oldest.wrapping_add(1));
+        Some(self.first + (oldest as u32 & F::unassured_last()))
+    }
+}
+
+/// Notes a flow that has been made at its place.
+#[inline(always)]
+pub fn enter<F: Family>(scratch: *mut Scratch<F::Address>, tuple: &Tuple<F::Address>) {
+    // The request entry has 1 more.
+    set!(scratch.unassured_look = u32::from_ne_bytes(get!(scratch.request.mac_tail)).wrapping_sub(1));
+    if let Some(held) =
+        F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look)))
+    {
+        store(held, *tuple);
+    }
+}
+
+/// Gives the place of a flow that is being assured back. The entry has room for something else then.
+#[inline(always)]
+pub fn leave<F: Family>(request: *mut Flow<F::Address>, tuple: &Tuple<F::Address>) {
+    let Some(scratch) = F::scratch() else { return };
+    // The stack of a callback has no room for a key.
+    set!(scratch.unassured_look = u32::from_ne_bytes(get!(request.mac_tail)).wrapping_sub(1));
+    set!(request.mac_tail = [0; 4]);
+    leave_place::<F>(borrow(place!(const scratch.unassured_look)), tuple);
+}
+
+/// As [`leave`], of an entry that goes. `place` lies on the stack or in a map.
+#[inline(always)]
+pub fn leave_place<F: Family>(place: &u32, tuple: &Tuple<F::Address>) {
+    if let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(place)
+        // It may be another's by now.
+        && get!(held.ports) == tuple.ports
+        && get!(held.source) == tuple.source
+    {
+        set!(held.protocol = 0);
+    }
+}
+
+/// Removes a flow that is not assured from a table that is full: the oldest of the longer queue, whichever protocol fills the table.
+/// False: none was found.
+#[inline(always)]
+pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
+    set!(scratch.made_room = 0);
+    let _ = if F::V6 { let_some_go6() } else { let_some_go4() };
+    get!(scratch.made_room) != 0
+}
+
+global_functions! {
+    let_go4 => let_go::<V4>;
+    let_go6 => let_go::<V6>;
+    let_some_go4 => let_some_go::<V4>;
+    let_some_go6 => let_some_go::<V6>;
+}
+
+#[inline(always)]
+fn let_some_go<F: Family>() -> i32 {
+    let (Some(scratch), Some(usage)) = (F::scratch(), TABLE_USAGE.get_ptr_mut(0)) else { return 0 };
+    let [tcp, udp] = [true, false].map(|tcp| Queue::of::<F>(usage, tcp).length::<F>());
+    set!(scratch.tcp_first = (tcp >= udp) as u64);
+    let turn = if F::V6 { turn6 as *mut c_void } else { turn4 as *mut c_void };
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    unsafe { bpf_loop(LOOKS, turn, ptr::null_mut(), 0) as i32 }
+}
+
+/// One place: 0 to go on, 1 to stop.
+#[inline(always)]
+fn turn<F: Family>(index: u64) -> i64 {
+    let (Some(scratch), Some(usage)) = (F::scratch(), TABLE_USAGE.get_ptr_mut(0)) else { return 1 };
+    let queue = Queue::of::<F>(usage, (get!(scratch.tcp_first) != 0) == (index < LONGER_LOOKS));
+    let Some(place) = queue.oldest_place::<F>() else { return 0 };
+    set!(scratch.unassured_look = place);
+    let made_room = let_go::<F>() != 0;
+    set!(scratch.made_room = made_room as u32);
+    made_room as i64
+}
+
+extern "C" fn turn4(index: u64, _: *mut c_void) -> i64 {
+    turn::<V4>(index)
+}
+
+extern "C" fn turn6(index: u64, _: *mut c_void) -> i64 {
+    turn::<V6>(index)
+}
+
+/// Empties the place that `Scratch` names, and removes its flow if that is not assured: 1 if it was.
+#[inline(always)]
+fn let_go<F: Family>() -> i32 {
+    let Some(scratch) = F::scratch() else { return 0 };
+    let place = place!(const scratch.unassured_look);
+    let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place)) else { return 0 };
+    if get!(held.protocol) == 0 {
+        return 0;
+    }
+    let (request_key, reply_key, room) =
+        (place!(mut scratch.other), place!(mut scratch.former), place!(mut scratch.flow_key));
+    store(request_key, load(held));
+    set!(held.protocol = 0);
+    let table = FlowTable::<F>::new();
+    let request = table.find_in(borrow(request_key), room);
+    if request.is_null() || !is_at(request, load(place)) {
+        return 0;
+    }
+    recycle::name_counterpart(request, get!(request_key.protocol), reply_key);
+    let reply = table.find_in(borrow(reply_key), room);
+    let former = recycle::claim(request);
+    if former == CLAIMED {
+        return 0;
+    }
+    if !is_at(request, load(place)) {
+        // It has just been assured. Whoever did may have written its numbers since.
+        if get!(request.numbers) == CLAIMED {
+            set!(request.numbers = former);
+        }
+        return 0;
+    }
+    if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
+        // What answers it is gone, or another flow's.
+        recycle::leave::<F>(request);
+        counters::end(request.cast_const());
+        table.remove_in(borrow(request_key), room);
+    } else {
+        recycle::remove::<F>(request, request_key, reply, borrow(reply_key), room);
+    }
+    1
+}
+
+/// Whether an entry is of a flow that is not assured, and holds this place.
+#[inline(always)]
+fn is_at<A: Address>(request: *const Flow<A>, place: u32) -> bool {
+    matches!(get!(request.kind), kind::FORWARD | kind::DELIVER)
+        && get!(request.state) & ASSURED == 0
+        && u32::from_ne_bytes(get!(request.mac_tail)) == place.wrapping_add(1)
+}

@@ -1,0 +1,179 @@
+//! The program for IPv4 packets that are too long for the way out and may be fragmented (RFC 791 section 3.2): translated, and sent in two
+//! pieces, as a router does. `reject` leads here.
+//!
+//! Two, so of a packet that is at most about twice as long as what fits; and without options, of which a router copies only some. What else
+//! is too long is dropped, as before. A packet that is not resolved to a neighbour loses its first piece: the second has the kernel look for it.
+//!
+//! A checksum that a virtual card left unfinished cannot be finished here, and the datagram is lost at its receiver. Datagrams that their
+//! sender has fragmented have whole ones.
+
+use traffic_policy_ebpf::{
+    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_ROUTED, Piece, hook, jump, kind},
+    checksum,
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    barrier::opaque,
+    clock,
+    ctx::{Packet, tc::Tc},
+    family::{Family as _, V4},
+    flow::table::FlowTable,
+    forward::{
+        self, Translatable,
+        fragment::Later,
+        nexthop::{self, Forwarding},
+    },
+    maps::PIECE,
+    parse::{ETHERNET, variable::ParseVariable as _},
+    trace,
+    value::borrow,
+    verdict::{self, Decision},
+    words::{load16, store16},
+};
+
+const HEADER: u32 = 20;
+/// The most bytes of a second piece.
+const MOST: u32 = size_of::<Piece>() as u32 - 1;
+/// More fragments, in the word of flags and offset, host order.
+const MORE_FRAGMENTS: u32 = 0x2000;
+
+#[inline(always)]
+pub fn run(packet: Tc) -> i32 {
+    let decision = match split(packet) {
+        Ok(decision) => decision,
+        Err(()) => {
+            // Counted as what it is; nothing was written.
+            packet.jump::<V4, { jump::REJECT }>();
+            Outcome::PassedMissedTailCall.into()
+        }
+    };
+    verdict::finish(packet, hook::INGRESS, decision)
+}
+
+/// # Errors
+/// The packet is as it was, and to be dropped.
+#[inline(always)]
+fn split(packet: Tc) -> Result<Decision, ()> {
+    let (Some(scratch), Some(piece)) = (V4::scratch(), PIECE.get_ptr_mut(0)) else { return Err(()) };
+    let Ok(headers) = V4::parse_variable(packet) else { return Err(()) };
+    // With its ports, which a later fragment lacks.
+    let entry = FlowTable::<V4>::new().find(borrow(place!(const scratch.key)));
+    if entry.is_null() {
+        return Err(());
+    }
+    let kind = get!(entry.kind);
+    if !matches!(kind, kind::FORWARD | kind::REPLY) {
+        return Err(());
+    }
+    let now = clock::jiffies();
+    let Ok(forwarding) = nexthop::resolve_egress::<Tc, V4>(packet, entry, now) else { return Err(()) };
+    let Some(way) = Way::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
+    let parsed = headers.parsed;
+    if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || way.mtu < 68 {
+        return Err(());
+    }
+    // Each piece but the last of a datagram has a multiple of eight bytes.
+    let first = (way.mtu - HEADER) & !7;
+    let rest = parsed.length.wrapping_sub(HEADER + first);
+    if rest == 0 || rest > MOST || rest > way.mtu - HEADER {
+        return Err(());
+    }
+    // Of this number the verifier is to know both bounds: before Linux 6.2 it does not conclude from a comparison with 0 that there is a
+    // least one.
+    let rest = (opaque((rest - 1) as u64) & MOST as u64) as u32 + 1;
+    if !packet.copy_out(ETHERNET as u32 + HEADER + first, piece, rest) {
+        return Err(());
+    }
+    // The helper may have moved the packet, so that it is read once more.
+    let Ok(headers) = V4::parse_variable(packet) else { return Err(()) };
+    let (parsed, later) = (headers.parsed, headers.later);
+    if parsed.l4_offset != HEADER || (later == 0 && parsed.is_tcp() && parsed.l4 + 20 > packet.end()) {
+        return Err(());
+    }
+    let fragment = u16::from_be(load16::<6>(parsed.ip)) as u32;
+    if !forwarding.hop.is_null() {
+        forward::macs(parsed.ip - ETHERNET, forwarding.hop);
+    }
+    let translated = if later != 0 {
+        translate(packet, &Later { parsed, last: now }, entry, now)
+    } else {
+        translate(packet, &parsed, entry, now)
+    };
+    // Not looked up in a table, of whose numbers the verifier would know nothing.
+    let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };
+    let sent = translated
+        && cut(packet, HEADER + first, fragment | MORE_FRAGMENTS)
+        && (!way.resolved || trace::is_on() || packet.send_copy(way.ifindex))
+        && packet.resize(ETHERNET as u32 + HEADER + rest)
+        && packet.copy_in(ETHERNET as u32 + HEADER, piece, rest)
+        && head(packet, HEADER + rest, fragment + (first >> 3));
+    if !sent {
+        return Ok(Outcome::DroppedInternalError.into());
+    }
+    let action = if way.resolved {
+        packet.send(way.ifindex)
+    } else {
+        packet.send_to(way.ifindex, place!(mut scratch.neighbour))
+    };
+    Ok(Decision::sent(outcome, action))
+}
+
+#[inline(always)]
+fn translate<C: Translatable<Tc, V4>>(
+    packet: Tc,
+    translatable: &C,
+    entry: *mut Flow<Address4>,
+    now: u32,
+) -> bool {
+    translatable.account(entry, now);
+    translatable.translate(packet, entry, true)
+}
+
+/// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of flags and offset.
+#[inline(always)]
+fn cut(packet: Tc, length: u32, fragment: u32) -> bool {
+    packet.resize(ETHERNET as u32 + length) && head(packet, length, fragment)
+}
+
+/// Writes length, and flags and offset (both host order).
+#[inline(always)]
+fn head(packet: Tc, length: u32, fragment: u32) -> bool {
+    let ip = packet.data() + ETHERNET;
+    if ip + HEADER as usize > packet.end() {
+        return false;
+    }
+    let (length, fragment) = ((length as u16).to_be(), (fragment as u16).to_be());
+    let former = [load16::<2>(ip), load16::<6>(ip)];
+    let delta = checksum::delta(former[0] as u64 + former[1] as u64, length as u64 + fragment as u64);
+    store16::<2>(ip, length);
+    store16::<6>(ip, fragment);
+    store16::<10>(ip, checksum::update(load16::<10>(ip), delta));
+    true
+}
+
+/// The way out.
+struct Way {
+    ifindex: u32,
+    mtu: u32,
+    resolved: bool,
+}
+
+impl Way {
+    /// `None` where each piece would need the kernel's own route. `mtu`: what did not fit where the neighbour is not resolved.
+    #[inline(always)]
+    fn of(forwarding: &Forwarding<Address4>, mtu: u32) -> Option<Self> {
+        let hop = forwarding.hop;
+        if hop.is_null() {
+            let ifindex = forwarding.unresolved;
+            let (_, flags) = forward::device(ifindex);
+            return if ifindex == 0 || flags & HOP_NO_ETHERNET != 0 {
+                None
+            } else {
+                Some(Self { ifindex, mtu, resolved: false })
+            };
+        }
+        let (ifindex, mtu, flags) = (get!(hop.ifindex), get!(hop.mtu), get!(hop.flags));
+        if flags & HOP_ROUTED != 0 { None } else { Some(Self { ifindex, mtu, resolved: true }) }
+    }
+}
