@@ -5,7 +5,11 @@ use std::{net::IpAddr, ops};
 
 use anyhow::{Result, bail};
 use aya::maps::{Array, HashMap};
-use traffic_policy_agent::dataplane::{Maps, ToWire, wide};
+use traffic_policy_agent::dataplane::{
+    Maps, ToWire,
+    maps::prefilter::{self, Needed},
+    wide,
+};
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_ebpf::abi::{
     Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP,
@@ -30,36 +34,29 @@ pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
 
 /// Writes what the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
 pub(super) fn set_config(tables: &mut Maps) {
-    let (config, prefilter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
+    let (config, filter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
     // SAFETY: fields of mapped elements, and elements of their arrays.
     unsafe {
         config.store(|c| &raw mut (*c).route, 1);
         config.store(|c| &raw mut (*c).hop_epoch, 1);
         config.store(|c| &raw mut (*c).hop_max_age, u32::MAX);
         config.store(|c| &raw mut (*c).pool_len, u32::from(POOL.end - POOL.start));
-        config.store(|c| &raw mut (*c).unassured_limit, [16_384, 4_096]);
         config.store(|c| &raw mut (*c).seed, 0x5eed_5eed_5eed_5eed);
         for (i, port) in POOL.enumerate() {
             pool.store(|p| p.cast::<u16>().add(i), port);
-            let word = prefilter.load(|f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)));
-            prefilter.store(
-                |f| (&raw mut (*f).pool).cast::<u64>().add(usize::from(port >> 6)),
-                word | 1 << (port & 63),
-            );
         }
-        for port in [NODE_PORT, NO_ENDPOINT_PORT, NO_LOCAL_PORT] {
-            let word =
-                prefilter.load(|f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)));
-            prefilter.store(
-                |f| (&raw mut (*f).frontends).cast::<u64>().add(usize::from(port >> 6)),
-                word | 1 << (port & 63),
-            );
-        }
-        prefilter.store(
-            |f| (&raw mut (*f).endpoints).cast::<u64>().add(usize::from(TARGET_PORT >> 6)),
-            1 << (TARGET_PORT & 63),
-        );
     }
+    prefilter::add(filter, prefilter::Array::Pool, POOL.map(u32::from));
+    prefilter::add(filter, prefilter::Array::Endpoints, [u32::from(TARGET_PORT)]);
+    let mut needed = Needed::default();
+    let of_node = Frontend { flags: frontend::NODE_ADDRESS, ..Frontend::default() };
+    for (node, vip) in [V4.node, V6.node].map(|node| (node, later(node, VIP))) {
+        for port in [NODE_PORT, NO_ENDPOINT_PORT, NO_LOCAL_PORT] {
+            needed.frontend((node, port).into(), &of_node);
+        }
+        needed.address(vip);
+    }
+    needed.add_to(filter);
 }
 
 /// Describes the node as the agent does by default: its addresses are no sources of packets from outside.

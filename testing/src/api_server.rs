@@ -1,9 +1,10 @@
 //! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
 //!
 //! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and takes
-//! Events. It can be slow, fall silent, cut connections, forget its history (410 Gone), refuse tokens, know no streaming
+//! Events. Connections are HTTP/1.1, or HTTP/2 by TLS. It can be slow, fall silent, cut connections, forget its history (410 Gone), refuse tokens, know no streaming
 //! lists, and go away and return.
 
+mod connection;
 mod http;
 mod store;
 mod tls;
@@ -14,12 +15,14 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
+pub use self::connection::Traffic;
 pub use self::store::Kind;
 use self::store::Store;
 pub use self::tls::Certificate;
@@ -41,13 +44,14 @@ struct Shared {
     state: Mutex<State>,
     /// Raised at each change of the state, so that watches and held lists look again.
     changed: watch::Sender<u64>,
+    counters: connection::Counters,
 }
 
 #[derive(Debug, Default)]
 struct State {
     store: Store,
-    /// Every request so far: method, path and query.
-    requests: Vec<String>,
+    /// Every request so far, with when it came: method, path and query.
+    requests: Vec<(Instant, String)>,
     /// Tokens that are let in; `None` = no token is asked for.
     tokens: Option<BTreeSet<String>>,
     /// Kinds whose lists wait.
@@ -63,6 +67,8 @@ struct State {
     /// A watch from a version that is gone is refused as a whole, not by an event.
     gone_by_status: bool,
     streaming: Streaming,
+    /// The cache does not reach the versions that lists ask for.
+    behind: bool,
     posted_events: Vec<Value>,
     /// Patches are refused with this status.
     refused_patches: Option<u16>,
@@ -155,7 +161,11 @@ impl ApiServer {
     ) -> Result<Self> {
         let listener = listen(namespace.as_ref(), address)?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { state: Mutex::default(), changed: watch::channel(0).0 });
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: watch::channel(0).0,
+            counters: connection::Counters::default(),
+        });
         let mut server = Self { shared, address, certificate, namespace, running: None };
         server.run(listener);
         Ok(server)
@@ -163,7 +173,7 @@ impl ApiServer {
 
     fn run(&mut self, listener: TcpListener) {
         let acceptor = self.certificate.as_ref().map(Certificate::acceptor);
-        self.running = Some(tokio::spawn(http::serve(listener, acceptor, Arc::clone(&self.shared))));
+        self.running = Some(tokio::spawn(connection::serve(listener, acceptor, Arc::clone(&self.shared))));
     }
 
     #[must_use]
@@ -282,6 +292,11 @@ impl ApiServer {
         self.shared.change(|state| state.gone_by_status = true);
     }
 
+    /// From now on, or no more, lists of a version from the cache are refused: it does not reach that version.
+    pub fn lag_behind(&self, behind: bool) {
+        self.shared.change(|state| state.behind = behind);
+    }
+
     /// Sets the treatment of `sendInitialEvents`.
     pub fn stream_lists(&self, streaming: Streaming) {
         self.shared.change(|state| state.streaming = streaming);
@@ -318,10 +333,28 @@ impl ApiServer {
         self.shared.state().posted_events.clone()
     }
 
+    /// What went over all connections so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.shared.counters.get()
+    }
+
+    /// Every request so far, with when it came: method, path and query.
+    #[must_use]
+    pub fn requests(&self) -> Vec<(Instant, String)> {
+        self.shared.state().requests.clone()
+    }
+
+    /// The certificate that it shows, if it has one.
+    #[must_use]
+    pub fn certificate(&self) -> Option<&str> {
+        self.certificate.as_ref().map(|certificate| certificate.pem.as_str())
+    }
+
     /// Number of requests so far with `text` in their path or query.
     #[must_use]
     pub fn requests_with(&self, text: &str) -> usize {
-        self.shared.state().requests.iter().filter(|request| request.contains(text)).count()
+        self.shared.state().requests.iter().filter(|(_, request)| request.contains(text)).count()
     }
 
     /// Number of lists of a kind, of the whole cluster, that were requested so far: their first pages, and watches that
@@ -329,7 +362,7 @@ impl ApiServer {
     #[must_use]
     pub fn lists_of(&self, kind: Kind) -> usize {
         let state = self.shared.state();
-        let is_list = |request: &&String| {
+        let is_list = |(_, request): &&(Instant, String)| {
             request.contains(&format!("/{}?", kind.plural()))
                 && !request.contains("/namespaces/")
                 && (!request.contains("watch=") || request.contains("sendInitialEvents=true"))

@@ -1,6 +1,6 @@
 //! The protocol: paths, queries, pages and streams.
 
-use std::{collections::HashMap, convert::Infallible, io, sync::Arc};
+use std::{collections::HashMap, io, sync::Arc, time::Instant};
 
 use futures::{Stream, StreamExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -8,57 +8,22 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Frame, Incoming},
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
-    rt,
-    server::conn::http1,
-    service::service_fn,
 };
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, sync::watch::error::RecvError, task::JoinSet};
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::watch::error::RecvError;
 
 use super::{
-    Shared, Streaming,
+    Shared, State, Streaming,
     store::{Gone, Kind, Selection},
 };
 
-type Body = UnsyncBoxBody<Bytes, io::Error>;
+pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Serves until it is aborted; its connections break with it.
-pub(super) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
-    let mut connections = JoinSet::new();
-    while let Ok((stream, _)) = listener.accept().await {
-        let (tls, shared) = (tls.clone(), Arc::clone(&shared));
-        connections.spawn(async move {
-            match tls {
-                None => connection(TokioIo::new(stream), shared).await,
-                Some(tls) => {
-                    if let Ok(stream) = tls.accept(stream).await {
-                        connection(TokioIo::new(stream), shared).await;
-                    }
-                }
-            }
-        });
-    }
-}
-
-async fn connection(io: impl rt::Read + rt::Write + Unpin, shared: Arc<Shared>) {
-    let service = service_fn(|request| {
-        let shared = Arc::clone(&shared);
-        async { Ok::<_, Infallible>(answer(shared, request).await) }
-    });
-    // A client that breaks off is no fault of the server.
-    let _ = http1::Builder::new().serve_connection(io, service).await;
-}
-
-async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let query = parse_query(request.uri().query().unwrap_or_default());
-    shared.state().requests.push(format!(
-        "{} {path}?{}",
-        request.method(),
-        request.uri().query().unwrap_or_default()
-    ));
+    let text = format!("{} {path}?{}", request.method(), request.uri().query().unwrap_or_default());
+    shared.state().requests.push((Instant::now(), text));
     shared.voice().await;
     if !authorized(&shared, &request) {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized");
@@ -182,6 +147,9 @@ async fn list(
     let start = number("continue").unwrap_or(0);
     let limit = number("limit").filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let state = shared.state();
+    if is_too_large(&state, query) {
+        return failure(StatusCode::GATEWAY_TIMEOUT, "Too large resource version");
+    }
     let (items, more) = state.store.page(kind, selection, start, limit);
     let mut metadata = json!({"resourceVersion": state.store.version().to_string()});
     if more {
@@ -196,6 +164,12 @@ async fn list(
             "items": items,
         }),
     )
+}
+
+/// A version that the cache does not reach is asked for. Any version is in it.
+fn is_too_large(state: &State, query: &HashMap<String, String>) -> bool {
+    let version = query.get("resourceVersion").and_then(|version| version.parse::<u64>().ok()).unwrap_or(0);
+    version > 0 && (state.behind || version > state.store.version())
 }
 
 /// Waits until lists of a kind are answered.
@@ -215,6 +189,9 @@ async fn watch(
 ) -> Response<Body> {
     let after = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or(0);
     if query.get("sendInitialEvents").is_some_and(|wanted| wanted == "true") {
+        if is_too_large(&shared.state(), query) {
+            return failure(StatusCode::GATEWAY_TIMEOUT, "Too large resource version");
+        }
         return watch_from_all(shared, kind, selection).await;
     }
     {

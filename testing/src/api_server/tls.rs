@@ -73,11 +73,19 @@ impl Certificate {
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let config = builder.with_single_cert(
+        let mut config = builder.with_single_cert(
             vec![CertificateDer::from_pem_slice(pem.as_bytes())?],
             PrivateKeyDer::from_pem_slice(key_pem.as_bytes())?,
         )?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Self { pem, key_pem, config: Arc::new(config) })
+    }
+
+    /// As a server shows it that has no HTTP/2.
+    #[must_use]
+    pub fn without_http2(mut self) -> Self {
+        Arc::make_mut(&mut self.config).alpn_protocols = vec![b"http/1.1".to_vec()];
+        self
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {

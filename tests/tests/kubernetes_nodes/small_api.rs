@@ -139,11 +139,11 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// Unsupported parts of a Service are reported in an Event, once by each node; the rest of it is served.
+/// What is wrong with a Service is reported in an Event, once by each node; the rest of it is served. SCTP is no mistake, and none.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {
-        let odd = web("odd", 30083).spec(
+        let odd = web("odd", 30083).spec("externalIPs", json!(["203.0.113.300"])).spec(
             "ports",
             json!([
                 {"name": "tcp-80", "protocol": "TCP", "port": 80, "nodePort": 30083},
@@ -170,7 +170,8 @@ fn a_service_that_is_served_in_part_has_an_event() {
     assert_eq!(events.len(), 3, "{events:?}");
     for event in events {
         assert_eq!((&event["regarding"]["name"], &event["reason"]), (&json!("odd"), &json!("Misconfigured")));
-        assert!(event["note"].as_str().unwrap().contains("spec.ports[1] SCTP"), "{event}");
+        let note = event["note"].as_str().unwrap();
+        assert!(note.contains("spec.externalIPs") && !note.contains("SCTP"), "{event}");
     }
 }
 
@@ -222,4 +223,38 @@ fn the_startup_taint_goes_with_the_first_sync() {
     agent.wait_said(&["the start-up taint", KEY, "is removed from Node"], PATIENCE).unwrap();
     cluster.agents.push(agent);
     check_cluster(&cluster.lab, CLUSTER, &["pod-1-1"]);
+}
+
+/// What a rollout would meet: an agent whose API server is a wrong one lives, is not ready, and says why.
+#[test]
+fn an_agent_with_a_wrong_api_server_is_not_ready() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let control_plane = ControlPlane::start(&cluster.lab).unwrap();
+    control_plane.apply(&web("cluster", CLUSTER), &cluster.backends()).unwrap();
+    let right = std::fs::read_to_string(control_plane.kubeconfig()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    // A port on which nobody listens.
+    let url = right.split('\'').nth(1).unwrap();
+    let (host, _) = url.rsplit_once(':').unwrap();
+    std::fs::write(&kubeconfig, right.replace(url, &format!("{host}:1"))).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).kubeconfig(&kubeconfig).start().unwrap();
+    agent.wait_said(&["API server", "does not answer"], PATIENCE).unwrap();
+    let readyz = agent.readyz().unwrap();
+    assert_eq!((readyz.status, agent.livez().unwrap().status), (503, 200), "{}", readyz.body);
+    assert!(
+        readyz.body.contains("first full sync") && readyz.body.contains("Connection refused"),
+        "{}",
+        readyz.body
+    );
+    std::fs::write(&kubeconfig, right).unwrap();
+    agent.wait_ready(PATIENCE).unwrap();
+    // The Node is being drained: load balancers are to leave it, and a rollout is not to wait for it.
+    let server = control_plane.server();
+    let name = &cluster.lab.node(1).name;
+    let mut node = server.object(Kind::Node, "", name).unwrap();
+    node["spec"]["taints"] = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
+    server.put(node).unwrap();
+    until("the taint is noticed", || agent.healthz().unwrap().status == 503);
+    assert_eq!((agent.readyz().unwrap().status, agent.livez().unwrap().status), (200, 200));
 }

@@ -67,11 +67,16 @@ impl Agent {
     }
 
     pub async fn start(access: Access, files: TempDir) -> Self {
-        let source =
-            Kubernetes { access, node_name: "here".to_owned(), startup_taint: None, node_condition: false }
-                .start()
-                .await
-                .unwrap();
+        let source = Kubernetes {
+            access,
+            node_name: "here".to_owned(),
+            startup_taint: None,
+            node_condition: false,
+            relist_within: Duration::from_millis(100),
+        }
+        .start()
+        .await
+        .unwrap();
         Self { source, index: Index::default(), files }
     }
 
@@ -109,6 +114,13 @@ impl Agent {
             self.source.status().get()
         );
         seen
+    }
+
+    /// As [`Self::expect`], for as long as it takes.
+    pub async fn wait_for(&mut self, wanted: &[&str]) {
+        while self.services() != wanted {
+            self.source.next().await.expect("the source goes on").apply(&mut self.index);
+        }
     }
 
     /// Nothing more comes within this time.

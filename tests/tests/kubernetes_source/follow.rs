@@ -3,10 +3,6 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use traffic_policy_agent::{
-    model::ServiceName,
-    source::{ObjectEvent, Subject},
-};
 use traffic_policy_testing::api_server::{ApiServer, Kind, Streaming};
 use traffic_policy_testing::pace::scaled;
 
@@ -84,8 +80,9 @@ async fn long_lists_come_in_pages() {
         seen.iter().all(|services| services.is_empty() || services.len() == 1_200),
         "a list counts as a whole"
     );
-    // The first list comes from the API server's cache in one piece, those that the cache does not do for come in pages.
+    // Lists come from the API server's cache in one piece, those that the cache does not do for come in pages.
     assert_eq!(server.requests_with("continue="), 0);
+    server.lag_behind(true);
     server.cut_watches();
     server.delete(Kind::Service, "default", "s0000");
     server.compact();
@@ -115,12 +112,19 @@ async fn first_lists_come_from_the_cache() {
         assert!(server.requests_with(first) >= 1, "{streaming:?}");
         assert_eq!(server.lists_of(Kind::Service), lists, "{streaming:?}");
         agent.status(|status| status.errors.is_empty()).await;
-        // What the cache does not hold any more is asked of etcd.
+        // Also what the history does not hold any more, and not older than what is known.
         server.cut_watches();
         server.delete(Kind::Service, "default", "a");
         server.compact();
         agent.expect(&["b=10.1.0.1:8080"]).await;
         assert_eq!(server.lists_of(Kind::Service), lists + 1, "{streaming:?}");
+        assert_eq!(server.requests_with("limit=500"), 0, "{streaming:?}");
+        // What the cache is behind of is asked of etcd.
+        server.lag_behind(true);
+        server.cut_watches();
+        server.delete(Kind::Service, "default", "b");
+        server.compact();
+        agent.expect(&[]).await;
         assert!(server.requests_with("limit=500") >= 1, "{streaming:?}");
     }
 }
@@ -235,56 +239,4 @@ async fn a_bad_object_stops_nobody_else() {
     server.apply(&service("never", "10.96.0.9")).unwrap();
     agent.expect(&["b=", "c=", "never="]).await;
     agent.status(|status| status.errors.is_empty()).await;
-}
-
-#[tokio::test]
-async fn events_are_posted_about_the_service() {
-    let server = ApiServer::start().unwrap();
-    server.apply(&service("web", "10.96.0.1")).unwrap();
-    let agent = Agent::with_kubeconfig(&server).await;
-    let web = ServiceName { namespace: "default".to_owned(), name: "web".to_owned() };
-    agent.source.events().post(ObjectEvent::warning(
-        Subject::Service(web),
-        "FailedToStartServiceHealthcheck",
-        "Listen",
-        "node here failed".to_owned(),
-    ));
-    until("the event", || !server.posted_events().is_empty()).await;
-    let event = &server.posted_events()[0];
-    assert_eq!(event["reason"], "FailedToStartServiceHealthcheck");
-    assert_eq!(event["type"], "Warning");
-    assert_eq!(event["note"], "node here failed");
-    assert_eq!(event["regarding"]["name"], "web");
-    assert_eq!(event["regarding"]["uid"], "uid-of-web", "kubectl describe finds events by it");
-    assert_eq!(event["metadata"]["namespace"], "default");
-}
-
-#[tokio::test]
-async fn events_are_posted_about_the_node() {
-    let server = ApiServer::start().unwrap();
-    let agent = Agent::with_kubeconfig(&server).await;
-    let post = || {
-        let message = "eth0 takes no XDP".to_owned();
-        agent.source.events().post(ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", message));
-    };
-    // Nobody knows the Node yet; kubectl also finds what has its name in place of the UID.
-    post();
-    until("the event", || !server.posted_events().is_empty()).await;
-    server.apply("{apiVersion: v1, kind: Node, metadata: {name: here}}").unwrap();
-    agent.source.events().post(ObjectEvent::warning(
-        Subject::Node,
-        "ProgramsTakenOff",
-        "Attach",
-        "off eth0".to_owned(),
-    ));
-    until("the second event", || server.posted_events().len() == 2).await;
-    for (event, uid, kind) in [(0, "here", "Normal"), (1, "uid-of-here", "Warning")] {
-        let event = &server.posted_events()[event];
-        assert_eq!(event["type"], kind);
-        let regarding = &event["regarding"];
-        assert_eq!(
-            (&regarding["kind"], &regarding["name"], &regarding["uid"]),
-            (&"Node".into(), &"here".into(), &uid.into())
-        );
-    }
 }

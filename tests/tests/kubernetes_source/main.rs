@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod access;
+mod connections;
+mod events;
 mod fixture;
 mod follow;
 mod service_cidrs;

@@ -9,6 +9,7 @@ mod nodes;
 mod problems;
 
 use std::{
+    collections::HashMap,
     fmt,
     net::IpAddr,
     time::{Duration, SystemTime},
@@ -25,8 +26,8 @@ use k8s_openapi::{
 };
 
 pub(super) use self::nodes::{node, service_cidr};
-use self::problems::Problems;
-use crate::model::{Policy, Protocol, ServiceName, address::parse_cidr, object};
+use self::problems::{Problems, quoted};
+use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};
 
 /// Services and EndpointSlices that belong to no proxy, and those that belong to another one.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -158,9 +159,13 @@ pub(super) fn service(
     }))
 }
 
+/// Ports of other protocols that are named.
+const UNTRANSLATED: usize = 20;
+
 fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object::Port>, FieldError> {
     let mut ports = Vec::new();
-    let mut untranslated = Vec::new();
+    let (mut untranslated, mut fields) = (0, Vec::new());
+    let mut names = HashMap::new();
     for (i, port) in spec.ports.iter().flatten().enumerate() {
         let number = optional_port(&format!("spec.ports[{i}].port"), Some(port.port))?;
         if number == 0 {
@@ -168,12 +173,9 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
         }
         let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
         let name = port.name.clone().unwrap_or_default();
-        let same = |other: &&core::ServicePort| {
-            (other.name.as_deref().unwrap_or_default(), protocol(other.protocol.as_deref()))
-                == (&name, protocol(port.protocol.as_deref()))
-        };
-        // The API server does not take it. One of the two would stand for both.
-        if let Some(first) = spec.ports.iter().flatten().take(i).position(|other| same(&other)) {
+        // The API server does not take two of one name. One of them would stand for both.
+        let taken = (port.name.as_deref().unwrap_or_default(), protocol(port.protocol.as_deref()));
+        if let Some(first) = names.insert(taken, i) {
             let which = if name.is_empty() { "it has no name".to_owned() } else { format!("{name:?}") };
             return Err(FieldError::new(
                 format!("spec.ports[{i}].name"),
@@ -181,13 +183,20 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
             ));
         }
         let Some(protocol) = protocol(port.protocol.as_deref()) else {
-            untranslated.push(format!("spec.ports[{i}] {}", port.protocol.as_deref().unwrap_or_default()));
+            let protocol = port.protocol.as_deref().unwrap_or_default();
+            untranslated += 1;
+            if untranslated <= UNTRANSLATED {
+                fields.push(format!("spec.ports[{i}] {protocol}"));
+            }
             continue;
         };
         ports.push(object::Port { name, protocol, port: number, node_port });
     }
-    if !untranslated.is_empty() {
-        problems.tell(&untranslated.join(", "), "left alone: neither TCP nor UDP");
+    if untranslated > 0 {
+        if let Some(more @ 1..) = untranslated.checked_sub(UNTRANSLATED) {
+            fields.push(format!("and {more} more"));
+        }
+        problems.tell(&fields.join(", "), OTHER_PROTOCOLS);
     }
     Ok(ports)
 }
@@ -220,7 +229,7 @@ fn source_ranges(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<IpNet
             Some(range) => ranges.push(range),
             None => problems.tell(
                 &format!("spec.loadBalancerSourceRanges[{i}]"),
-                &format!("{text:?} is not a CIDR and lets no source in"),
+                &format!("{} is not a CIDR and lets no source in", quoted(text)),
             ),
         }
     }
@@ -278,7 +287,7 @@ fn slice_with(
             if address.is_ipv6() != ipv6 {
                 problems.tell(
                     &field,
-                    &format!("{text:?} is not of the slice's addressType {}", slice.address_type),
+                    &format!("{} is not of the slice's addressType {}", quoted(text), slice.address_type),
                 );
                 return None;
             }
@@ -304,7 +313,7 @@ fn last_change(metadata: &ObjectMeta, problems: &mut Problems) -> object::LastCh
     if let (Some(text), Some(Err(_))) = (text, &time) {
         problems.tell(
             &format!("metadata.annotations[{LAST_CHANGE_ANNOTATION}]"),
-            &format!("{text:?} is not a time, so how long its changes take is not measured"),
+            &format!("{} is not a time, so how long its changes take is not measured", quoted(text)),
         );
     }
     object::LastChange(time.and_then(Result::ok).map(SystemTime::from))

@@ -1,18 +1,29 @@
 //! Kubernetes Events about Services and the own Node, which `kubectl describe` shows.
 
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Service};
+mod correlator;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client,
-    api::ListParams,
+    Client,
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
 use tracing::debug;
+
+use self::correlator::{Correlator, WINDOW};
 
 use crate::model::ServiceName;
 
 /// An object that has Events.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
     Service(ServiceName),
     /// The Node that the agent runs on.
@@ -45,9 +56,22 @@ impl ObjectEvent {
     }
 }
 
-/// The place where [`ObjectEvent`]s are put.
+/// The place where [`ObjectEvent`]s are put. Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]
-pub struct EventRecorder(Option<mpsc::Sender<ObjectEvent>>);
+pub struct EventRecorder(Option<Poster>);
+
+#[derive(Clone, Debug)]
+struct Poster {
+    sender: mpsc::Sender<ObjectEvent>,
+    uids: Uids,
+}
+
+/// UIDs of all Services and of the own Node (without a namespace), as watches say: `kubectl describe` finds Events by them.
+type Uids = Arc<Mutex<HashMap<ServiceName, Box<str>>>>;
+
+fn lock(uids: &Uids) -> MutexGuard<'_, HashMap<ServiceName, Box<str>>> {
+    uids.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl EventRecorder {
     /// For sources that have no place for Events.
@@ -55,12 +79,34 @@ impl EventRecorder {
         Self(None)
     }
 
-    /// Posts an Event, soon and without waiting. Events are best effort: while many are waiting, further ones are lost.
+    /// Posts an Event, soon and without waiting: the first of an object and reason at once, what follows within ten minutes
+    /// by one at their end. Events are best effort: while many are waiting, further ones are lost.
     pub fn post(&self, event: ObjectEvent) {
-        if let Some(sender) = &self.0
-            && let Err(error) = sender.try_send(event)
+        if let Some(poster) = &self.0
+            && let Err(error) = poster.sender.try_send(event)
         {
             debug!("event not posted: {error}");
+        }
+    }
+
+    /// An object that Events may be about is there, with this UID.
+    pub(super) fn seen(&self, name: &ServiceName, uid: Option<&str>) {
+        if let (Some(poster), Some(uid)) = (&self.0, uid) {
+            lock(&poster.uids).insert(name.clone(), uid.into());
+        }
+    }
+
+    /// A list of Services begins.
+    pub(super) fn forget_services(&self) {
+        if let Some(poster) = &self.0 {
+            lock(&poster.uids).retain(|name, _| name.namespace.is_empty());
+        }
+    }
+
+    /// Such an object is gone.
+    pub(super) fn gone(&self, name: &ServiceName) {
+        if let Some(poster) = &self.0 {
+            lock(&poster.uids).remove(name);
         }
     }
 }
@@ -68,52 +114,63 @@ impl EventRecorder {
 /// The recorder, and the task that posts what it is given.
 pub(super) fn channel(client: Client, node_name: String) -> (EventRecorder, impl Future<Output = ()>) {
     let (sender, receiver) = mpsc::channel(64);
-    (EventRecorder(Some(sender)), post_all(client, node_name, receiver))
+    let uids = Uids::default();
+    let recorder = EventRecorder(Some(Poster { sender, uids: Arc::clone(&uids) }));
+    (recorder, post_all(client, node_name, receiver, uids))
 }
 
-async fn post_all(client: Client, node_name: String, mut events: mpsc::Receiver<ObjectEvent>) {
+async fn post_all(client: Client, node_name: String, mut events: mpsc::Receiver<ObjectEvent>, uids: Uids) {
     let reporter = Reporter { controller: "traffic-policy".to_owned(), instance: Some(node_name.clone()) };
-    let recorder = Recorder::new(client.clone(), reporter);
-    while let Some(event) = events.recv().await {
-        let reference = match &event.subject {
-            Subject::Service(service) => service_reference(&client, service).await,
-            Subject::Node => node_reference(&client, &node_name).await,
+    let recorder = Recorder::new(client, reporter);
+    let mut correlator = Correlator::new(Instant::now());
+    loop {
+        let now = Instant::now();
+        let post = tokio::select! {
+            event = events.recv() => match event {
+                Some(event) => Vec::from_iter(correlator.admit(event, Instant::now())),
+                None => return,
+            },
+            () = sleep_until(correlator.next().unwrap_or(now + WINDOW)) => correlator.due(Instant::now()),
         };
-        let type_ = if event.is_warning { EventType::Warning } else { EventType::Normal };
-        let posted = Event {
-            type_,
-            reason: event.reason,
-            note: Some(event.message),
-            action: event.action,
-            secondary: None,
-        };
-        if let Err(error) = recorder.publish(&posted, &reference).await {
-            debug!("event about {:?} not posted: {error}", event.subject);
+        for event in post {
+            publish(&recorder, event, &node_name, &uids).await;
         }
     }
 }
 
-/// `kubectl describe` finds Events by the object's UID. A list, because proxies may list Services but not get one.
-async fn service_reference(client: &Client, service: &ServiceName) -> ObjectReference {
-    let api: Api<Service> = Api::namespaced(client.clone(), &service.namespace);
-    let one = ListParams::default().fields(&format!("metadata.name={}", service.name));
-    let found = api.list_metadata(&one).await.ok().and_then(|list| list.items.into_iter().next());
+async fn publish(recorder: &Recorder, event: ObjectEvent, node_name: &str, uids: &Uids) {
+    let reference = match &event.subject {
+        Subject::Service(service) => service_reference(service, uids),
+        Subject::Node => node_reference(node_name, uids),
+    };
+    let type_ = if event.is_warning { EventType::Warning } else { EventType::Normal };
+    let posted = Event {
+        type_,
+        reason: event.reason,
+        note: Some(event.message),
+        action: event.action,
+        secondary: None,
+    };
+    if let Err(error) = recorder.publish(&posted, &reference).await {
+        debug!("event about {:?} not posted: {error}", event.subject);
+    }
+}
+
+fn service_reference(service: &ServiceName, uids: &Uids) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Service".to_owned()),
         namespace: Some(service.namespace.clone()),
         name: Some(service.name.clone()),
-        uid: found.and_then(|found| found.metadata.uid),
+        uid: lock(uids).get(service).map(ToString::to_string),
         ..ObjectReference::default()
     }
 }
 
-/// Also by its UID, and by its name where that is not known, as kubelet's own Events have it: `kubectl describe` finds both.
-async fn node_reference(client: &Client, name: &str) -> ObjectReference {
-    let api: Api<Node> = Api::all(client.clone());
-    let one = ListParams::default().fields(&format!("metadata.name={name}"));
-    let found = api.list_metadata(&one).await.ok().and_then(|list| list.items.into_iter().next());
-    let uid = found.and_then(|found| found.metadata.uid).unwrap_or_else(|| name.to_owned());
+/// By its UID, and by its name where that is not known, as kubelet's own Events have it: `kubectl describe` finds both.
+fn node_reference(name: &str, uids: &Uids) -> ObjectReference {
+    let node = ServiceName { namespace: String::new(), name: name.to_owned() };
+    let uid = lock(uids).get(&node).map_or_else(|| name.to_owned(), ToString::to_string);
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),

@@ -13,7 +13,7 @@ use std::{
 use notify::{EventKind, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::mpsc,
-    task::{JoinSet, spawn_blocking},
+    task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tracing::debug;
@@ -35,6 +35,10 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Interval of checking the folder without a notification: file systems without notifications exist, and links that lead out
 /// of the folder.
 const POLL: Duration = Duration::from_secs(3);
+
+/// Looking at the files and reading them ends within this time, or the disk or the network behind it stands still: it is said, and
+/// waited for, since nobody could end the thread.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices, Nodes and ServiceCIDRs, as `kubectl`
 /// would take them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
@@ -110,7 +114,7 @@ where
     loop {
         notices.renew(&folder, &status);
         let looking = folder.clone();
-        let looked = spawn_blocking(move || Look::at(&looking)).await;
+        let looked = patient(spawn_blocking(move || Look::at(&looking)), &folder, LONG, &status).await;
         let look = match looked {
             Ok(look) => look,
             Err(error) => {
@@ -121,7 +125,7 @@ where
         // Without a notice only a folder that looks different is read again.
         if told || seen.as_ref() != Some(&look) {
             let read = Arc::clone(&read);
-            match spawn_blocking(move || read()).await {
+            match patient(spawn_blocking(move || read()), &folder, LONG, &status).await {
                 Ok(Ok(batch)) => {
                     status.well("manifests", "all manifests are readable again");
                     status.contact();
@@ -147,6 +151,28 @@ where
         }
         told = notices.wait().await;
     }
+}
+
+/// Waits for a task that touches the files, and says so where it takes too long.
+async fn patient<T>(
+    mut task: JoinHandle<T>,
+    folder: &Path,
+    long: Duration,
+    status: &StatusWriter,
+) -> Result<T, JoinError> {
+    // Begins like that of mistakes in them: there may be Services that are not known.
+    const SUBJECT: &str = "manifests in time";
+    if let Ok(done) = timeout(long, &mut task).await {
+        return done;
+    }
+    let (folder, seconds) = (folder.display(), long.as_secs());
+    status.trouble(
+        SUBJECT,
+        format!("{folder} has been read for {seconds} s: no change in it is followed until that ends"),
+    );
+    let done = task.await;
+    status.well(SUBJECT, "the folder can be read again");
+    done
 }
 
 /// Paths and metadata of the files, to detect changes without reading them.
@@ -332,6 +358,23 @@ mod tests {
         assert!(followed.source.try_next().is_none());
         fs::write(followed.folder.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
         followed.expect(&["a"]).await;
+    }
+
+    #[tokio::test]
+    async fn reading_without_end_is_told() {
+        let (writer, mut status) = StatusWriter::new();
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let task = spawn_blocking(move || wait.recv().is_err());
+        let told = tokio::spawn(async move {
+            patient(task, Path::new("/manifests"), Duration::from_millis(10), &writer).await.unwrap()
+        });
+        let said = status.wait_for(|status| !status.errors.is_empty()).await.unwrap();
+        assert!(said.is_blind(), "{said:?}");
+        let text = &said.errors["manifests in time"];
+        assert!(text.contains("/manifests") && text.contains("no change"), "{text}");
+        drop(release);
+        assert!(told.await.unwrap());
+        assert!(status.get().errors.is_empty());
     }
 
     #[tokio::test]

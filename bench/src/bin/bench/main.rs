@@ -2,6 +2,7 @@
 //!
 //! Everything happens in network namespaces of its own; no device of the machine is touched.
 
+mod fleet;
 mod packet;
 mod report;
 mod scale;
@@ -74,8 +75,12 @@ impl Effort {
 type Part = fn(Effort, &mut Report) -> Result<()>;
 
 /// Everything that is measured; each part asks the report which of its rows are wanted.
-const PARTS: &[(&str, Part)] =
-    &[("per packet", packet::measure), ("on the wire", wire::measure), ("scale", scale::measure)];
+const PARTS: &[(&str, Part)] = &[
+    ("per packet", packet::measure),
+    ("on the wire", wire::measure),
+    ("scale", scale::measure),
+    ("fleet", fleet::measure),
+];
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::problems::Problems;
+use super::problems::{Problems, quoted};
 use crate::model::{FALLBACK_ANNOTATION, HEALTH_PORT_ANNOTATION, parse_duration};
 
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
@@ -21,12 +21,12 @@ fn tell(problems: &mut Problems, annotation: &str, what: &str) {
 pub(super) fn drain(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Duration> {
     let text = text(metadata, DRAIN_ANNOTATION)?;
     let Some(drain) = parse_duration(text) else {
-        let what = format!("{text:?} is not a duration such as 30s, 1m or 0, and is ignored");
+        let what = format!("{} is not a duration such as 30s, 1m or 0, and is ignored", quoted(text));
         tell(problems, DRAIN_ANNOTATION, &what);
         return None;
     };
     if drain > LONGEST_DRAIN {
-        let what = format!("{text:?} is longer than 24h, which is taken instead");
+        let what = format!("{} is longer than 24h, which is taken instead", quoted(text));
         tell(problems, DRAIN_ANNOTATION, &what);
     }
     Some(drain.min(LONGEST_DRAIN))
@@ -37,7 +37,7 @@ pub(super) fn health_port(metadata: &ObjectMeta, problems: &mut Problems) -> u16
     let Some(text) = text(metadata, HEALTH_PORT_ANNOTATION) else { return 0 };
     let port = text.parse().unwrap_or(0);
     if port == 0 {
-        let what = format!("{text:?} is not a port such as 31999, and is ignored");
+        let what = format!("{} is not a port such as 31999, and is ignored", quoted(text));
         tell(problems, HEALTH_PORT_ANNOTATION, &what);
     }
     port
@@ -49,8 +49,10 @@ pub(super) fn external_fallback(metadata: &ObjectMeta, problems: &mut Problems) 
         None => false,
         Some("cluster") => true,
         Some(other) => {
-            let what =
-                format!("{other:?} is not \"cluster\", the only value that it may have, and is ignored");
+            let what = format!(
+                "{} is not \"cluster\", the only value that it may have, and is ignored",
+                quoted(other)
+            );
             tell(problems, FALLBACK_ANNOTATION, &what);
             false
         }

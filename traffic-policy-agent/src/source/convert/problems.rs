@@ -1,6 +1,6 @@
 //! Parts of an object that cannot be used: left out, and reported with the object.
 
-use std::net::IpAddr;
+use std::{collections::HashSet, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -9,18 +9,25 @@ use crate::model::address::{parse_cidr, parse_ip, unusable};
 /// Unusable parts of one object.
 pub(super) struct Problems {
     pub(super) object: String,
-    /// One for each problem, complete.
+    /// One for each problem, complete, up to [`Self::MOST`], and then one more.
     pub(super) sentences: Vec<String>,
 }
 
 impl Problems {
+    /// An object may have as many mistakes as fields. Nobody reads so many.
+    const MOST: usize = 50;
+
     pub(super) fn tell(&mut self, field: &str, what: &str) {
-        self.sentences.push(format!("{}: {field} {what}.", self.object));
+        match self.sentences.len() {
+            ..Self::MOST => self.sentences.push(format!("{}: {field} {what}.", self.object)),
+            Self::MOST => self.sentences.push(format!("{}: more of it is not usable.", self.object)),
+            _ => {}
+        }
     }
 
     pub(super) fn address(&mut self, field: &str, text: &str) -> Option<IpAddr> {
         let Some(ip) = parse_ip(text) else {
-            self.tell(field, &format!("{text:?} is not an IP address, and is left out"));
+            self.tell(field, &format!("{} is not an IP address, and is left out", quoted(text)));
             return None;
         };
         if let Some(reason) = unusable(ip) {
@@ -43,7 +50,10 @@ impl Problems {
                     );
                 }
                 None => {
-                    self.tell(&format!("{field}[{i}]"), &format!("{text:?} is not a CIDR, and is left out"));
+                    self.tell(
+                        &format!("{field}[{i}]"),
+                        &format!("{} is not a CIDR, and is left out", quoted(text)),
+                    );
                 }
             }
         }
@@ -53,13 +63,23 @@ impl Problems {
     /// The usable addresses, without duplicates, in order.
     pub(super) fn addresses(&mut self, field: &str, texts: &[String]) -> Vec<IpAddr> {
         let mut addresses = Vec::new();
+        let mut seen = HashSet::new();
         for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
             if let Some(ip) = self.address(&format!("{field}[{i}]"), text)
-                && !addresses.contains(&ip)
+                && seen.insert(ip)
             {
                 addresses.push(ip);
             }
         }
         addresses
+    }
+}
+
+/// A value in quotation marks for a sentence, its beginning if it is long: an annotation may have 256 KiB.
+pub(super) fn quoted(text: &str) -> String {
+    const MOST: usize = 80;
+    match text.char_indices().nth(MOST) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}… ({} bytes)", &text[..end], text.len()),
     }
 }

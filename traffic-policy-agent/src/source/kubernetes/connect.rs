@@ -7,10 +7,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use hyper::{Request, Response, body::Incoming};
+use http_body_util::BodyExt;
+use hyper::{Request, Response};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
-    rt::TokioExecutor,
+    rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
     Config,
@@ -18,9 +20,14 @@ use kube::{
     config::Kubeconfig,
 };
 use tokio::time::sleep;
-use tower::{BoxError, Service, ServiceBuilder, util::BoxService};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxService};
+use tower_http::decompression::DecompressionLayer;
 
-use super::access::{Access, AccessError};
+use super::{
+    access::{Access, AccessError},
+    deadline::Answer,
+    one_by_one::OneByOne,
+};
 use crate::source::status::StatusWriter;
 
 /// Silence of the other end's kernel after which it is asked whether the connection is still there, then from question to
@@ -30,11 +37,15 @@ const KEEPALIVE_QUESTIONS: u32 = 3;
 /// For what was sent to be acknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(10);
+/// Silence on an HTTP/2 connection after which a ping asks whether anybody is there, and how long the answer may take. As
+/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`.
+const PING: Duration = Duration::from_secs(30);
+const PONG: Duration = Duration::from_secs(15);
 
 /// Interval of checking the credentials' files. The kubelet replaces its certificate well before it expires.
 const LOOK: Duration = Duration::from_secs(5);
 
-pub(super) type Connections = BoxService<Request<Body>, Response<Incoming>, BoxError>;
+pub(super) type Connections = BoxService<Request<Body>, Response<Answer>, BoxError>;
 
 /// The layers of requests except credentials of this agent's own.
 ///
@@ -46,15 +57,38 @@ pub(super) fn connections(mut config: Config) -> Result<Connections, kube::Error
         config.default_retry = false;
         ClientBuilder::try_from(config.clone())?;
     }
-    let connector = config.rustls_https_connector_with_connector(connector())?;
-    let client: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(connector);
+    let client: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        // Watches say nothing to the pool for minutes, and their connection is the one that is to be taken.
+        .pool_idle_timeout(None)
+        .http2_keep_alive_interval(PING)
+        .http2_keep_alive_timeout(PONG)
+        .build(OneByOne::new(https(&config)?));
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .service(client);
+        // Of lists above 128 KiB; watches come as they are.
+        .layer(DecompressionLayer::new())
+        .service(client)
+        .map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync));
     Ok(BoxService::new(service))
+}
+
+/// TLS where the address says so, with HTTP/2 where the server takes it, else HTTP/1.1.
+fn https(config: &Config) -> Result<HttpsConnector<HttpConnector>, kube::Error> {
+    let builder =
+        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+    let builder = match &config.tls_server_name {
+        None => builder,
+        Some(name) => {
+            let name =
+                name.clone().try_into().map_err(|error| kube::Error::Service(BoxError::from(error)))?;
+            builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+        }
+    };
+    Ok(builder.enable_all_versions().wrap_connector(connector()))
 }
 
 fn connector() -> HttpConnector {
@@ -85,7 +119,7 @@ impl Renewed {
 }
 
 impl Service<Request<Body>> for Renewed {
-    type Response = Response<Incoming>;
+    type Response = Response<Answer>;
     type Error = BoxError;
     type Future = <Connections as Service<Request<Body>>>::Future;
 

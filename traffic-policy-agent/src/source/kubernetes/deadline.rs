@@ -2,11 +2,14 @@
 //!
 //! A server that takes a connection and says nothing is as good as none, but no error ever comes of it. So each answer has
 //! a deadline for its headers, each body that is not a watch's one for its pieces and its whole, and watches, which may be
-//! silent for good reasons, end when [`super::probe`] gets no answer.
+//! silent for good reasons, end when the pings of HTTP/2 get no answer; by HTTP/1.1, when [`super::probe`] gets none.
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -14,7 +17,7 @@ use std::{
 use futures::stream;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
-    Request, Response,
+    Request, Response, Version,
     body::{Body, Bytes, Frame},
 };
 use tokio::{
@@ -50,15 +53,26 @@ pub(super) struct Line {
     heard: Arc<Mutex<Instant>>,
     /// Raised when open watches are to end.
     given_up: watch::Sender<u64>,
+    /// The last answer came by HTTP/2, which has pings of its own.
+    pings: Arc<AtomicBool>,
 }
 
 impl Line {
     pub(super) fn new() -> Self {
-        Self { heard: Arc::new(Mutex::new(Instant::now())), given_up: watch::Sender::new(0) }
+        Self {
+            heard: Arc::new(Mutex::new(Instant::now())),
+            given_up: watch::Sender::new(0),
+            pings: Arc::default(),
+        }
     }
 
     fn heard(&self) {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// The connection is watched by HTTP/2 itself.
+    pub(super) fn pings(&self) -> bool {
+        self.pings.load(Ordering::Relaxed)
     }
 
     pub(super) fn last_heard(&self) -> Instant {
@@ -111,6 +125,7 @@ where
         Box::pin(async move {
             let response = timeout(ANSWER, answer).await.map_err(|_| Silence::Headers)??;
             line.heard();
+            line.pings.store(response.version() == Version::HTTP_2, Ordering::Relaxed);
             let (parts, body) = response.into_parts();
             let body = if is_watch && parts.status.is_success() {
                 until_given_up(body, line)

@@ -1,6 +1,9 @@
 //! All Nodes, Services and EndpointSlices of a cluster, followed for who judges it as a whole: nothing is written, no Event is posted.
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use k8s_openapi::api::{
     core::v1::{Node, Service},
@@ -30,7 +33,8 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
     let mut tasks = JoinSet::new();
     let client = lasting_client(access, &writer, &mut tasks).await?;
     let (events, lists) = (EventRecorder::nowhere(), Arc::new(AtomicUsize::new(3)));
-    let sink = watch::Sink { sender, status: writer, events: events.clone(), lists };
+    let sink =
+        watch::Sink { sender, status: writer, events: events.clone(), lists, relist_within: Duration::ZERO };
     let labelled = |selector| watcher::Config::default().labels(selector);
     tasks.spawn(watch::run(
         Api::all(client.clone()),

@@ -1,7 +1,7 @@
-//! Asks the API server for a sign of life while nothing comes from it.
+//! Asks the API server for a sign of life while nothing comes from it by HTTP/1.1.
 //!
-//! A watch on which nothing happens looks like one whose server stands still. kube-proxy pings by HTTP/2, after 30 s, with
-//! 15 s for the answer; here it is one small request that every role may make.
+//! A watch on which nothing happens looks like one whose server stands still. HTTP/2 has pings ([`super::connect`]); in their place
+//! it is one small request that every role may make.
 
 use std::time::Duration;
 
@@ -25,6 +25,9 @@ pub(super) async fn run(client: Client, line: Line) {
             continue;
         }
         asked = Instant::now();
+        if line.pings() {
+            continue;
+        }
         let Ok(question) = Request::get("/version").body(Vec::new()) else { return };
         // Whatever the status is: somebody answers.
         if let Err(error @ (kube::Error::Service(_) | kube::Error::HyperError(_))) =

@@ -1,9 +1,10 @@
 //! One kind of object, listed and watched for ever.
 
+mod listing;
+
 use std::{
     collections::BTreeSet,
     fmt::Debug,
-    hash::{BuildHasher, Hasher, RandomState},
     pin::pin,
     sync::{
         Arc,
@@ -15,7 +16,7 @@ use std::{
 use futures::{Stream, StreamExt};
 use kube::{
     Api, Resource,
-    core::{DeserializeGuard, Status},
+    core::DeserializeGuard,
     runtime::{
         utils::Backoff,
         watcher::{self, DefaultBackoff, watcher},
@@ -28,6 +29,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use self::listing::{Listing, is_too_large_version, random, refusal, start_delay};
 use super::{
     deadline::WHOLE,
     observe::{API_SERVER, chain},
@@ -59,6 +61,8 @@ pub(super) struct Sink {
     pub(super) events: EventRecorder,
     /// Number of first lists still to come.
     pub(super) lists: Arc<AtomicUsize>,
+    /// As [`super::Kubernetes::relist_within`].
+    pub(super) relist_within: Duration,
 }
 
 /// Pause before a kind that the API server refuses is requested again. Each node of a cluster asks.
@@ -83,45 +87,6 @@ impl Sink {
     }
 }
 
-/// Method of listing all objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listing {
-    /// As the beginning of a watch, from the API server's cache (Kubernetes 1.32 and later).
-    Streaming,
-    /// As a list from the API server's cache: may be as old as that, like what watches say.
-    Cached,
-    /// As a list from etcd, in pages: after a version that the cache did not hold any more.
-    Latest,
-}
-
-impl Listing {
-    fn config(self, of: &watcher::Config) -> watcher::Config {
-        let config = of.clone().timeout(watch_seconds());
-        match self {
-            Self::Streaming => config.streaming_lists(),
-            // Pages come from etcd.
-            Self::Cached => watcher::Config { page_size: None, ..config.any_semantic() },
-            Self::Latest => config,
-        }
-    }
-}
-
-/// After how many seconds the API server is to end a watch: by chance, lest all nodes ask for new ones together. As
-/// client-go, but below the 295 s that a watch of `kube` is silent at most.
-fn watch_seconds() -> u32 {
-    let seconds = random() % 90;
-    200 + u32::try_from(seconds).unwrap_or(0)
-}
-
-/// Nodes that start together, as after a power cut, do not ask in the same moment.
-fn start_delay() -> Duration {
-    Duration::from_millis(random() % 500)
-}
-
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
 /// A watch that begins with all objects goes on at least this often until it has given them. One of an API server that
 /// does not know such watches never says that it has.
 const STREAMING: Duration = Duration::from_secs(10);
@@ -144,6 +109,9 @@ pub(super) async fn run<K, T>(
         unreadable: BTreeSet::new(),
         unreadable_before: BTreeSet::new(),
         listing: Listing::Streaming,
+        from_cache: Listing::Streaming,
+        chance: random,
+        in_list: true,
         begun: None,
         whole: WHOLE,
         listed: false,
@@ -152,6 +120,7 @@ pub(super) async fn run<K, T>(
     sleep(start_delay()).await;
     let mut backoff = DefaultBackoff::default();
     loop {
+        watch.in_list = true;
         let pause =
             match watch.follow(watcher(api.clone(), watch.listing.config(&config)), &mut backoff).await {
                 Ok(pause) => pause,
@@ -164,20 +133,12 @@ pub(super) async fn run<K, T>(
 
 /// Why a stream of events is not read on.
 enum Ended {
+    /// The history is lost, for this watch as for those of all nodes: all objects are to be asked for anew.
+    Expired,
     /// All objects are to be asked for anew.
     Relist,
     /// The API server does not give the kind.
     Refused,
-}
-
-/// Refusal by the API server: it does not have the resource, or the role does not name it.
-fn refusal(error: &watcher::Error) -> Option<&Status> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => matches!(status.code, 403 | 404).then_some(&**status),
-        _ => None,
-    }
 }
 
 struct Watch<K, T> {
@@ -190,6 +151,12 @@ struct Watch<K, T> {
     /// The same, before the list that is under way.
     unreadable_before: BTreeSet<ServiceName>,
     listing: Listing,
+    /// The way of listing that is tried first, as far as this API server knows it.
+    from_cache: Listing,
+    /// Where random numbers come from.
+    chance: fn() -> u64,
+    /// All objects are yet to be given by the watcher that is read.
+    in_list: bool,
     /// When the list that is under way began.
     begun: Option<Instant>,
     /// For all of a list that a watch gives: each event has [`STREAMING`], but they may trickle.
@@ -235,6 +202,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                     let pause = backoff.next().unwrap_or(REFUSED);
                     match ended {
                         Some(Ended::Refused) => return Ok(REFUSED),
+                        Some(Ended::Expired) => return Ok(self.relist_delay().max(pause)),
                         Some(Ended::Relist) => return Ok(pause),
                         // It goes on where it was.
                         None => sleep(pause).await,
@@ -254,10 +222,26 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             format!("the list of {plural} did not end within {} s", self.whole.as_secs())
         };
         self.sink.status.trouble(API_SERVER, text);
-        self.listing = Listing::Cached;
+        (self.listing, self.from_cache) = (Listing::Cached, Listing::Cached);
+    }
+
+    /// How long an agent that knows a state waits before it asks for another one, which all others want, too.
+    fn relist_delay(&self) -> Duration {
+        let most = u64::try_from(self.sink.relist_within.as_millis()).unwrap_or(u64::MAX);
+        if !self.listed || most == 0 {
+            return Duration::ZERO;
+        }
+        let delay = Duration::from_millis((self.chance)() % most);
+        info!(
+            "the API server's history does not reach back to what is known: {} are listed anew in {} s",
+            self.kind.plural,
+            delay.as_secs()
+        );
+        delay
     }
 
     async fn event(&mut self, event: watcher::Event<DeserializeGuard<K>>) -> Result<(), Stopped> {
+        self.note_uid(&event);
         match event {
             watcher::Event::Init => {
                 self.begun.get_or_insert_with(Instant::now);
@@ -271,8 +255,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             }
             watcher::Event::InitDone => {
                 self.begun = None;
-                // From now on a list is only asked for when the cache does not do.
-                self.listing = Listing::Latest;
+                self.in_list = false;
+                self.listing = self.from_cache;
                 if std::mem::take(&mut self.refused) {
                     info!("{} are given now", self.kind.plural);
                 }
@@ -300,6 +284,23 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
+    /// Events are about Services and the own Node, which is the only one that is watched.
+    fn note_uid(&self, event: &watcher::Event<DeserializeGuard<K>>) {
+        if !matches!(&*K::kind(&()), "Service" | "Node") {
+            return;
+        }
+        let events = &self.sink.events;
+        match event {
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                events.seen(&full_name(object), object.meta().uid.as_deref());
+            }
+            watcher::Event::Delete(object) => events.gone(&full_name(object)),
+            // The list says which there are.
+            watcher::Event::Init if K::kind(&()) == "Service" => events.forget_services(),
+            watcher::Event::Init | watcher::Event::InitDone => {}
+        }
+    }
+
     async fn listed(&mut self) -> Result<(), Stopped> {
         if !std::mem::replace(&mut self.listed, true) {
             self.sink.status.listed(self.kind.plural);
@@ -315,22 +316,30 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             self.refused(error).await?;
             return Ok(Some(Ended::Refused));
         }
-        let code = match error {
+        let status = match error {
             watcher::Error::WatchError(status)
             | watcher::Error::InitialListFailed(kube::Error::Api(status))
-            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(status.code),
+            | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => Some(&**status),
             _ => None,
         };
+        let code = status.map(|status| status.code);
+        if self.in_list && self.listing == Listing::Streaming && matches!(code, Some(400 | 422)) {
+            debug!(kind = self.kind.plural, "no streaming lists: {error}");
+            (self.listing, self.from_cache) = (Listing::Cached, Listing::Cached);
+            return Ok(Some(Ended::Relist));
+        }
+        // The cache does not reach what is known: it is behind, or etcd was restored from a backup.
+        let behind = code == Some(410) || status.is_some_and(is_too_large_version);
+        if self.in_list && self.listing != Listing::Latest && behind {
+            debug!(kind = self.kind.plural, "not from the cache: {error}");
+            self.listing = Listing::Latest;
+            return Ok(Some(Ended::Relist));
+        }
         // The history does not reach back so far any more. The watcher knows it as an event only, and would ask for the
         // same version for ever.
         if code == Some(410) {
             debug!(kind = self.kind.plural, "listing anew: {error}");
-            return Ok(Some(Ended::Relist));
-        }
-        if self.listing == Listing::Streaming && matches!(code, Some(400 | 422)) {
-            debug!(kind = self.kind.plural, "no streaming lists: {error}");
-            self.listing = Listing::Cached;
-            return Ok(Some(Ended::Relist));
+            return Ok(Some(if self.in_list { Ended::Relist } else { Ended::Expired }));
         }
         self.report(error);
         // Also from a list: the next one is to be of the kind that is due.

@@ -1,5 +1,7 @@
 //! One look at a folder of manifests: all of it is understood, or every mistake is named.
 
+mod text;
+
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -93,7 +95,7 @@ pub(super) fn load(folder: &Path, detail: Detail) -> Result<Objects, Mistakes> {
         Loader { detail, objects: Objects::default(), mistakes: Vec::new(), found: BTreeMap::new() };
     for file in files {
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
-        match fs::read_to_string(&file) {
+        match text::read(&file) {
             Ok(text) => loader.file(&name, &text),
             // Gone since the folder was listed: the change is announced, the next look sees the rest.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !file.is_symlink() => {}

@@ -22,7 +22,7 @@ pub(super) fn bound(unit: Unit, median: f64) -> f64 {
         Unit::Microseconds | Unit::Milliseconds => 0.25,
         // The timer's interrupts.
         Unit::Instructions => 0.02,
-        Unit::Percent | Unit::Megabytes | Unit::Bytes | Unit::Packets => 0.2,
+        Unit::Percent | Unit::Megabytes | Unit::Bytes | Unit::Packets | Unit::Count => 0.2,
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) enum Unit {
     Megabytes,
     Bytes,
     Packets,
+    /// Of connections and requests.
+    Count,
     /// Per packet.
     Instructions,
 }
@@ -38,6 +40,7 @@ impl Unit {
             Self::Megabytes => "MB",
             Self::Bytes => "B",
             Self::Packets => "packets",
+            Self::Count => "",
             Self::Instructions => "instr",
         }
     }

@@ -2,6 +2,7 @@
 
 use futures::stream;
 use k8s_openapi::api::core::v1::Service;
+use kube::core::Status;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -13,8 +14,13 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
     let (status, reader) = StatusWriter::new();
     // Nothing is sent before the end of a list.
     let (sender, _) = mpsc::channel(1);
-    let sink =
-        Sink { sender, status, events: EventRecorder::nowhere(), lists: Arc::new(AtomicUsize::new(1)) };
+    let sink = Sink {
+        sender,
+        status,
+        events: EventRecorder::nowhere(),
+        lists: Arc::new(AtomicUsize::new(1)),
+        relist_within: Duration::from_secs(30),
+    };
     let kind = Kind {
         plural: "Services",
         without: None,
@@ -28,6 +34,9 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
         unreadable: BTreeSet::new(),
         unreadable_before: BTreeSet::new(),
         listing,
+        from_cache: Listing::Streaming,
+        in_list: true,
+        chance: || 1_012_345,
         begun: None,
         whole: WHOLE,
         listed: false,
@@ -76,4 +85,30 @@ async fn a_list_that_trickles_is_given_up_and_said() {
     assert_eq!(watch.listing, Listing::Cached);
     let errors = status.get().errors;
     assert!(errors[API_SERVER].contains("did not end"), "{errors:?}");
+}
+
+/// After an outage beyond compaction all nodes of a cluster hear 410 in the same moment.
+#[tokio::test]
+async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
+    let gone = || {
+        let gone = Status::failure("too old", "Expired").with_code(410);
+        stream::iter([Err(watcher::Error::WatchError(gone.boxed()))])
+    };
+    let (mut unlisted, _) = watch(Listing::Streaming);
+    let pause = unlisted.follow(gone(), &mut DefaultBackoff::default()).await.ok().unwrap();
+    assert!(pause < Duration::from_secs(2), "who knows nothing does not wait: {pause:?}");
+
+    let (mut watch, _) = watch(Listing::Streaming);
+    (watch.listed, watch.in_list) = (true, false);
+    let pause = watch.follow(gone(), &mut DefaultBackoff::default()).await.ok().unwrap();
+    assert_eq!(pause, Duration::from_millis(22_345), "as chance will have it, within 30 s");
+    assert_eq!(watch.listing, Listing::Streaming, "from the cache first");
+    // The cache is behind what is known.
+    watch.in_list = true;
+    let behind = Status::failure("Too large resource version", "Timeout").with_code(504);
+    let failed = watcher::Error::WatchStartFailed(kube::Error::Api(behind.boxed()));
+    let events = stream::iter([Ok(Event::Init), Err(failed)]);
+    let pause = watch.follow(events, &mut DefaultBackoff::default()).await.ok().unwrap();
+    assert_eq!(watch.listing, Listing::Latest);
+    assert!(pause < Duration::from_secs(2), "{pause:?}");
 }
