@@ -146,6 +146,10 @@ impl Agent {
         http::get_from(&self.how.netns, HEALTHZ, "/livez")
     }
 
+    pub fn readyz(&self) -> Result<Response> {
+        http::get_from(&self.how.netns, HEALTHZ, "/readyz")
+    }
+
     /// A path of the port of metrics, which is the default one.
     pub fn ask_metrics(&self, path: &str) -> Result<Response> {
         http::get_from(&self.how.netns, METRICS, path)

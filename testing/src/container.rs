@@ -105,6 +105,19 @@ impl Container {
         }
     }
 
+    /// Waits until it has printed this.
+    pub fn wait_said(&mut self, text: &str, limit: Duration) -> Result<()> {
+        let (start, limit) = (Instant::now(), scaled(limit));
+        while !self.log().contains(text) {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("{} ended, {status}:\n{}", self.id, self.log());
+            }
+            ensure!(start.elapsed() < limit, "{} does not say {text:?}\n{}", self.id, self.log());
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Waits until its process has ended by itself, and gives the exit code.
     pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
         let (start, limit) = (Instant::now(), scaled(limit));
@@ -160,11 +173,11 @@ impl Container {
         Ok(u32::try_from(pid)?)
     }
 
-    /// As a kubelet ends a container: SIGTERM, and its process has to end by itself.
-    pub fn stop(mut self) -> Result<()> {
+    /// As a kubelet ends a container: SIGTERM, and its process has to end by itself. Gives the exit code.
+    pub fn stop(mut self) -> Result<Option<i32>> {
         let output = crun()?.args(["kill", &self.id, "TERM"]).output()?;
         ensure!(output.status.success(), "crun kill: {}", String::from_utf8_lossy(&output.stderr));
-        self.wait_ended(Duration::from_secs(10)).map(drop)
+        self.wait_ended(Duration::from_secs(10))
     }
 
     /// All that it has printed so far.

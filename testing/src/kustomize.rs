@@ -1,4 +1,4 @@
-//! The part of kustomize that `deploy/` uses: resources, and strategic merge patches in files of their own. Whatever it does
+//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge patches in files of their own. Whatever it does
 //! not know is an error, so that what is tested is what `kubectl apply -k` would apply.
 
 use std::fs;
@@ -13,15 +13,28 @@ use serde_json::{Map, Value};
 struct Kustomization {
     api_version: String,
     kind: String,
+    #[serde(default)]
     resources: Vec<String>,
     #[serde(default)]
+    components: Vec<String>,
+    #[serde(default)]
     patches: Vec<Patch>,
+    #[serde(default)]
+    images: Vec<Image>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Patch {
     path: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Image {
+    name: String,
+    new_name: Option<String>,
+    new_tag: Option<String>,
 }
 
 /// Lists whose elements are merged, and the field that tells them apart, as `patchMergeKey` in the API's types says.
@@ -40,16 +53,7 @@ const ATOMIC: [&str; 6] = ["args", "command", "envFrom", "tolerations", "add", "
 /// # Errors
 /// A file cannot be read, has a field that is not known here, or is a patch of something that is not there.
 pub fn build(folder: &Path) -> Result<Vec<Value>> {
-    let path = folder.join("kustomization.yaml");
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let kustomization: Kustomization =
-        serde_yaml_ng::from_str(&text).with_context(|| path.display().to_string())?;
-    let named = (kustomization.api_version.as_str(), kustomization.kind.as_str());
-    ensure!(
-        named == ("kustomize.config.k8s.io/v1beta1", "Kustomization"),
-        "{}: it is {named:?}",
-        path.display()
-    );
+    let kustomization = read(folder, ("kustomize.config.k8s.io/v1beta1", "Kustomization"))?;
     let mut objects = Vec::new();
     for resource in &kustomization.resources {
         let resource = folder.join(resource);
@@ -57,8 +61,40 @@ pub fn build(folder: &Path) -> Result<Vec<Value>> {
     }
     for (place, object) in objects.iter().enumerate() {
         let again = objects[..place].iter().any(|other| identity(other) == identity(object));
-        ensure!(!again, "{}: {:?} is there twice", path.display(), identity(object));
+        ensure!(!again, "{}: {:?} is there twice", folder.display(), identity(object));
     }
+    // They are given what the resources have made.
+    for component in &kustomization.components {
+        let component = folder.join(component);
+        let content = read(&component, ("kustomize.config.k8s.io/v1alpha1", "Component"))?;
+        ensure!(
+            content.resources.is_empty(),
+            "{}: resources of components are not known here",
+            component.display()
+        );
+        ensure!(
+            content.components.is_empty(),
+            "{}: components of components are not known here",
+            component.display()
+        );
+        change(&component, &content, &mut objects)?;
+    }
+    change(folder, &kustomization, &mut objects)?;
+    Ok(objects)
+}
+
+fn read(folder: &Path, wanted: (&str, &str)) -> Result<Kustomization> {
+    let path = folder.join("kustomization.yaml");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let kustomization: Kustomization =
+        serde_yaml_ng::from_str(&text).with_context(|| path.display().to_string())?;
+    let named = (kustomization.api_version.as_str(), kustomization.kind.as_str());
+    ensure!(named == wanted, "{}: it is {named:?}", path.display());
+    Ok(kustomization)
+}
+
+/// Patches, then names of images, as kustomize does it.
+fn change(folder: &Path, kustomization: &Kustomization, objects: &mut [Value]) -> Result<()> {
     for Patch { path: file } in &kustomization.patches {
         let file = folder.join(file);
         for patch in documents(&file)? {
@@ -69,7 +105,40 @@ pub fn build(folder: &Path) -> Result<Vec<Value>> {
             merge(target, &patch, "").with_context(|| file.display().to_string())?;
         }
     }
-    Ok(objects)
+    for image in &kustomization.images {
+        let named = objects.iter_mut().fold(false, |named, object| rename(object, image) | named);
+        ensure!(named, "{}: no container has the image {}", folder.display(), image.name);
+    }
+    Ok(())
+}
+
+/// Gives containers another image. Returns whether there was one.
+fn rename(value: &mut Value, image: &Image) -> bool {
+    let mut found = false;
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                if let (true, Some(text)) = (key == "image", value.as_str())
+                    && let Some((name, tag)) = text.rsplit_once(':')
+                    && name == image.name
+                {
+                    let name = image.new_name.as_deref().unwrap_or(name);
+                    let tag = image.new_tag.as_deref().unwrap_or(tag);
+                    *value = format!("{name}:{tag}").into();
+                    found = true;
+                } else {
+                    found |= rename(value, image);
+                }
+            }
+        }
+        Value::Array(values) => {
+            for value in values {
+                found |= rename(value, image);
+            }
+        }
+        _ => {}
+    }
+    found
 }
 
 /// The objects of a file.
@@ -200,6 +269,8 @@ mod tests {
             ("resources: [base.yaml, base.yaml]\n", fine.clone(), "twice"),
             ("resources: [other.yaml]\n", fine.clone(), "other.yaml"),
             ("resources: [base.yaml]\nnamePrefix: x\n", fine.clone(), "namePrefix"),
+            ("resources: [base.yaml]\nimages: [{name: no, newTag: a}]\n", fine.clone(), "no container"),
+            ("resources: [base.yaml]\ncomponents: [.]\n", fine.clone(), "Kustomization"),
         ] {
             let error = format!("{:#}", built(kustomization, &text).unwrap_err());
             assert!(error.contains(word), "{error}");

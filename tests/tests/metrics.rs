@@ -74,7 +74,7 @@ fn everything_at_once_is_in_good_style() {
             maps: [Some(false), Some(true), None]
                 .map(|ipv6| MapUsage { map: "slots", ipv6, used: 1, size: 2 })
                 .to_vec(),
-            found: [Found { entries: 4, snat: 2, unassured: 1, pending: 0, deleted: 0 }; 2],
+            found: [Found { entries: 4, snat: 2, unassured: 1, deleted: 0 }; 2],
             full: [1, 0],
             snat_ports: 30_000,
             draining: vec![(key("web", false), SystemTime::now()), (key("web", true), SystemTime::now())],

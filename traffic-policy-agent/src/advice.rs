@@ -89,7 +89,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::DroppedTableFull => "the flow table is full, and flows that stand are never evicted for new ones; or, of a single SYN, another CPU was writing or removing its entry at that moment".to_owned(),
         Outcome::DroppedNoRoute => "this node has no route to the endpoint (or, of a reply, to the client)".to_owned(),
         Outcome::DroppedForwardingDisabled => format!("the kernel does not forward packets that come by {}", context.device()),
-        Outcome::DroppedMtuExceeded => "it is longer than the way out allows; it might be fragmented, which the packet path does not do".to_owned(),
+        Outcome::DroppedMtuExceeded => "it is longer than the way out allows, and would have to be cut into more than two pieces, or has IPv4 options".to_owned(),
         Outcome::DroppedRateLimited => "an ICMP error or RST was due, but this CPU has sent as many as it may this second".to_owned(),
         Outcome::DroppedInternalError => "the kernel refused to change the packet, or an answer to it could not be built".to_owned(),
         Outcome::DroppedSourceRange => format!("{client} is in none of the loadBalancerSourceRanges of {service}"),

@@ -27,7 +27,7 @@ const POD: [&str; 11] = [
     "volumes",
 ];
 /// The same of a container. A probe is asked by the test.
-const CONTAINER: [&str; 10] = [
+const CONTAINER: [&str; 11] = [
     "args",
     "env",
     "envFrom",
@@ -35,6 +35,7 @@ const CONTAINER: [&str; 10] = [
     "imagePullPolicy",
     "livenessProbe",
     "name",
+    "readinessProbe",
     "resources",
     "securityContext",
     "volumeMounts",

@@ -105,7 +105,7 @@ fn programs_of_others_and_of_an_agent_that_runs() {
 fn filters_of_clsact() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
-    let sizes = MapSizes { flows4: 64, flows6: 64, pending: 64, ..MapSizes::default() };
+    let sizes = MapSizes { flows4: 64, flows6: 64, unassured: 64, ..MapSizes::default() };
     let mut object = dataplane::load(sizes, None, &Kernel::running().unwrap()).unwrap();
     dataplane::load_programs(&mut object).unwrap();
     let mut filter = |hook, name: &str, priority| {

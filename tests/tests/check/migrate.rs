@@ -9,7 +9,7 @@ use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::traffic::{Ledger, Probe, Server};
 
-use crate::said::{check, one_node};
+use crate::said::{Said, check, one_node};
 
 #[test]
 fn kube_proxy_and_what_goes_through_it() {
@@ -42,6 +42,7 @@ fn kube_proxy_and_what_goes_through_it() {
         };
         said.has("note", "migrate", found, "run --adopt");
         said.has("note", "migrate", "kube-proxy --cleanup", "the way back");
+        leaves_the_rest_to_the_steps(&said);
 
         let counted = said.findings.iter().filter_map(|finding| finding["found"].as_str());
         let counted = counted.filter(|found| found.contains("UDP flows go through a translation"));
@@ -49,6 +50,15 @@ fn kube_proxy_and_what_goes_through_it() {
         assert_eq!(counted.len(), 1, "the flow through {backend:?} is not counted: {said:#?}");
         proxy.clean().unwrap();
     }
+}
+
+/// What kube-proxy has here goes by the steps: nothing else is advised about it.
+fn leaves_the_rest_to_the_steps(said: &Said) {
+    let other = said.findings.iter().filter(|finding| {
+        let found = finding["found"].as_str().unwrap_or_default();
+        finding["probe"] == "kube-proxy" || finding["probe"] != "migrate" && found.contains("kube-proxy")
+    });
+    assert_eq!(other.count(), 0, "{said:#?}");
 }
 
 /// Mode ipvs is known by kube-proxy's device, whose name a bridge has here; its table is that of a kernel with ipvs, which this need not be.
@@ -59,6 +69,7 @@ fn mode_ipvs_has_steps_of_its_own_and_is_not_adopted() {
     node.netlink(async |net| net.bridge("kube-ipvs0", [2, 0, 0, 0, 0, 1], 1500).await).unwrap();
     let said = check(&lab, &["--migrate"]);
     said.has("note", "migrate", "ipvs, by the device kube-ipvs0", "run --adopt");
+    leaves_the_rest_to_the_steps(&said);
     said.has(
         "warning",
         "migrate",

@@ -66,7 +66,8 @@ fn from_the_archive_to_nodes_as_they_were() {
     let spec = pod(CLEANUP);
     for number in 1..=3 {
         let mut container = nodes.start(number, CLEANUP, &spec);
-        assert_eq!(container.wait_ended(SOON).unwrap(), Some(0), "{}", container.log());
+        container.wait_said("removed all programs and maps", SOON).unwrap();
+        assert_eq!(container.stop().unwrap(), Some(0));
     }
     for number in 1..=3 {
         assert_eq!(nodes.traces(number), (Attached::default(), 0, Vec::new()), "node-{number}");

@@ -93,13 +93,13 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     for number in 1..=3 {
         assert_ne!(nodes.traces(number).2, [""; 0]);
         let mut container = nodes.start(number, CLEANUP, &cleanup);
-        let code = container.wait_ended(SOON).unwrap();
-        assert_eq!(code, Some(0), "{}", container.log());
+        // It stays until it is told to go, so that its log is that of this run.
+        container.wait_said("removed all programs and maps", SOON).unwrap();
         assert_eq!(nodes.traces(number), (Attached::default(), 0, Vec::new()), "node-{number}");
-        // The kubelet starts it again, and then there is nothing to do.
-        drop(container);
+        assert_eq!(container.stop().unwrap(), Some(0));
         let mut again = nodes.start(number, CLEANUP, &cleanup);
-        assert_eq!(again.wait_ended(SOON).unwrap(), Some(0), "{}", again.log());
+        again.wait_said("nothing is pinned", SOON).unwrap();
+        assert_eq!(again.stop().unwrap(), Some(0));
         let left = remains::of(cluster.lab.node(number).netns());
         remains::assert_same(&format!("node-{number}"), &untouched[number - 1], &left);
     }

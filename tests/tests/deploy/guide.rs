@@ -77,6 +77,7 @@ fn every_command_exists() {
     for path in [
         "deploy/kind/up.sh",
         "deploy/overlays/kubeadm",
+        "deploy/overlays/registry",
         "deploy/overlays/static-pod",
         "deploy/overlays/cleanup",
         "deploy/vagrant/stories.sh",

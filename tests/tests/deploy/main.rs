@@ -26,11 +26,12 @@ use serde_json::Value;
 use traffic_policy_testing::kustomize;
 
 /// Folders with a `kustomization.yaml`.
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 7] = [
     "deploy/base",
     "deploy/overlays/kind",
     "deploy/overlays/kind-xdp",
     "deploy/overlays/kubeadm",
+    "deploy/overlays/registry",
     "deploy/overlays/static-pod",
     "deploy/overlays/cleanup",
 ];

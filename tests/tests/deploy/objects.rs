@@ -133,8 +133,12 @@ fn the_static_pod_is_that_of_the_daemon_set() {
 #[test]
 fn the_image_is_the_one_that_is_built() {
     let name = concat!("localhost/traffic-policy:", env!("CARGO_PKG_VERSION"));
+    // The example of another image has the same tag.
+    let example = "registry.example.com/traffic-policy";
     for folder in FOLDERS {
-        assert_eq!(pod(folder).containers[0].image.as_deref(), Some(name), "{folder}");
+        let image = pod(folder).containers.remove(0).image.unwrap();
+        assert_eq!(image.replace(example, "localhost/traffic-policy"), name, "{folder}");
+        assert_eq!(image.starts_with(example), folder.ends_with("registry"), "{folder}");
     }
     for page in ["deploy/Containerfile", "docs/install.md"] {
         assert!(text(page).contains(name), "{page} does not say {name}");

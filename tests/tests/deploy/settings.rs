@@ -46,7 +46,9 @@ fn arguments_and_variables_are_the_agents() {
         if arguments[0] == "run" {
             words.extend(arguments[1..].iter().cloned());
         } else {
-            assert_eq!(arguments, [command(&arguments[0]).get_name()], "{folder}");
+            let own = ["traffic-policy-agent".to_owned()].into_iter().chain(arguments);
+            let fits = Arguments::command().try_get_matches_from(own);
+            fits.unwrap_or_else(|error| panic!("{folder}: {error}"));
         }
         Arguments::command().try_get_matches_from(&words).unwrap_or_else(|error| panic!("{folder}: {error}"));
     }
@@ -55,7 +57,7 @@ fn arguments_and_variables_are_the_agents() {
 /// None leaves it to the ClusterIP, which the agent itself makes answer.
 #[test]
 fn each_overlay_says_how_the_api_server_is_reached() {
-    for folder in ["kind", "kind-xdp", "kubeadm", "static-pod"] {
+    for folder in ["kind", "kind-xdp", "kubeadm", "registry", "static-pod"] {
         let variables = variables(&format!("deploy/overlays/{folder}"));
         let says = |name: &str| variables.contains_key(&format!("TRAFFIC_POLICY_{name}"));
         assert!(says("API_SERVER") != says("KUBECONFIG"), "{folder}: {variables:?}");
@@ -108,4 +110,27 @@ fn capabilities_are_those_that_the_document_lists() {
         let needed: BTreeSet<_> = needed.map(|(name, _)| name.clone()).collect();
         assert_eq!(BTreeSet::from_iter(capabilities.add.unwrap()), needed, "{folder}");
     }
+}
+
+/// The image and the settings of an overlay are those of its clean-up, too: a node has no other.
+#[test]
+fn an_overlay_cleans_up_with_its_own_image() {
+    const OWN: &str = "registry.example.com/traffic-policy:0.1.0";
+    let overlay = "deploy/overlays/registry";
+    assert_eq!(pod(overlay).containers[0].image.as_deref(), Some(OWN));
+    let folder = tempfile::tempdir().unwrap();
+    let root = crate::root();
+    let file = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{0}/{overlay}]\ncomponents: [{0}/deploy/components/cleanup]\n",
+        root.display()
+    );
+    std::fs::write(folder.path().join("kustomization.yaml"), file).unwrap();
+    let objects = traffic_policy_testing::kustomize::build(folder.path()).unwrap();
+    let set = objects.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    let container = &set["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(
+        (&container["image"], &container["args"]),
+        (&OWN.into(), &serde_json::json!(["cleanup", "--wait"]))
+    );
+    assert!(container["livenessProbe"].is_null() && container["securityContext"].is_object());
 }

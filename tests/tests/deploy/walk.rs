@@ -83,6 +83,7 @@ const INSTALL: &[(&str, By)] = &[
     ("kubectl -n kube-system delete daemonset kube-proxy", StandIn),
     ("kubectl apply -k deploy/overlays/kubeadm", StandIn),
     ("kubectl -n kube-system rollout status daemonset/traffic-policy", StandIn),
+    ("kubectl apply -k deploy/overlays/registry", StandIn),
     ("mkdir -p /etc/traffic-policy", Shell),
     (
         "kubeadm kubeconfig user --client-name system:kube-proxy > /etc/traffic-policy/kubeconfig",
@@ -93,7 +94,7 @@ const INSTALL: &[(&str, By)] = &[
     ("kubectl -n kube-system exec daemonset/traffic-policy -- /traffic-policy-agent check", StandIn),
     ("kubectl -n kube-system logs daemonset/traffic-policy", StandIn),
     ("kubectl apply -k deploy/overlays/cleanup", StandIn),
-    ("kubectl -n kube-system logs --selector app.kubernetes.io/name=traffic-policy", StandIn),
+    ("kubectl -n kube-system logs --prefix --selector app.kubernetes.io/name=traffic-policy", StandIn),
     ("kubectl delete -k deploy/overlays/cleanup", StandIn),
 ];
 

@@ -126,6 +126,15 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     maps.slots.set(index, slot, 0).unwrap();
     assert_eq!(world.explained(&["--policy", "Cluster"]).outcome, "forwarded");
     assert_eq!(world.explained(&["--policy", "Local"]).outcome, "dropped-no-local-endpoint");
+    let to = format!("{}/tcp", world.node_port());
+    let said = |policy| {
+        let client = lab.client().address(family).to_string();
+        let output = world.agent.command(&["explain", &client, &to, "--policy", policy]).unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    // The list is derived from the other one, and lacks what that one leaves out.
+    assert!(said("Local").contains("terminating ones"), "{}", said("Local"));
+    assert_eq!(said("Cluster"), "");
     maps.slots.set(index, Slot { flags: SLOT_LOCAL, ..slot }, 0).unwrap();
     let answer = world.explained(&["--policy", "Local"]);
     assert_eq!(answer.endpoint, world.explained(&[]).endpoint, "{answer:?}");

@@ -117,3 +117,20 @@ fn a_device_that_no_route_needs_any_more_is_let_go() {
 fn end(name: &str) -> VethEnd<'_> {
     VethEnd { name, mac: None, mtu: None }
 }
+
+/// The pods of other nodes are behind the overlay's device, which nobody has named: not by way of a counter alone.
+#[test]
+fn endpoints_behind_a_device_without_programs_are_told_of() {
+    let cluster = Cluster::start(Lab::builder().pods(&[0, 1]).overlay()).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).devices(&["eth0"]).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    for _ in 0..2 {
+        let outcome = cluster.ask(Protocol::Udp, cluster.at(1, Family::V4, PORT)).unwrap();
+        assert!(!matches!(outcome, Outcome::Answered(_)), "{outcome:?}");
+    }
+    let pod = cluster.lab.node(2).pod(1).address(Family::V4).to_string();
+    let said = agent.wait_said(&["dropped-unattached-device", "--device names eth0;", &pod], SOON).unwrap();
+    assert!(said.contains("nothing is attached to it"), "{said}");
+    assert_eq!(agent.log().matches("dropped-unattached-device").count(), 1, "{}", agent.log());
+}

@@ -1,5 +1,5 @@
-//! A full flow table: open connections go on, and new ones are made all the same, in place of expired flows or in the table of
-//! unassured ones.
+//! A full flow table: open connections go on, and new ones are made all the same, in place of expired flows and of
+//! those that are not assured.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn full(attach: &str) {
     let backend = Backend::of(cluster.lab.node(2).pod(1));
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();
     // Room for 32 flows, and 60 connections beside 24 that are held.
-    let tiny = ["--flow-entries", "64", "--pending-entries", "64"];
+    let tiny = ["--flow-entries", "64", "--unassured-entries", "64"];
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&tiny)).unwrap();
     let (client, to) = (cluster.lab.client().netns(), cluster.at(1, Family::V4, PORT));
     let held = HeldConnections::start(client, &[to], 24, Duration::from_millis(5)).unwrap();

@@ -18,7 +18,8 @@ const SOON: Duration = Duration::from_secs(20);
 const TINY: [&str; 4] = ["--frontend-entries", "64", "--source-range-entries", "64"];
 const HEALTH: u16 = 32000;
 
-/// A Service of a tenant who wants everything: more frontends, or source ranges, than there is room for.
+/// Services of a tenant who wants everything: one more frontends than the map takes, one, for both of its ports, more source ranges
+/// than it may have.
 fn greedy() -> [Service; 2] {
     let balanced = |name: &str, number: u16| {
         let vip = format!("203.0.113.{number}").parse().unwrap();
@@ -28,7 +29,7 @@ fn greedy() -> [Service; 2] {
     for number in 0..70 {
         addresses = addresses.external_ip(IpAddr::V4(Ipv4Addr::new(198, 51, 100, number)));
     }
-    let ranges: Vec<_> = (0..70).map(|number| format!("100.64.{number}.0/24")).collect();
+    let ranges: Vec<_> = (0..30).map(|number| format!("100.64.{number}.0/24")).collect();
     [addresses, balanced("ranges", 2).spec("loadBalancerSourceRanges", json!(ranges))]
 }
 
@@ -86,9 +87,12 @@ fn left_out(attach: &str) {
     let report = &agent.json(&["status"]).unwrap()["agent"]["report"];
     assert_eq!(report["in_sync"], json!(false), "{report}");
     let left_out = report["left_out"].to_string();
-    for text in
-        ["default/addresses:tcp-80", "--frontend-entries", "default/ranges:tcp-80", "--source-range-entries"]
-    {
+    for text in [
+        "default/addresses (all of it)",
+        "--frontend-entries",
+        "default/ranges:udp-80",
+        "--source-range-entries",
+    ] {
         assert!(left_out.contains(text), "{text}: {left_out}");
     }
     assert!(!left_out.contains("other"), "{left_out}");

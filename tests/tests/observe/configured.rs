@@ -13,7 +13,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::control_plane::ControlPlane;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::until;
+use traffic_policy_testing::pace::{until, wait_for};
 use traffic_policy_testing::traffic::Outcome;
 
 const PORT: u16 = 30080;
@@ -221,4 +221,23 @@ fn lines_of_json() {
         assert!(line["level"].is_string() && line["message"].is_string(), "{line}");
     }
     assert!(log.lines().count() > 3, "{log}");
+}
+
+/// As a file system that does not answer would: whoever reads the file waits for ever.
+#[test]
+fn who_waits_for_a_file_ends_on_sigterm_all_the_same() {
+    let (cluster, file) = cluster("clusterCIDR: \"\"\n");
+    let flags = ["--config", file.to_str().unwrap()];
+    let mut agent = builder(&cluster).flags(&flags).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    fs::remove_file(&file).unwrap();
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    // Somebody reads it: else nobody could open it for writing without waiting.
+    let is_read = || {
+        let write = nix::fcntl::OFlag::O_WRONLY | nix::fcntl::OFlag::O_NONBLOCK;
+        nix::fcntl::open(&file, write, nix::sys::stat::Mode::empty()).ok()
+    };
+    let held = wait_for("the agent reads the file", SOON, is_read);
+    agent.stop().unwrap();
+    drop(held);
 }

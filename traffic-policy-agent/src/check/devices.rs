@@ -24,6 +24,13 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
         );
         Finding::warning("device", found, device.fix())
     }));
+    findings.extend(facts.idle.iter().map(|name| {
+        let found = format!(
+            "{name} has routes, and nothing is attached to it: what comes by it from outside is not served, and connections to endpoints of other nodes behind it are refused (dropped-unattached-device)"
+        );
+        let fix = "nothing if neither clients nor pods of other nodes are behind it; else name all devices with --device, this one too";
+        Finding::note("device", found, fix)
+    }));
     if facts.devices.is_empty() && facts.missing.is_empty() {
         findings.push(Finding::error(
             "device",
@@ -87,7 +94,7 @@ fn way(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
             format!("{described} has no XDP: TC takes its packets, at more than twice the cost"),
             "nothing, or a network card whose driver has XDP",
         ),
-        (Mode::Auto, None) if device.link.wire => Finding::note(
+        (Mode::Auto, None) if device.link.wire && device.stripped_vlans.is_empty() => Finding::note(
             PROBE,
             format!("whether {described} has XDP shows when it is attached to; if not, TC takes its packets"),
             "nothing; `run` says which it is",
@@ -168,10 +175,19 @@ fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
 
 /// XDP sees no tag that the card has taken out: a frame of eth0.100 looks like one of eth0.
 fn vlans(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
-    if device.stripped_vlans.is_empty() || device.way(facts.attach) == Way::Tc {
+    if device.stripped_vlans.is_empty() || facts.attach == Mode::Tc {
         return None;
     }
     let (name, vlans) = (&device.link.name, device.stripped_vlans.join(", "));
+    if device.way(facts.attach) == Way::Tc {
+        return device.link.wire.then(|| {
+            Finding::note(
+                "vlan",
+                format!("{name} takes the VLAN tags of {vlans} out of frames before XDP sees them: TC takes its packets"),
+                format!("nothing; or ethtool -K {name} rxvlan off, which lets XDP take them at less than half the cost"),
+            )
+        });
+    }
     Some(Finding::warning(
         "vlan",
         format!(

@@ -46,6 +46,16 @@ pub(super) fn xdp_features(index: u32) -> io::Result<u64> {
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
+/// Whether a device takes VLAN tags out of frames before XDP sees them: what comes for eth0.100 looks like what comes for eth0.
+#[must_use]
+pub fn strips_vlans(index: u32) -> bool {
+    offloads(index).is_ok_and(|offloads| strip_vlans(&offloads))
+}
+
+pub(super) fn strip_vlans(offloads: &[String]) -> bool {
+    offloads.iter().any(|name| name == "rx-vlan-hw-parse")
+}
+
 /// The offloads that are on, by the names that `ethtool -k` gives them in the kernel (`tx-checksum-ip-generic` …).
 pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
     // linux/ethtool_netlink.h

@@ -25,9 +25,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 use anyhow::Result;
 
 pub use self::{
+    ethtool::strips_vlans,
     finding::{Finding, Severity},
     migrate::migration,
-    netfilter::{forward_policy_drop, kube_proxy_has_rules},
+    netfilter::{KUBE_PROXY, forward_policy_drop, kube_proxy_has_rules},
     other_end::{lost_at_other_end, prepared_other_end},
     settings::Settings,
 };

@@ -90,7 +90,7 @@ fn kube_proxies() -> Vec<u32> {
 fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = kube_proxy(facts);
     if findings.is_empty() {
-        findings.push(Finding::ok("kube-proxy", "nothing of kube-proxy is here"));
+        findings.push(Finding::ok(KUBE_PROXY, "nothing of kube-proxy is here"));
     }
     let mut forward = forward_drops(&facts.rules);
     forward.extend(facts.legacy.iter().filter(|(_, tables)| tables.iter().any(|table| table == "filter")).map(
@@ -119,7 +119,7 @@ fn forward_rules(rules: &Rules) -> Option<Finding> {
     let chains: Vec<_> = rules
         .chains
         .iter()
-        .filter(|chain| chain.forward && chain.in_use)
+        .filter(|chain| chain.forward && chain.in_use && !is_kube_proxys(chain))
         .map(|chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name))
         .collect();
     (!chains.is_empty()).then(|| {
@@ -134,12 +134,17 @@ fn forward_rules(rules: &Rules) -> Option<Finding> {
     })
 }
 
+/// Such a chain goes with kube-proxy: there are findings about that.
+fn is_kube_proxys(chain: &Chain) -> bool {
+    chain.table.name == "kube-proxy" || chain.name.starts_with("KUBE-")
+}
+
 /// Ports that a masquerade takes are not known beforehand.
 fn masquerade(rules: &Rules) -> Option<Finding> {
     let chains: Vec<_> = rules
         .chains
         .iter()
-        .filter(|chain| chain.source_nat)
+        .filter(|chain| chain.source_nat && !is_kube_proxys(chain))
         .map(|chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name))
         .collect();
     (!chains.is_empty()).then(|| {
@@ -205,10 +210,13 @@ fn accept(chain: &Chain, rules: &Rules) -> Vec<String> {
     families.iter().flat_map(rule).collect()
 }
 
+/// What findings about kube-proxy are listed under.
+pub const KUBE_PROXY: &str = "kube-proxy";
+
 const CLEANUP: &str = "stop kube-proxy on this node, then `kube-proxy --cleanup`";
 
 fn kube_proxy(facts: &Facts) -> Vec<Finding> {
-    const PROBE: &str = "kube-proxy";
+    const PROBE: &str = KUBE_PROXY;
     let mut findings = Vec::new();
     if !facts.running.is_empty() {
         let processes: Vec<_> = facts.running.iter().map(ToString::to_string).collect();
@@ -341,6 +349,22 @@ mod tests {
         let [finding] = complaints(&with_chains(&[forward])).try_into().unwrap();
         assert_eq!((finding.severity, finding.probe), (Severity::Note, "forward-rules"));
         assert!(finding.found.starts_with("rules of chain FORWARD of table ip filter see"), "{finding:?}");
+    }
+
+    #[test]
+    fn chains_of_kube_proxys_own_are_not_advised_about() {
+        let chains = [
+            ("kube-proxy", "filter-forward"),
+            ("kube-proxy", "nat-postrouting"),
+            ("nat", "KUBE-POSTROUTING"),
+        ];
+        let chains = chains.map(|(table, name)| Chain {
+            forward: true,
+            in_use: true,
+            source_nat: true,
+            ..chain(Family::Ip, table, name)
+        });
+        assert_eq!(complaints(&with_chains(&chains)), []);
     }
 
     #[test]

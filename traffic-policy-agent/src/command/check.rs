@@ -52,7 +52,7 @@ pub(super) struct Arguments {
         value_name = "R"
     )]
     snat_ports: PortRanges,
-    /// Address of /healthz and /livez.
+    /// Address of /healthz, /livez and /readyz.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
     /// Address of /metrics; `none`: not served.
@@ -94,6 +94,8 @@ impl Arguments {
         let migration = self.migrate.then(|| self.kube_proxy_config.clone());
         let mut findings = runtime.block_on(check::check(&self.settings()));
         if let Some(config) = migration {
+            // That its rules be removed first is the advice to whoever does not take it over.
+            findings.retain(|finding| finding.probe != check::KUBE_PROXY);
             findings.extend(runtime.block_on(check::migration(config.as_deref()))?);
         }
         match output {

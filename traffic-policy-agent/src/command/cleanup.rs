@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use nix::sys::signal::{SigSet, Signal};
 
 use super::view::{self, View};
 use crate::{
@@ -15,12 +16,22 @@ use crate::{
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
+    /// Stay until SIGTERM when all is done: a pod that ends is started again, and its log shows a run that found nothing.
+    #[arg(long)]
+    wait: bool,
     #[command(flatten)]
     view: View,
 }
 
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
+        // As the first process of a container it would not be ended by a signal that it does not handle.
+        let wait = self.wait.then(Signals::block).transpose()?;
+        self.clean_up()?;
+        wait.map_or(Ok(()), Signals::wait)
+    }
+
+    fn clean_up(self) -> Result<()> {
         let pins = &self.view.pin_dir;
         let devices = dataplane::pinned_devices(pins);
         let removed = dataplane::cleanup(pins)?;
@@ -85,5 +96,20 @@ impl Arguments {
                 maps.len()
             )
         })
+    }
+}
+
+/// SIGTERM and SIGINT, held back until they are waited for.
+struct Signals(SigSet);
+
+impl Signals {
+    fn block() -> Result<Self> {
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_block().context("signals cannot be held back")?;
+        Ok(Self(signals))
+    }
+
+    fn wait(self) -> Result<()> {
+        self.0.wait().map(drop).context("SIGTERM cannot be waited for")
     }
 }

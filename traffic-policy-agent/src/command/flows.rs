@@ -158,8 +158,6 @@ struct Document<'a> {
     state: &'static str,
     /// The endpoint takes no new connections.
     gone: bool,
-    /// Pushed out of the main table by a flood, until it proves real.
-    pending: bool,
     idle_seconds: f64,
     request_packets: u64,
     request_bytes: u64,
@@ -181,7 +179,6 @@ impl Show {
             way: way(flow.way),
             state: flow.state.name(),
             gone: flow.gone,
-            pending: flow.pending,
             idle_seconds: flow.idle.as_secs_f64(),
             request_packets: flow.request.packets,
             request_bytes: flow.request.bytes,
@@ -195,9 +192,7 @@ impl Show {
     fn row(&self, flow: &Flow) -> [String; 11] {
         let reply = flow.reply.unwrap_or(crate::inspect::Traffic { packets: 0, bytes: 0 });
         let mut state = flow.state.name().to_owned();
-        for (flag, text) in
-            [(flow.gone, ", gone"), (flow.pending, ", pending"), (flow.reply.is_none(), ", no reply entry")]
-        {
+        for (flag, text) in [(flow.gone, ", gone"), (flow.reply.is_none(), ", no reply entry")] {
             if flag {
                 state += text;
             }
@@ -263,7 +258,6 @@ mod tests {
             way: Way::Forwarded,
             state: FlowState::Assured,
             gone: true,
-            pending: false,
             idle: Duration::from_millis(1500),
             request: Traffic { packets: 3, bytes: 180 },
             reply: Some(Traffic { packets: 2, bytes: 120 }),

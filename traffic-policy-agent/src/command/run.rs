@@ -15,7 +15,7 @@ use crate::{
     },
     in_effect::InEffect,
     model::{address::parse_cidr, parse_duration},
-    source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
+    source::{Access, Kubernetes, Manifests, RELIST_WITHIN, SERVICE_ACCOUNT},
     systemd::Notifier,
 };
 
@@ -93,7 +93,7 @@ pub(super) struct Arguments {
     /// The cluster's range of node ports.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R", value_parser = ranges)]
     node_ports: PortRanges,
-    /// Address of /healthz and /livez.
+    /// Address of /healthz, /livez and /readyz.
     #[arg(long, env = "TRAFFIC_POLICY_HEALTHZ_ADDRESS", default_value = "0.0.0.0:10256", value_name = "A")]
     healthz_address: SocketAddr,
     /// Address of /metrics, /proxyMode and /configz; `none`: not served.
@@ -185,10 +185,11 @@ struct TableArguments {
     #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = MapSizes::DEFAULT.flows6, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries_v6: u32,
-    /// Entries for flows that a flood has pushed out of the main table until they prove real.
-    #[arg(long, env = "TRAFFIC_POLICY_PENDING_ENTRIES", default_value_t = MapSizes::DEFAULT.pending, value_name = "N",
-        value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
-    pending_entries: u32,
+    /// IPv4 TCP flows that no client has confirmed yet, half as many of IPv6, as many of UDP: rounded up to a power of two. A new one
+    /// takes the place of the oldest, so a client has this number over the rate of new flows as its time to connect.
+    #[arg(long, env = "TRAFFIC_POLICY_UNASSURED_ENTRIES", default_value_t = MapSizes::DEFAULT.unassured, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
+    unassured_entries: u32,
     /// Clients of Services with session affinity; the one that was seen longest ago goes first.
     #[arg(long, env = "TRAFFIC_POLICY_AFFINITY_ENTRIES", default_value_t = MapSizes::DEFAULT.affinity, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
@@ -222,7 +223,7 @@ struct TableArguments {
     /// Idle time of a TCP connection that the client has not confirmed.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UNCONFIRMED", default_value = "1m", value_name = "TIME", value_parser = duration)]
     idle_unconfirmed: Duration,
-    /// Idle time of a UDP flow that nobody answered.
+    /// Idle time of a UDP flow that nobody answered, or of a question and its answer.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP", default_value = "30s", value_name = "TIME", value_parser = duration)]
     idle_udp: Duration,
     /// Idle time of a UDP flow that was answered.
@@ -279,6 +280,9 @@ fn ranges(text: &str) -> Result<PortRanges, String> {
     text.parse()
 }
 
+/// Time for what is under way in other threads at the end.
+const GRACE: Duration = Duration::from_secs(2);
+
 impl Arguments {
     pub(super) fn execute(self, in_effect: InEffect, reloader: Reloader) -> Result<()> {
         let Some(node_name) = self.node_name.clone().filter(|name| !name.is_empty()) else {
@@ -296,12 +300,15 @@ impl Arguments {
             .enable_all()
             .build()
             .context("starting the runtime failed")?;
-        runtime.block_on(async {
+        let ended = runtime.block_on(async {
             let notifier = Notifier::from_environment();
             // From the beginning: who is not waiting for it is ended by SIGHUP.
             let reloads = reloader.follow(notifier.clone())?;
             controller::run(self.settings(node_name, in_effect), reloads, notifier).await
-        })
+        });
+        // A file system that does not answer would keep it beyond the time that a pod has, and dropping the runtime waits without end.
+        runtime.shutdown_timeout(GRACE);
+        ended
     }
 
     /// Settings that are applied without a restart.
@@ -334,6 +341,7 @@ impl Arguments {
                     node_name: node_name.clone(),
                     startup_taint: self.source.remove_startup_taint,
                     node_condition: self.source.node_condition,
+                    relist_within: RELIST_WITHIN,
                 })
             }
         };
@@ -355,7 +363,7 @@ impl Arguments {
                 sizes: MapSizes {
                     flows4: table.flow_entries,
                     flows6: table.flow_entries_v6,
-                    pending: table.pending_entries,
+                    unassured: table.unassured_entries,
                     frontends: services.frontend_entries,
                     source_ranges: services.source_range_entries,
                     slots: services.endpoint_entries,

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
-use traffic_policy_ebpf::abi::ABI_VERSION;
+use traffic_policy_ebpf::abi::{ABI_VERSION, Address, Address4, Address6, Tuple};
 
 use super::{
     ask, services,
@@ -99,8 +99,6 @@ struct Flows {
     size: [u64; 2],
     /// Flows that no client has confirmed.
     unassured: [u64; 2],
-    /// Entries in the tables for flows that a flood has pushed out.
-    pending: [u64; 2],
     /// Since a flow found no room in a table, of either family; `None` if none did in the last hour.
     full_seconds_ago: Option<f64>,
 }
@@ -194,11 +192,20 @@ impl Flows {
         Ok(Self {
             entries: used(["tp_flows4", "tp_flows6"]),
             size: ["tp_flows4", "tp_flows6"].map(|name| of(name).map_or(0, |map| map.room.into())),
-            unassured: [0, 1].map(|family| usage.unassured[family].wrapping_add(usage.unassured_udp[family])),
-            pending: used(["tp_pending4", "tp_pending6"]),
+            unassured: [
+                unassured::<Address4>(pinned, "tp_unassured4")?,
+                unassured::<Address6>(pinned, "tp_unassured6")?,
+            ],
             full_seconds_ago: Heartbeat::read(pinned)?.full(&usage).map(|since| since.as_secs_f64()),
         })
     }
+}
+
+/// Flows in the queues of those that are not assured.
+fn unassured<A: Address>(pinned: &Pinned, map: &str) -> Result<u64> {
+    let mut count = 0;
+    pinned.map(map)?.each(|_: u32, held: Tuple<A>| count += u64::from(held.protocol != 0))?;
+    Ok(count)
 }
 
 fn attached(

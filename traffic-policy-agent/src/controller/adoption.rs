@@ -7,7 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::{
+    task::{JoinHandle, spawn_blocking, yield_now},
+    time,
+};
 
 use super::PacketPath;
 use crate::{
@@ -22,6 +25,10 @@ use crate::{
 /// Reading conntrack may take up to one of so many parts of the time.
 const SHARE: u32 = 20;
 
+/// Adoption goes on for so long, and again after so long.
+const FOR: Duration = Duration::from_micros(500);
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// Connections read from conntrack, and the time that took.
 type Read = (io::Result<Vec<Connection>>, Duration);
 
@@ -33,6 +40,11 @@ pub(super) struct Adoption {
     /// NAT is kept for connections.
     keeping: bool,
     reading: Option<JoinHandle<Read>>,
+    /// What was read is being compared with the tables.
+    following: bool,
+    /// When that goes on.
+    next_piece: time::Instant,
+    /// When conntrack may be read again.
     next: Instant,
 }
 
@@ -61,18 +73,19 @@ pub(super) fn report(adopted: &Adopted) {
 
 impl Adoption {
     pub(super) fn new(wanted: bool) -> Self {
-        Self { wanted, keeping: false, reading: None, next: Instant::now() }
+        let (now, next_piece) = (Instant::now(), time::Instant::now());
+        Self { wanted, keeping: false, reading: None, following: false, next_piece, next: now }
     }
 
-    /// Adopts, if that is wanted and not done. Whether the maps are to be written again.
-    pub(super) async fn adopt(&mut self, path: &mut impl PacketPath) -> bool {
+    /// Adopts, if that is wanted and not done; `beat` is called meanwhile. Whether the maps are to be written again.
+    pub(super) async fn adopt(&mut self, path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> bool {
         if !std::mem::take(&mut self.wanted) {
             return false;
         }
         if let Some(left_out) = ipvs::not_adopted() {
             tracing::warn!("not adopted: {left_out}; `check --migrate` has the steps");
         }
-        match self.enter_all(path).await {
+        match self.enter_all(path, beat).await {
             Ok(adopted) => report(&adopted),
             Err(error) => tracing::error!(
                 "kube-proxy's connections were not adopted, and end when its rules are removed; `adopt` tries again: {error:#}"
@@ -81,9 +94,10 @@ impl Adoption {
         path.end_adopting()
     }
 
-    async fn enter_all(&mut self, path: &mut impl PacketPath) -> Result<Adopted> {
+    async fn enter_all(&mut self, path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> Result<Adopted> {
         let (connections, _) = begin().await.context("conntrack was not read to its end")?;
-        let adopted = path.adopt_connections(&connections.context("conntrack cannot be read")?)?;
+        path.adopt_connections(connections.context("conntrack cannot be read")?);
+        let adopted = finish(path, beat).await?;
         if adopted.live() + adopted.no_room > 0 {
             spawn_blocking(kept_nat::keep)
                 .await?
@@ -95,7 +109,7 @@ impl Adoption {
 
     /// Begins to read conntrack, if there is anything to follow and it is time.
     pub(super) async fn look(&mut self) {
-        if self.wanted || self.is_reading() || Instant::now() < self.next {
+        if self.wanted || self.is_reading() || self.following || Instant::now() < self.next {
             return;
         }
         if !self.keeping {
@@ -116,23 +130,69 @@ impl Adoption {
         read
     }
 
-    /// Follows what was read.
+    /// Begins to follow what was read.
     pub(super) fn follow(&mut self, read: Option<Read>, path: &mut impl PacketPath) {
         let Some((connections, took)) = read else { return };
         self.next = Instant::now() + took * SHARE;
-        let followed = connections.map_err(anyhow::Error::from).and_then(|connections| {
-            let adopted = path.adopt_connections(&connections)?;
-            if adopted.live() + adopted.no_room + adopted.begun_anew == 0 && !check::kube_proxy_has_rules() {
-                kept_nat::release()?;
-                self.keeping = false;
-                tracing::info!("the last connection of kube-proxy has ended: NAT is not kept any more");
+        match connections {
+            Ok(connections) => {
+                path.adopt_connections(connections);
+                self.following = true;
             }
-            Ok(())
-        });
-        if let Err(error) = followed {
-            tracing::warn!("following kube-proxy's connections failed, trying again: {error:#}");
+            Err(error) => warn(&error.into()),
         }
     }
+
+    pub(super) fn is_following(&self) -> bool {
+        self.following
+    }
+
+    /// When following goes on.
+    pub(super) fn next_piece(&self) -> time::Instant {
+        self.next_piece
+    }
+
+    /// Follows for a moment, and then lets others have the CPU: there may be half a million connections.
+    pub(super) fn follow_on(&mut self, path: &mut impl PacketPath) {
+        let start = Instant::now();
+        while self.following && start.elapsed() < FOR {
+            let followed = match path.adopt_on() {
+                Ok(None) => continue,
+                Ok(Some(adopted)) => self.followed(&adopted),
+                Err(error) => Err(error),
+            };
+            self.following = false;
+            if let Err(error) = followed {
+                warn(&error);
+            }
+        }
+        self.next_piece = time::Instant::now() + AGAIN;
+    }
+
+    /// All that was read has been followed.
+    fn followed(&mut self, adopted: &Adopted) -> Result<()> {
+        if adopted.live() + adopted.no_room + adopted.begun_anew == 0 && !check::kube_proxy_has_rules() {
+            kept_nat::release()?;
+            self.keeping = false;
+            tracing::info!("the last connection of kube-proxy has ended: NAT is not kept any more");
+        }
+        Ok(())
+    }
+}
+
+/// Goes on until all is adopted.
+pub(super) async fn finish(path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> Result<Adopted> {
+    loop {
+        beat();
+        if let Some(adopted) = path.adopt_on()? {
+            return Ok(adopted);
+        }
+        yield_now().await;
+    }
+}
+
+fn warn(error: &anyhow::Error) {
+    tracing::warn!("following kube-proxy's connections failed, trying again: {error:#}");
 }
 
 fn begin() -> JoinHandle<Read> {

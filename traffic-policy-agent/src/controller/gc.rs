@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::PacketPath;
 
@@ -37,20 +37,6 @@ impl SweepPacer {
             }
         }
         self.next_piece = Instant::now() + SWEEP_AGAIN;
-        ended
-    }
-
-    /// Waits until `end`, but for what is to be swept meanwhile. Returns whether a periodic sweep has ended.
-    pub(super) async fn sweep_until(&mut self, end: Instant, path: &mut impl PacketPath) -> bool {
-        let mut ended = false;
-        while Instant::now() < end {
-            if path.is_sweeping() {
-                sleep_until(end.min(self.next_piece)).await;
-                ended |= self.sweep_on(path);
-            } else {
-                sleep_until(end).await;
-            }
-        }
         ended
     }
 }

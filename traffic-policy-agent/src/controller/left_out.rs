@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     dataplane::LeftOut,
-    model::{HealthCheck, ServiceName, ServicePortKey},
+    model::{Excess, HealthCheck, ServiceName, ServicePortKey},
     source::{EventRecorder, ObjectEvent, Subject},
 };
 
@@ -18,13 +18,23 @@ const NAMED: usize = 100;
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
     left_out: BTreeMap<ServicePortKey, LeftOut>,
+    /// Services that are left out whole.
+    refused: BTreeMap<ServiceName, Excess>,
     /// Services that have been logged.
     said: BTreeSet<ServiceName>,
 }
 
 impl Shortage {
-    /// Takes what a write left out. Logs, and posts Events, of Services that were not among it before.
-    pub(super) fn update(&mut self, left_out: Vec<LeftOut>, lines: &mut LogLimit, events: &EventRecorder) {
+    /// Takes what a write left out. Logs, and posts Events, of Services that were not among it before; of those that were
+    /// refused the model has warned.
+    pub(super) fn update(
+        &mut self,
+        left_out: Vec<LeftOut>,
+        refused: &BTreeMap<ServiceName, Excess>,
+        lines: &mut LogLimit,
+        events: &EventRecorder,
+    ) {
+        self.refused.clone_from(refused);
         self.left_out = left_out.into_iter().map(|left_out| (left_out.key.clone(), left_out)).collect();
         let mut services: BTreeMap<&ServiceName, Vec<&LeftOut>> = BTreeMap::new();
         for left_out in self.left_out.values() {
@@ -51,11 +61,23 @@ impl Shortage {
         self.left_out.keys()
     }
 
-    /// One human-readable line for each port.
+    /// Whether [`Self::hold_back`] changes anything.
+    pub(super) fn holds_back(&self) -> bool {
+        !self.left_out.is_empty()
+    }
+
+    /// Number of ports that are not in the maps as they should be.
+    pub(super) fn ports(&self) -> usize {
+        self.left_out.len() + self.refused.values().map(|excess| excess.ports).sum::<usize>()
+    }
+
+    /// One human-readable line for each port, and for each Service that is left out whole.
     pub(super) fn lines(&self) -> Vec<String> {
         let line = |left_out: &LeftOut| format!("{}: {}", named(left_out), left_out.lack);
-        let mut lines: Vec<_> = self.left_out.values().take(NAMED).map(line).collect();
-        if let more @ 1.. = self.left_out.len().saturating_sub(NAMED) {
+        let whole = |(service, excess): (&ServiceName, &Excess)| format!("{service} (all of it): {excess}");
+        let all = self.refused.iter().map(whole).chain(self.left_out.values().map(line));
+        let mut lines: Vec<_> = all.take(NAMED).collect();
+        if let more @ 1.. = (self.refused.len() + self.left_out.len()).saturating_sub(NAMED) {
             lines.push(format!("and {more} more"));
         }
         lines

@@ -35,6 +35,10 @@ impl<P: PacketPath> Controller<P> {
         self.report_status(source);
         self.adoption.look().await;
         self.network.keep_neighbours(&self.path).await;
+        let told = self.network.tell_unattached(&self.path, || self.services.remote_endpoints()).await;
+        if let Err(error) = told {
+            tracing::warn!("{error:#}");
+        }
     }
 
     /// Says to probes whether the programs in place are this version's, and all of them.

@@ -4,6 +4,7 @@
 mod adoption;
 mod attachments;
 mod drains;
+mod flight;
 mod gc;
 mod health_ports;
 mod left_out;
@@ -19,6 +20,7 @@ mod stop;
 #[cfg(test)]
 mod tests;
 mod timing;
+mod unattached;
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
@@ -218,10 +220,12 @@ impl<P: PacketPath> Controller<P> {
                 ticks
             });
         let mut next_write = Instant::now();
+        let mut waiting = false;
         let mut retry = None;
         let mut look: Option<JoinHandle<Result<Vec<u16>>>> = None;
         loop {
             self.beat();
+            let follow_at = self.adoption.next_piece();
             let retry_at = retry.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
                 batch = source.next() => {
@@ -231,16 +235,15 @@ impl<P: PacketPath> Controller<P> {
                         self.health.queued();
                         self.metrics.queued();
                     }
-                    if self.pacer.sweep_until(next_write, &mut self.path).await {
-                        self.swept(&source);
-                    }
                     while let Some(batch) = source.try_next() {
                         changed |= self.services.apply_batch(batch);
                     }
-                    if changed {
-                        retry = self.write(&source).await.then(|| Instant::now() + retry_after);
-                        next_write = Instant::now() + debounce;
-                    }
+                    waiting |= changed;
+                }
+                () = sleep_until(next_write), if waiting => {
+                    waiting = false;
+                    retry = self.write(&source).await.then(|| Instant::now() + retry_after);
+                    next_write = Instant::now() + debounce.max(self.path.pause());
                 }
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
@@ -269,6 +272,9 @@ impl<P: PacketPath> Controller<P> {
                 connections = self.adoption.read(), if self.adoption.is_reading() => {
                     self.adoption.follow(connections, &mut self.path);
                 }
+                () = sleep_until(follow_at), if self.adoption.is_following() => {
+                    self.adoption.follow_on(&mut self.path);
+                }
                 _ = snat_ports.tick(), if look.is_none() => {
                     let pool = self.path.pool();
                     // A node may have hundreds of thousands of sockets.
@@ -284,8 +290,9 @@ impl<P: PacketPath> Controller<P> {
                 }
                 reload = reloads.next() => {
                     if self.apply(&reload.live) {
+                        waiting = false;
                         retry = self.write(&source).await.then(|| Instant::now() + retry_after);
-                        next_write = Instant::now() + debounce;
+                        next_write = Instant::now() + debounce.max(self.path.pause());
                     }
                     reload.done();
                 }
@@ -322,7 +329,7 @@ impl<P: PacketPath> Controller<P> {
 
     /// A periodic sweep is to begin.
     fn begin_sweep(&mut self) {
-        sockets::end_sockets(&self.path);
+        self.services.end_sockets(&self.path);
         if let Err(error) = self.path.sweep() {
             tracing::warn!("{error:#}");
         }
@@ -350,9 +357,14 @@ impl<P: PacketPath> Controller<P> {
     /// Brings the maps up to date, then the health ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
         let was_ready = self.services.synced_once();
-        let mut failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
-        if self.services.synced_once() && !failed && self.adoption.adopt(&mut self.path).await {
-            failed = self.services.write(&mut self.path, self.network.addresses(), source).await;
+        let (health, notifier) = (&self.health, &self.notifier);
+        let beat = || {
+            health.beat();
+            notifier.beat();
+        };
+        let mut failed = self.services.write(&mut self.path, self.network.addresses(), source, &beat).await;
+        if self.services.synced_once() && !failed && self.adoption.adopt(&mut self.path, &beat).await {
+            failed = self.services.write(&mut self.path, self.network.addresses(), source, &beat).await;
         }
         if !was_ready && self.services.synced_once() {
             self.notifier.ready();

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use tokio::time::Instant;
 
-use super::{PacketPath, attachments::Attachments};
+use super::{PacketPath, attachments::Attachments, unattached::Unattached};
 use crate::{
     check,
     dataplane::{Attached, Changed, Interface, Mode},
@@ -24,9 +24,9 @@ const NET_DEBOUNCE: Duration = Duration::from_millis(10);
 
 /// Devices, addresses, routes and neighbours of this node, as far as packets depend on them.
 pub(super) struct NodeNetwork {
-    network: Network,
+    pub(super) network: Network,
     /// `--device`; empty: found by routes and addresses.
-    named: Vec<String>,
+    pub(super) named: Vec<String>,
     neighbours: NeighbourManager,
     addresses: Vec<Address>,
     /// Named devices that are not there at present.
@@ -48,8 +48,9 @@ pub(super) struct NodeNetwork {
     mode: Mode,
     /// Devices with a wire that are served without XDP in the driver although `auto` asks for it, as has been told.
     fell_back: BTreeSet<u32>,
+    pub(super) unattached: Unattached,
     /// Of the Node, that have not been posted yet.
-    events: Vec<ObjectEvent>,
+    pub(super) events: Vec<ObjectEvent>,
 }
 
 impl NodeNetwork {
@@ -69,6 +70,7 @@ impl NodeNetwork {
             unwanted: BTreeMap::new(),
             mode,
             fell_back: BTreeSet::new(),
+            unattached: Unattached::default(),
             events: Vec::new(),
         }
     }
@@ -102,11 +104,21 @@ impl NodeNetwork {
             return;
         }
         if self.fell_back.insert(link.index) {
+            let hidden = hides_vlans(link);
+            let why = if hidden {
+                "takes VLAN tags out of frames before XDP sees them, and VLANs are on it"
+            } else {
+                "takes no XDP in its driver"
+            };
             let message = format!(
-                "{} takes no XDP in its driver: packets are taken by {attached}, which costs more for each; \
-                 `traffic-policy-agent check` says why, and what helps",
+                "{} {why}: packets are taken by {attached}, which costs more for each; `traffic-policy-agent check` says \
+                 why, and what helps",
                 link.name
             );
+            // Of what the driver refuses the log has more.
+            if hidden {
+                tracing::warn!("{message}");
+            }
             self.events.push(ObjectEvent::warning(Subject::Node, "NoDriverXdp", "Attach", message));
         }
     }
@@ -154,7 +166,7 @@ impl NodeNetwork {
                 Event::Address => (routes, devices, addresses) = (true, true, true),
                 Event::Route => (routes, devices) = (true, self.named.is_empty() || devices),
                 Event::Neighbour(neighbour) => neighbours |= self.neighbours.changed(neighbour),
-                Event::NeighbourGone(link, address) => self.neighbours.gone(link, address),
+                Event::NeighbourGone(link, address) => neighbours |= self.neighbours.gone(link, address),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }
         }
@@ -352,7 +364,7 @@ impl NodeNetwork {
             mac: link.mac,
             mtu: link.mtu,
             running: link.running,
-            wire: link.wire,
+            wire: link.wire && !hides_vlans(link),
             ethernet: link.header == Header::Ethernet,
             point_to_point: link.point_to_point,
             addresses: self
@@ -381,4 +393,9 @@ impl NodeNetwork {
         }
         Ok(())
     }
+}
+
+/// XDP would take what comes by a VLAN for what comes by the device itself, and serve node ports there.
+fn hides_vlans(link: &Link) -> bool {
+    link.has_vlans && check::strips_vlans(link.index)
 }

@@ -1,6 +1,6 @@
 //! The controller's interface to the data plane. [`Dataplane`] has it; tests have one without a kernel.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path};
+use std::{collections::BTreeSet, net::IpAddr, path::Path, time::Duration};
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -10,7 +10,7 @@ use crate::{
         Adopted, Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes,
         Interface, Lost, NextHop, Pool, Replaced, Written,
     },
-    model::{Desired, ServicePortKey},
+    model::{Desired, Limits, ServicePortKey},
     node::conntrack::Connection,
 };
 
@@ -25,6 +25,10 @@ pub(super) trait PacketPath {
     ) -> Result<Written>;
     /// Whether the next sync compares everything, not just what changed.
     fn compares_all(&self) -> bool;
+    /// Time that the next sync had better wait.
+    fn pause(&self) -> Duration;
+    /// What the maps can hold.
+    fn limits(&self) -> Limits;
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
     /// Settings of the source port pool: finding the free ones takes a while.
     fn pool(&self) -> Pool;
@@ -51,8 +55,10 @@ pub(super) trait PacketPath {
 
     /// Connections of an earlier proxy are adopted behind the first sync.
     fn begin_adopting(&mut self);
-    /// Enters connections that conntrack translates for our frontends, and removes ended ones.
-    fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted>;
+    /// Lets [`Self::adopt_on`] enter connections that conntrack translates for our frontends, and remove ended ones.
+    fn adopt_connections(&mut self, connections: Vec<Connection>);
+    /// Does a piece of that; what came of it, when it is done.
+    fn adopt_on(&mut self) -> Result<Option<Adopted>>;
     /// Whether the next sync is due for it.
     fn end_adopting(&mut self) -> bool;
 
@@ -87,6 +93,9 @@ pub(super) trait PacketPath {
     /// Next hops that packets take now.
     fn next_hops(&self) -> Result<Vec<NextHop>>;
 
+    /// Packets to endpoints of other nodes that were refused, because nothing is attached to the device that leads there.
+    fn refused_unattached(&self) -> Result<u64>;
+
     /// Usage of the maps.
     fn usage(&self) -> DataplaneUsage;
 }
@@ -103,6 +112,14 @@ impl PacketPath for Dataplane {
 
     fn compares_all(&self) -> bool {
         self.compares_all()
+    }
+
+    fn pause(&self) -> Duration {
+        self.pause()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits()
     }
 
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
@@ -157,8 +174,12 @@ impl PacketPath for Dataplane {
         self.begin_adopting();
     }
 
-    fn adopt_connections(&mut self, connections: &[Connection]) -> Result<Adopted> {
-        self.adopt_connections(connections)
+    fn adopt_connections(&mut self, connections: Vec<Connection>) {
+        self.adopt_connections(connections);
+    }
+
+    fn adopt_on(&mut self) -> Result<Option<Adopted>> {
+        self.adopt_on()
     }
 
     fn end_adopting(&mut self) -> bool {
@@ -231,6 +252,10 @@ impl PacketPath for Dataplane {
 
     fn next_hops(&self) -> Result<Vec<NextHop>> {
         self.next_hops()
+    }
+
+    fn refused_unattached(&self) -> Result<u64> {
+        self.refused_unattached()
     }
 
     fn usage(&self) -> DataplaneUsage {

@@ -20,7 +20,7 @@ use crate::{
     dataplane::release_memory,
     health::{ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
-    model::{HealthCheck, Index, NodeInput, ServiceName, ServicePortKey, Warning},
+    model::{Excess, HealthCheck, Index, NodeInput, ServiceName, ServicePortKey, Warning},
     node::{self, Address},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
@@ -41,8 +41,14 @@ pub(super) struct ServiceSync {
     checks: BTreeMap<ServiceName, HealthCheck>,
     /// Listening addresses of health-check ports.
     health_addresses: BTreeSet<IpAddr>,
+    /// Health checks have changed since the last write that succeeded.
+    health_changed: bool,
+    /// Checks or addresses have changed since ports were last opened and closed.
+    ports_changed: bool,
     /// Warnings that have been logged.
     warned: BTreeSet<Warning>,
+    /// One of them, which is not the model's.
+    concern: Option<String>,
     lines: LogLimit,
     /// Service ports whose write failed, because that of all did.
     failed: BTreeSet<ServicePortKey>,
@@ -50,6 +56,7 @@ pub(super) struct ServiceSync {
     shortage: Shortage,
     synced_once: bool,
     drains: Drains,
+    ending: sockets::EndingSockets,
     /// This node's addresses as of the last write.
     local: BTreeSet<IpAddr>,
 }
@@ -68,12 +75,16 @@ impl ServiceSync {
             health_addresses: BTreeSet::new(),
             health,
             metrics,
+            health_changed: true,
+            ports_changed: true,
             warned: BTreeSet::new(),
+            concern: None,
             lines: LogLimit::new(),
             failed: BTreeSet::new(),
             shortage: Shortage::default(),
             synced_once: false,
             drains: Drains::default(),
+            ending: sockets::EndingSockets::default(),
             local: BTreeSet::new(),
         }
     }
@@ -121,12 +132,13 @@ impl ServiceSync {
         self.shortage.keys().next().is_some()
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether that failed.
+    /// Brings the maps up to date, then the health ports; `beat` is called while that takes long. Returns whether that failed.
     pub(super) async fn write(
         &mut self,
         path: &mut impl PacketPath,
         addresses: &[Address],
         source: &Source,
+        beat: &(dyn Fn() + Sync),
     ) -> bool {
         if !self.index.is_synced() {
             return false;
@@ -136,7 +148,9 @@ impl ServiceSync {
         let primary = self.primary();
         sockets::describe_node(path, &primary, self.index.pod_cidrs(&self.node_name));
         let chosen = &self.node_port_addresses;
-        self.health_addresses = chosen.listen(addresses, &primary);
+        let listen = chosen.listen(addresses, &primary);
+        self.ports_changed |= listen != self.health_addresses;
+        self.health_addresses = listen;
         let input = NodeInput {
             node_name: self.node_name.clone(),
             node_port_addresses: chosen.resolve(addresses, &primary),
@@ -144,19 +158,24 @@ impl ServiceSync {
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
             health_ports: self.health_ports.look(),
+            limits: path.limits(),
             ipv4: true,
             ipv6: true,
         };
-        let mut changes = self.index.update(&input);
+        let mut changes = self.index.update_with(&input, beat);
         changes.ports.append(&mut self.failed);
         changes.ports.extend(self.shortage.keys().cloned());
         let desired = self.index.desired();
-        let mut warnings = desired.warnings.clone();
         let concern =
             chosen.concern(&self.node_name, addresses.iter().map(|address| address.address), &primary);
-        warnings.extend(concern.map(|text| Warning { service: None, text }));
-        report_warnings(&warnings, &self.warned, &mut self.lines, source);
-        self.warned = warnings;
+        // A write comes with each change of an endpoint; what is said of all Services does not change with it.
+        if changes.warnings || concern != self.concern {
+            let mut warnings = desired.warnings.clone();
+            warnings.extend(concern.iter().map(|text| Warning { service: None, text: text.clone() }));
+            report_warnings(&warnings, &self.warned, &desired.refused, &mut self.lines, source);
+            (self.warned, self.concern) = (warnings, concern);
+        }
+        self.health_changed |= changes.health;
         let local = node::local(addresses);
         changes.ports.extend(desired.ports_at(self.local.symmetric_difference(&local)));
         let full = path.compares_all();
@@ -168,11 +187,15 @@ impl ServiceSync {
         match result {
             Ok(written) => {
                 self.local = local;
-                sockets::end_sockets(path);
-                self.shortage.update(written.left_out, &mut self.lines, &source.events());
+                self.end_sockets(path);
+                let held_back = self.shortage.holds_back() || !written.left_out.is_empty();
+                self.shortage.update(written.left_out, &desired.refused, &mut self.lines, &source.events());
                 self.health.left_out(self.shortage.lines());
-                self.checks.clone_from(&desired.health);
-                self.shortage.hold_back(&mut self.checks);
+                if std::mem::take(&mut self.health_changed) || held_back {
+                    self.checks.clone_from(&desired.health);
+                    self.shortage.hold_back(&mut self.checks);
+                    self.ports_changed = true;
+                }
                 if !self.synced_once {
                     tracing::info!(services = desired.ports.len(), writes = written.elements, "first sync");
                 } else if written.elements > 0 {
@@ -192,7 +215,9 @@ impl ServiceSync {
                 if first {
                     self.observe(path, &source.events());
                 }
-                self.update_health(source).await;
+                if std::mem::take(&mut self.ports_changed) || self.has_health_failures() {
+                    self.update_health(source).await;
+                }
                 if first {
                     release_memory();
                 }
@@ -211,6 +236,18 @@ impl ServiceSync {
         }
     }
 
+    /// Addresses of endpoints of other nodes, each once.
+    pub(super) fn remote_endpoints(&self) -> BTreeSet<IpAddr> {
+        let ports = self.index.desired().ports.values();
+        let endpoints = ports.flat_map(|port| port.cluster.iter().chain(&port.local));
+        endpoints.filter(|endpoint| endpoint.remote).map(|endpoint| endpoint.address.ip()).collect()
+    }
+
+    /// Ends UDP sockets whose endpoint is gone: see [`sockets::end_sockets`].
+    pub(super) fn end_sockets(&self, path: &impl PacketPath) {
+        sockets::end_sockets(path, &self.ending);
+    }
+
     /// Hands scrapes their values: after each sweep, as that is often enough for any of them, and known to end soon.
     pub(super) fn observe(&mut self, path: &impl PacketPath, events: &EventRecorder) {
         let usage = path.usage();
@@ -225,7 +262,7 @@ impl ServiceSync {
             no_local: NoLocal::count(desired),
             node_eligible: desired.node_eligible,
             warnings: self.index.warnings().map(|(name, count)| (name.clone(), count)).collect(),
-            no_room: self.shortage.keys().count(),
+            no_room: self.shortage.ports(),
             failed: self.failed.len(),
             no_frontend: desired.ports.values().filter(|port| port.frontends.is_empty()).count(),
         });
@@ -245,21 +282,30 @@ impl ServiceSync {
     }
 }
 
-/// Logs what has not been reported yet, and posts an Event where a Service is concerned.
+/// Logs what has not been reported yet, and posts an Event where a Service is concerned. Notes, which every node has about the
+/// same Services at every start, are one line of the log, and no Event.
 fn report_warnings(
     warnings: &BTreeSet<Warning>,
     reported: &BTreeSet<Warning>,
+    refused: &BTreeMap<ServiceName, Excess>,
     lines: &mut LogLimit,
     source: &Source,
 ) {
-    for warning in warnings.difference(reported) {
+    if let Some(note) = warnings.iter().find(|warning| warning.is_note())
+        && !reported.iter().any(Warning::is_note)
+    {
+        tracing::info!("{note} There may be more such Services: `services` names each");
+    }
+    for warning in warnings.difference(reported).filter(|warning| !warning.is_note()) {
         if warning.service.is_none() || lines.take() {
             tracing::warn!("{warning}");
         }
         if let Some(service) = &warning.service {
             let subject = Subject::Service(service.clone());
             let message = warning.text.clone();
-            source.events().post(ObjectEvent::warning(subject, "Misconfigured", "Program", message));
+            let excess = refused.get(service).map(|excess| excess.sentence(service));
+            let reason = if excess.is_some_and(|text| text == message) { "NoRoom" } else { "Misconfigured" };
+            source.events().post(ObjectEvent::warning(subject, reason, "Program", message));
         }
     }
     lines.close();

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path};
 use anyhow::Result;
 use ipnet::IpNet;
 
-use super::PacketPath;
+use super::{PacketPath, flight::Flight};
 use crate::{
     dataplane::{ConnectedUdp, GoneEndpoint},
     node::sockets::{Destroyed, destroy_udp},
@@ -19,10 +19,13 @@ pub(super) fn describe_node(path: &mut impl PacketPath, primary: &[IpAddr], pods
     }
 }
 
+/// The walk through all processes, one at a time: while an endpoint is gone each write asks for one.
+pub(super) type EndingSockets = Flight<(ConnectedUdp, BTreeSet<GoneEndpoint>)>;
+
 /// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
 /// again. Called after the maps were written, when no new socket is sent there any more, and once more before the sweep
 /// forgets the endpoints: a call that was under way may have noted its socket late.
-pub(super) fn end_sockets(path: &impl PacketPath) {
+pub(super) fn end_sockets(path: &impl PacketPath, ending: &EndingSockets) {
     let Some(cgroup) = path.cgroup() else { return };
     let endpoints = path.gone_udp();
     if endpoints.is_empty() {
@@ -32,7 +35,11 @@ pub(super) fn end_sockets(path: &impl PacketPath) {
         Ok(sockets) => {
             let cgroup = cgroup.to_owned();
             // It walks through namespaces, each with a dump of its sockets.
-            tokio::task::spawn_blocking(move || report(end(&cgroup, &sockets, &endpoints)));
+            ending.ask(
+                (sockets, endpoints),
+                |(_, earlier), (sockets, endpoints)| (sockets, &earlier | &endpoints),
+                move |(sockets, endpoints)| report(end(&cgroup, &sockets, &endpoints)),
+            );
         }
         Err(error) => tracing::warn!("connected UDP sockets keep endpoints that are gone: {error:#}"),
     }

@@ -1,5 +1,6 @@
 //! The controller on a data plane without a kernel: from a folder of manifests to writes and health-check ports.
 
+mod adoption;
 mod fake;
 mod other_layout;
 mod taken_off;
@@ -224,6 +225,22 @@ async fn changes_that_come_together_are_written_together() {
     assert!(syncs <= 3, "{syncs} writes for changes within two seconds");
 }
 
+/// Where long lists of endpoints change, the next write waits longer than the debounce; nothing else does.
+#[tokio::test]
+async fn a_write_may_ask_for_time_before_the_next_one() {
+    let running = Running::start(QUICK, |folder, fake| {
+        write(folder, "web", "Cluster", 0, "here");
+        fake.asked().pause = Duration::from_secs(3600);
+    })
+    .await;
+    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    let sweeps = running.fake.asked().sweeps;
+    write(running.folder.path(), "other", "Cluster", 0, "here");
+    running.until("noticed", |_| !running.health.behind().is_zero()).await;
+    running.until("swept meanwhile", |asked| asked.sweeps >= sweeps + 3 && asked.pieces == 0).await;
+    assert_eq!(running.fake.asked().syncs.len(), 1);
+}
+
 #[tokio::test]
 async fn a_flow_without_room_is_swept_for_at_once() {
     let timing = Timing { sweep: Duration::from_secs(3600), ..QUICK };
@@ -238,9 +255,10 @@ async fn a_flow_without_room_is_swept_for_at_once() {
 
 #[tokio::test]
 async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
-    let timing = Timing { debounce: Duration::from_secs(30), ..QUICK };
+    let timing = Timing { debounce: Duration::from_secs(30), sweep: Duration::from_secs(3600), ..QUICK };
     let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
     running.until("synced", |asked| asked.syncs.len() == 1).await;
+    running.fake.asked().no_room = true;
     running.until("swept whole", |asked| asked.sweeps >= 1 && asked.pieces == 0).await;
     running.until("source ports looked at", |asked| asked.refreshed >= 1).await;
     {
@@ -249,7 +267,7 @@ async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     }
     write(running.folder.path(), "other", "Cluster", 0, "here");
     running.until("noticed", |_| !running.health.behind().is_zero()).await;
-    // From here on the loop waits for the end of the debounce.
+    // From here on the write waits for the end of the debounce.
     assert!(running.fake.asked().pieces > 0, "noticed too late to see anything");
     running.until("swept meanwhile", |asked| asked.pieces == 0).await;
     assert_eq!(running.fake.asked().syncs.len(), 1);
@@ -276,7 +294,7 @@ impl ByHand {
     }
 
     async fn write(&mut self, addresses: &[node::Address]) -> bool {
-        self.services.write(&mut self.fake, addresses, &self.source).await
+        self.services.write(&mut self.fake, addresses, &self.source, &|| ()).await
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Intervals and delays of the loop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// Changes that come within this time are written together; the first one is written at once.
+    /// Changes that come within this time are written together; the first one is written at once. Where long lists change it is
+    /// longer: see [`super::PacketPath::pause`].
     pub debounce: Duration,
     /// Between periodic sweeps.
     pub sweep: Duration,

@@ -1,4 +1,7 @@
-//! `/healthz` and `/livez`: whether this node's proxy keeps up, and whether load balancers should use the node.
+//! `/healthz`, `/livez` and `/readyz`: whether this node's proxy keeps up, whether load balancers should use the node, and
+//! whether a rollout may go on to the next one.
+
+mod readiness;
 
 use std::{
     collections::BTreeMap,
@@ -272,7 +275,7 @@ struct Family<'a> {
     healthy: bool,
 }
 
-/// The server of `/healthz`, `/livez` and `/status`, ordinarily on port 10256.
+/// The server of `/healthz`, `/livez`, `/readyz` and `/status`, ordinarily on port 10256.
 #[derive(Debug)]
 pub struct HealthzServer(Served);
 
@@ -288,6 +291,7 @@ impl HealthzServer {
         Served::start(address, Arc::default(), move |request| match request.uri().path() {
             "/healthz" => health.healthz(),
             "/livez" => health.livez(),
+            "/readyz" => health.readyz(from_here(request)),
             // Strings, numbers and flags: there is nothing that cannot be written as JSON.
             // It names API servers and what is wrong with them: for this node only.
             "/status" if from_here(request) => {
@@ -316,17 +320,17 @@ mod tests {
         *,
     };
 
-    struct Probe {
+    pub(super) struct Probe {
         server: HealthzServer,
     }
 
     impl Probe {
-        fn new(health: &ProxyHealth) -> Self {
+        pub(super) fn new(health: &ProxyHealth) -> Self {
             let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
             Self { server: HealthzServer::start(any, health.clone()).unwrap() }
         }
 
-        async fn ask(&self, path: &str) -> (u16, Value) {
+        pub(super) async fn ask(&self, path: &str) -> (u16, Value) {
             let answer = get(localhost(self.server.address().port()), path).await;
             let (head, body) = answer.split_once("\r\n\r\n").unwrap();
             assert!(head.contains("Content-Type: application/json\r\n"), "{head}");
@@ -334,14 +338,14 @@ mod tests {
             (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
         }
 
-        async fn statuses(&self) -> (u16, u16) {
+        pub(super) async fn statuses(&self) -> (u16, u16) {
             (self.ask("/healthz").await.0, self.ask("/livez").await.0)
         }
     }
 
-    const LATE_HERE: Duration = Duration::from_millis(50);
+    pub(super) const LATE_HERE: Duration = Duration::from_millis(50);
     /// Longer than that.
-    const PAST: Duration = Duration::from_millis(60);
+    pub(super) const PAST: Duration = Duration::from_millis(60);
 
     #[tokio::test]
     async fn from_start_to_late_and_back() {

@@ -77,7 +77,7 @@ impl ServiceHealth {
     }
 
     /// Opens, closes and moves ports so that `checks` are answered at `addresses` (the unspecified IPv4 one stands for all of
-    /// both families). Called after the maps are written, so that no answer says 200 before they hold what it promises.
+    /// both families) and at the addresses of their own load balancers. Called after the maps are written, so that no answer says 200 before they hold what it promises.
     ///
     /// Returns the ports that cannot be listened on and could, or were not wanted, at the last call: each failure is
     /// logged and returned once, and tried again at each call.
@@ -94,7 +94,7 @@ impl ServiceHealth {
 
         let mut news = Vec::new();
         for (name, check) in checks {
-            self.open(name, check.port, addresses, &mut news);
+            self.open(name, check.port, &listen(check, addresses), &mut news);
         }
         news
     }
@@ -107,10 +107,12 @@ impl ServiceHealth {
     ) {
         let mut closing = Vec::new();
         self.open.retain(|name, open| {
-            let wanted = checks.get(name).is_some_and(|check| check.port == open.port);
+            let check = checks.get(name).filter(|check| check.port == open.port);
+            let wanted = check.is_some();
+            let addresses = check.map(|check| listen(check, addresses)).unwrap_or_default();
             let (kept, unwanted) = std::mem::take(&mut open.listeners)
                 .into_iter()
-                .partition(|(address, _)| wanted && addresses.contains(address));
+                .partition(|(address, _)| addresses.contains(address));
             open.listeners = kept;
             let unwanted: BTreeMap<_, _> = unwanted;
             closing.extend(unwanted.into_values());
@@ -178,6 +180,15 @@ impl ServiceHealth {
     }
 }
 
+/// Where a check is answered: at these addresses, and at those of its load balancer, which need not be on any device of the node.
+fn listen(check: &HealthCheck, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    if addresses.iter().any(IpAddr::is_unspecified) {
+        addresses.clone()
+    } else {
+        addresses | &check.load_balancer_ips
+    }
+}
+
 /// Byte for byte what kube-proxy answers.
 fn answer(name: &ServiceName, count: usize, healthy: bool) -> Answer {
     let ServiceName { namespace, name } = name;
@@ -207,7 +218,9 @@ mod tests {
     fn checks(checks: &[(&str, u16, usize)]) -> BTreeMap<ServiceName, HealthCheck> {
         checks
             .iter()
-            .map(|&(service, port, local_endpoints)| (name(service), HealthCheck { port, local_endpoints }))
+            .map(|&(service, port, local_endpoints)| {
+                (name(service), HealthCheck { port, local_endpoints, load_balancer_ips: BTreeSet::new() })
+            })
             .collect()
     }
 
@@ -318,6 +331,29 @@ mod tests {
         assert_eq!((open(one).await, open(two).await), (false, true));
         assert!(health.update(&BTreeMap::new(), &[two].into()).await.is_empty());
         assert_eq!((open(one).await, open(two).await), (false, false));
+    }
+
+    /// They need not be on any device, and follow the Service.
+    #[tokio::test]
+    async fn load_balancers_addresses_are_listened_on_too() {
+        let (mut health, _) = server();
+        let [port] = free_ports().await;
+        let [node, vip, later] = [1, 2, 3].map(|last| IpAddr::from([127, 0, 0, last]));
+        let at = |vip: &[IpAddr]| {
+            let mut wanted = checks(&[("svc", port, 1)]);
+            wanted.get_mut(&name("svc")).unwrap().load_balancer_ips = vip.iter().copied().collect();
+            wanted
+        };
+        let open =
+            async |address| tokio::net::TcpStream::connect(SocketAddr::new(address, port)).await.is_ok();
+        let foreign = "203.0.113.1".parse().unwrap();
+        assert!(health.update(&at(&[vip, foreign]), &[node].into()).await.is_empty());
+        assert_eq!((open(node).await, open(vip).await, open(later).await), (true, true, false));
+        assert!(health.update(&at(&[later]), &[node].into()).await.is_empty());
+        assert_eq!((open(node).await, open(vip).await, open(later).await), (true, false, true));
+        // The unspecified address is all of them.
+        assert!(health.update(&at(&[vip]), &[IpAddr::from([0, 0, 0, 0])].into()).await.is_empty());
+        assert_eq!((open(node).await, open(vip).await, open(later).await), (true, true, true));
     }
 
     /// Clients with half a request on each of many ports do not hold up the run loop.

@@ -49,6 +49,11 @@ pub enum ChangeError {
     NoRoom,
     #[error("{0} has no EndpointSlice with an endpoint: where its pods listen is not known")]
     NoEndpoints(ServiceName),
+    #[error(
+        "{0} has topology hints that name other zones than the endpoints' own, as its annotation service.kubernetes.io/topology-mode gives by the \
+         zones' CPUs: which a pod elsewhere would get cannot be foretold. Ask without the hints: delete them from a copy of the manifests"
+    )]
+    Hints(ServiceName),
 }
 
 /// Value of `--node`: `NAME=gone|drained|added`.
@@ -114,7 +119,7 @@ impl Objects {
                 node.standing.unschedulable = true;
                 for pod in self.pods().into_iter().filter(|(_, node)| node == name).map(|(pod, _)| pod) {
                     let to = self.emptiest()?;
-                    self.move_pod(&pod, &to);
+                    self.move_pod(&pod, &to)?;
                 }
             }
             Change::Node(name, NodeChange::Added) => {
@@ -156,12 +161,15 @@ impl Objects {
         }
     }
 
-    fn move_pod(&mut self, pod: &str, to: &str) {
+    fn move_pod(&mut self, pod: &str, to: &str) -> Result<(), ChangeError> {
+        let hints = self.hints_on(to)?;
         for endpoint in self.slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
             if label(endpoint) == pod {
                 endpoint.node_name = Some(to.into());
+                hints.put(endpoint);
             }
         }
+        Ok(())
     }
 
     /// Ready pods on each node that the scheduler would use, and on those that have some.
@@ -224,7 +232,7 @@ impl Objects {
             }
             let pods = self.pods();
             let Some((pod, _)) = pods.iter().find(|(_, node)| *node == fullest) else { return Ok(()) };
-            self.move_pod(pod, &emptiest);
+            self.move_pod(pod, &emptiest)?;
         }
     }
 }

@@ -214,7 +214,7 @@ impl<'a> Behind<'_, 'a> {
             }
         };
         let pods = self.everywhere.ready(name);
-        let answer = self.answer(name, &kind, question, fate, pods);
+        let answer = self.answer(name, &kind, question, fate);
         let membership = match (kind.missing, kind.excluded) {
             (true, _) => Membership::NoNode,
             (_, true) => Membership::Excluded,
@@ -223,7 +223,7 @@ impl<'a> Behind<'_, 'a> {
         (Row { who, count, kind, pods, membership, answer, fate, takes: false, share: 0.0 }, list)
     }
 
-    fn answer(&self, name: &str, kind: &Kind<'_>, question: Question, fate: Fate, pods: usize) -> Answer {
+    fn answer(&self, name: &str, kind: &Kind<'_>, question: Question, fate: Fate) -> Answer {
         if kind.readiness == Readiness::Unknown {
             return Answer::Silence;
         }
@@ -244,7 +244,8 @@ impl<'a> Behind<'_, 'a> {
             Question::Nothing => {
                 let announced = match self.port.external_policy {
                     Policy::Cluster => !matches!(fate, Fate::Refused),
-                    Policy::Local => pods > 0,
+                    // Ready or serving: what terminates counts, as for the node itself.
+                    Policy::Local => self.everywhere.local(name) != ListId::EMPTY,
                 };
                 if announced { Answer::Announced } else { Answer::NotAnnounced }
             }

@@ -277,7 +277,13 @@ impl Between<'_, '_> {
             "requests to a node whose last pod goes, if that pod stops at once, until the balancer gives the node up".to_owned(),
         );
         let seconds = notices.value.as_secs_f64();
-        cost.advice.push(if asks_traffic {
+        cost.advice.push(if balancer.local.ask.value == Ask::Nothing {
+            format!(
+                "{} announces a node as long as an endpoint there is ready or serving, a terminating one too: nothing of that is lost if a pod that \
+                 leaves fails its readiness probe and goes on serving for {seconds:.0} s from then on (a preStop hook, within terminationGracePeriodSeconds)",
+                balancer.name
+            )
+        } else if asks_traffic {
             "the check of the traffic port fails only when requests do: no time of grace makes this lossless".to_owned()
         } else {
             format!(

@@ -168,7 +168,7 @@ impl Observed {
     fn maps(&self) -> Vec<Family> {
         let mut used = Family::gauge(
             "traffic_policy_map_entries",
-            "Entries of each map; flows and pending, two a flow, as the last sweep found.",
+            "Entries of each map; flows, two a flow, and unassured, one a flow, as the last sweep found.",
         );
         let mut size = Family::gauge("traffic_policy_map_max_entries", "Entries that fit into each map.");
         for map in &self.usage.maps {

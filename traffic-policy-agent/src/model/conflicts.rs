@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     net::SocketAddr,
+    sync::Arc,
 };
 
 use super::{Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey};
@@ -17,7 +18,8 @@ type Slot = (SocketAddr, Protocol);
 struct Claim {
     rank: u8,
     created: i64,
-    key: ServicePortKey,
+    /// Shared: a Service may name very many frontends.
+    key: Arc<ServicePortKey>,
     kind: FrontendKind,
 }
 
@@ -42,13 +44,13 @@ impl Claims {
     pub(super) fn add(
         &mut self,
         created: Option<i64>,
-        key: &ServicePortKey,
+        key: &Arc<ServicePortKey>,
         frontend: Frontend,
         touched: &mut BTreeSet<ServiceName>,
     ) {
         let (rank, created) = (rank(frontend.kind), created.unwrap_or(i64::MAX));
-        let claim = Claim { rank, created, key: key.clone(), kind: frontend.kind };
-        let claims = self.0.entry((frontend.address, key.protocol)).or_default();
+        let claim = Claim { rank, created, key: Arc::clone(key), kind: frontend.kind };
+        let claims = self.0.entry((frontend.address, key.protocol)).or_insert_with(|| Vec::with_capacity(1));
         touched.extend(claims.iter().map(|other| other.key.service.clone()));
         let at = claims.partition_point(|other| *other < claim);
         claims.insert(at, claim);
@@ -63,7 +65,7 @@ impl Claims {
     ) {
         let slot = (frontend.address, key.protocol);
         let Some(claims) = self.0.get_mut(&slot) else { return };
-        claims.retain(|claim| claim.key != *key);
+        claims.retain(|claim| *claim.key != *key);
         touched.extend(claims.iter().map(|other| other.key.service.clone()));
         if claims.is_empty() {
             self.0.remove(&slot);
@@ -72,7 +74,7 @@ impl Claims {
 
     /// The Service port that has this frontend instead of `key`; `None` if `key` has it.
     pub(super) fn lost_to(&self, key: &ServicePortKey, frontend: Frontend) -> Option<&ServicePortKey> {
-        let holder = &self.0.get(&(frontend.address, key.protocol))?.first()?.key;
+        let holder = self.0.get(&(frontend.address, key.protocol))?.first()?.key.as_ref();
         (holder != key).then_some(holder)
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::{HealthPortRules, topology::NodeTopology};
+use super::{HealthPortRules, Limits, object::Service, topology::NodeTopology};
 
 /// Inputs of the model from the node that the agent runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct NodeInput {
     pub service_cidrs: BTreeSet<IpNet>,
     /// Ports that a Service's annotation may give it as health port here.
     pub health_ports: HealthPortRules,
+    /// What the maps can hold.
+    pub limits: Limits,
     /// Whether this node does IPv4.
     pub ipv4: bool,
     /// Whether this node does IPv6.
@@ -39,5 +41,10 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn topology(&self) -> NodeTopology<'_> {
         NodeTopology { node_name: &self.input.node_name, zone: self.zone.as_deref() }
+    }
+
+    /// Whether both this node and the Service do this family.
+    pub(super) fn serves(&self, service: &Service, ipv6: bool) -> bool {
+        if ipv6 { self.input.ipv6 && service.ipv6 } else { self.input.ipv4 && service.ipv4 }
     }
 }

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use super::Excess;
+
 /// Namespace and name of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName {
@@ -127,12 +129,14 @@ impl ServicePort {
 }
 
 /// A Service whose health port this node answers: its `healthCheckNodePort`, or its annotation's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,
     /// Distinct addresses of ready endpoints on this node, over all ports of the Service, in the family that has more
     /// of them (a dual-stack pod counts once).
     pub local_endpoints: usize,
+    /// The load balancer's addresses: balancers that hand packets on as they are probe there, with the node's MAC.
+    pub load_balancer_ips: BTreeSet<IpAddr>,
 }
 
 /// All that the data plane and the health servers need to know.
@@ -140,6 +144,8 @@ pub struct HealthCheck {
 pub struct Desired {
     /// Shared with the record of what is in the maps: a large cluster has many.
     pub ports: BTreeMap<ServicePortKey, Arc<ServicePort>>,
+    /// Services of which nothing is in `ports`, since they ask for more than the maps can hold.
+    pub refused: BTreeMap<ServiceName, Excess>,
     pub health: BTreeMap<ServiceName, HealthCheck>,
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
     /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
@@ -177,6 +183,17 @@ pub struct Warning {
     pub service: Option<ServiceName>,
     /// One complete sentence, naming the object.
     pub text: String,
+}
+
+/// End of the sentence about ports of a Service that no proxy of TCP and UDP serves.
+pub const OTHER_PROTOCOLS: &str = "left alone: neither TCP nor UDP";
+
+impl Warning {
+    /// Nobody has made a mistake, and nobody has to do anything.
+    #[must_use]
+    pub fn is_note(&self) -> bool {
+        self.text.strip_suffix('.').is_some_and(|text| text.ends_with(OTHER_PROTOCOLS))
+    }
 }
 
 impl fmt::Display for Warning {

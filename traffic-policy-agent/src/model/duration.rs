@@ -1,32 +1,63 @@
-//! Durations as Kubernetes users write them.
+//! Durations as Kubernetes users write them: as Go's `time.ParseDuration` reads them.
 
 use std::time::Duration;
 
-/// Parses `30s`, `1m`, `1m30s`, `500ms` or `0`. `None` for anything else.
+/// In nanoseconds: 584 years, of which Go knows the first half.
+const LONGEST: u128 = u64::MAX as u128;
+
+/// Parses `30s`, `1m30s`, `1.5h`, `.5s`, `+500ms` or `0`. `None` for anything else, and for what is negative.
 #[must_use]
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let text = text.trim();
-    if text == "0" {
+    let (negative, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if rest == "0" {
         return Some(Duration::ZERO);
     }
-    let mut total = Duration::ZERO;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let number: u64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let letters = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let milliseconds = match &rest[..letters] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return None,
-        };
-        rest = &rest[letters..];
-        total = total.checked_add(Duration::from_millis(number.checked_mul(milliseconds)?))?;
+    if rest.is_empty() {
+        return None;
     }
-    (!text.is_empty()).then_some(total)
+    let mut total = 0_u128;
+    while !rest.is_empty() {
+        let (whole, behind) = digits(rest);
+        let (part, behind) = behind.strip_prefix('.').map_or(("", behind), digits);
+        if whole.is_empty() && part.is_empty() {
+            return None;
+        }
+        let end = behind.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at(end);
+        let unit = nanoseconds(unit)?;
+        let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+        // What is less than a nanosecond does not count, of any unit.
+        let part = &part[..part.len().min(18)];
+        let part = part.parse::<u128>().map_or(0, |number| number * unit / 10_u128.pow(part.len() as u32));
+        total = total.checked_add(whole.checked_mul(unit)?)?.checked_add(part)?;
+        if total > LONGEST {
+            return None;
+        }
+        rest = behind;
+    }
+    (!negative || total == 0).then(|| Duration::from_nanos(u64::try_from(total).unwrap_or(u64::MAX)))
+}
+
+/// The digits at the beginning, and what comes behind them.
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+const fn nanoseconds(unit: &str) -> Option<u128> {
+    Some(match unit.as_bytes() {
+        b"ns" => 1,
+        // The signs "micro" and "mu".
+        b"us" | b"\xc2\xb5s" | b"\xce\xbcs" => 1_000,
+        b"ms" => 1_000_000,
+        b"s" => 1_000_000_000,
+        b"m" => 60_000_000_000,
+        b"h" => 3_600_000_000_000,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -35,13 +66,50 @@ mod tests {
 
     #[test]
     fn as_users_write_them() {
-        for (text, seconds) in
-            [("30s", 30.0), ("1m", 60.0), ("1m30s", 90.0), ("500ms", 0.5), ("0", 0.0), (" 0s", 0.0)]
-        {
-            assert_eq!(parse_duration(text), Some(Duration::from_secs_f64(seconds)), "{text}");
+        for (text, nanoseconds) in [
+            ("30s", 30_000_000_000),
+            ("1m", 60_000_000_000),
+            ("1m30s", 90_000_000_000),
+            ("500ms", 500_000_000),
+            ("0", 0),
+            (" 0s", 0),
+            ("-0", 0),
+            ("-0s", 0),
+            ("1.5h", 5_400_000_000_000),
+            ("1h0.5m", 3_630_000_000_000),
+            ("+5s", 5_000_000_000),
+            (".5s", 500_000_000),
+            ("5.s", 5_000_000_000),
+            ("24h0m0s", 86_400_000_000_000),
+            ("1s1s", 2_000_000_000),
+            ("7us8µs9μs10ns", 24_010),
+            ("0.100000000000000000000h", 360_000_000_000),
+            ("0.3333333333333333333h", 1_200_000_000_000 - 1),
+            ("18446744073709551615ns", u64::MAX),
+        ] {
+            assert_eq!(parse_duration(text), Some(Duration::from_nanos(nanoseconds)), "{text}");
         }
-        for text in ["", "30", "s", "-1s", "1d", "1.5s", "1s2", "99999999999999999999s", "9999999999999999h"]
-        {
+        for text in [
+            "",
+            "30",
+            "+",
+            "-",
+            ".",
+            ".s",
+            "s",
+            "+.s",
+            "-1s",
+            "1d",
+            "1s2",
+            "1.5.5s",
+            "1 s",
+            "1S",
+            "1e3s",
+            "--5s",
+            "18446744073709551616ns",
+            "99999999999999999999s",
+            "9999999999999h",
+        ] {
             assert_eq!(parse_duration(text), None, "{text}");
         }
     }

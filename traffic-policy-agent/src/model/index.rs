@@ -2,6 +2,7 @@
 
 mod objects;
 mod ports;
+mod settle;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +13,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Desired, Frontend, FrontendKind, Protocol, Reach, ServiceName, ServicePortKey, Warning,
+    Desired, Reach, ServiceName, ServicePortKey, Warning,
     allocation::ForeignIps,
     conflicts::Claims,
     context::{Context, NodeInput},
@@ -26,6 +27,8 @@ use super::{
 pub struct Changes {
     /// Service ports that were added, changed or removed.
     pub ports: BTreeSet<ServicePortKey>,
+    /// Which Services ask for more than the maps can hold.
+    pub refused: bool,
     pub health: bool,
     pub node_eligible: bool,
     pub service_cidrs: bool,
@@ -50,8 +53,8 @@ pub struct Index {
     slices: BTreeMap<ServiceName, EndpointSlice>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     nodes: BTreeMap<String, Node>,
-    /// Nodes that were deleted, as they were last. The machine of the own Node still runs, and its addresses are still
-    /// its own: traffic goes on.
+    /// Nodes that were deleted, as they were last, until the next update; and the own Node: its machine still runs, and its
+    /// addresses are still its own, so traffic goes on.
     deleted_nodes: BTreeMap<String, Node>,
     service_cidrs: BTreeMap<String, ServiceCidr>,
     synced: bool,
@@ -130,19 +133,19 @@ impl Index {
     }
 
     /// The addresses of a Node object, at most one of each family: what node-port addresses `primary` means. Those of
-    /// a deleted Node are remembered.
+    /// this node are remembered when it is deleted.
     #[must_use]
     pub fn node_addresses(&self, node_name: &str) -> &[IpAddr] {
         self.last_known_node(node_name).map_or(&[], |node| &node.addresses)
     }
 
-    /// All internal and external addresses of a Node object. Those of a deleted Node are remembered.
+    /// All internal and external addresses of a Node object. Those of this node are remembered.
     #[must_use]
     pub fn all_node_addresses(&self, node_name: &str) -> &[IpAddr] {
         self.last_known_node(node_name).map_or(&[], |node| &node.all_addresses)
     }
 
-    /// The ranges of a Node's own pods, as its Node object gives them. Those of a deleted Node are remembered.
+    /// The ranges of a Node's own pods, as its Node object gives them. Those of this node are remembered.
     #[must_use]
     pub fn pod_cidrs(&self, node_name: &str) -> &[IpNet] {
         self.last_known_node(node_name).map_or(&[], |node| &node.pod_cidrs)
@@ -197,12 +200,18 @@ impl Index {
 
     /// Brings the desired state up to date and says what changed in it since the last call.
     pub fn update(&mut self, input: &NodeInput) -> Changes {
+        self.update_with(input, &|| ())
+    }
+
+    /// The same; `beat` is called for each Service that is looked at: as a sign of life, where there are many, or large ones.
+    pub fn update_with(&mut self, input: &NodeInput, beat: &dyn Fn()) -> Changes {
         let mut changes = Changes::default();
         self.update_node(input, &mut changes);
 
         // Whoever shares a frontend with a changed Service gains or loses it.
         let mut settle = BTreeSet::new();
         for name in std::mem::take(&mut self.dirty) {
+            beat();
             let wanted = self.services.get(&name).map(|service| {
                 let slices: Vec<_> = self.slices_of(&name).collect();
                 service_port::wanted(service, &slices, &self.context)
@@ -210,6 +219,7 @@ impl Index {
             self.replace(name, wanted, &mut settle);
         }
         for name in settle {
+            beat();
             self.settle(&name, &mut changes);
         }
         self.update_service_cidrs(input, &mut changes);
@@ -217,6 +227,7 @@ impl Index {
     }
 
     fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) {
+        self.deleted_nodes.retain(|name, _| *name == input.node_name);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
             input: input.clone(),
@@ -337,89 +348,6 @@ impl Index {
             }
         }
     }
-
-    /// Puts one Service into the desired state: what it wants, less the frontends that others have.
-    fn settle(&mut self, name: &ServiceName, changes: &mut Changes) {
-        let nothing = Wanted::default();
-        let wanted = self.wanted.get(name).unwrap_or(&nothing);
-        let mut warnings = wanted.warnings.clone();
-
-        let mut gone: BTreeSet<_> = self
-            .desired
-            .ports
-            .range(first_key(name)..)
-            .map(|(key, _)| key.clone())
-            .take_while(|key| key.service == *name)
-            .collect();
-        for (key, port) in &wanted.ports {
-            let mut lost = Vec::new();
-            for frontend in &port.frontends {
-                let other_proxy = self.foreign.owner(frontend.address.ip());
-                let holder = match (other_proxy, self.claims.lost_to(key, *frontend)) {
-                    (Some(owner), _) => format!("Service {owner} of another proxy has that address"),
-                    (None, Some(holder)) => format!("Service {} has it", holder.service),
-                    (None, None) => continue,
-                };
-                warnings.insert(conflict(key, *frontend, &holder));
-                lost.push(*frontend);
-            }
-            let mut port = Arc::clone(port);
-            if !lost.is_empty() {
-                Arc::make_mut(&mut port).frontends.retain(|frontend| !lost.contains(frontend));
-            }
-            gone.remove(key);
-            if self.desired.ports.get(key) != Some(&port) {
-                self.desired.ports.insert(key.clone(), port);
-                changes.ports.insert(key.clone());
-            }
-        }
-        for key in gone {
-            self.desired.ports.remove(&key);
-            changes.ports.insert(key);
-        }
-
-        let refused = wanted.annotated.and_then(|port| Some((port, self.health_port_refusal(name, port)?)));
-        warnings.extend(refused.iter().map(|(port, why)| health_ports::sentence(name, *port, why)));
-        let health = wanted.health.as_ref().filter(|_| refused.is_none());
-        if self.desired.health.get(name) != health {
-            changes.health = true;
-            match health {
-                Some(health) => self.desired.health.insert(name.clone(), health.clone()),
-                None => self.desired.health.remove(name),
-            };
-        }
-
-        let old = self.warnings.remove(name).unwrap_or_default();
-        if old != warnings {
-            changes.warnings = true;
-            let about = |text: &String| Warning { service: Some(name.clone()), text: text.clone() };
-            for text in &old {
-                self.desired.warnings.remove(&about(text));
-            }
-            self.desired.warnings.extend(warnings.iter().map(about));
-        }
-        if !warnings.is_empty() {
-            self.warnings.insert(name.clone(), warnings);
-        }
-    }
-}
-
-/// Not after any key of this Service.
-fn first_key(name: &ServiceName) -> ServicePortKey {
-    ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
-}
-
-fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &str) -> String {
-    let protocol = key.protocol;
-    let what = match frontend.kind {
-        FrontendKind::NodePort | FrontendKind::LoopbackNodePort => {
-            format!("node port {}/{protocol}", frontend.address.port())
-        }
-        FrontendKind::ClusterIp => format!("cluster IP {}/{protocol}", frontend.address),
-        FrontendKind::LoadBalancer => format!("load balancer address {}/{protocol}", frontend.address),
-        FrontendKind::ExternalIp => format!("external IP {}/{protocol}", frontend.address),
-    };
-    format!("Service {} does not get {what} for its port {:?}: {holder}.", key.service, key.port)
 }
 
 #[cfg(test)]

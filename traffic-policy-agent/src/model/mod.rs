@@ -14,21 +14,24 @@ mod duration;
 mod everywhere;
 mod health_ports;
 mod index;
+mod limits;
 pub mod object;
 mod reach;
 mod render;
 mod service_port;
+mod slice_ports;
 mod topology;
 
 pub use context::NodeInput;
 pub use desired::{
-    Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, Protocol,
-    ServiceName, ServicePort, ServicePortKey, Warning,
+    Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, OTHER_PROTOCOLS, Policy,
+    Protocol, ServiceName, ServicePort, ServicePortKey, Warning,
 };
 pub use drain::{HeldPolicy, drain_until};
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};
 pub use health_ports::{HEALTH_PORT_ANNOTATION, HealthPortRules, health_port};
 pub use index::{Changes, Index, Indexed};
+pub use limits::{Excess, Limits};
 pub use reach::{HealthReach, Reach};
 pub use render::render;

@@ -7,7 +7,7 @@ use super::{
     everywhere::Everywhere,
     health_ports::health_port,
     object::{EndpointSlice, Service},
-    service_port::endpoints,
+    slice_ports::SlicePorts,
 };
 
 /// One Service on every node.
@@ -36,6 +36,7 @@ impl HealthReach<'_> {
 
 impl<'a> Reach<'a> {
     pub(super) fn new(service: &'a Service, slices: &[&'a EndpointSlice]) -> Self {
+        let slices = SlicePorts::new(slices);
         let mut ports = Vec::new();
         let mut local_endpoints: BTreeMap<&'a str, usize> = BTreeMap::new();
         for ipv6 in [false, true] {
@@ -44,7 +45,7 @@ impl<'a> Reach<'a> {
             }
             let mut ready: BTreeMap<&'a str, BTreeSet<_>> = BTreeMap::new();
             for port in &service.ports {
-                let everywhere = Everywhere::new(endpoints(port, ipv6, slices));
+                let everywhere = Everywhere::new(slices.endpoints(port, ipv6));
                 for (node, addresses) in everywhere.ready_by_node() {
                     ready.entry(node).or_default().extend(addresses.iter().map(std::net::SocketAddr::ip));
                 }

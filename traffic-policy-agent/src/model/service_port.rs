@@ -12,14 +12,18 @@ use super::{
     FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
     context::Context,
     health_ports::{self, health_port},
-    object::{EndpointSlice, Port, Service, ServiceType, SliceEndpoint},
+    limits::{Excess, excess},
+    object::{EndpointSlice, Port, Service, ServiceType},
+    slice_ports::SlicePorts,
     topology::{Candidates, NodeTopology},
 };
 
 /// Desired state of one Service. Its frontends may be claimed by another Service too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    pub(super) ports: Vec<(ServicePortKey, Arc<ServicePort>)>,
+    pub(super) ports: Vec<(Arc<ServicePortKey>, Arc<ServicePort>)>,
+    /// Why there is none.
+    pub(super) refused: Option<Excess>,
     pub(super) health: Option<HealthCheck>,
     /// The port of `health`, if it is the annotation that gives it.
     pub(super) annotated: Option<u16>,
@@ -50,20 +54,24 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     }
     wanted.annotated = health_ports::annotated(service);
     wanted.uses = health_ports::uses(service);
+    wanted.health = health_port(service).map(|port| HealthCheck { port, ..HealthCheck::default() });
+    let cluster_ips = service.cluster_ips.iter().filter(|ip| context.serves(service, ip.is_ipv6()));
+    wanted.cluster_ips.extend(cluster_ips);
 
+    let slices = SlicePorts::new(slices);
+    wanted.refused = excess(service, &slices, context);
+    if let Some(excess) = &wanted.refused {
+        wanted.warnings.insert(excess.sentence(&service.name));
+        return wanted;
+    }
     let mut local_endpoints = 0;
     for ipv6 in [false, true] {
-        if !(if ipv6 { context.input.ipv6 } else { context.input.ipv4 }) {
+        if !context.serves(service, ipv6) {
             continue;
         }
-        if !(if ipv6 { service.ipv6 } else { service.ipv4 }) {
-            continue;
-        }
-        let cluster_ips = service.cluster_ips.iter().filter(|ip| ip.is_ipv6() == ipv6);
-        wanted.cluster_ips.extend(cluster_ips.copied());
         let mut ready_here = BTreeSet::new();
         for port in &service.ports {
-            let candidates = candidates(port, ipv6, slices, context.topology());
+            let candidates = candidates(port, ipv6, &slices, context.topology());
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));
             let key = ServicePortKey {
                 service: service.name.clone(),
@@ -71,42 +79,32 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
                 protocol: port.protocol,
                 ipv6,
             };
-            wanted.ports.push((key, Arc::new(service_port(service, port, ipv6, &candidates, context))));
+            wanted
+                .ports
+                .push((Arc::new(key), Arc::new(service_port(service, port, ipv6, &candidates, context))));
         }
         // A dual-stack pod is one endpoint with two addresses, so families are not added up.
         local_endpoints = local_endpoints.max(ready_here.len());
     }
-    wanted.health = health_port(service).map(|port| HealthCheck { port, local_endpoints });
+    if let Some(health) = &mut wanted.health {
+        health.local_endpoints = local_endpoints;
+        // Of a Service that is refused nothing listens there: it may name any number of them.
+        health.load_balancer_ips = service.load_balancer_ips.iter().copied().collect();
+    }
     wanted
 }
 
 fn candidates<'a>(
     port: &Port,
     ipv6: bool,
-    slices: &[&'a EndpointSlice],
+    slices: &SlicePorts<'a>,
     topology: NodeTopology<'_>,
 ) -> Candidates<'a> {
     let mut candidates = Candidates::default();
-    for (address, endpoint) in endpoints(port, ipv6, slices) {
+    for (address, endpoint) in slices.endpoints(port, ipv6) {
         candidates.add(address, endpoint, topology);
     }
     candidates
-}
-
-/// The endpoints of one port and family in the order of the slices, those in several slices several times. Ports are
-/// matched by name and protocol, never by number: slices of one Service may give different numbers.
-pub(super) fn endpoints<'a>(
-    port: &Port,
-    ipv6: bool,
-    slices: &[&'a EndpointSlice],
-) -> impl Iterator<Item = (SocketAddr, &'a SliceEndpoint)> {
-    slices.iter().filter(move |slice| slice.ipv6 == ipv6).flat_map(move |slice| {
-        let matches = slice.ports.iter().filter(move |p| p.name == port.name && p.protocol == port.protocol);
-        matches.flat_map(move |slice_port| {
-            let number = slice_port.port;
-            slice.endpoints.iter().map(move |endpoint| (SocketAddr::new(endpoint.address, number), endpoint))
-        })
-    })
 }
 
 /// A ClusterIP Service is reached from outside by its external IPs only.

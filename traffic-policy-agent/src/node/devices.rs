@@ -112,6 +112,7 @@ mod tests {
                 _ => Header::Ethernet,
             },
             wire: false,
+            has_vlans: false,
             point_to_point: false,
         }
     }

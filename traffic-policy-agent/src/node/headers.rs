@@ -89,6 +89,7 @@ mod tests {
             loopback: false,
             header,
             wire: false,
+            has_vlans: false,
             point_to_point: true,
         };
         for kind in ["loopback", "gre", "ip6gre", "rawip"] {

@@ -20,6 +20,8 @@ pub struct Link {
     pub header: Header,
     /// It stands for a real wire: no kind (veth, vxlan, bridge …), so a driver of hardware.
     pub wire: bool,
+    /// VLAN devices are on it.
+    pub has_vlans: bool,
     /// It has one other end: packets find it without a route.
     pub point_to_point: bool,
 }

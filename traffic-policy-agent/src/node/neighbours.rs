@@ -21,7 +21,7 @@ use super::{
     network::{Network, Unanswered, answered},
 };
 
-/// Each managed neighbour is probed every few seconds; beyond this number the 60 s after which a hop is resolved again
+/// Each managed neighbour is probed every few seconds; beyond this number the 5 s after which a hop is resolved again
 /// have to do.
 const MOST: usize = 512;
 
@@ -123,15 +123,18 @@ impl NeighbourManager {
         first.into_iter().chain(last).take(MOST).chain(hops.intersection(&self.fixed)).copied().collect()
     }
 
-    /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again.
-    pub fn gone(&mut self, link: u32, address: IpAddr) {
+    /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again. Returns whether somebody
+    /// took it away: the kernel itself deletes neither what it manages nor what is permanent. Its MAC address must not be used any more.
+    pub fn gone(&mut self, link: u32, address: IpAddr) -> bool {
         let entry = (link, address);
-        self.fixed.remove(&entry);
-        if self.managed.remove(&entry) {
+        let was_fixed = self.fixed.remove(&entry);
+        let was_managed = self.managed.remove(&entry);
+        if was_managed {
             self.lost.insert(entry);
         } else {
             self.known.remove(&entry);
         }
+        was_managed || was_fixed
     }
 
     /// Forgets entries that went, did not come back, and are no next hop any more.
@@ -253,12 +256,26 @@ mod tests {
         }
         assert_eq!(manager.known.len(), 1000);
         for number in 0..1000 {
-            manager.gone(2, neighbour(number, 1).address);
+            assert!(!manager.gone(2, neighbour(number, 1).address), "the kernel did that");
         }
         assert_eq!(manager.known.len(), 0);
         manager.changed(neighbour(1, 1));
         manager.forget(2);
         assert_eq!(manager.known.len(), 0, "with its device");
+    }
+
+    /// `ip neigh del`: what was there was wrong.
+    #[test]
+    fn an_entry_that_somebody_deletes_is_a_change() {
+        let mut manager = NeighbourManager::default();
+        let fixed = Neighbour { fixed: true, ..neighbour(1, 1) };
+        manager.changed(fixed);
+        assert!(manager.gone(fixed.link, fixed.address));
+        assert!(!manager.gone(fixed.link, fixed.address), "once");
+        let managed = neighbour(2, 1);
+        manager.changed(managed);
+        manager.managed.insert((managed.link, managed.address));
+        assert!(manager.gone(managed.link, managed.address));
     }
 
     #[test]

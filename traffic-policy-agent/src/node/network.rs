@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use netlink_packet_route::{
     address::{AddressAttribute, AddressMessage, AddressScope},
-    link::{LinkAttribute, LinkFlags, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia},
 };
 use rtnetlink::{Handle, RouteMessageBuilder};
@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use super::{
     events::{self, Events},
     headers::{self, Header},
+    ipvs,
     link::{Address, Link, Route},
 };
 
@@ -61,37 +62,29 @@ impl Network {
     pub async fn links(&self) -> Result<Vec<Link>> {
         let list = async { Ok(self.handle.link().get().execute().try_collect().await?) };
         let messages: Vec<LinkMessage> = answered("listing devices", list).await?;
-        Ok(messages.iter().map(link).collect())
+        Ok(links(&messages))
     }
 
     /// # Errors
     /// The kernel refuses the dump.
     pub async fn addresses(&self) -> Result<Vec<Address>> {
-        let mut addresses = Vec::new();
+        let leftover = self.ipvs_device().await?;
         let list = async { Ok(self.handle.address().get().execute().try_collect().await?) };
         let messages: Vec<AddressMessage> = answered("listing addresses", list).await?;
-        for message in messages {
-            let scope = message.header.scope;
-            // On point-to-point links `Address` is the peer's.
-            let local = message.attributes.iter().find_map(|attribute| match attribute {
-                AddressAttribute::Local(address) => Some(*address),
-                _ => None,
-            });
-            let address = local.or_else(|| {
-                message.attributes.iter().find_map(|attribute| match attribute {
-                    AddressAttribute::Address(address) => Some(*address),
-                    _ => None,
-                })
-            });
-            if let Some(address) = address {
-                let global = scope != AddressScope::Host
-                    && scope != AddressScope::Link
-                    && !address.is_loopback()
-                    && !is_link_local(address);
-                addresses.push(Address { link: message.header.index, address, global });
+        Ok(messages.iter().filter_map(|message| address(message, leftover)).collect())
+    }
+
+    /// The device that kube-proxy's mode ipvs makes, if it is here.
+    async fn ipvs_device(&self) -> Result<Option<u32>> {
+        let request = self.handle.link().get().match_name(ipvs::DEVICE.to_owned());
+        let device = async {
+            match request.execute().try_next().await {
+                Ok(message) => Ok(message.map(|message| message.header.index)),
+                Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ENODEV => Ok(None),
+                Err(error) => Err(error.into()),
             }
-        }
-        Ok(addresses)
+        };
+        answered("looking for kube-ipvs0", device).await
     }
 
     /// The device by which this node's packets to an address leave; `None` without a route.
@@ -148,6 +141,48 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
+/// `leftover`: the device on which kube-proxy in mode ipvs has left the Services' addresses. They are the node's own to the kernel, and no
+/// node port is reached there.
+fn address(message: &AddressMessage, leftover: Option<u32>) -> Option<Address> {
+    let (link, scope) = (message.header.index, message.header.scope);
+    // On point-to-point links `Address` is the peer's.
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let address = local.or_else(|| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })?;
+    let global = scope != AddressScope::Host
+        && scope != AddressScope::Link
+        && !address.is_loopback()
+        && !is_link_local(address)
+        && leftover != Some(link);
+    Some(Address { link, address, global })
+}
+
+fn links(messages: &[LinkMessage]) -> Vec<Link> {
+    let below = messages.iter().filter_map(|message| {
+        let is_vlan = message.attributes.iter().any(|attribute| {
+            matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Vlan)))
+        });
+        let below = message.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Link(below) => Some(*below),
+            _ => None,
+        });
+        below.filter(|_| is_vlan)
+    });
+    let below: BTreeSet<u32> = below.collect();
+    let with_vlans = |message| {
+        let link = link(message);
+        Link { has_vlans: below.contains(&link.index), ..link }
+    };
+    messages.iter().map(with_vlans).collect()
+}
+
 fn link(message: &LinkMessage) -> Link {
     let mut link = Link {
         index: message.header.index,
@@ -159,6 +194,7 @@ fn link(message: &LinkMessage) -> Link {
         loopback: message.header.flags.contains(LinkFlags::Loopback),
         header: Header::of(message),
         wire: true,
+        has_vlans: false,
         point_to_point: message.header.flags.contains(LinkFlags::Pointopoint),
     };
     for attribute in &message.attributes {
@@ -225,6 +261,49 @@ mod tests {
     use netlink_packet_route::route::RouteNextHop;
 
     use super::*;
+
+    #[test]
+    fn what_ipvs_has_left_is_no_address_for_node_ports() {
+        let message = |link, scope, address: &str| {
+            let mut message = AddressMessage::default();
+            (message.header.index, message.header.scope) = (link, scope);
+            message.attributes = vec![AddressAttribute::Address(address.parse().unwrap())];
+            message
+        };
+        for (link, scope, text, global) in [
+            (2, AddressScope::Universe, "192.0.2.1", true),
+            (2, AddressScope::Universe, "2001:db8::1", true),
+            (7, AddressScope::Universe, "10.96.0.1", false),
+            (7, AddressScope::Universe, "2001:db8:1::1", false),
+            (2, AddressScope::Link, "fe80::1", false),
+            (1, AddressScope::Host, "127.0.0.1", false),
+        ] {
+            let found = address(&message(link, scope, text), Some(7)).unwrap();
+            assert_eq!(found, Address { link, address: text.parse().unwrap(), global });
+        }
+    }
+
+    #[test]
+    fn a_device_knows_of_the_vlans_on_it() {
+        let device = |index, below, kind: Option<InfoKind>| {
+            let mut message = LinkMessage::default();
+            message.header.index = index;
+            message.attributes = vec![LinkAttribute::IfName(format!("d{index}"))];
+            if let Some(kind) = kind {
+                message.attributes.push(LinkAttribute::Link(below));
+                message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]));
+            }
+            message
+        };
+        let messages = [
+            device(2, 0, None),
+            device(3, 0, None),
+            device(4, 2, Some(InfoKind::Vlan)),
+            device(5, 3, Some(InfoKind::MacVlan)),
+        ];
+        let found: Vec<_> = links(&messages).iter().map(|link| (link.wire, link.has_vlans)).collect();
+        assert_eq!(found, [(true, true), (true, false), (false, false), (false, false)]);
+    }
 
     #[test]
     fn every_gateway_of_a_route_is_named() {

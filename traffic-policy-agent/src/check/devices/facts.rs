@@ -27,6 +27,8 @@ pub struct DeviceFacts {
     pub named: bool,
     /// Those that lead out, and that `run` does not attach to.
     pub left_out: Vec<node::Refusal>,
+    /// Those of hardware that have routes, and that `run` does not attach to.
+    pub idle: Vec<String>,
     /// Bytes.
     pub page: usize,
     /// That there may be: drivers count those that are not plugged in yet, too.
@@ -66,6 +68,7 @@ impl DeviceFacts {
         let (network, links, addresses, routes) = network().await?;
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
         let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
+        let idle = idle(&links, &wanted, &routes);
         let own = introspect::pinned_programs(&settings.pins);
         // Not there without the module 8021q, nor without VLANs.
         let vlans = std::fs::read_to_string("/proc/self/net/vlan/config").unwrap_or_default();
@@ -76,9 +79,7 @@ impl DeviceFacts {
             let offloads = ethtool::offloads(link.index).ok();
             let others = details.xdp.iter().filter(|id| !own.contains(id));
             let global = addresses.iter().filter(|address| address.link == link.index && address.global);
-            let strips = offloads
-                .as_ref()
-                .is_some_and(|offloads| offloads.iter().any(|name| name == "rx-vlan-hw-parse"));
+            let strips = offloads.as_ref().is_some_and(|offloads| ethtool::strip_vlans(offloads));
             devices.push(Device {
                 stripped_vlans: if strips { vlans_over(&vlans, &link.name) } else { Vec::new() },
                 addresses: global.map(|address| address.address).collect(),
@@ -105,10 +106,24 @@ impl DeviceFacts {
             missing,
             named: !settings.devices.is_empty(),
             left_out,
+            idle,
             page: introspect::page_size(),
             cpus: introspect::possible_cpus(),
         })
     }
+}
+
+/// Cards with routes that are not wanted: what is behind them may be other nodes' pods all the same.
+pub fn idle(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<String> {
+    let is_idle = |link: &&Link| {
+        link.wire
+            && link.up
+            && !link.loopback
+            && link.header == Header::Ethernet
+            && !wanted.iter().any(|wanted| wanted.index == link.index)
+            && routes.iter().any(|route| route.link == link.index)
+    };
+    links.iter().filter(is_idle).map(|link| link.name.clone()).collect()
 }
 
 /// The VLAN devices over a device, of lines like `eth0.100       | 100  | eth0`.
@@ -181,7 +196,11 @@ impl Device {
             Mode::Xdp => Way::Xdp,
             Mode::XdpGeneric => Way::Generic,
             Mode::Tc => Way::Tc,
-            Mode::Auto if self.link.wire && self.native() != Some(false) => Way::Xdp,
+            Mode::Auto
+                if self.stripped_vlans.is_empty() && self.link.wire && self.native() != Some(false) =>
+            {
+                Way::Xdp
+            }
             Mode::Auto => Way::Tc,
         }
     }

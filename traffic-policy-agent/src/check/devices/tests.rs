@@ -17,6 +17,7 @@ fn device(name: &str) -> Device {
             loopback: false,
             header: node::Header::Ethernet,
             wire: true,
+            has_vlans: false,
             point_to_point: false,
         },
         addresses: Vec::new(),
@@ -43,6 +44,7 @@ fn facts(devices: Vec<Device>) -> DeviceFacts {
         missing: Vec::new(),
         named: false,
         left_out: Vec::new(),
+        idle: Vec::new(),
         page: 4096,
         cpus: 4,
     }
@@ -312,10 +314,13 @@ fn vlan_tags_that_the_card_takes_out() {
     with_modes(
         &device,
         &[
-            (Mode::Auto, Some((Severity::Warning, "vlan", "what comes by eth0.100", "rxvlan off"))),
+            (Mode::Auto, Some((Severity::Note, "vlan", "TC takes its packets", "rxvlan off"))),
+            (Mode::Xdp, Some((Severity::Warning, "vlan", "what comes by eth0.100", "rxvlan off"))),
             (Mode::Tc, None),
         ],
     );
+    let findings = judge(&facts(vec![device]));
+    assert!(findings[0].found.ends_with(": TC takes its packets"), "{findings:#?}");
 }
 
 #[test]
@@ -340,4 +345,16 @@ fn tunnels_without_ethernet_are_served_by_tc() {
         let refused = "tunl0 has no Ethernet header (type ipip)";
         expect(&with(attach, true), Severity::Error, "device", refused, "--attach auto");
     }
+}
+
+/// A second card on which pods of other nodes may be: found by no gateway, or not named.
+#[test]
+fn a_card_that_nothing_is_attached_to_is_named() {
+    let card = |index, name: &str| Link { index, name: name.into(), ..device(name).link };
+    let bridge = Link { wire: false, ..card(4, "cni0") };
+    let links = [card(2, "eth0"), card(3, "eth1"), bridge, card(5, "eth2")];
+    let routes = [2, 3, 4].map(|link| node::Route { link, default: link == 2, gateway: link == 2 });
+    assert_eq!(facts::idle(&links, &[&links[0]], &routes), ["eth1"]);
+    let idle = DeviceFacts { idle: vec!["eth1".into()], ..facts(vec![device("eth0")]) };
+    expect(&idle, Severity::Note, "device", "eth1 has routes, and nothing is attached", "--device");
 }

@@ -2,18 +2,37 @@
 
 /// A blank is enough between it and its token.
 const BEARER: &str = "bearer";
+/// The same behind [`AUTHORIZATION`]; elsewhere it is a word like others.
+const BASIC: &str = "basic";
+const AUTHORIZATION: &str = "authorization";
 /// In the place of a secret.
 const REDACTED: &str = "(left out)";
-/// Words behind which a secret stands: `token: x`, `"password":"x"`, `client-key-data=x`, `Bearer x`.
-const NAMES: [&str; 7] = [
+/// Words behind which a secret stands: `token: x`, `"password":"x"`, `client-key-data=x`, `Bearer x`. In small letters, without
+/// signs: `access-token`, `access_token` and `accessToken` are one.
+const NAMES: [&str; 17] = [
+    AUTHORIZATION,
     BEARER,
+    BASIC,
     "token",
-    "id-token",
+    "idtoken",
+    "accesstoken",
+    "refreshtoken",
+    "bearertoken",
+    "authtoken",
     "password",
-    "client-key-data",
-    "client-certificate-data",
-    "certificate-authority-data",
+    "passwd",
+    "secret",
+    "clientsecret",
+    "apikey",
+    "clientkeydata",
+    "clientcertificatedata",
+    "certificateauthoritydata",
 ];
+
+/// A word as [`NAMES`] has it.
+fn plain(word: &str) -> String {
+    word.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+}
 
 /// The text without secrets: words that follow the name of one, JSON web tokens, passwords of URLs, blocks of PEM.
 pub(super) fn redacted(bytes: &[u8]) -> Vec<u8> {
@@ -74,7 +93,7 @@ fn push_line(result: &mut String, line: &str) {
         let next = behind.find(is_word).unwrap_or(behind.len());
         let (between, behind) = behind.split_at(next);
         result.push_str(between);
-        let joins = name == BEARER || between.contains([':', '=']);
+        let joins = [BEARER, BASIC].contains(&name.as_str()) || between.contains([':', '=']);
         if !joins || !between.chars().all(|c| " :\"'=\\".contains(c)) {
             name.clear();
         }
@@ -82,10 +101,12 @@ fn push_line(result: &mut String, line: &str) {
     }
 }
 
+/// `name` is that of the word before, and becomes this one's.
 fn push_word(result: &mut String, word: &str, name: &mut String) {
+    let is_name = |word: &str| NAMES.contains(&word);
     // `name=value` is one word.
     if let Some((own, value)) = word.split_once('=')
-        && NAMES.contains(&own.to_lowercase().as_str())
+        && is_name(&plain(own))
         && !value.is_empty()
     {
         result.push_str(own);
@@ -94,11 +115,15 @@ fn push_word(result: &mut String, word: &str, name: &mut String) {
         name.clear();
         return;
     }
-    let is_secret = NAMES.contains(&name.as_str()) && !NAMES.contains(&word.to_lowercase().as_str());
+    let mut own = plain(word);
+    if own == BASIC && name != AUTHORIZATION {
+        own.clear();
+    }
+    let is_secret = is_name(name) && !is_name(&own);
     // Base64 of `{"`, as each JSON web token begins.
     let is_token = word.starts_with("eyJ") && word.len() > 20;
     result.push_str(if is_secret || is_token { REDACTED } else { word });
-    *name = word.to_lowercase();
+    *name = own;
 }
 
 #[cfg(test)]
@@ -114,6 +139,16 @@ mod tests {
         for (text, expected) in [
             ("Authorization: Bearer abc.def-1\n", "Authorization: Bearer (left out)\n"),
             ("token: s3cr3t", "token: (left out)"),
+            ("Authorization: Basic dXNlcjpwdw==\n", "Authorization: Basic (left out)\n"),
+            ("{\"authorization\":\"basic dXNlcjpwdw==\"}", "{\"authorization\":\"basic (left out)\"}"),
+            ("Authorization: s3cr3t", "Authorization: (left out)"),
+            ("access-token: s3cr3t", "access-token: (left out)"),
+            ("--client-secret=s3cr3t -v", "--client-secret=(left out) -v"),
+            (
+                "{\"clientSecret\":\"s\",\"access_token\":\"t\"}",
+                "{\"clientSecret\":\"(left out)\",\"access_token\":\"(left out)\"}",
+            ),
+            ("GET /x?refresh_token=s3cr3t&a=b", "GET /x?refresh_token=(left out)&a=b"),
             ("{\"password\":\"p\",\"user\":\"u\"}", "{\"password\":\"(left out)\",\"user\":\"u\"}"),
             ("client-key-data=TUlJ", "client-key-data=(left out)"),
             ("saw eyJhbGciOiJSUzI1NiIsImtpZCI6.x.y here", "saw (left out) here"),
@@ -134,6 +169,7 @@ mod tests {
             "https://192.0.2.1:6443/api and user@host\n",
             "{\"value\":\"/etc/kubernetes/proxy.conf\",\"source\":\"file\"}",
             "the token of the service account, eyJ",
+            "basic checks: none; the basic rule",
             "",
         ] {
             assert_eq!(shown(text), text);

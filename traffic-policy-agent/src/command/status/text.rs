@@ -15,8 +15,7 @@ impl Document {
         }
         let [flows4, flows6] = self.flows.entries.map(|entries| entries.div_ceil(2));
         let unassured: u64 = self.flows.unassured.iter().sum();
-        let pending: u64 = self.flows.pending.iter().map(|entries| entries.div_ceil(2)).sum();
-        writeln!(out, "flows       {flows4} IPv4, {flows6} IPv6 ({unassured} unassured, {pending} pending)")?;
+        writeln!(out, "flows       {flows4} IPv4, {flows6} IPv6 ({unassured} unassured)")?;
         if let Some(seconds) = self.flows.full_seconds_ago {
             writeln!(
                 out,
@@ -157,7 +156,6 @@ mod tests {
                 entries: [64, 0],
                 size: [128, 128],
                 unassured: [3, 0],
-                pending: [0, 0],
                 full_seconds_ago: Some(3.2),
             },
             draining: vec![Draining {
@@ -185,7 +183,7 @@ mod tests {
             "            - waiting for the first look at Services",
             "node        load balancers are told not to send here",
             "warning     eth1 is gone",
-            "flows       32 IPv4, 0 IPv6 (3 unassured, 0 pending)",
+            "flows       32 IPv4, 0 IPv6 (3 unassured)",
             "full        a flow found no room in its table 3.2s ago: if that is no flood, raise --flow-entries",
             "draining    shop/web:http at 172.18.0.11:30080/tcp: new connections are forwarded for 28s more",
             "tp_flows4    64   128    50  16",

@@ -21,7 +21,7 @@ use crate::{
         Adopted, Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack,
         LeftOut, Lost, NextHop, Pool, Replaced, Written,
     },
-    model::{Desired, ServicePortKey},
+    model::{Desired, Limits, ServicePortKey},
     node::conntrack::Connection,
 };
 
@@ -32,6 +32,10 @@ pub(super) struct Asked {
     pub syncs: Vec<[BTreeSet<ServicePortKey>; 2]>,
     /// So many syncs fail.
     pub failing: usize,
+    /// Connections that are to be adopted yet.
+    pub connections: usize,
+    /// Time that each sync asks for before the next one.
+    pub pause: Duration,
     /// So many syncs have no room for what changed.
     pub full: usize,
     /// Ranges of cluster IPs that the last sync was given.
@@ -101,8 +105,16 @@ impl PacketPath for Fake {
         Ok(Written { elements: changed.len(), left_out })
     }
 
+    fn pause(&self) -> Duration {
+        self.asked().pause
+    }
+
     fn compares_all(&self) -> bool {
         self.asked().syncs.is_empty()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default()
     }
 
     fn describe_node(&mut self, _: &[IpAddr], _: &[IpNet]) -> Result<()> {
@@ -168,8 +180,15 @@ impl PacketPath for Fake {
 
     fn begin_adopting(&mut self) {}
 
-    fn adopt_connections(&mut self, _: &[Connection]) -> Result<Adopted> {
-        Ok(Adopted::default())
+    fn adopt_connections(&mut self, connections: Vec<Connection>) {
+        self.asked().connections = connections.len();
+    }
+
+    fn adopt_on(&mut self) -> Result<Option<Adopted>> {
+        let mut asked = self.asked();
+        asked.connections = asked.connections.saturating_sub(1);
+        std::thread::sleep(Duration::from_micros(100));
+        Ok((asked.connections == 0).then(|| Adopted { tcp: 1, ..Adopted::default() }))
     }
 
     fn end_adopting(&mut self) -> bool {
@@ -262,6 +281,10 @@ impl PacketPath for Fake {
 
     fn next_hops(&self) -> Result<Vec<NextHop>> {
         Ok(Vec::new())
+    }
+
+    fn refused_unattached(&self) -> Result<u64> {
+        Ok(0)
     }
 
     fn usage(&self) -> DataplaneUsage {

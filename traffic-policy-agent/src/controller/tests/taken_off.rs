@@ -25,6 +25,7 @@ impl Node {
             loopback: false,
             header: Header::Ethernet,
             wire: false,
+            has_vlans: false,
             point_to_point: false,
         };
         let (network, _events) = Network::connect().unwrap();

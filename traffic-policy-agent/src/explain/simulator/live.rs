@@ -74,8 +74,15 @@ impl Simulator {
         copy.follow(&maps)?;
         let entrances = find_entrances(&copy, root)?;
         if let Some(policy) = policy {
-            copy_services(&maps, ["tp_frontends4", "tp_endpoints4"], &mut copy.maps.v4, policy)?;
-            copy_services(&maps, ["tp_frontends6", "tp_endpoints6"], &mut copy.maps.v6, policy)?;
+            let v4 = copy_services(&maps, ["tp_frontends4", "tp_endpoints4"], &mut copy.maps.v4, policy)?;
+            let v6 = copy_services(&maps, ["tp_frontends6", "tp_endpoints6"], &mut copy.maps.v6, policy)?;
+            if v4 || v6 {
+                tracing::warn!(
+                    "the endpoints for policy Local are taken from the lists for policy Cluster, which are all that the maps of this node hold: \
+                     terminating ones beside ready ones, and those that topology hints keep from this node, are missing, so that \
+                     dropped-no-local-endpoint may be wrong; with --api or --manifests, and --node-name, the objects are asked"
+                );
+            }
         }
         Ok(Self { copy, entrances, as_cluster: policy == Some(Policy::Cluster) })
     }
@@ -125,13 +132,13 @@ fn find_entrances(copy: &TracingCopy, root: &Path) -> Result<Vec<Entrance>> {
 
 /// Copies frontends and endpoints, with another policy. A list of this node's endpoints that was not needed so far is taken
 /// from the other list: it lacks those that are terminating while others are ready, and those that topology hints leave
-/// out.
+/// out. Returns whether there is such a list.
 fn copy_services<A: Address, const W: usize>(
     maps: &Path,
     [frontends, slots]: [&str; 2],
     to: &mut Family<A, W>,
     policy: Policy,
-) -> Result<()>
+) -> Result<bool>
 where
     FrontendKey<A>: Pod,
     Slot<A>: Pod,
@@ -140,6 +147,7 @@ where
     let names: HashMap<u32, ServiceInfo> =
         Reader::open(maps, "tp_svc_names")?.entries::<u32, ServiceInfo>()?.into_iter().collect();
     let mut next = 0;
+    let mut derived = false;
     // Frontends of one Service share their lists.
     let mut places = HashMap::new();
     let mut place = |list: (u32, u32, bool), endpoints: &[Slot<A>]| -> Result<IndexRange> {
@@ -172,7 +180,9 @@ where
                         .get(&frontend.service)
                         .is_some_and(|info| falls_back(external_policy(info), frontend.flags)) => {}
                 Policy::Local => {
-                    if local.is_empty() {
+                    // A list that is needed already is empty because nothing is here.
+                    if local.is_empty() && frontend.flags & frontend::LOCAL == 0 {
+                        derived |= !cluster.is_empty();
                         of_local = (frontend.cluster.base, frontend.cluster.len, true);
                         local = cluster.iter().filter(|slot| slot.flags & SLOT_LOCAL != 0).copied().collect();
                     }
@@ -185,5 +195,5 @@ where
         frontend.local = place(of_local, &local)?;
         to.frontends.insert(key, frontend, 0).context("copying a frontend failed")?;
     }
-    Ok(())
+    Ok(derived)
 }

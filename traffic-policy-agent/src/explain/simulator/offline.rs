@@ -17,7 +17,7 @@ use crate::{
             Maps,
             keys::SetAddresses,
             mmap::pool_port,
-            prefilter::{self, Array, Bits},
+            prefilter::{self, Array},
         },
         privileges::check_privileges,
         sync::{
@@ -60,7 +60,6 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
         hop_epoch: 1,
         hop_max_age: u32::MAX,
         pool_len: POOL.len() as u32,
-        unassured_limit: [u32::MAX; 2],
         seed: 0x7472_6166_6669_6321,
         answers_per_jiffy: 1,
         ..RuntimeConfig::default()
@@ -69,7 +68,7 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     for (place, port) in (0..).zip(POOL) {
         maps.pool.store(pool_port(place), port);
     }
-    prefilter::add(&mut maps.prefilter, Array::Pool, &POOL.collect::<Bits>());
+    prefilter::add(&mut maps.prefilter, Array::Pool, POOL.map(u32::from));
     let mut device = DeviceInfo { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..DeviceInfo::default() };
     device.set_addresses(primary.iter().copied());
     maps.devices.insert(IFINDEX, device, 0)?;
@@ -83,7 +82,7 @@ fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Re
         Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now(), adopting: false };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
     let plan = planner.plan(desired, &BTreeSet::new(), &context);
-    apply::needed(&plan.ops, planner.cluster_ips()).add_to(&mut maps.prefilter);
+    apply::needed(&plan.ops, planner.service_cidrs()).add_to(&mut maps.prefilter);
     for op in &plan.ops {
         apply::write(maps, op)?;
     }

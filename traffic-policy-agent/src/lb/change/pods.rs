@@ -16,10 +16,47 @@ pub(in crate::lb) enum PodState {
     Terminating,
 }
 
+/// Hints of an endpoint, as `trafficDistribution` has the EndpointSlice controller write them: its own zone, its own node.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OwnHints {
+    zone: Option<Box<str>>,
+    node: Option<Box<str>>,
+}
+
+impl OwnHints {
+    pub(super) fn put(&self, endpoint: &mut SliceEndpoint) {
+        endpoint.for_zones = self.zone.iter().cloned().collect();
+        endpoint.for_nodes = self.node.iter().cloned().collect();
+    }
+}
+
 impl Objects {
+    /// The hints that an endpoint gets on a node, as those of the Service show.
+    pub(super) fn hints_on(&self, node: &str) -> Result<OwnHints, ChangeError> {
+        let (mut by_zone, mut by_node) = (false, false);
+        for endpoint in self.endpoints() {
+            // Of a node that is gone the zone is not known.
+            let Some(own) = endpoint.node_name.as_deref().and_then(|name| self.nodes.get(name)) else {
+                continue;
+            };
+            let foreign =
+                |hints: &[Box<str>], own: Option<&str>| hints.iter().any(|hint| Some(&**hint) != own);
+            if foreign(&endpoint.for_zones, own.zone.as_deref())
+                || foreign(&endpoint.for_nodes, Some(&own.name))
+            {
+                return Err(ChangeError::Hints(self.service.name.clone()));
+            }
+            by_zone |= !endpoint.for_zones.is_empty();
+            by_node |= !endpoint.for_nodes.is_empty();
+        }
+        let zone = self.nodes.get(node).and_then(|node| node.zone.as_deref());
+        Ok(OwnHints { zone: zone.filter(|_| by_zone).map(Into::into), node: by_node.then(|| node.into()) })
+    }
+
     /// Puts a pod on a node, at addresses that no other has.
     pub(in crate::lb) fn put_pod(&mut self, pod: &str, node: &str, ready: bool) -> Result<(), ChangeError> {
         let taken: BTreeSet<IpAddr> = self.endpoints().map(|endpoint| endpoint.address).collect();
+        let hints = self.hints_on(node)?;
         let mut families = BTreeSet::new();
         for slice in &mut self.slices {
             if !families.insert(slice.ipv6) {
@@ -27,7 +64,7 @@ impl Objects {
             }
             let free = (1u32..).map(|i| synthetic(slice.ipv6, i)).find(|address| !taken.contains(address));
             let Some(address) = free else { continue };
-            slice.endpoints.push(SliceEndpoint {
+            let mut endpoint = SliceEndpoint {
                 address,
                 node_name: Some(node.into()),
                 ready,
@@ -36,7 +73,9 @@ impl Objects {
                 for_zones: Vec::new(),
                 for_nodes: Vec::new(),
                 pod: Some(pod.into()),
-            });
+            };
+            hints.put(&mut endpoint);
+            slice.endpoints.push(endpoint);
         }
         if families.is_empty() {
             return Err(ChangeError::NoEndpoints(self.service.name.clone()));

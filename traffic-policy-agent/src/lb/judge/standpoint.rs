@@ -18,6 +18,8 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::lb) struct Standpoint {
     pub policy: Policy,
+    /// Under policy Local a node without an endpoint does as under Cluster.
+    pub falls_back: bool,
     pub drain: Duration,
     /// Question that the balancer asks once it knows of this version.
     pub question: Question,
@@ -48,6 +50,11 @@ pub(in crate::lb) struct OnNode {
 }
 
 impl Standpoint {
+    /// Whether policy Local is in effect on a node with so many endpoints of its own.
+    pub fn is_local(&self, local_endpoints: usize) -> bool {
+        self.policy == Policy::Local && !(self.falls_back && local_endpoints == 0)
+    }
+
     /// Endpoints that the node chooses among.
     pub fn list(&self, node: &OnNode) -> &[SocketAddr] {
         self.lists.get(&node.list).map_or(&[], Vec::as_slice)
@@ -108,6 +115,7 @@ impl Judge<'_> {
         }
         Some(Standpoint {
             policy: port.external_policy,
+            falls_back: port.external_fallback,
             drain: reach.service.drain.unwrap_or(DEFAULT_DRAIN),
             question,
             weighs: behind.weighs(question),

@@ -8,7 +8,7 @@ use crate::{
         judge::{OnNode, Standpoint},
         verdict::{Answer, Fate, Question},
     },
-    model::{HeldPolicy, Policy, drain_until},
+    model::{HeldPolicy, drain_until},
 };
 
 /// Consequences of one version of the objects, and the pods by their addresses in it.
@@ -58,9 +58,9 @@ impl Run<'_> {
     /// As it has been for long.
     pub(super) fn settle(&mut self, node: usize) {
         let Some(version) = self.versions.first() else { return };
-        let silent =
-            version.standpoint.nodes.get(&self.nodes[node].name).is_some_and(|on_node| on_node.silent);
-        let local = version.standpoint.policy == Policy::Local;
+        let on_node = version.standpoint.nodes.get(&self.nodes[node].name);
+        let silent = on_node.is_some_and(|on_node| on_node.silent);
+        let local = version.standpoint.is_local(on_node.map_or(0, |on_node| on_node.local_endpoints));
         let node = &mut self.nodes[node];
         node.is_there = !silent;
         node.written = Some(0);
@@ -77,7 +77,7 @@ impl Run<'_> {
         let name = &self.nodes[node].name;
         // A Node that is deleted still runs, but nothing is said of its endpoints any more.
         let local_endpoints = standpoint.nodes.get(name).map_or(0, |on_node| on_node.local_endpoints);
-        let local = standpoint.policy == Policy::Local;
+        let local = standpoint.is_local(local_endpoints);
         let until = drain_until(local, local_endpoints, held, standpoint.drain, clock(now));
         let news = written.is_some_and(|written| {
             let before = &self.versions[written].standpoint;

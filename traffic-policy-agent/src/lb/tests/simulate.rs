@@ -97,6 +97,20 @@ fn a_switch_loses_nothing_with_the_drain_and_what_is_not_covered_without() {
     }
 }
 
+/// A node without a pod goes on forwarding: nothing drains, until the annotation goes.
+#[test]
+fn a_node_that_falls_back_does_not_drain() {
+    let drains = |service: &str, events: &[&str]| {
+        let run = Scene::new("gke", events).run(&manifests("n1 n2", service, "a@n1")).unwrap();
+        let drains = run.line.iter().filter(|moment| matches!(moment.what, What::Drains(_)));
+        (drains.flat_map(|moment| moment.nodes.clone()).collect::<Vec<_>>(), run.total().lost)
+    };
+    let fallback = "LoadBalancer Cluster external-fallback=cluster";
+    assert_eq!(drains(fallback, &["5s policy=Local"]), (vec![], 0));
+    // The control.
+    assert_eq!(drains("LoadBalancer Cluster", &["5s policy=Local"]).0, ["n2"]);
+}
+
 #[test]
 fn a_preempted_node_loses_what_is_sent_until_it_turns_dark_and_what_goes_to_its_pods() {
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster", "a@n1 b@n2");

@@ -315,3 +315,14 @@ fn what_a_person_says_of_the_balancer_counts() {
     );
     assert!(judgement.balancer.fail_open.sure);
 }
+
+/// Its speakers count endpoints that are ready or serving; a health port counts ready ones.
+#[test]
+fn metallb_announces_a_node_whose_last_pod_terminates() {
+    let yaml = manifests("n1 n2 n3", "LoadBalancer Local", "a@n1 b@n2/terminating");
+    for (balancer, wanted) in [("metallb-l2", "n2 0 Announced"), ("gke", "n2 0 Unavailable")] {
+        let table = judged(&yaml, balancer, table);
+        assert!(table.lines().any(|line| line.starts_with(wanted)), "{balancer}: {table}");
+        assert!(!table.contains("n3 0 Announced"), "{balancer}: {table}");
+    }
+}

@@ -75,6 +75,33 @@ fn a_preempted_node_without_a_pod_costs_under_cluster_and_nothing_under_local() 
     }
 }
 
+/// `trafficDistribution`: each endpoint has its own zone as hint, also where a change puts it.
+#[test]
+fn traffic_stays_in_its_zone_through_a_change() {
+    let yaml = manifests("n1/a n2/b n3/b", "LoadBalancer Cluster", "p@n1/a q@n2/b");
+    let after = |change: Change| changed(&yaml, "gke", &[change], |_, after, _| after.to_owned());
+    let own_zone = |table: &str, node: &str| {
+        let row = table.lines().find(|line| line.starts_with(node)).unwrap_or_else(|| panic!("{table}"));
+        row.to_owned()
+    };
+    // A third pod, on n3: n1 has only its own still, and the nodes of zone b have both of theirs.
+    let scaled = after(Change::Scale(3)).unwrap();
+    assert!(own_zone(&scaled, "n1").contains("1/1"), "{scaled}");
+    assert!(own_zone(&scaled, "n2").contains("1/2"), "{scaled}");
+    // The pod of n1 moves into zone b: no endpoint names zone a, whose node takes all.
+    let drained = after(Change::Node("n1".to_owned(), NodeChange::Drained)).unwrap();
+    assert!(own_zone(&drained, "n2").contains("1/2"), "{drained}");
+    // Hints by the zones' CPUs: what the controller would write is not known.
+    let by_cpu = manifests("n1/a n2/b n3/b", "LoadBalancer Cluster", "p@n1/a q@n2/a");
+    let refused = changed(&by_cpu, "gke", &[Change::Scale(3)], |_, _, _| ()).unwrap_err();
+    assert!(
+        matches!(refused, ChangeError::Hints(_)) && refused.to_string().contains("topology-mode"),
+        "{refused}"
+    );
+    // What moves no pod is judged all the same.
+    changed(&by_cpu, "gke", &[Change::Policy(Policy::Local)], |_, _, _| ()).unwrap();
+}
+
 #[test]
 fn a_preempted_node_takes_its_pods_with_it() {
     let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1 b@n2");

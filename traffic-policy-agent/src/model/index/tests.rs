@@ -1,10 +1,10 @@
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, time::Duration};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    Policy,
+    Policy, Protocol,
     object::{LastChange, Port, ServiceType, SliceEndpoint, SlicePort},
     render,
 };
@@ -80,6 +80,61 @@ fn input(addresses: u8) -> NodeInput {
         ipv4: true,
         ..NodeInput::default()
     }
+}
+
+/// A Service of many ports must not cost more for each of them.
+#[test]
+fn the_cost_of_a_service_grows_with_its_ports() {
+    use nix::time::{ClockId, clock_gettime};
+
+    let cost = |ports: u16| {
+        let number = 1..=ports;
+        let names = number.map(|port| (format!("p{port}"), port));
+        let ports =
+            names.clone().map(|(name, port)| Port { name, protocol: Protocol::Tcp, port, node_port: 0 });
+        let big = Service { ports: ports.collect(), ..service(1, None, 0, 1, Policy::Cluster) };
+        let ports = names.map(|(name, port)| SlicePort { name, protocol: Protocol::Tcp, port });
+        let slice = EndpointSlice { ports: ports.collect(), ..slice(1, 1, vec![(1, true, true)]) };
+        let mut index = Index::default();
+        index.apply(big);
+        index.apply(slice);
+        // Of this thread alone: the machine may be busy.
+        let clock = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+        let before = clock();
+        let _ = index.update(&input(1));
+        clock() - before
+    };
+    let least = |ports| (0..3).map(|_| cost(ports)).min().unwrap();
+    let (few, many) = (least(1_000), least(10_000));
+    assert!(many < few * 30, "1,000 ports: {few:?}, 10,000: {many:?}");
+}
+
+/// Nodes come and go for years; only one's own is remembered.
+#[test]
+fn other_nodes_that_are_gone_are_forgotten() {
+    let mut index = Index::default();
+    let mut names: Vec<_> = (0..100).map(|i| format!("node-{i}")).collect();
+    names.push("here".to_owned());
+    for name in names {
+        index.apply(Node { name: name.clone(), ..node(None, false) });
+        let _ = index.update(&input(1));
+        index.delete::<Node>(&ServiceName { namespace: String::new(), name });
+        let _ = index.update(&input(1));
+    }
+    assert_eq!(index.deleted_nodes.keys().collect::<Vec<_>>(), ["here"]);
+    assert_eq!(index.node_addresses("here"), node(None, false).addresses);
+}
+
+/// Long updates give signs of life.
+#[test]
+fn an_update_beats_for_each_service() {
+    let mut index = Index::default();
+    for i in 0..3 {
+        index.apply(service(i, None, 30_000, i, Policy::Cluster));
+    }
+    let beats = std::cell::Cell::new(0);
+    let _ = index.update_with(&input(1), &|| beats.set(beats.get() + 1));
+    assert!(beats.get() >= 3, "{}", beats.get());
 }
 
 fn service_cidr(i: u8, third: u8) -> ServiceCidr {
