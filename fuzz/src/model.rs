@@ -237,6 +237,7 @@ impl Model {
             answered: false,
             assured: false,
             began: self.now(),
+            heard: None,
             ended: Ended::No,
             loose: false,
             hosts: [host(initial), host(endpoint_initial)],

@@ -53,8 +53,9 @@ pub struct Flow {
     pub answered: bool,
     /// The client has acknowledged that; UDP: it has sent more, two seconds or more after the first datagram.
     pub assured: bool,
-    /// When it began.
+    /// When it began, and when its endpoint answered first.
     pub began: Moment,
+    pub heard: Option<Moment>,
     pub ended: Ended,
     /// Forged segments came near enough to real ones that its numbers are not certain.
     pub loose: bool,
@@ -128,6 +129,8 @@ const NO_PAUSE: u64 = HZ as u64 / 4;
 const SILENCE: u64 = 3 * HZ as u64;
 /// Jiffies after which datagrams are more than a question and its answer.
 const STREAM: u64 = 2 * HZ as u64;
+/// Jiffies for which nobody looks whether they have been answered, at most: a second.
+const LOOK: u64 = HZ as u64;
 
 impl Flow {
     pub fn pause(&self, clock: u64) -> Pause {
@@ -204,9 +207,12 @@ impl Flow {
         let pause = self.pause(now.clock);
         self.belongs = false;
         if !segment.tcp {
-            self.answered |= from == From::Endpoint;
-            if self.answered && from == From::Client && !self.assured {
-                if now.clock - self.began.clock > STREAM {
+            if from == From::Endpoint {
+                self.answered = true;
+                self.heard.get_or_insert(now);
+            }
+            if let (Some(heard), From::Client, false) = (self.heard, from, self.assured) {
+                if now.clock - self.began.clock > STREAM + LOOK && now.clock - heard.clock > LOOK {
                     (self.assured, self.loose) = (true, false);
                 } else {
                     self.loose |= self.began.most(now.clock) > STREAM;

@@ -107,19 +107,17 @@ impl Run<'_> {
                 return Err(format!("a reply entry of no flow: {entry:?}"));
             }
         }
-        self.compare_counts(&requests)
+        self.compare_queues(&requests)
     }
 
-    /// The number of flows that are not assured, which the program keeps in queues.
-    fn compare_counts(&self, requests: &[&FlowEntry]) -> Result<(), String> {
-        for tcp in [true, false] {
-            let kept = self.harness.unassured(self.path.family, tcp);
-            let of =
-                requests.iter().filter(|entry| (entry.protocol == 6) == tcp && entry.state & ASSURED == 0);
-            let there = of.count() as u64;
-            // Those that another flow has taken the port of may have a place still.
-            if kept < there {
-                return Err(format!("{kept} flows that are not assured are queued, of {there}; TCP: {tcp}"));
+    /// Each flow that is not assured has a place of the queues, which holds its tuple. (Places of flows that went otherwise may keep
+    /// theirs until they are taken again.)
+    fn compare_queues(&self, requests: &[&FlowEntry]) -> Result<(), String> {
+        let queued = self.harness.queued(self.path.family);
+        for request in requests.iter().filter(|entry| entry.state & ASSURED == 0) {
+            let held = request.place.and_then(|place| queued.get(&place));
+            if held != Some(&(request.from, request.to, request.protocol)) {
+                return Err(format!("its place holds {held:?} instead of {request:?}"));
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The flow tables in the terms of a test: entries of both families alike.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use aya::maps::{HashMap, MapData};
@@ -56,6 +57,8 @@ pub struct FlowEntry {
     pub asked: u32,
     /// Request entry of UDP that is not assured: jiffies when it began.
     pub began: u32,
+    /// Request entry that is not assured: its place in the queues.
+    pub place: Option<u32>,
     pub service: u32,
     pub packets: u64,
     pub bytes: u64,
@@ -64,6 +67,9 @@ pub struct FlowEntry {
 impl FlowEntry {
     fn read<A: Address + FromWire>(key: &FlowKey<A>, flow: &Flow<A>) -> Self {
         let tuple = key.tuple(flow);
+        let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
+        let assured = flow.state & ASSURED != 0;
+        let tail = u32::from_ne_bytes(flow.mac_tail);
         let end = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
         Self {
             protocol: tuple.protocol as u8,
@@ -76,12 +82,9 @@ impl FlowEntry {
             hop: flow.hop,
             epoch: flow.epoch,
             last: flow.last,
-            asked: if matches!(flow.kind, kind::FORWARD | kind::DELIVER) && flow.state & ASSURED != 0 {
-                u32::from_ne_bytes(flow.mac_tail)
-            } else {
-                0
-            },
+            asked: if request && assured { tail } else { 0 },
             began: if Self::has_beginning(tuple.protocol, flow) { flow.numbers as u32 } else { 0 },
+            place: if request && !assured { tail.checked_sub(1) } else { None },
             service: flow.service,
             packets: flow.traffic().0,
             bytes: flow.traffic().1,
@@ -157,6 +160,14 @@ impl Harness {
         }
     }
 
+    /// Addresses and protocol of the flows that the queues of those that are not assured hold, by their places.
+    pub fn queued(&self, family: Family) -> BTreeMap<u32, (SocketAddr, SocketAddr, u8)> {
+        match family {
+            Family::V4 => queued::<Address4>(self.map("tp_unassured4")),
+            Family::V6 => queued::<Address6>(self.map("tp_unassured6")),
+        }
+    }
+
     /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, `began`, or the ports that its packets get.
     pub fn change(&mut self, entry: &FlowEntry, change: impl FnOnce(&mut FlowEntry)) {
         let mut entry = *entry;
@@ -168,7 +179,7 @@ impl Harness {
         }
     }
 
-    /// As if a UDP flow that is not assured had begun so many jiffies earlier.
+    /// As if a UDP flow that is not assured had begun so many jiffies earlier; its next packet is looked at closely.
     pub fn begin_earlier(&self, entry: &FlowEntry, jiffies: u32) {
         let entry = FlowEntry { began: entry.began.wrapping_sub(jiffies), ..*entry };
         if entry.from.is_ipv4() {
@@ -213,6 +224,24 @@ fn dump<A: Address + FromWire>(map: &BpfMap) -> Vec<FlowEntry> {
         FlowEntry::read(&key, &flow)
     });
     entries.collect()
+}
+
+fn queued<A: Address + FromWire>(map: &BpfMap) -> BTreeMap<u32, (SocketAddr, SocketAddr, u8)> {
+    let places = map.read().unwrap_or_else(|error| panic!("reading the queues: {error:#}"));
+    let held = places.iter().map(|(place, value)| {
+        assert_eq!((place.len(), value.len()), (size_of::<u32>(), size_of::<Tuple<A>>()));
+        // SAFETY: plain numbers, as many bytes as were read.
+        let (place, tuple) = unsafe {
+            (
+                place.as_ptr().cast::<u32>().read_unaligned(),
+                value.as_ptr().cast::<Tuple<A>>().read_unaligned(),
+            )
+        };
+        let from = SocketAddr::new(tuple.source.to_ip(), tuple.ports.source().to_host());
+        let to = SocketAddr::new(tuple.destination.to_ip(), tuple.ports.destination().to_host());
+        (place, (from, to, tuple.protocol as u8))
+    });
+    held.filter(|(_, (_, _, protocol))| *protocol != 0).collect()
 }
 
 fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entry: &FlowEntry) {

@@ -200,11 +200,9 @@ impl Harness {
 
     /// Flows of a family and protocol that are not assured, as the queues hold them.
     pub fn unassured(&self, family: Family, tcp: bool) -> u64 {
-        let name = if family == Family::V4 { "tp_unassured4" } else { "tp_unassured6" };
-        let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
-        // The last field of a tuple is its protocol; 0 of a free place.
-        let protocol = if tcp { PROTOCOL_TCP } else { PROTOCOL_UDP }.to_ne_bytes();
-        places.values().filter(|tuple| tuple.ends_with(&protocol)).count() as u64
+        let wanted = if tcp { PROTOCOL_TCP } else { PROTOCOL_UDP };
+        let queued = self.queued(family);
+        queued.values().filter(|(_, _, protocol)| u32::from(*protocol) == wanted).count() as u64
     }
 
     /// As if every client with an endpoint of its own had come this much earlier.

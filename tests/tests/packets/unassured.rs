@@ -1,8 +1,10 @@
 //! Flows that are not assured: the oldest makes room for a new one, and none that is assured does.
 
 use traffic_policy_agent::dataplane::MapSizes;
+use traffic_policy_ebpf::abi::kind;
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
 use traffic_policy_testing::harness::{self, Frontend, HZ, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -16,7 +18,7 @@ const SYN_ACK: u8 = flag::SYN | flag::ACK;
 const SIZES: MapSizes = MapSizes { flows4: 2048, flows6: 2048, unassured: 64, ..harness::SIZES };
 
 fn places(terms: Terms) -> u16 {
-    if terms.family == traffic_policy_testing::lab::Family::V4 { 64 } else { 32 }
+    if terms.family == Family::V4 { 64 } else { 32 }
 }
 
 fn setup(endpoint: Spot) -> Setup {
@@ -118,10 +120,43 @@ fn datagrams_are_a_stream_after_two_seconds() {
         fresh.send(harness, ACK).expect("forwarded");
         assert_eq!(fresh.entries(harness).0.state, 0, "not two seconds after it began");
         dialogue.answer(harness, SYN_ACK).expect("replied");
+        harness.begin_earlier(&dialogue.entries(harness).0, HZ);
         dialogue.send(harness, ACK).expect("forwarded");
         assert_eq!(state(harness), ASSURED);
         dialogue.answer(harness, SYN_ACK).expect("replied");
         dialogue.send(harness, ACK).expect("forwarded");
+    });
+}
+
+/// One-way protocols never have another state: most of their datagrams need no more than those of an established flow.
+#[test]
+fn datagrams_without_an_answer_take_the_fast_path() {
+    harness::with_sizes(SIZES, |harness| {
+        for terms in Terms::all().into_iter().filter(|terms| !terms.tcp) {
+            for (endpoint, outcome) in [(Spot::Near, "forwarded"), (Spot::Local, "delivered")] {
+                harness.set_up(&setup(endpoint));
+                let dialogue = of_port(terms, 1);
+                dialogue.open(harness).expect(outcome);
+                // Each second one of them is looked at closely, and would miss the reply entry. It may be this one.
+                let is_fast = || {
+                    dialogue.send(harness, ACK).expect(outcome);
+                    harness.evict(&dialogue.entries(harness).1);
+                    dialogue.send(harness, ACK).expect(outcome);
+                    harness.flows(terms.family).len() == 1
+                };
+                let mut attempts = std::iter::repeat_with(is_fast).take(10);
+                assert!(attempts.any(|fast| fast), "{terms:?}");
+                let request = dialogue.request_entry(harness).unwrap();
+                assert!(request.packets >= 3 && request.state == 0, "{request:?}");
+                // A second later it is looked at again.
+                harness.begin_earlier(&request, HZ);
+                dialogue.send(harness, ACK).expect(outcome);
+                dialogue.answer(harness, SYN_ACK);
+                harness.begin_earlier(&dialogue.entries(harness).0, 3 * HZ);
+                dialogue.send(harness, ACK).expect(outcome);
+                assert_eq!(dialogue.entries(harness).0.state, ASSURED, "{terms:?}");
+            }
+        }
     });
 }
 
@@ -142,22 +177,22 @@ fn a_flow_that_begins_anew_has_one_place() {
     });
 }
 
+/// Its endpoint may answer late: the tuple may be that of a connection of the node itself by then.
 #[test]
-fn without_its_request_entry_a_reply_passes() {
+fn an_answer_of_a_flow_that_has_made_room_passes() {
     each(|harness, terms| {
         let dialogue = of_port(terms, 1);
         dialogue.open(harness);
         let answer = dialogue.answer_packet(harness, SYN_ACK);
-        let (request, _) = dialogue.entries(harness);
-        let back =
-            if request.kind == traffic_policy_ebpf::abi::kind::DELIVER { Hook::Egress } else { terms.hook };
-        harness.evict(&request);
-        if terms.tcp {
-            let outcome = harness.run(back, &answer.numbers(1, 1)).outcome;
-            assert!(outcome.starts_with("passed"), "{outcome}");
-        }
-        let outcome = dialogue.open(harness).outcome;
-        assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
+        let back = match dialogue.entries(harness).0.kind {
+            kind::DELIVER => Hook::Egress,
+            _ => terms.hook,
+        };
+        (2..=places(terms) + 1).for_each(|port| open(harness, terms, port));
+        assert!(!is_there(harness, terms, 1), "{terms:?}");
+        let outcome = harness.run(back, &answer).outcome;
+        assert!(outcome.starts_with("passed"), "{outcome}, {terms:?}");
+        open(harness, terms, 1);
         dialogue.establish(harness);
     });
 }

@@ -1,4 +1,4 @@
-//! Single instructions that Rust has no words for on this target: the atomic addition and exchange, the memory fence, and the
+//! Single instructions that Rust has no words for on this target: the atomic addition and exchanges, the memory fence, and the
 //! optimisation barrier.
 
 use core::arch::asm;
@@ -37,6 +37,16 @@ pub fn exchange(word: *mut u64, by: u64) -> u64 {
             options(nostack, preserves_flags));
     }
     value
+}
+
+/// Puts another value into a word of a map if it is what the caller has read: no other CPU has written it meanwhile.
+#[inline(always)]
+pub fn compare_exchange(word: *mut u64, read: u64, by: u64) {
+    // SAFETY: as in `fetch_add`. The instruction compares with register 0, and leaves there what the word was.
+    unsafe {
+        asm!("r0 = cmpxchg_64({p} + 0, r0, {v})", inout("r0") read => _, v = in(reg) by, p = in(reg) word,
+            options(nostack, preserves_flags));
+    }
 }
 
 /// A full barrier, on every architecture and for the compiler: no load or store of this program moves from one side of it to

@@ -81,13 +81,16 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         if !entry.is_null() {
             let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
             let (index, epoch) = table::next_hop(entry);
-            if entry_state & !ANSWERED == ASSURED {
+            let assured = entry_state & !ANSWERED == ASSURED;
+            if assured || !parsed.is_tcp() && state::is_looked_at(entry, entry_state, now) {
                 let mut hop = ptr::null();
                 // An entry that is being written has no kind.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
-                if (kind == kind::DELIVER || !hop.is_null()) && state::advance(entry, numbers, window) {
+                if (kind == kind::DELIVER || !hop.is_null())
+                    && (!assured || state::advance(entry, numbers, window))
+                {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
                     // Of what can be dropped here, this alone is no failure of the kernel: `slow_path` finds it again.

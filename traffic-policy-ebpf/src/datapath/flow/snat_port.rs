@@ -232,7 +232,7 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
     }
 }
 
-/// Where it is noted that an endpoint has no free port: for the rest of a jiffy and the next one, the whole search is spared.
+/// The word that notes that an endpoint has no free port: for the rest of a jiffy and the next one, the whole search is spared.
 struct NoPort {
     word: *mut u64,
     endpoint: u64,

@@ -6,7 +6,7 @@
 //! flow has for being assured is the length of the queue over the rate of new flows. Where the table is full, flows at
 //! the front make room before their turn.
 //!
-//! Where a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
+//! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
 //!
 //! TCP and UDP apart: one-way protocols never confirm a flow, and shall not push out connections that are just being opened.
 
@@ -57,7 +57,7 @@ pub fn take_place<F: Family>(
 struct Queue {
     /// Its first place in the array.
     first: u32,
-    /// Where it takes the next flow, and up to where it has been searched for those that make room: numbers that only grow.
+    /// The place that it gives the next flow, and the one up to which it has been searched for those that make room: numbers that only grow.
     next: *mut u64,
     oldest: *mut u64,
 }
