@@ -33,7 +33,7 @@ pub const TARGET_PORT: u16 = service::TARGET_PORT;
 /// A port of the pool that no flow of the bench uses as its destination.
 pub const POOL_PORT: u16 = service::POOL.start;
 
-/// Where ClusterIPs are taken from.
+/// The range of ClusterIPs.
 const CLUSTER_IPS: &str = "10.96.0.0/16";
 
 /// A program to be measured.

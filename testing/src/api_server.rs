@@ -333,7 +333,7 @@ impl ApiServer {
         self.shared.state().posted_events.clone()
     }
 
-    /// What went over all connections so far.
+    /// Bytes and requests of all connections so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.shared.counters.get()

@@ -17,7 +17,7 @@ use crate::lab::{Family, Lab};
 use crate::netns::Running;
 use crate::tun::TunEnd;
 
-/// What happens to packets of each direction.
+/// Impairments of the packets of each direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Impairment {
     /// Each packet arrives so much later.
@@ -29,7 +29,7 @@ pub struct Impairment {
     pub late: Duration,
 }
 
-/// What was carried, lost and held back so far, both directions together.
+/// Numbers of packets that were carried, lost and held back so far, both directions together.
 #[derive(Debug, Default)]
 pub struct Carried {
     pub packets: AtomicU64,

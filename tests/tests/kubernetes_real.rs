@@ -78,16 +78,11 @@ async fn a_real_api_server_is_followed() {
     server.write_service_account(files.path()).unwrap();
     let access =
         Access::InCluster { api_server: Some(server.url()), service_account: files.path().to_owned() };
-    let mut source = Kubernetes {
-        access,
-        node_name: "here".to_owned(),
-        startup_taint: None,
-        node_condition: false,
-        relist_within: Duration::from_millis(100),
-    }
-    .start()
-    .await
-    .unwrap();
+    let mut source =
+        Kubernetes { relist_within: Duration::from_millis(100), ..Kubernetes::new(access, "here") }
+            .start()
+            .await
+            .unwrap();
     let mut index = Index::default();
     until(&mut source, &mut index, "the first lists", |index| index.desired().node_eligible).await;
     assert_eq!(index.node_addresses("here").len(), 1);

@@ -130,7 +130,7 @@ fn input() -> NodeInput {
     }
 }
 
-/// What an update of the model costs at its most, in bytes.
+/// The most memory that an update of the model takes, in bytes.
 fn peak(index: &mut Index) -> usize {
     let before = ALLOCATED.current_usage();
     ALLOCATED.reset_peak_usage();

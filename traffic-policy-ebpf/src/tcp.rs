@@ -42,7 +42,7 @@ pub const fn closing(request: u8, reply: u8) -> bool {
 pub mod class {
     /// Closed or reset.
     pub const ENDED: usize = 0;
-    /// What is not [`ASSURED`][super::ASSURED].
+    /// Of flows that are not [`ASSURED`][super::ASSURED].
     pub const UNASSURED: usize = 1;
     /// UDP that is assured: first what it has beyond its share, the rest after [`HALF_CLOSED`].
     pub const UDP: usize = 2;

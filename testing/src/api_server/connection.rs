@@ -38,7 +38,7 @@ use super::{
 /// Bodies from this size on are compressed for who takes that, as of real API servers.
 const COMPRESSED: u64 = 128 * 1024;
 
-/// What went over all connections so far.
+/// Bytes and requests of all connections so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Connections that were taken.

@@ -52,7 +52,7 @@ fn kube_proxy_and_what_goes_through_it() {
     }
 }
 
-/// What kube-proxy has here goes by the steps: nothing else is advised about it.
+/// kube-proxy's own rules go by the steps: nothing else is advised about it.
 fn leaves_the_rest_to_the_steps(said: &Said) {
     let other = said.findings.iter().filter(|finding| {
         let found = finding["found"].as_str().unwrap_or_default();

@@ -80,16 +80,10 @@ async fn a_service_account_without_token_is_an_error() {
         api_server: Some("http://127.0.0.1:1".to_owned()),
         service_account: files.path().to_owned(),
     };
-    let error = Kubernetes {
-        access,
-        node_name: "here".to_owned(),
-        startup_taint: None,
-        node_condition: false,
-        relist_within: Duration::from_millis(100),
-    }
-    .start()
-    .await
-    .unwrap_err();
+    let error = Kubernetes { relist_within: Duration::from_millis(100), ..Kubernetes::new(access, "here") }
+        .start()
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("token"), "{error}");
 }
 

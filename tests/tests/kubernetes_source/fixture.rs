@@ -67,16 +67,11 @@ impl Agent {
     }
 
     pub async fn start(access: Access, files: TempDir) -> Self {
-        let source = Kubernetes {
-            access,
-            node_name: "here".to_owned(),
-            startup_taint: None,
-            node_condition: false,
-            relist_within: Duration::from_millis(100),
-        }
-        .start()
-        .await
-        .unwrap();
+        let source =
+            Kubernetes { relist_within: Duration::from_millis(100), ..Kubernetes::new(access, "here") }
+                .start()
+                .await
+                .unwrap();
         Self { source, index: Index::default(), files }
     }
 

@@ -51,7 +51,7 @@ fn full(harness: &mut Harness, terms: Terms, outcome: &str) {
     assert_eq!(harness.flows(terms.family).len(), 256, "both entries of each");
 }
 
-/// Where all are assured, and none has expired, there is no room, as in a full table of conntrack.
+/// If all flows are assured, and none has expired, there is no room, as in a full table of conntrack.
 #[test]
 fn a_table_full_of_flows_that_stand() {
     everywhere(|harness, terms| {

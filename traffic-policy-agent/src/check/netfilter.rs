@@ -210,7 +210,7 @@ fn accept(chain: &Chain, rules: &Rules) -> Vec<String> {
     families.iter().flat_map(rule).collect()
 }
 
-/// What findings about kube-proxy are listed under.
+/// The heading of findings about kube-proxy.
 pub const KUBE_PROXY: &str = "kube-proxy";
 
 const CLEANUP: &str = "stop kube-proxy on this node, then `kube-proxy --cleanup`";

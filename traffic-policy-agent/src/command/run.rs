@@ -15,7 +15,7 @@ use crate::{
     },
     in_effect::InEffect,
     model::{address::parse_cidr, parse_duration},
-    source::{Access, Kubernetes, Manifests, RELIST_WITHIN, SERVICE_ACCOUNT},
+    source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
     systemd::Notifier,
 };
 
@@ -337,11 +337,9 @@ impl Arguments {
                     },
                 };
                 Origin::Kubernetes(Kubernetes {
-                    access,
-                    node_name: node_name.clone(),
                     startup_taint: self.source.remove_startup_taint,
                     node_condition: self.source.node_condition,
-                    relist_within: RELIST_WITHIN,
+                    ..Kubernetes::new(access, &node_name)
                 })
             }
         };

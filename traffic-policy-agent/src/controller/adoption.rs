@@ -40,7 +40,7 @@ pub(super) struct Adoption {
     /// NAT is kept for connections.
     keeping: bool,
     reading: Option<JoinHandle<Read>>,
-    /// What was read is being compared with the tables.
+    /// The connections that were read are being compared with the tables.
     following: bool,
     /// When that goes on.
     next_piece: time::Instant,

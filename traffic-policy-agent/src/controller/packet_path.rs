@@ -27,7 +27,7 @@ pub(super) trait PacketPath {
     fn compares_all(&self) -> bool;
     /// Time that the next sync had better wait.
     fn pause(&self) -> Duration;
-    /// What the maps can hold.
+    /// The room of the maps.
     fn limits(&self) -> Limits;
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
     /// Settings of the source port pool: finding the free ones takes a while.

@@ -13,7 +13,7 @@ use crate::source::{ObjectEvent, Subject};
 /// Endpoints whose routes are asked for at once: one question to the kernel each.
 const ASKED: usize = 1000;
 
-/// What is known of them.
+/// The devices, and the endpoints behind them.
 #[derive(Debug, Default)]
 pub(super) struct Unattached {
     /// Packets that were refused when it was last looked.

@@ -101,7 +101,7 @@ pub(super) struct Adoption {
     pending: bool,
     /// `None`: the table has not been read.
     known: Option<HashMap<RequestId, Connection>>,
-    /// What [`Dataplane::adopt_on`] is about.
+    /// State of [`Dataplane::adopt_on`].
     pass: Option<Pass>,
 }
 

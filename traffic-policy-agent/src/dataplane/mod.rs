@@ -202,7 +202,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// What the maps can hold: the model builds no more of any one Service.
+    /// The room of the maps: the model builds no more of any one Service.
     pub fn limits(&self) -> Limits {
         let Capacity { frontends, source_ranges, slots, .. } = self.maps.room.plan_capacity();
         Limits { frontends, source_ranges, endpoints: slots }

@@ -180,7 +180,7 @@ impl ServiceHealth {
     }
 }
 
-/// Where a check is answered: at these addresses, and at those of its load balancer, which need not be on any device of the node.
+/// Addresses at which a check is answered: these, and at those of its load balancer, which need not be on any device of the node.
 fn listen(check: &HealthCheck, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     if addresses.iter().any(IpAddr::is_unspecified) {
         addresses.clone()

@@ -21,7 +21,7 @@ pub struct NodeInput {
     pub service_cidrs: BTreeSet<IpNet>,
     /// Ports that a Service's annotation may give it as health port here.
     pub health_ports: HealthPortRules,
-    /// What the maps can hold.
+    /// The room of the maps.
     pub limits: Limits,
     /// Whether this node does IPv4.
     pub ipv4: bool,

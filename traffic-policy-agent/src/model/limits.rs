@@ -1,4 +1,4 @@
-//! What one Service may ask for: no more than the maps can hold at all. It is counted before anything is built, since a
+//! Limits of one Service: it may ask for no more than the maps can hold at all. It is counted before anything is built, since a
 //! Service has a frontend for each of its ports at each of its addresses: an object of some kilobytes can ask for millions.
 
 use std::fmt;
@@ -46,7 +46,7 @@ pub struct Excess {
 }
 
 impl Excess {
-    /// What a person should know.
+    /// The warning for a person.
     #[must_use]
     pub fn sentence(&self, service: &ServiceName) -> String {
         format!(
@@ -71,7 +71,7 @@ impl fmt::Display for Excess {
     }
 }
 
-/// What a Service asks too much of. Addresses that are given twice, and endpoints in two slices, count twice.
+/// The resource that a Service asks too much of. Addresses that are given twice, and endpoints in two slices, count twice.
 pub(super) fn excess(service: &Service, slices: &SlicePorts<'_>, context: &Context) -> Option<Excess> {
     let limits = &context.input.limits;
     let families: Vec<bool> =

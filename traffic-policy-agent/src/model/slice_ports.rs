@@ -41,7 +41,7 @@ impl<'a> SlicePorts<'a> {
         })
     }
 
-    /// How many [`Self::endpoints`] gives.
+    /// The number of [`Self::endpoints`].
     pub(super) fn count(&self, port: &Port, ipv6: bool) -> u64 {
         self.of(port, ipv6).iter().map(|(slice, _)| slice.endpoints.len() as u64).sum()
     }

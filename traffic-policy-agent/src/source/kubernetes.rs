@@ -63,9 +63,20 @@ pub struct Kubernetes {
 }
 
 /// [`Kubernetes::relist_within`] of agents. 5,000 nodes then are 670 lists a second, of which each API server has its part.
-pub const RELIST_WITHIN: Duration = Duration::from_secs(30);
+const RELIST_WITHIN: Duration = Duration::from_secs(30);
 
 impl Kubernetes {
+    /// For the node of this name; it writes nothing to it.
+    pub fn new(access: Access, node_name: &str) -> Self {
+        Self {
+            access,
+            node_name: node_name.to_owned(),
+            startup_taint: None,
+            node_condition: false,
+            relist_within: RELIST_WITHIN,
+        }
+    }
+
     /// Starts the watches. An API that does not answer is waited for, with one exception.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub struct Prefilter {
     pub services: [u64; SERVICE_WORDS],
     /// Ranges that ClusterIPs are taken from: IPv4, IPv6.
     pub cidrs: [[PrefilterCidr; CIDRS]; 2],
-    /// How many there are of each.
+    /// The number of each.
     pub cidr_count: [u32; 2],
 }
 

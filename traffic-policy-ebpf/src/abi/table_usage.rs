@@ -7,7 +7,7 @@ pub const NO_PORT_PLACES: usize = 64;
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableUsage {
-    /// Where `tp_unassured4` and `tp_unassured6` take the next flow: TCP of IPv4 and IPv6, UDP of both. They only grow; the length of a
+    /// The next places of `tp_unassured4` and `tp_unassured6`: TCP of IPv4 and IPv6, UDP of both. They only grow; the length of a
     /// queue is taken off where they are used.
     pub unassured_next: [u64; 4],
     /// Hops handed out in each generation.

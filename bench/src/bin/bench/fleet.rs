@@ -1,4 +1,4 @@
-//! What a fleet of nodes asks of an API server: 200 agents' watching clients, of the agent's own code, against the API server of
+//! Requests of a fleet of nodes to an API server: 200 agents' watching clients, of the agent's own code, against the API server of
 //! the tests, in one process.
 //!
 //! Connections, requests and bytes are counted by the server, TLS included. They are numbers of messages, and so the same on any
@@ -110,7 +110,7 @@ fn per_node(count: u64) -> f64 {
     count as f64 / f64::from(NODES)
 }
 
-/// What happened between two looks at the server.
+/// Requests, connections and bytes between two looks at the server.
 struct Span<'a> {
     server: &'a ApiServer,
     before: Traffic,

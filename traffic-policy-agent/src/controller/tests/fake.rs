@@ -187,6 +187,7 @@ impl PacketPath for Fake {
     fn adopt_on(&mut self) -> Result<Option<Adopted>> {
         let mut asked = self.asked();
         asked.connections = asked.connections.saturating_sub(1);
+        // A piece takes some time.
         std::thread::sleep(Duration::from_micros(100));
         Ok((asked.connections == 0).then(|| Adopted { tcp: 1, ..Adopted::default() }))
     }

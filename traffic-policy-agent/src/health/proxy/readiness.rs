@@ -57,7 +57,7 @@ mod tests {
         *,
     };
 
-    /// What a rollout waits for: not the Node, which may be drained for long, and each write that fails.
+    /// A rollout waits for this: not for the Node, which may be drained for long, and each write that fails.
     #[tokio::test]
     async fn ready_from_the_first_sync_on_whatever_the_node_is() {
         let health = ProxyHealth::with_late(true, true, LATE_HERE);

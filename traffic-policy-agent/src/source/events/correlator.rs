@@ -1,4 +1,4 @@
-//! How many Events an agent posts: each node of a cluster sees what one tenant does in a loop.
+//! Limits of the Events that an agent posts: each node of a cluster sees what one tenant does in a loop.
 //!
 //! client-go's correlator has the same two limits, the second one for each object: here it is for the whole agent.
 
@@ -42,7 +42,7 @@ impl Correlator {
         Self { seen: HashMap::new(), tokens: BURST, refilled: now }
     }
 
-    /// What is to be posted at once: the first Event of an object and reason.
+    /// The Event to be posted at once: the first Event of an object and reason.
     pub(super) fn admit(&mut self, event: ObjectEvent, now: Instant) -> Option<ObjectEvent> {
         let full = self.seen.len() >= REMEMBERED;
         match self.seen.entry((event.subject.clone(), event.reason.clone())) {
@@ -67,7 +67,7 @@ impl Correlator {
         self.seen.values().map(|seen| seen.since + WINDOW).min()
     }
 
-    /// What was held back long enough, each with how often it happened; what is quiet is forgotten.
+    /// Events that were held back long enough, each with how often it happened; what is quiet is forgotten.
     pub(super) fn due(&mut self, now: Instant) -> Vec<ObjectEvent> {
         let mut due = Vec::new();
         self.seen.retain(|_, seen| {

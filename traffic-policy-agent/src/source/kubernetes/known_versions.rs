@@ -12,7 +12,7 @@ use std::{
 use hyper::{Request, Uri};
 use tower::{Layer, Service};
 
-/// What the API server is asked where any version will do.
+/// The version that is asked for if any will do.
 const ANY: &str = "resourceVersion=0";
 
 /// The version that a watch of a path last began with.

@@ -153,7 +153,7 @@ struct Watch<K, T> {
     listing: Listing,
     /// The way of listing that is tried first, as far as this API server knows it.
     from_cache: Listing,
-    /// Where random numbers come from.
+    /// The source of random numbers.
     chance: fn() -> u64,
     /// All objects are yet to be given by the watcher that is read.
     in_list: bool,
@@ -225,7 +225,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         (self.listing, self.from_cache) = (Listing::Cached, Listing::Cached);
     }
 
-    /// How long an agent that knows a state waits before it asks for another one, which all others want, too.
+    /// Time that an agent which knows a state waits before it asks for another one, which all others want, too.
     fn relist_delay(&self) -> Duration {
         let most = u64::try_from(self.sink.relist_within.as_millis()).unwrap_or(u64::MAX);
         if !self.listed || most == 0 {

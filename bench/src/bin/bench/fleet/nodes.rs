@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use traffic_policy_agent::{
     model::{Endpoint, Index, NodeInput},
-    source::{Access, Kubernetes, ObjectEvent, RELIST_WITHIN, Source, Subject},
+    source::{Access, Kubernetes, ObjectEvent, Source, Subject},
 };
 use traffic_policy_testing::api_server::ApiServer;
 
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Nodes that start together.
 const AT_A_TIME: usize = 4;
 
-/// What a node knows.
+/// The state that a node knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     synced: bool,
@@ -41,14 +41,7 @@ impl Drop for Node {
 
 impl Node {
     async fn start(access: Access, name: String) -> Result<Self> {
-        let kubernetes = Kubernetes {
-            access,
-            node_name: name.clone(),
-            startup_taint: None,
-            node_condition: false,
-            relist_within: RELIST_WITHIN,
-        };
-        let source = kubernetes.start().await?;
+        let source = Kubernetes::new(access, &name).start().await?;
         let (sender, known) = watch::channel(Known::default());
         Ok(Self { known, task: tokio::spawn(follow(source, name, sender)) })
     }

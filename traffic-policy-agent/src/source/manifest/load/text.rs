@@ -51,7 +51,7 @@ fn up_to(file: File, longest: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// How many brackets are open at most, whether they are in strings or not.
+/// The largest number of open brackets, whether they are in strings or not.
 fn depth(text: &str) -> usize {
     let (mut open, mut most) = (0_usize, 0);
     for byte in text.bytes() {
