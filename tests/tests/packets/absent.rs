@@ -75,6 +75,31 @@ fn short_connections_never_fill_the_table() {
     });
 }
 
+/// Connections that both sides have closed, long before their time-out: as `tcp_can_early_drop` of conntrack.
+#[test]
+fn connections_that_have_ended_make_room_after_five_seconds() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        for (idle, room) in [(2, false), (6, true)] {
+            set_up(harness, Spot::Near);
+            for port in 1..=128 {
+                let dialogue = of_port(terms, port);
+                dialogue.establish(harness);
+                dialogue.close(harness);
+                dialogue.idle(harness, idle);
+            }
+            let opened = (200..240).filter(|port| of_port(terms, *port).open(harness).outcome == "forwarded");
+            let opened = opened.count();
+            assert!(
+                if room { opened >= 32 } else { opened == 0 },
+                "{opened} of 40 after {idle} s, {terms:?}"
+            );
+        }
+    });
+}
+
 /// Before any agent has ordered a sweep no time-out is known, and nothing is removed.
 #[test]
 fn without_time_outs_nothing_is_removed() {

@@ -158,7 +158,16 @@ fn look<F: Family>() -> i64 {
     if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
         return 0;
     }
-    let limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, get!(request.state), get!(reply.state));
+    let states = (get!(request.state), get!(reply.state));
+    let mut limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, states.0, states.1);
+    // As for its port, and as `tcp_can_early_drop` of conntrack.
+    let after_end = AFTER_FIN * clock::hz();
+    if after_end < limit
+        && protocol == PROTOCOL_TCP
+        && numbers::is_over(states, get!(request.numbers), get!(reply.numbers))
+    {
+        limit = after_end;
+    }
     // Time-outs are there once an agent has started.
     if limit == 0 || idle::<F>(request, reply, get!(scratch.port_search.now)) <= limit {
         return 0;
