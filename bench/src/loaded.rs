@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use aya::{Ebpf, programs::ProgramFd};
+use aya::{Ebpf, maps::MapError, programs::ProgramFd};
 use ipnet::IpNet;
 use traffic_policy_agent::dataplane::{
     Kernel, MapSizes, Maps, jumps, load, load_programs, maps::prefilter::Needed,
 };
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, hook},
+    abi::{Address4, Address6, ServiceCountKey, hook},
     outcome::Outcome,
 };
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
     fixture::BenchNode,
-    flows::{Directory, later},
+    flows::{Places, later},
     service,
 };
 
@@ -93,8 +93,8 @@ pub struct Loaded {
     ours: Ebpf,
     pub feeder: Feeder,
     pub tables: Maps,
-    pub(super) directory4: Directory<Address4>,
-    pub(super) directory6: Directory<Address6>,
+    pub(super) places4: Places<Address4>,
+    pub(super) places6: Places<Address6>,
     pub setup: Setup,
 }
 
@@ -107,9 +107,9 @@ impl Loaded {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
         let mut tables = Maps::take(&mut ours)?;
-        let mut directory = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
-        let directory4 = directory("tp_flow_dir4")?.try_into()?;
-        let directory6 = directory("tp_flow_dir6")?.try_into()?;
+        let mut map = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
+        let places4 = Places::new(map("tp_flow_dir4")?, map("tp_unassured4")?)?;
+        let places6 = Places::new(map("tp_flow_dir6")?, map("tp_unassured6")?)?;
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
         feeder.keep_ready(fixture.idle)?;
@@ -117,7 +117,7 @@ impl Loaded {
         service::describe_node(&mut tables)?;
         service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;
-        Ok(Self { ours, feeder, tables, directory4, directory6, setup })
+        Ok(Self { ours, feeder, tables, places4, places6, setup })
     }
 
     /// Names so many ClusterIPs in the prefilter, and the range that they are taken from, as the agent does.
@@ -167,6 +167,23 @@ impl Loaded {
         let expected = BTreeMap::from([(outcome.name(), u64::from(packets))]);
         ensure!(changed == expected, "{packets} packets should be {}, but are {changed:?}", outcome.name());
         Ok(took)
+    }
+
+    /// Flows of all kinds that the packet path has made, and those that it has removed since, with the Service that most packets of the
+    /// bench go to.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn made_and_removed(&self) -> Result<[u64; 2]> {
+        let made = self.tables.usage.read().unassured_next.iter().sum();
+        let key = ServiceCountKey { service: service::SERVICE, outcome: Outcome::Forwarded as u32 };
+        let removed = match self.tables.service_counts.get(&key, 0) {
+            Ok(count) => count.flows,
+            // None was counted yet.
+            Err(MapError::KeyNotFound) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        Ok([made, removed])
     }
 
     fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
