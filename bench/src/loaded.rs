@@ -1,15 +1,19 @@
 //! The packet path, loaded with maps of its own beside the feed and its floors.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::{Ebpf, maps::MapError, programs::ProgramFd};
 use ipnet::IpNet;
 use traffic_policy_agent::dataplane::{
-    Kernel, MapSizes, Maps, jumps, load, load_programs, maps::prefilter::Needed,
+    Kernel, MapSizes, Maps, ToWire, jumps, load, load_programs, maps::prefilter::Needed,
 };
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, ServiceCountKey, hook},
+    abi::{Address4, Address6, ServiceCountKey, hook, prefilter::ServiceBits},
+    hash,
     outcome::Outcome,
 };
 
@@ -33,8 +37,33 @@ pub const TARGET_PORT: u16 = service::TARGET_PORT;
 /// A port of the pool that no flow of the bench uses as its destination.
 pub const POOL_PORT: u16 = service::POOL.start;
 
-/// Where ClusterIPs are taken from.
-const CLUSTER_IPS: &str = "10.96.0.0/16";
+/// Where ClusterIPs are taken from, and the first of the pods beside them: of one /16, as kubespray has them.
+const CLUSTER_IPS: &str = "10.233.0.0/18";
+const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
+
+/// A pod that shares none of both bits in the prefilter, one of them or both with some of so many ClusterIPs.
+///
+/// # Errors
+/// No pod does.
+pub fn pod_sharing(bits: usize, cluster_ips: u32) -> Result<IpAddr> {
+    let range: IpNet = CLUSTER_IPS.parse()?;
+    let bits_of = |address: IpAddr| -> Result<[u32; 2]> {
+        let IpAddr::V4(address) = address else { bail!("{address} is not IPv4") };
+        let ServiceBits { first, second } = ServiceBits::of(hash::address(address.to_wire()));
+        Ok([first, second])
+    };
+    let mut set = BTreeSet::new();
+    for number in 1..=cluster_ips {
+        set.extend(bits_of(later(range.network(), number))?);
+    }
+    for number in 0..8_192 {
+        let pod = later(PODS, number);
+        if bits_of(pod)?.iter().filter(|bit| set.contains(bit)).count() == bits {
+            return Ok(pod);
+        }
+    }
+    bail!("no pod shares {bits} bits with {cluster_ips} ClusterIPs")
+}
 
 /// A program to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
