@@ -12,7 +12,7 @@ use traffic_policy_agent::dataplane::{
     Kernel, MapSizes, Maps, ToWire, jumps, load, load_programs, maps::prefilter::Needed,
 };
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, ServiceCountKey, hook, prefilter::ServiceBits},
+    abi::{Address4, Address6, ServiceCount, ServiceCountKey, hook, prefilter::ServiceBits},
     hash,
     outcome::Outcome,
 };
@@ -133,6 +133,11 @@ impl Loaded {
     /// # Errors
     /// The kernel refuses, or there is no BPF object.
     pub fn new(fixture: &BenchNode, setup: Setup) -> Result<Self> {
+        Self::beside_another(fixture, setup, 0)
+    }
+
+    /// As [`Self::new`] for one that is not alone: its feed has this one of the [idle devices][BenchNode::idle].
+    pub(super) fn beside_another(fixture: &BenchNode, setup: Setup, idle: usize) -> Result<Self> {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
         let mut tables = Maps::take(&mut ours)?;
@@ -141,7 +146,7 @@ impl Loaded {
         let places6 = Places::new(map("tp_flow_dir6")?, map("tp_unassured6")?)?;
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
-        feeder.keep_ready(fixture.idle)?;
+        feeder.keep_ready(fixture.idle[idle])?;
         service::set_config(&mut tables);
         service::describe_node(&mut tables)?;
         service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
@@ -205,17 +210,32 @@ impl Loaded {
     /// The kernel refuses.
     pub fn made_and_removed(&self) -> Result<[u64; 2]> {
         let made = self.tables.usage.read().unassured_next.iter().sum();
-        let key = ServiceCountKey { service: service::SERVICE, outcome: Outcome::Forwarded as u32 };
-        let removed = match self.tables.service_counts.get(&key, 0) {
-            Ok(count) => count.flows,
-            // None was counted yet.
-            Err(MapError::KeyNotFound) => 0,
-            Err(error) => return Err(error.into()),
-        };
+        let removed = self.counted(service::SERVICE, Outcome::Forwarded)?.flows;
         Ok([made, removed])
     }
 
-    fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
+    /// Packets that all Services have counted so far with an outcome, without those of flows that stand.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn counted_by_services(&self, outcome: Outcome) -> Result<u64> {
+        service::ALL.map(|service| Ok(self.counted(service, outcome)?.packets)).sum()
+    }
+
+    fn counted(&self, service: u32, outcome: Outcome) -> Result<ServiceCount> {
+        let key = ServiceCountKey { service, outcome: outcome as u32 };
+        match self.tables.service_counts.get(&key, 0) {
+            // Nothing was counted yet.
+            Err(MapError::KeyNotFound) => Ok(ServiceCount::default()),
+            count => Ok(count?),
+        }
+    }
+
+    /// Packets that ended at a hook so far, by outcome.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
         let number = match hook {
             Hook::Xdp => hook::XDP,
             Hook::Ingress => hook::INGRESS,
@@ -226,7 +246,7 @@ impl Loaded {
         Ok(Outcome::ALL.iter().map(|outcome| (outcome.name(), sum(*outcome))).collect())
     }
 
-    fn fd(&self, subject: Subject) -> Result<ProgramFd> {
+    pub(super) fn fd(&self, subject: Subject) -> Result<ProgramFd> {
         match subject {
             Subject::Ours(_) => fd(&self.ours, subject.program()),
             _ => self.feeder.program(subject.program()),
