@@ -40,7 +40,7 @@ impl Kind {
         if self == Self::Router { Path4::Direct } else { Path4::NodePort }
     }
 
-    fn short(self) -> String {
+    pub(crate) fn short(self) -> String {
         match self {
             Self::Bounce => "bounce".to_owned(),
             Self::Floor => "floor".to_owned(),
