@@ -17,7 +17,7 @@ use traffic_policy_testing::{
 };
 
 const UPLINK: &str = "uplink";
-const IDLE: [&str; 2] = ["idle0", "idle1"];
+const IDLE: [[&str; 2]; 3] = [["idle0", "idle1"], ["idle2", "idle3"], ["idle4", "idle5"]];
 /// The node's own.
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 /// Clients and endpoints of other nodes are behind this router.
@@ -53,8 +53,8 @@ pub struct BenchNode {
     _wire: Owned,
     /// The uplink's number.
     pub ifindex: u32,
-    /// Devices that no packet ever comes by: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
-    pub idle: [u32; 2],
+    /// Devices that no packet ever comes by, for three feeds at once: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
+    pub idle: [[u32; 2]; 3],
 }
 
 impl BenchNode {
@@ -77,12 +77,16 @@ impl BenchNode {
                 net.route(network(client), all, router).await?;
                 net.route(network(endpoint), all, router).await?;
             }
-            let [one, other] = IDLE.map(|name| VethEnd { name, mac: None, mtu: None });
-            net.veth(&one, None, &other, &node).await?;
-            for device in IDLE {
-                net.down(device).await?;
+            let mut idle = [[0; 2]; 3];
+            for (names, numbers) in IDLE.iter().zip(&mut idle) {
+                let [one, other] = names.map(|name| VethEnd { name, mac: None, mtu: None });
+                net.veth(&one, None, &other, &node).await?;
+                for (device, number) in names.iter().zip(numbers) {
+                    net.down(device).await?;
+                    *number = index(device)?;
+                }
             }
-            Ok((index(UPLINK)?, [index(IDLE[0])?, index(IDLE[1])?]))
+            Ok((index(UPLINK)?, idle))
         })?;
         node.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")])?;
         Ok(Self { node, _wire: wire, ifindex, idle })

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use anyhow::{Context, Result, bail};
 use aya::{
     Pod,
-    maps::{Array, HashMap, MapData},
+    maps::{Array, HashMap, Map, MapData},
 };
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_bench_ebpf::FloorFlow;
@@ -13,6 +13,7 @@ use traffic_policy_ebpf::{
     abi::{self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     checksum,
     outcome::Outcome,
+    tcp::ASSURED,
 };
 
 use super::{
@@ -191,17 +192,18 @@ fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes both entries of flows, and gives their places in the directory back, as garbage collection does: with a directory that is
-/// full of flows which are gone, a new flow would look for a place in vain.
+/// Removes both entries of flows, and gives their places in the directory and among the unassured flows back, as garbage collection
+/// does: with a directory that is full of flows which are gone, a new flow would look for a place in vain, and in a queue of such it
+/// would look up each of them.
 ///
 /// # Errors
 /// An entry that is missing.
 pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
-            remove_from::<Address4>(&mut loaded.tables.v4.flows, &mut loaded.directory4, flow)?;
+            remove_from::<Address4>(&mut loaded.tables.v4.flows, &mut loaded.places4, flow)?;
         } else {
-            remove_from::<Address6>(&mut loaded.tables.v6.flows, &mut loaded.directory6, flow)?;
+            remove_from::<Address6>(&mut loaded.tables.v6.flows, &mut loaded.places6, flow)?;
         }
     }
     Ok(())
@@ -210,17 +212,32 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 /// A table of flows.
 pub type Table<A> = HashMap<MapData, FlowKey<A>, abi::Flow<A>>;
 
-/// `tp_flow_dir4` or `tp_flow_dir6`.
-pub type Directory<A> = Array<MapData, Tuple<A>>;
+/// Where the packet path finds flows that are over, and those that are not assured: one family's.
+pub struct Places<A: Address> {
+    directory: Array<MapData, Tuple<A>>,
+    unassured: Array<MapData, Tuple<A>>,
+}
 
-fn remove_from<A: FromIp>(table: &mut Table<A>, directory: &mut Directory<A>, flow: &Flow) -> Result<()>
+impl<A: Address> Places<A> {
+    /// # Errors
+    /// One of the maps is no array of tuples.
+    pub(super) fn new(directory: Map, unassured: Map) -> Result<Self> {
+        Ok(Self { directory: directory.try_into()?, unassured: unassured.try_into()? })
+    }
+}
+
+fn remove_from<A: FromIp>(table: &mut Table<A>, places: &mut Places<A>, flow: &Flow) -> Result<()>
 where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,
 {
     let request = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
     if request.ifindex != 0 {
-        directory.set(request.ifindex, Tuple::default(), 0)?;
+        places.directory.set(request.ifindex, Tuple::default(), 0)?;
+    }
+    // One that is assured has given its place back, and keeps something else there.
+    if request.state & ASSURED == 0 {
+        places.unassured.set(u32::from_ne_bytes(request.mac_tail) - 1, Tuple::default(), 0)?;
     }
     for key in [request_key::<A>(flow)?, reply_key::<A>(flow)?] {
         table.remove(&FlowKey::of(&key)).context("a flow is missing")?;

@@ -1,6 +1,7 @@
 //! Cost of one packet, by BPF_PROG_TEST_RUN: the packet path and floors beside it, loaded with maps of their own and fed
 //! with the packets of flows. For `cargo xtask bench`, and for tests that keep what it found.
 
+pub mod companion;
 pub mod feeder;
 pub mod fixture;
 pub mod flows;
@@ -11,6 +12,7 @@ mod service;
 pub mod turns;
 
 pub use self::{
+    companion::Companion,
     feeder::{Feeder, Hook, Room, Took, Window},
     fixture::BenchNode,
     flows::{Flow, Kind, Protocol},

@@ -1,22 +1,26 @@
 //! The packet path, loaded with maps of its own beside the feed and its floors.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+};
 
-use anyhow::{Context, Result, ensure};
-use aya::{Ebpf, programs::ProgramFd};
+use anyhow::{Context, Result, bail, ensure};
+use aya::{Ebpf, maps::MapError, programs::ProgramFd};
 use ipnet::IpNet;
 use traffic_policy_agent::dataplane::{
-    Kernel, MapSizes, Maps, jumps, load, load_programs, maps::prefilter::Needed,
+    Kernel, MapSizes, Maps, ToWire, jumps, load, load_programs, maps::prefilter::Needed,
 };
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, hook},
+    abi::{Address4, Address6, ServiceCount, ServiceCountKey, hook, prefilter::ServiceBits},
+    hash,
     outcome::Outcome,
 };
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
     fixture::BenchNode,
-    flows::{Directory, later},
+    flows::{Places, later},
     service,
 };
 
@@ -33,8 +37,33 @@ pub const TARGET_PORT: u16 = service::TARGET_PORT;
 /// A port of the pool that no flow of the bench uses as its destination.
 pub const POOL_PORT: u16 = service::POOL.start;
 
-/// The range of ClusterIPs.
-const CLUSTER_IPS: &str = "10.96.0.0/16";
+/// The range of ClusterIPs, and the first of the pods beside them: of one /16, as kubespray has them.
+const CLUSTER_IPS: &str = "10.233.0.0/18";
+const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
+
+/// A pod that shares none of both bits in the prefilter, one of them or both with some of so many ClusterIPs.
+///
+/// # Errors
+/// No pod does.
+pub fn pod_sharing(bits: usize, cluster_ips: u32) -> Result<IpAddr> {
+    let range: IpNet = CLUSTER_IPS.parse()?;
+    let bits_of = |address: IpAddr| -> Result<[u32; 2]> {
+        let IpAddr::V4(address) = address else { bail!("{address} is not IPv4") };
+        let ServiceBits { first, second } = ServiceBits::of(hash::address(address.to_wire()));
+        Ok([first, second])
+    };
+    let mut set = BTreeSet::new();
+    for number in 1..=cluster_ips {
+        set.extend(bits_of(later(range.network(), number))?);
+    }
+    for number in 0..8_192 {
+        let pod = later(PODS, number);
+        if bits_of(pod)?.iter().filter(|bit| set.contains(bit)).count() == bits {
+            return Ok(pod);
+        }
+    }
+    bail!("no pod shares {bits} bits with {cluster_ips} ClusterIPs")
+}
 
 /// A program to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,8 +122,8 @@ pub struct Loaded {
     ours: Ebpf,
     pub feeder: Feeder,
     pub tables: Maps,
-    pub(super) directory4: Directory<Address4>,
-    pub(super) directory6: Directory<Address6>,
+    pub(super) places4: Places<Address4>,
+    pub(super) places6: Places<Address6>,
     pub setup: Setup,
 }
 
@@ -104,20 +133,25 @@ impl Loaded {
     /// # Errors
     /// The kernel refuses, or there is no BPF object.
     pub fn new(fixture: &BenchNode, setup: Setup) -> Result<Self> {
+        Self::beside_another(fixture, setup, 0)
+    }
+
+    /// As [`Self::new`] for one that is not alone: its feed has this one of the [idle devices][BenchNode::idle].
+    pub(super) fn beside_another(fixture: &BenchNode, setup: Setup, idle: usize) -> Result<Self> {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
         let mut tables = Maps::take(&mut ours)?;
-        let mut directory = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
-        let directory4 = directory("tp_flow_dir4")?.try_into()?;
-        let directory6 = directory("tp_flow_dir6")?.try_into()?;
+        let mut map = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
+        let places4 = Places::new(map("tp_flow_dir4")?, map("tp_unassured4")?)?;
+        let places6 = Places::new(map("tp_flow_dir6")?, map("tp_unassured6")?)?;
         jumps(&ours, &mut tables)?;
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
-        feeder.keep_ready(fixture.idle)?;
+        feeder.keep_ready(fixture.idle[idle])?;
         service::set_config(&mut tables);
         service::describe_node(&mut tables)?;
         service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
         service::set_floor(&mut feeder, &tables, setup.endpoints)?;
-        Ok(Self { ours, feeder, tables, directory4, directory6, setup })
+        Ok(Self { ours, feeder, tables, places4, places6, setup })
     }
 
     /// Names so many ClusterIPs in the prefilter, and the range that they are taken from, as the agent does.
@@ -169,7 +203,39 @@ impl Loaded {
         Ok(took)
     }
 
-    fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
+    /// Flows of all kinds that the packet path has made, and those that it has removed since, with the Service that most packets of the
+    /// bench go to.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn made_and_removed(&self) -> Result<[u64; 2]> {
+        let made = self.tables.usage.read().unassured_next.iter().sum();
+        let removed = self.counted(service::SERVICE, Outcome::Forwarded)?.flows;
+        Ok([made, removed])
+    }
+
+    /// Packets that all Services have counted so far with an outcome, without those of flows that stand.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn counted_by_services(&self, outcome: Outcome) -> Result<u64> {
+        service::ALL.map(|service| Ok(self.counted(service, outcome)?.packets)).sum()
+    }
+
+    fn counted(&self, service: u32, outcome: Outcome) -> Result<ServiceCount> {
+        let key = ServiceCountKey { service, outcome: outcome as u32 };
+        match self.tables.service_counts.get(&key, 0) {
+            // Nothing was counted yet.
+            Err(MapError::KeyNotFound) => Ok(ServiceCount::default()),
+            count => Ok(count?),
+        }
+    }
+
+    /// Packets that ended at a hook so far, by outcome.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
         let number = match hook {
             Hook::Xdp => hook::XDP,
             Hook::Ingress => hook::INGRESS,
@@ -180,7 +246,7 @@ impl Loaded {
         Ok(Outcome::ALL.iter().map(|outcome| (outcome.name(), sum(*outcome))).collect())
     }
 
-    fn fd(&self, subject: Subject) -> Result<ProgramFd> {
+    pub(super) fn fd(&self, subject: Subject) -> Result<ProgramFd> {
         match subject {
             Subject::Ours(_) => fd(&self.ours, subject.program()),
             _ => self.feeder.program(subject.program()),

@@ -23,6 +23,10 @@ use super::{
 };
 
 pub(super) const NODE_PORT: u16 = 30_080;
+/// Index of the Service with this node port.
+pub(super) const SERVICE: u32 = 1;
+/// Those of all Services.
+pub(super) const ALL: ops::RangeInclusive<u32> = SERVICE..=4;
 /// Node ports of Services without an endpoint, and with policy Local and none here.
 pub(super) const NO_ENDPOINT_PORT: u16 = 30_081;
 pub(super) const NO_LOCAL_PORT: u16 = 30_082;
@@ -81,7 +85,7 @@ pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> R
     ];
     let (IpAddr::V4(v4), IpAddr::V6(v6)) = (V4.node, V6.node) else { bail!("families mixed up") };
     for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
-        for (number, (port, service)) in (1..).zip(services) {
+        for (number, (port, service)) in (SERVICE..).zip(services) {
             let service = Frontend { service: number, ..service };
             tables.v4.frontends.insert(key(v4.to_wire(), port, protocol), service, 0)?;
             tables.v6.frontends.insert(key(v6.to_wire(), port, protocol), service, 0)?;
@@ -90,7 +94,7 @@ pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> R
     let (IpAddr::V4(v4), IpAddr::V6(v6)) = (later(V4.node, VIP), later(V6.node, VIP)) else {
         bail!("families mixed up")
     };
-    let vip = Frontend { flags: frontend::HAS_ENDPOINTS, service: 4, ..service(endpoints) };
+    let vip = Frontend { flags: frontend::HAS_ENDPOINTS, service: *ALL.end(), ..service(endpoints) };
     tables.v4.frontends.insert(key(v4.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
     tables.v6.frontends.insert(key(v6.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
     for i in 0..endpoints {
@@ -135,7 +139,7 @@ fn key<A>(address: A, port: u16, protocol: u32) -> FrontendKey<A> {
 
 fn service(endpoints: u32) -> Frontend {
     Frontend {
-        service: 1,
+        service: SERVICE,
         flags: frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS,
         cluster: IndexRange { base: 0, len: endpoints },
         local: IndexRange { base: 0, len: 0 },

@@ -31,6 +31,11 @@ pub fn empty(pin: &Path) -> Result<()> {
     BpfMap::pinned(pin)?.empty()
 }
 
+/// Makes all elements of a pinned array zero.
+pub fn renew(pin: &Path) -> Result<()> {
+    BpfMap::pinned(pin)?.renew(u32::MAX)
+}
+
 fn those(pin_dir: &Path, wanted: impl Fn(Kind) -> bool) -> Result<BTreeMap<String, Entries>> {
     let mut maps = BTreeMap::new();
     for path in pins(pin_dir)? {

@@ -23,7 +23,7 @@ const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 /// Prefix of the names of groups whose rows need the agent.
 const AGENT_GROUPS: &str = "scale";
 /// And of those that rules of netfilter are compared in.
-const WIRE_GROUPS: &str = "wire";
+const WIRE_GROUPS: [&str; 2] = ["wire", "one-shot"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
@@ -40,7 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             );
             build::optimised_agent()?;
         }
-        if wants(WIRE_GROUPS) {
+        if WIRE_GROUPS.into_iter().any(wants) {
             setup::programs::prepare(&setup::programs::RULES, "kube-proxy's rules are not all measured");
         }
         cargo::privileged(&built)

@@ -9,10 +9,11 @@ mod scale;
 mod selection;
 mod wire;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use clap::Parser;
+use traffic_policy_agent::model::parse_duration;
 
 use self::{report::Report, selection::Selection};
 
@@ -38,6 +39,9 @@ struct Cli {
     #[arg(long, value_name = "DIR")]
     #[allow(rustdoc::invalid_html_tags, reason = "`--help` shows it as it stands")]
     output: Option<PathBuf>,
+    /// Length of the group `one-shot`, which only runs by its name: `90s`, `5m`
+    #[arg(long = "for", default_value = "5m", value_parser = length, value_name = "DURATION")]
+    questions: Duration,
     /// Print the JSON of the result instead of the table
     #[arg(long)]
     json: bool,
@@ -64,12 +68,22 @@ pub(crate) struct Effort {
     pub(crate) full: bool,
     /// `--instructions`: each run is as any other.
     pub(crate) counted: bool,
+    /// For so long UDP's questions are asked.
+    pub(crate) questions: Duration,
+}
+
+fn length(text: &str) -> Result<Duration, String> {
+    parse_duration(text).ok_or_else(|| format!("{text} is no duration: 90s, 5m"))
 }
 
 impl Effort {
-    const QUICK: Self = Self { rounds: 8, packets: 200_000, full: false, counted: false };
-    const FULL: Self = Self { rounds: 12, packets: 500_000, full: true, counted: false };
-    const COUNTED: Self = Self { rounds: 1, packets: 4096, full: false, counted: true };
+    const QUESTIONS: Duration = Duration::ZERO;
+    const QUICK: Self =
+        Self { rounds: 8, packets: 200_000, full: false, counted: false, questions: Self::QUESTIONS };
+    const FULL: Self =
+        Self { rounds: 12, packets: 500_000, full: true, counted: false, questions: Self::QUESTIONS };
+    const COUNTED: Self =
+        Self { rounds: 1, packets: 4096, full: false, counted: true, questions: Self::QUESTIONS };
 }
 
 type Part = fn(Effort, &mut Report) -> Result<()>;
@@ -80,6 +94,7 @@ const PARTS: &[(&str, Part)] = &[
     ("on the wire", wire::measure),
     ("scale", scale::measure),
     ("fleet", fleet::measure),
+    ("one-shot questions", wire::one_shot::measure),
 ];
 
 fn main() -> ExitCode {
@@ -102,6 +117,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         (_, true) => Effort::COUNTED,
         _ => Effort::QUICK,
     };
+    let effort = Effort { questions: cli.questions, ..effort };
     let mut offered = Report::listing();
     for (_, measure) in PARTS {
         measure(effort, &mut offered)?;

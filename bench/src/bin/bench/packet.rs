@@ -5,6 +5,7 @@ mod floor;
 mod foreign;
 mod fresh;
 mod refused;
+mod two_cpus;
 
 use anyhow::Result;
 use traffic_policy_bench::{BenchNode, Case, Expected, Frame, Hook, Loaded, Subject, turns};
@@ -78,11 +79,13 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let fresh = fresh::wanted(effort, report);
     let refused = refused::wanted(effort, report);
     let foreign = foreign::wanted(report);
+    let two_cpus = two_cpus::wanted(effort, report);
     if floor.is_empty()
         && established.is_empty()
         && fresh.is_empty()
         && refused.is_empty()
         && foreign.is_empty()
+        && two_cpus.is_empty()
     {
         return Ok(());
     }
@@ -92,6 +95,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         established::measure(&established, &fixture, effort, report)?;
         fresh::measure(&fresh, &fixture, effort, report)?;
         refused::measure(&refused, &fixture, effort, report)?;
-        foreign::measure(&foreign, &fixture, effort, report)
+        foreign::measure(&foreign, &fixture, effort, report)?;
+        two_cpus::measure(&two_cpus, &fixture, effort, report)
     })
 }

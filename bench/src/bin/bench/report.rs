@@ -162,6 +162,11 @@ impl Report {
         self.selection.wants(group, name)
     }
 
+    /// As [`Self::wants`], of a row that is measured only where its group is named: one that takes minutes.
+    pub(crate) fn wants_by_name(&mut self, group: &str, name: &str) -> bool {
+        self.selection.wants_by_name(group, name)
+    }
+
     /// Notes what figures depend on: a device's offloads, the way a program was attached.
     pub(crate) fn note(&mut self, key: &str, value: impl Display) {
         self.environment.insert(key.to_owned(), value.to_string());

@@ -22,6 +22,12 @@ impl Filter {
         Self { text: text.to_owned(), group, rest }
     }
 
+    /// Whether a word of it is one of the group's.
+    fn names(&self, group: &str) -> bool {
+        let group = words(group);
+        self.group.as_ref().unwrap_or(&self.rest).iter().any(|word| group.contains(word))
+    }
+
     fn matches(&self, group: &str, name: &str) -> bool {
         let (group, name) = (words(group), words(name));
         let has = |wanted: &[String], found: &[String]| wanted.iter().all(|word| found.contains(word));
@@ -48,6 +54,8 @@ pub(crate) struct Selection {
     /// Rows that were offered, in the order of the first offer.
     offered: Vec<Place>,
     known: BTreeSet<Place>,
+    /// Of these, groups that are measured only where they are named.
+    by_name: BTreeSet<String>,
     /// Nothing is measured: only offers are collected.
     listing: bool,
 }
@@ -82,15 +90,27 @@ impl Selection {
         if self.known.insert(place.clone()) {
             self.offered.push(place);
         }
-        !self.listing
-            && (self.filters.is_empty() || self.filters.iter().any(|filter| filter.matches(group, name)))
+        !self.listing && self.is_wanted(group, name)
+    }
+
+    /// As [`Self::wants`], of a row of a group that is measured only where a word of the command line is one of its name.
+    pub(crate) fn wants_by_name(&mut self, group: &str, name: &str) -> bool {
+        self.by_name.insert(group.to_owned());
+        self.wants(group, name)
+    }
+
+    fn is_wanted(&self, group: &str, name: &str) -> bool {
+        let by_name = self.by_name.contains(group);
+        self.filters.is_empty() && !by_name
+            || self
+                .filters
+                .iter()
+                .any(|filter| filter.matches(group, name) && (!by_name || filter.names(group)))
     }
 
     /// Rows that were asked about and wanted.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = &Place> {
-        self.offered.iter().filter(|(group, name)| {
-            self.filters.is_empty() || self.filters.iter().any(|filter| filter.matches(group, name))
-        })
+        self.offered.iter().filter(|(group, name)| self.is_wanted(group, name))
     }
 
     pub(crate) fn offered(&self) -> &[Place] {
@@ -136,6 +156,21 @@ mod tests {
         assert_eq!(chosen(&["TC"]), [false, true, false]);
         assert_eq!(chosen(&["tcp-1k"]), [true, false, false]);
         assert_eq!(chosen(&["wire/nftables", "64k"]), [false, true, true]);
+    }
+
+    #[test]
+    fn long_groups_are_named() {
+        let mut all = Selection::listing();
+        let place = ("one-shot questions", "traffic-policy, XDP, 1k Services: sent");
+        all.wants_by_name(place.0, place.1);
+        for (filters, wanted) in
+            [(&[][..], false), (&["xdp"], false), (&["one-shot"], true), (&["questions/xdp"], true)]
+        {
+            let filters: Vec<_> = filters.iter().map(|text| (*text).to_owned()).collect();
+            let mut selection = Selection::of(&filters, &all).unwrap();
+            assert_eq!(selection.wants_by_name(place.0, place.1), wanted, "{filters:?}");
+            assert_eq!(selection.wanted().count(), usize::from(wanted), "{filters:?}");
+        }
     }
 
     #[test]

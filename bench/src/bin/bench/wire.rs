@@ -13,6 +13,7 @@ mod generator;
 mod http;
 mod kube_proxy;
 mod load;
+pub(crate) mod one_shot;
 mod plan;
 mod rules;
 mod services;

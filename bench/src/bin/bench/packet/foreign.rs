@@ -1,6 +1,6 @@
 //! Packets to no Service: all other traffic of the node.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use anyhow::Result;
 use traffic_policy_bench::{
@@ -8,7 +8,7 @@ use traffic_policy_bench::{
     fixture::V4,
     flows::{flows, later, open},
     frame::frame,
-    loaded::{NODE_PORT, POOL_PORT, TARGET_PORT},
+    loaded::{NODE_PORT, POOL_PORT, TARGET_PORT, pod_sharing},
 };
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -22,14 +22,17 @@ const GROUP: &str = "other traffic";
 const SENDERS: u32 = 1_000;
 /// Services beside those that packets go to.
 const CLUSTER_IPS: u32 = 10_000;
+/// Nanoseconds that a pod's packet, which is none of a Service's, may cost in XDP, and in XDP and TC together.
+const POD: f64 = 15.0;
+const BOTH_HOOKS: f64 = 30.0;
 
 /// A packet at a hook.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     name: &'static str,
     hook: Hook,
-    /// Whom it is for, the first of them, and from which port.
-    to: Option<u32>,
+    to: To,
+    /// Of its source, the first of them, and of its destination.
     ports: (u16, u16),
     content: Content,
     outcome: Outcome,
@@ -41,43 +44,72 @@ impl Wanted {
         format!("{}, {}", self.name, self.hook.name())
     }
 
+    /// The row that has XDP's and TC's figures in one.
+    fn together(&self) -> Option<String> {
+        self.is_pods().then(|| format!("{}, both hooks together", self.name))
+    }
+
+    fn is_pods(&self) -> bool {
+        matches!(self.to, To::Near | To::Pod(_))
+    }
+
     fn frames(&self) -> Result<Vec<Frame>> {
+        let pod = match self.to {
+            To::Pod(bits) => pod_sharing(bits, CLUSTER_IPS)?,
+            To::Near => later(V4.node, 8),
+            To::Node | To::Outside => V4.node,
+        };
         let one = |i: u32| {
             let other = later(V4.client, 1_000 + i);
             let (from, to) = self.ports;
             match self.to {
-                Some(own) => {
-                    let sender = SocketAddr::new(other, from + i as u16);
-                    frame(sender, SocketAddr::new(later(V4.node, own), to), self.content)
-                }
-                // One that leaves.
-                None => {
+                To::Outside => {
                     let receiver = SocketAddr::new(other, to + i as u16);
                     frame(SocketAddr::new(V4.node, from), receiver, self.content)
                 }
+                _ => frame(SocketAddr::new(other, from + i as u16), SocketAddr::new(pod, to), self.content),
             }
         };
         (0..SENDERS).map(one).collect()
     }
 }
 
+/// Whom a packet is for.
+#[derive(Clone, Copy)]
+enum To {
+    Node,
+    /// A pod of this node, in a network without Services: also as XDP has delivered it, or as it comes from another node's pod.
+    Near,
+    /// A pod in the /16 that ClusterIPs are taken from, which shares so many of its two bits with some of them.
+    Pod(usize),
+    /// Somebody else: it leaves.
+    Outside,
+}
+
 fn all() -> Vec<Wanted> {
     let mut all = Vec::new();
     let coming = [
-        ("no bit set", 0, 22, Content::Ack, Outcome::Passed, 10.0),
-        ("a port of the pool", 0, POOL_PORT, Content::Ack, Outcome::PassedNotService, 30.0),
-        // With 10,000 Services on the node; by both hooks together at most 30 ns.
-        ("a pod's packet on a Service's port", 8, NODE_PORT, Content::Ack, Outcome::Passed, 15.0),
-        ("a pod's packet on a port of the pool", 8, POOL_PORT, Content::Ack, Outcome::Passed, 15.0),
-        ("an echo request", 0, NODE_PORT, Content::Echo, Outcome::PassedUnsupportedProtocol, 10.0),
-        ("a later fragment", 0, NODE_PORT, Content::LaterFragment, Outcome::PassedFragment, 40.0),
+        ("no bit set", To::Node, 22, Content::Ack, Outcome::Passed, 10.0),
+        ("a port of the pool", To::Node, POOL_PORT, Content::Ack, Outcome::PassedNotService, 30.0),
+        // With 10,000 Services on the node.
+        ("a pod's packet on a Service's port", To::Near, NODE_PORT, Content::Ack, Outcome::Passed, POD),
+        ("a pod's packet on a port of the pool", To::Near, POOL_PORT, Content::Ack, Outcome::Passed, POD),
+        ("a pod beside the ClusterIPs", To::Pod(0), NODE_PORT, Content::Ack, Outcome::Passed, POD),
+        ("a pod that shares one bit with them", To::Pod(1), NODE_PORT, Content::Ack, Outcome::Passed, POD),
+        ("an echo request", To::Node, NODE_PORT, Content::Echo, Outcome::PassedUnsupportedProtocol, 10.0),
+        ("a later fragment", To::Node, NODE_PORT, Content::LaterFragment, Outcome::PassedFragment, 40.0),
     ];
     for hook in [Hook::Xdp, Hook::Ingress] {
-        for (name, own, port, content, outcome, goal) in coming {
-            let (to, ports) = (Some(own), (40_000, port));
+        for (name, to, port, content, outcome, goal) in coming {
             let goal = (hook == Hook::Xdp).then_some(goal);
-            all.push(Wanted { name, hook, to, ports, content, outcome, goal });
+            all.push(Wanted { name, hook, to, ports: (40_000, port), content, outcome, goal });
         }
+    }
+    // One address of 700 with 10,000 ClusterIPs.
+    let (name, ports) = ("a pod that shares both bits with them", (40_000, NODE_PORT));
+    let (content, outcome) = (Content::Ack, Outcome::PassedNotService);
+    for hook in [Hook::Xdp, Hook::Ingress] {
+        all.push(Wanted { name, hook, to: To::Pod(2), ports, content, outcome, goal: None });
     }
     let leaving = [
         ("no bit set", 22, Content::Ack, Outcome::Passed),
@@ -86,27 +118,47 @@ fn all() -> Vec<Wanted> {
     ];
     for (name, port, content, outcome) in leaving {
         let (hook, ports) = (Hook::Egress, (port, 40_000));
-        all.push(Wanted { name, hook, to: None, ports, content, outcome, goal: None });
+        all.push(Wanted { name, hook, to: To::Outside, ports, content, outcome, goal: None });
     }
     all
 }
 
-pub(super) fn wanted(report: &mut Report) -> Vec<Wanted> {
-    all().into_iter().filter(|row| report.wants(GROUP, &row.name())).collect()
+/// Rows that are measured, and the names of those that are told.
+pub(super) struct Plan {
+    rows: Vec<Wanted>,
+    names: BTreeSet<String>,
 }
 
-pub(super) fn measure(
-    wanted: &[Wanted],
-    fixture: &BenchNode,
-    effort: Effort,
-    report: &mut Report,
-) -> Result<()> {
-    if wanted.is_empty() {
+impl Plan {
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+pub(super) fn wanted(report: &mut Report) -> Plan {
+    let mut names = BTreeSet::new();
+    let mut wants = |name: String| {
+        let wanted = report.wants(GROUP, &name);
+        if wanted {
+            names.insert(name);
+        }
+        wanted
+    };
+    let mut rows = all();
+    rows.retain(|row| {
+        let together = row.together().is_some_and(&mut wants);
+        wants(row.name()) || together
+    });
+    Plan { rows, names }
+}
+
+pub(super) fn measure(plan: &Plan, fixture: &BenchNode, effort: Effort, report: &mut Report) -> Result<()> {
+    if plan.is_empty() {
         return Ok(());
     }
     report.measure(|| {
         let all = alone(
-            wanted,
+            &plan.rows,
             effort,
             || load(fixture),
             |row| {
@@ -115,11 +167,22 @@ pub(super) fn measure(
                 Ok(Packets { frames, hook: row.hook, outcome: row.outcome, expected })
             },
         )?;
-        let row = |(row, [ours]): (&Wanted, [Vec<f64>; 1])| {
-            let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, &ours);
-            row.goal.map(Goal::AtMost).into_iter().fold(own, Row::goal)
-        };
-        Ok(wanted.iter().zip(all).map(row).collect())
+        let mut rows = Vec::new();
+        for (row, [ours]) in plan.rows.iter().zip(&all) {
+            let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, ours);
+            rows.push(row.goal.map(Goal::AtMost).into_iter().fold(own, Row::goal));
+        }
+        for (row, [xdp]) in plan.rows.iter().zip(&all).filter(|(row, _)| row.hook == Hook::Xdp) {
+            let of_tc = |other: &Wanted| other.hook == Hook::Ingress && other.name == row.name;
+            let tc = plan.rows.iter().zip(&all).find(|(other, _)| of_tc(other));
+            if let (Some(name), Some((_, [tc]))) = (row.together(), tc) {
+                let both: Vec<_> = xdp.iter().zip(tc).map(|(xdp, tc)| xdp + tc).collect();
+                let own = Row::new(GROUP, &name, Unit::Nanoseconds, &both);
+                rows.push(if row.goal.is_some() { own.goal(Goal::AtMost(BOTH_HOOKS)) } else { own });
+            }
+        }
+        rows.retain(|row| plan.names.contains(&row.name));
+        Ok(rows)
     })
 }
 

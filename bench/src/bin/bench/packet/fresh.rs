@@ -26,12 +26,15 @@ const GROUP: &str = "new flow";
 const COUNTED_FLOWS: u32 = 2_048;
 /// Of all that the table of IPv4 or IPv6 holds, so many are in use when it is "filled".
 const FILLED: f64 = 0.97;
+/// Of a flood: places in the queue of IPv4, twice as many as in that of IPv6. Its flows push each other out many times a round.
+const FLOOD_PLACES: u32 = 16_384;
+
 /// Fill level of the tables before the run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
     Filled,
-    /// So many flows are not assured that new ones are kept apart.
+    /// The queue of flows that are not assured is used up: each new one pushes out the oldest.
     Flood,
 }
 
@@ -50,8 +53,8 @@ impl State {
             Self::Empty => 32_768,
             // What fits into the rest, but for a few.
             Self::Filled => 3_584,
-            // Many times as many as are kept apart.
-            Self::Flood => 65_536,
+            // Many times the places of the queue.
+            Self::Flood => 4 * FLOOD_PLACES,
         }
     }
 }
@@ -118,11 +121,14 @@ pub(super) fn measure(
     report: &mut Report,
 ) -> Result<()> {
     for (kind, rows) in wanted {
-        let setup = match kind.ipv6 {
+        let mut setup = MapSizes::default();
+        if kind.ipv6 {
             // As large as that of IPv4: the default is filled by a quarter as many.
-            true => MapSizes { flows6: 262_144, ..MapSizes::default() },
-            false => MapSizes::default(),
-        };
+            setup.flows6 = 262_144;
+        }
+        if kind.state == State::Flood {
+            setup.unassured = FLOOD_PLACES;
+        }
         let room = Room { frames: 262_144, ..Room::default() };
         let setup = Setup { sizes: setup, room, ..Setup::default() };
         let mut loaded = Loaded::new(fixture, setup)?;
@@ -245,7 +251,7 @@ fn round(loaded: &mut Loaded, hook: Hook, opening: &Opening, effort: Effort, run
     let kept = loaded.feeder.mark();
     let turns = turns(effort);
     for turn in 0..turns {
-        let took = loaded.run_to(hook, opening.window, opening.window.len, Outcome::Forwarded)?;
+        let took = first_packets(loaded, hook, opening.window, Evicted::None)?;
         check_new(opening.last(), &took.packet, loaded.setup.endpoints)?;
         let mut flows = opening.flows.clone();
         learn(loaded, &mut flows)?;
@@ -269,6 +275,34 @@ fn round(loaded: &mut Loaded, hook: Hook, opening: &Opening, effort: Effort, run
     Ok(())
 }
 
+/// Flows that make room for a window's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Evicted {
+    None,
+    /// One for each.
+    Each,
+    /// Any number, as the queue fills.
+    Some,
+}
+
+/// Sends the first packet of each flow; fails unless each of them makes a flow.
+fn first_packets(loaded: &mut Loaded, hook: Hook, window: Window, evicted: Evicted) -> Result<Took> {
+    let [made, removed] = loaded.made_and_removed()?;
+    let took = loaded.run_to(hook, window, window.len, Outcome::Forwarded)?;
+    let [made_then, removed_then] = loaded.made_and_removed()?;
+    let (made, removed, all) = (made_then - made, removed_then - removed, u64::from(window.len));
+    let room = match evicted {
+        Evicted::None => removed == 0,
+        Evicted::Each => removed == all,
+        Evicted::Some => true,
+    };
+    ensure!(
+        made == all && room,
+        "{all} first packets made {made} flows, and {removed} were removed for them"
+    );
+    Ok(took)
+}
+
 /// The next packet of each flow.
 fn next(loaded: &mut Loaded, hook: Hook, flows: &[Flow], window: Window, kind: Kind) -> Result<f64> {
     let took = loaded.run_to(hook, window, window.len, kind.outcome())?;
@@ -287,7 +321,7 @@ fn less_feed(loaded: &mut Loaded, hook: Hook, window: Window, took: &Took) -> Re
     Ok(took.on_average - low(empty))
 }
 
-/// First packets that come faster than flows are assured: the oldest make room for them.
+/// First packets that come faster than flows are assured: each pushes out the oldest flow.
 fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
     loaded.feeder.clear();
     let all = flows(kind.ipv6, kind.protocol, kind.state.flows());
@@ -295,9 +329,10 @@ fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> 
     let mut runs = Vec::new();
     for round in 0..effort.rounds {
         let empty = loaded.run(Subject::Empty(kind.hook), window, window.len)?;
-        let took = loaded.run_to(kind.hook, window, window.len, Outcome::Forwarded)?;
+        // The first round fills the queue. After it the last flows of the round before stand, which are gone before their turn comes.
+        let evicted = if round == 0 { Evicted::Some } else { Evicted::Each };
+        let took = first_packets(loaded, kind.hook, window, evicted)?;
         check_new(&all[all.len() - 1], &took.packet, loaded.setup.endpoints)?;
-        // The first round fills the table.
         if round > 0 {
             runs.push(took.on_average - empty.on_average);
         }

@@ -26,7 +26,7 @@ const ANSWERS_PER_JIFFY: u32 = 1 << 20;
 
 /// Reason for the refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     WithoutEndpoint,
     WithoutFlow,
     LocalElsewhere,
@@ -35,14 +35,14 @@ enum What {
 /// A packet at a hook.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    what: What,
-    ipv6: bool,
-    content: Content,
-    hook: Hook,
+    pub(super) what: What,
+    pub(super) ipv6: bool,
+    pub(super) content: Content,
+    pub(super) hook: Hook,
 }
 
 impl Wanted {
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };
         let packet = match self.content {
             Content::Syn => "SYN",
@@ -57,7 +57,7 @@ impl Wanted {
         format!("{what}, {family} {packet}, {}", self.hook.name())
     }
 
-    fn outcome(self) -> Outcome {
+    pub(super) fn outcome(self) -> Outcome {
         match self.what {
             What::WithoutEndpoint => Outcome::RejectedNoEndpoint,
             What::WithoutFlow => Outcome::ResetNoFlow,
@@ -75,7 +75,7 @@ impl Wanted {
         [SocketAddr::new(later(own.client, number), 40_000), SocketAddr::new(address, port)]
     }
 
-    fn frames(self) -> Result<Vec<Frame>> {
+    pub(super) fn frames(self) -> Result<Vec<Frame>> {
         let one = |number| {
             let [from, to] = self.ends(number);
             frame(from, to, self.content)
@@ -166,7 +166,12 @@ pub(super) fn measure(
 
 fn load(fixture: &BenchNode) -> Result<Loaded> {
     let mut loaded = Loaded::new(fixture, Setup::default())?;
+    prepare(&mut loaded);
+    Ok(loaded)
+}
+
+/// Lets it answer all packets of a run, which change their length.
+pub(super) fn prepare(loaded: &mut Loaded) {
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
     loaded.feeder.restore_lengths(true);
-    Ok(loaded)
 }

@@ -52,9 +52,14 @@ pub(crate) fn services(number: u32) -> Vec<Service> {
 
 /// As Kubernetes objects: the Node, and each Service with its EndpointSlice.
 pub(crate) fn objects(services: &[Service]) -> Vec<Value> {
+    objects_with(services, Port::tcp)
+}
+
+/// The same with ports of another protocol, made of port and target port.
+pub(crate) fn objects_with(services: &[Service], port_of: fn(u16, u16) -> Port) -> Vec<Value> {
     let mut objects = vec![node()];
     for service in services {
-        let mut port = Port::tcp(PORT, TARGET_PORT);
+        let mut port = port_of(PORT, TARGET_PORT);
         if let Some(node_port) = service.node_port {
             port = port.node_port(node_port);
         }

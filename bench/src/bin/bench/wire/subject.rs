@@ -40,7 +40,7 @@ impl Kind {
         if self == Self::Router { Path4::Direct } else { Path4::NodePort }
     }
 
-    fn short(self) -> String {
+    pub(crate) fn short(self) -> String {
         match self {
             Self::Bounce => "bounce".to_owned(),
             Self::Floor => "floor".to_owned(),
@@ -159,7 +159,9 @@ impl Subject {
             Kind::Xdp(_) | Kind::Tc(_) => {
                 let agent = self.agent.as_ref().context("no agent is running")?;
                 let maps = agent.pin_dir().join(format!("v{ABI_VERSION}")).join("maps");
-                pinned::empty(&maps.join("tp_flows4"))
+                pinned::empty(&maps.join("tp_flows4"))?;
+                // Else each new flow would look up one that is gone, and search for a place in the directory in vain.
+                ["tp_unassured4", "tp_flow_dir4"].iter().try_for_each(|name| pinned::renew(&maps.join(name)))
             }
         }
         .with_context(|| format!("emptying the tables of {}", self.kind))
