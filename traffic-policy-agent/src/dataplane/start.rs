@@ -97,6 +97,7 @@ impl Dataplane {
             pins: None,
             adopted,
             named: None,
+            route_mtus: None,
             adoption: Adoption::default(),
         })
     }
