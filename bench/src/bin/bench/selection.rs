@@ -45,7 +45,7 @@ pub(crate) type Place = (String, String);
 #[derive(Default)]
 pub(crate) struct Selection {
     filters: Vec<Filter>,
-    /// Rows that were offered, in the order of the first offer.
+    /// Rows that there are, in the order of the first offer.
     offered: Vec<Place>,
     known: BTreeSet<Place>,
     /// Nothing is measured: only offers are collected.
@@ -73,7 +73,9 @@ impl Selection {
                 );
             }
         }
-        Ok(Self { filters, ..Self::default() })
+        // A part that ends early does not come to ask about all of its rows.
+        let (offered, known) = (offered.offered.clone(), offered.known.clone());
+        Ok(Self { filters, offered, known, listing: false })
     }
 
     /// Whether a row is to be measured. Asked of every row that could be, before anything is set up for it.
@@ -86,7 +88,7 @@ impl Selection {
             && (self.filters.is_empty() || self.filters.iter().any(|filter| filter.matches(group, name)))
     }
 
-    /// Rows that were asked about and wanted.
+    /// Rows that are wanted of those that there are.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = &Place> {
         self.offered.iter().filter(|(group, name)| {
             self.filters.is_empty() || self.filters.iter().any(|filter| filter.matches(group, name))
