@@ -40,7 +40,7 @@ pub use self::{
     bpf::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
-        loader::{MapSizes, load, object_bytes},
+        loader::{MapSizes, load, load_seeded, object_bytes},
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
         programs::{jump_table, jumps, load_programs},
         test_context::{sk_buff, xdp_md},

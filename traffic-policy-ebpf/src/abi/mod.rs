@@ -34,7 +34,7 @@ mod tuple;
 use core::mem::{align_of, offset_of, size_of};
 
 pub use self::{
-    address::{Address, Address4, Address6, Fold, WideAddress},
+    address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
