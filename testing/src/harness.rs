@@ -54,7 +54,7 @@ pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, unassured: 256,
 /// If nothing can be loaded: without root, or without a packet path in this build.
 pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     static IDLE: Pool<Loaded> = Pool::new();
-    lent(SIZES, &IDLE, work)
+    lent(SIZES, 0, &IDLE, work)
 }
 
 /// As [`with`], with tables of other sizes, and programs of this test alone.
@@ -62,17 +62,30 @@ pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
 /// # Panics
 /// As there.
 pub fn with_sizes<T: Send>(sizes: MapSizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
-    lent(sizes, &Pool::new(), work)
+    lent(sizes, 0, &Pool::new(), work)
 }
 
-fn lent<T: Send>(sizes: MapSizes, idle: &Pool<Loaded>, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+/// As [`with`], with programs of this test alone that fold IPv6 keys as `seed` says. What the harness says of IPv6 flows is wrong then.
+///
+/// # Panics
+/// As there.
+pub fn with_seed<T: Send>(seed: u64, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+    lent(SIZES, seed, &Pool::new(), work)
+}
+
+fn lent<T: Send>(
+    sizes: MapSizes,
+    seed: u64,
+    idle: &Pool<Loaded>,
+    work: impl FnOnce(&mut Harness) -> T + Send,
+) -> T {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let name = format!("tp-packets-{}-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let create =
         |name: &str| Namespace::create(name).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
     let (namespace, wire) = (create(&name), create(&format!("{name}-wire")));
     let world = World::build(&namespace, &wire).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
-    let load = || Loaded::load(sizes).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+    let load = || Loaded::load(sizes, seed).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
     idle.lend(load, |mut loaded| {
         namespace.run(|| {
             loaded.renew().unwrap_or_else(|error| panic!("packet tests: {error:#}"));

@@ -27,9 +27,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub(super) fn load(sizes: MapSizes) -> Result<Self> {
+    pub(super) fn load(sizes: MapSizes, seed: u64) -> Result<Self> {
         dataplane::check_privileges()?;
-        let mut object = dataplane::load(sizes, None, &Kernel::running()?)?;
+        let mut object = dataplane::load_seeded(sizes, seed, &Kernel::running()?)?;
         dataplane::load_programs(&mut object)?;
         let mut maps = BTreeMap::new();
         for (name, map) in object.maps().filter(|(name, _)| !name.starts_with(".rodata")) {

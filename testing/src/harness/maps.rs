@@ -1,6 +1,6 @@
 //! Writes a [`Setup`] into the maps, over whatever an earlier test left there.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -10,8 +10,9 @@ use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry,
     FrontendKey, HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    Prefilter, PrefilterCidr, RejectBucket, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceBits, ServiceCidr,
-    Slot, SourceRange, TableUsage, WideAddress, frontend, prefilter::node_bit, scope, source_check,
+    Prefilter, PrefilterCidr, RejectBucket, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceBits,
+    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, frontend, prefilter::node_bit, scope,
+    source_check,
 };
 
 use traffic_policy_ebpf::hash;
@@ -46,6 +47,7 @@ impl Harness {
             pool_len: setup.pool.len() as u32,
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
+            route_mtus: if setup.route_mtus.is_empty() { 0 } else { 3 },
             ..RuntimeConfig::default()
         };
         // SAFETY: the elements are mapped as long as the tables live, and no program runs meanwhile. The indices are
@@ -81,12 +83,10 @@ impl Harness {
             let Addresses { v4, v6 } = spot.addresses().network();
             let key = ServiceCidr { address: [u32::from_ne_bytes(v4.octets())] };
             self.tables.v4.service_cidrs.insert(&Key::new(Family::V4.prefix().into(), key), 1, 0)?;
-            let words = v6.octets();
-            let word =
-                |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-            let key = ServiceCidr { address: [word(0), word(4), word(8), word(12)] };
+            let key = ServiceCidr { address: words(v6) };
             self.tables.v6.service_cidrs.insert(&Key::new(Family::V6.prefix().into(), key), 1, 0)?;
         }
+        self.write_route_mtus(setup)?;
         self.describe_node(setup)?;
         for (device, xdp) in &setup.devices {
             let v6 = wide(device.spot().of(Family::V6)).wire();
@@ -103,6 +103,21 @@ impl Harness {
             };
             let index = self.ifindex(*device);
             self.tables.devices.insert(index, entry, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the MTUs that routes name, beside those that are there.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn write_route_mtus(&mut self, setup: &Setup) -> Result<()> {
+        for (spot, mtu) in &setup.route_mtus {
+            let Addresses { v4, v6 } = spot.addresses().network();
+            let prefix = RoutePrefix { address: [u32::from_ne_bytes(v4.octets())] };
+            self.tables.v4.route_mtus.insert(&Key::new(Family::V4.prefix().into(), prefix), *mtu, 0)?;
+            let prefix = RoutePrefix { address: words(v6) };
+            self.tables.v6.route_mtus.insert(&Key::new(Family::V6.prefix().into(), prefix), *mtu, 0)?;
         }
         Ok(())
     }
@@ -142,6 +157,8 @@ impl Harness {
         forget(&mut self.tables.v6.sources)?;
         forget(&mut self.tables.v4.service_cidrs)?;
         forget(&mut self.tables.v6.service_cidrs)?;
+        forget(&mut self.tables.v4.route_mtus)?;
+        forget(&mut self.tables.v6.route_mtus)?;
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
         clear(&mut self.tables.gone)?;
@@ -273,14 +290,20 @@ impl Harness {
         for Addresses { v4, v6 } in frontend.sources.iter().map(|spot| spot.addresses()) {
             let key = SourceRange { service: number, address: [u32::from_ne_bytes(v4.octets())] };
             self.tables.v4.sources.insert(&Key::new(32 + 32, key), 1, 0)?;
-            let words = v6.octets();
-            let word =
-                |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-            let key = SourceRange { service: number, address: [word(0), word(4), word(8), word(12)] };
+            let key = SourceRange { service: number, address: words(v6) };
             self.tables.v6.sources.insert(&Key::new(32 + 128, key), 1, 0)?;
         }
         Ok(())
     }
+}
+
+/// The words of an address, in memory order.
+fn words(address: Ipv6Addr) -> [u32; 4] {
+    let octets = address.octets();
+    std::array::from_fn(|word| {
+        let at = word * 4;
+        u32::from_ne_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+    })
 }
 
 fn clear<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {

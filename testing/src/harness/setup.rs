@@ -101,6 +101,8 @@ pub struct Setup {
     /// ClusterIPs are taken from the networks (/24, /64) around these.
     pub service_cidrs: Vec<Spot>,
     pub source_check: SourceCheck,
+    /// Routes that name an MTU, bytes, or 0 for none: to the networks (/24, /64) around these.
+    pub route_mtus: Vec<(Spot, u32)>,
     /// Jiffies to the second, as the agent measured them.
     pub hz: u32,
 }
@@ -130,6 +132,7 @@ impl Default for Setup {
             devices: vec![(Device::Eth0, true), (Device::Eth1, true), (Device::Slim0, true)],
             service_cidrs: Vec::new(),
             source_check: SourceCheck::Martian,
+            route_mtus: Vec::new(),
             hz: HZ,
         }
     }
@@ -156,6 +159,13 @@ impl Setup {
     #[must_use]
     pub fn service_cidr(mut self, around: Spot) -> Self {
         self.service_cidrs.push(around);
+        self
+    }
+
+    /// The route to the network around it takes packets of so many bytes.
+    #[must_use]
+    pub fn route_mtu(mut self, around: Spot, mtu: u32) -> Self {
+        self.route_mtus.push((around, mtu));
         self
     }
 

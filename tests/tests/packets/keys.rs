@@ -2,15 +2,16 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use traffic_policy_ebpf::abi::kind;
-use traffic_policy_testing::harness::{Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_agent::dataplane::{FromWire as _, ToWire as _};
+use traffic_policy_ebpf::abi::{Address6, Fold as _, Multipliers, kind};
+use traffic_policy_testing::harness::{self, Frontend, Harness, Hook, Setup, SourceCheck, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::{
     dialogue::{Dialogue, everywhere},
     sweeping::{SLACK, TIMEOUTS, sweeper},
-    table::{ENDPOINT_PORT, PORT, Terms},
+    table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms},
 };
 
 fn set_up(harness: &mut Harness, terms: Terms, endpoint: Spot) -> Dialogue {
@@ -118,4 +119,27 @@ fn a_reply_whose_key_is_taken_stays_as_it_is() {
         assert_eq!(harness.exchange(&taken, to), reply);
         assert_eq!(harness.run(hook, &answer).outcome, if local { "replied-local" } else { "replied" });
     });
+}
+
+/// Who knew what a node folds by could choose a source whose key towards one frontend is that of a client's flow to another one.
+#[test]
+fn a_source_chosen_for_one_seed_shares_no_key_under_another() {
+    let [client, node, vip] =
+        [Spot::Client, Spot::Node, Spot::Vip].map(|spot| ipv6(spot.of(Family::V6)).to_wire());
+    let by = Multipliers::UNSEEDED;
+    let (source, _) = Address6::unfold(Address6::fold(client, node, by), vip.wire(), by);
+    for (seed, outcome) in [(0, "dropped-table-full"), (7, "forwarded")] {
+        harness::with_seed(seed, |harness| {
+            for terms in Terms::all().filter(|terms| !terms.v4()) {
+                let endpoints = [(Spot::Near, ENDPOINT_PORT)];
+                let [one, other] =
+                    [Spot::Node, Spot::Vip].map(|spot| Frontend::new(spot, PORT).endpoints(&endpoints));
+                let setup = Setup::of(one).and(other).pool(1024..5120);
+                harness.set_up(&setup.with(|setup| setup.source_check = SourceCheck::Off));
+                harness.run(terms.hook, &terms.request((Spot::Node, PORT))).expect("forwarded");
+                let chosen = terms.request((Spot::Vip, PORT)).source((source.to_ip(), CLIENT_PORT));
+                harness.run(terms.hook, &chosen).expect(outcome);
+            }
+        });
+    }
 }

@@ -25,6 +25,7 @@ mod quotes;
 mod redirected;
 mod renewed;
 mod roundtrip;
+mod route_mtus;
 mod sources;
 mod spoofed;
 mod sweeping;

@@ -25,6 +25,7 @@ mod own_ports;
 mod path_mtu;
 mod priority_tag;
 mod reject;
+mod route_mtus;
 mod router;
 mod source_ranges;
 mod spoofed;

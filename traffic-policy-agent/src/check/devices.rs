@@ -50,9 +50,12 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
         judged
     };
     let mut mtu = each(native::long_frames, "mtu", "the devices' MTUs are fit, and the same");
-    if let Some(finding) = different_mtus(&facts.devices) {
+    let different = different_mtus(&facts.devices).into_iter();
+    let different: Vec<_> =
+        different.chain(narrow_overlay(&facts.devices)).chain(narrow_pods(facts)).collect();
+    if !different.is_empty() {
         mtu.retain(|finding| finding.fix.is_some());
-        mtu.push(finding);
+        mtu.extend(different);
     }
     findings.extend(mtu);
     findings.extend(each(native::queues, "queues", "the devices have queues enough, as far as is known"));
@@ -122,20 +125,70 @@ fn way(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
     findings
 }
 
+/// Devices by which clients may come.
+fn of_clients(devices: &[Device]) -> impl Iterator<Item = &Device> {
+    devices.iter().filter(|device| !device.is_overlay())
+}
+
+fn widest(devices: &[Device]) -> Option<&Device> {
+    of_clients(devices).max_by_key(|device| device.link.mtu)
+}
+
 fn different_mtus(devices: &[Device]) -> Option<Finding> {
-    let first = devices.first()?.link.mtu;
-    devices.iter().any(|device| device.link.mtu != first).then(|| {
-        let mtus: Vec<_> =
-            devices.iter().map(|device| format!("{} {}", device.link.name, device.link.mtu)).collect();
+    let first = of_clients(devices).next()?.link.mtu;
+    of_clients(devices).any(|device| device.link.mtu != first).then(|| {
+        let mtus: Vec<_> = of_clients(devices)
+            .map(|device| format!("{} {}", device.link.name, device.link.mtu))
+            .collect();
         Finding::note(
             "mtu",
             format!(
                 "the devices have different MTUs ({}): what is too long for the way out is answered with \"fragmentation needed\", which clients must get to see",
                 mtus.join(", ")
             ),
-            "nothing if ICMP reaches the clients (overlays have a smaller MTU by nature), else the same MTU everywhere",
+            "nothing if ICMP reaches the clients, else the same MTU everywhere",
         )
     })
+}
+
+/// Devices towards endpoints of other nodes that take less than those of clients.
+fn narrow_overlay(devices: &[Device]) -> Option<Finding> {
+    let widest = widest(devices)?;
+    let (name, mtu) = (&widest.link.name, widest.link.mtu);
+    let narrow: Vec<_> =
+        devices.iter().filter(|device| device.is_overlay() && device.link.mtu < mtu).collect();
+    let least = narrow.iter().map(|device| device.link.mtu).min()?;
+    let narrow: Vec<_> =
+        narrow.iter().map(|device| format!("{} ({})", device.link.name, device.link.mtu)).collect();
+    Some(Finding::warning(
+        "mtu",
+        format!(
+            "{} towards endpoints of other nodes takes shorter packets than {name} ({mtu}), by which clients come: of longer ones those with DF, and IPv6, are answered by ICMP; IPv4 without DF is sent in two pieces, or dropped where two do not suffice or it has IPv4 options (dropped-mtu-exceeded)",
+            narrow.join(", ")
+        ),
+        format!(
+            "let ICMP through to clients (IPv4 type 3, IPv6 type 2). Where they send long datagrams (RADIUS, SIP, GELF): {mtu} inside the overlay, by a larger MTU of the network below it, or {least} at the clients"
+        ),
+    ))
+}
+
+/// Devices towards pods of this node that take less than those of clients.
+fn narrow_pods(facts: &DeviceFacts) -> Option<Finding> {
+    let widest = widest(&facts.devices)?;
+    let (name, mtu) = (&widest.link.name, widest.link.mtu);
+    let narrow: Vec<_> = facts.of_pods.iter().filter(|(_, of_pods)| *of_pods < mtu).collect();
+    let (first, least) = narrow.iter().min_by_key(|(_, mtu)| mtu)?;
+    let others = match narrow.len() - 1 {
+        0 => String::new(),
+        number => format!(" and {number} more"),
+    };
+    Some(Finding::note(
+        "mtu",
+        format!(
+            "{first} ({least}){others} towards pods of this node takes shorter packets than {name} ({mtu}), by which clients come: the stack answers longer ones with DF, and IPv6, by ICMP, and fragments IPv4 without DF"
+        ),
+        "nothing if ICMP reaches the clients (IPv4 type 3, IPv6 type 2), else the same MTU everywhere",
+    ))
 }
 
 fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {

@@ -41,7 +41,7 @@ pub use self::{
 };
 use crate::{
     check,
-    dataplane::{Config, Dataplane},
+    dataplane::{Changed, Config, Dataplane},
     health::ProxyHealth,
     in_effect::InEffect,
     inspect::service_count_reader,
@@ -192,7 +192,9 @@ impl<P: PacketPath> Controller<P> {
             self.others_serve = true;
             self.report_detached();
         } else {
-            self.network.find_devices(&mut self.path, &self.services.primary(), true).await?;
+            if self.network.find_devices(&mut self.path, &self.services.primary(), true).await? {
+                self.path.raise(Changed::Routes)?;
+            }
             self.path.attach_cgroup()?;
             self.network.compare(&mut self.path).await?;
         }

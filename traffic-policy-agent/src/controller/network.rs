@@ -13,7 +13,9 @@ use super::{PacketPath, attachments::Attachments, unattached::Unattached};
 use crate::{
     check,
     dataplane::{Attached, Changed, Interface, Mode},
-    node::{self, Address, Event, Events, Header, Link, Neighbour, NeighbourManager, Network, Route},
+    node::{
+        self, Address, Event, Events, Header, Link, Neighbour, NeighbourManager, Network, Route, RouteMtus,
+    },
     source::{ObjectEvent, Subject},
 };
 
@@ -31,6 +33,8 @@ pub(super) struct NodeNetwork {
     addresses: Vec<Address>,
     /// Named devices that are not there at present.
     missing: BTreeSet<String>,
+    /// Some route names an MTU: whatever changes among routes may change that.
+    has_route_mtus: bool,
     /// When routes changed last, if that was after their fingerprint was noted.
     routes_changed: Option<Instant>,
     /// Devices that could not be attached to, as has been logged.
@@ -61,6 +65,7 @@ impl NodeNetwork {
             neighbours: NeighbourManager::default(),
             addresses: Vec::new(),
             missing: BTreeSet::new(),
+            has_route_mtus: false,
             routes_changed: None,
             warned_of: BTreeSet::new(),
             left_out: BTreeSet::new(),
@@ -164,7 +169,10 @@ impl NodeNetwork {
             match event {
                 Event::Link => devices = true,
                 Event::Address => (routes, devices, addresses) = (true, true, true),
-                Event::Route => (routes, devices) = (true, self.named.is_empty() || devices),
+                Event::Route => {
+                    (routes, devices) = (true, devices || self.named.is_empty() || self.has_route_mtus);
+                }
+                Event::RouteMtu => (routes, devices) = (true, true),
                 Event::Neighbour(neighbour) => neighbours |= self.neighbours.changed(neighbour),
                 Event::NeighbourGone(link, address) => neighbours |= self.neighbours.gone(link, address),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
@@ -231,8 +239,15 @@ impl NodeNetwork {
             return Ok(false);
         }
         let links = self.network.links().await?;
-        let routes = self.network.routes().await?;
-        self.follow_devices(path, &links, &routes, primary, start)
+        let (routes, mtus) = self.network.routing().await?;
+        let narrowed = self.follow_route_mtus(path, &mtus)?;
+        Ok(self.follow_devices(path, &links, &routes, primary, start)? || narrowed)
+    }
+
+    /// Tells the packet path the MTUs of routes. Returns whether stored next hops may have others.
+    fn follow_route_mtus(&mut self, path: &mut impl PacketPath, mtus: &RouteMtus) -> Result<bool> {
+        self.has_route_mtus = !mtus.is_empty();
+        path.set_route_mtus(mtus)
     }
 
     /// [`Self::find_devices`] among these devices and routes of the node.
@@ -319,7 +334,7 @@ impl NodeNetwork {
             if path.attached().next().is_none() {
                 tracing::warn!("no device to attach to: name one with --device");
             }
-            // What is attached now was so before, or is new: nothing stored can be wrong for it.
+            // What is attached now was so before, or is new: nothing stored can be wrong for its devices.
             return Ok(false);
         }
         Ok(changed)

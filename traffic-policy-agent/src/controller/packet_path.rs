@@ -11,7 +11,7 @@ use crate::{
         Interface, Lost, NextHop, Pool, Replaced, Written,
     },
     model::{Desired, Limits, ServicePortKey},
-    node::conntrack::Connection,
+    node::{RouteMtus, conntrack::Connection},
 };
 
 /// The maps and programs, as the controller sees them. Errors are those of [`Dataplane`].
@@ -85,6 +85,8 @@ pub(super) trait PacketPath {
     fn gone_udp(&self) -> BTreeSet<GoneEndpoint>;
     fn connected_udp(&self) -> Result<ConnectedUdp>;
 
+    /// Tells the packet path the MTUs that routes name; whether it knew others.
+    fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool>;
     /// Stored routes or neighbours may be wrong.
     fn raise(&mut self, changed: Changed) -> Result<()>;
     /// Raises the epoch if the node's routes have another fingerprint than stored next hops; whether they had.
@@ -236,6 +238,10 @@ impl PacketPath for Dataplane {
 
     fn connected_udp(&self) -> Result<ConnectedUdp> {
         self.connected_udp()
+    }
+
+    fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool> {
+        self.set_route_mtus(mtus)
     }
 
     fn raise(&mut self, changed: Changed) -> Result<()> {

@@ -15,8 +15,8 @@ use std::{
 use anyhow::{Context, Result};
 use aya::maps::{self, Map, MapData};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, AgentHeartbeat, Flow, FlowKey, Frontend, FrontendKey, PROTOCOL_TCP,
-    PROTOCOL_UDP, Port, kind, scope,
+    Address, Address4, Address6, AgentHeartbeat, Flow, FlowKey, Frontend, FrontendKey, Multipliers,
+    PROTOCOL_TCP, PROTOCOL_UDP, Port, RuntimeConfig, kind, scope,
 };
 
 use self::table::Tables;
@@ -25,7 +25,7 @@ use super::{
     bpf::pins,
     maps::{
         keys::{FromWire, FrontendId, GoneEndpoint},
-        mmap::heartbeat,
+        mmap::{config, heartbeat},
         reader::Reader,
     },
 };
@@ -151,7 +151,8 @@ impl Dataplane {
         };
         let last = self.maps.heartbeat.load(heartbeat::jiffies);
         let planner = &self.planner;
-        let mut tables = Tables { v4: &mut self.maps.v4.flows, v6: &mut self.maps.v6.flows };
+        let by = Multipliers::of(self.maps.config.load(config::seed));
+        let mut tables = Tables { v4: &mut self.maps.v4.flows, v6: &mut self.maps.v6.flows, by };
         for connection in pass.connections.iter().skip(pass.done).take(PIECE) {
             let id = id_of(connection);
             let frontend = planner.frontends().get(&frontend_of(connection));
@@ -202,6 +203,12 @@ impl Dataplane {
     }
 }
 
+/// What the programs whose maps are pinned in `folder` fold IPv6 keys by.
+fn multipliers(folder: &Path) -> Result<Multipliers> {
+    let config: RuntimeConfig = Reader::open(folder, "tp_config")?.value(0)?;
+    Ok(Multipliers::of(config.seed))
+}
+
 fn left_of_family<A: Address + FromWire>(
     folder: &Path,
     name: &str,
@@ -211,12 +218,13 @@ where
     FlowKey<A>: aya::Pod,
     Flow<A>: aya::Pod,
 {
+    let by = multipliers(folder)?;
     Reader::open(folder, name)?.each(|key: FlowKey<A>, entry: Flow<A>| {
         if entry.kind != kind::LEFT {
             return;
         }
         let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
-        let tuple = key.tuple(&entry);
+        let tuple = key.unfolded(&entry, by);
         let connection = Connection {
             transport: if tuple.protocol == PROTOCOL_UDP { Transport::Udp } else { Transport::Tcp },
             client: address(tuple.source, tuple.ports.source()),
@@ -247,7 +255,8 @@ pub fn adopt_pinned(root: &Path, connections: &[Connection]) -> Result<Adopted> 
     let heartbeat: AgentHeartbeat = Reader::open(&folder, "tp_heartbeat")?.value(0)?;
     let mut flows4 = maps::HashMap::try_from(open("tp_flows4")?)?;
     let mut flows6 = maps::HashMap::try_from(open("tp_flows6")?)?;
-    let mut tables = Tables { v4: &mut flows4, v6: &mut flows6 };
+    let by = multipliers(&folder)?;
+    let mut tables = Tables { v4: &mut flows4, v6: &mut flows6, by };
     let mut adopted = Adopted::default();
     for connection in connections {
         let service = frontends.get(&frontend_of(connection)).copied();

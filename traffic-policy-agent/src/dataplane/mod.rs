@@ -15,6 +15,7 @@ mod node;
 pub mod privileges;
 mod replacement;
 mod rivals;
+mod route_mtus;
 mod sockets;
 mod start;
 pub mod sync;
@@ -39,7 +40,7 @@ pub use self::{
     bpf::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
-        loader::{MapSizes, load, object_bytes},
+        loader::{MapSizes, load, load_seeded, object_bytes},
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
         programs::{jump_table, jumps, load_programs},
         test_context::{sk_buff, xdp_md},
@@ -84,7 +85,10 @@ use self::{
         snat_ports,
     },
 };
-use crate::model::{Desired, Limits, ServicePortKey};
+use crate::{
+    model::{Desired, Limits, ServicePortKey},
+    node::RouteMtus,
+};
 
 /// The loaded packet path.
 pub struct Dataplane {
@@ -106,6 +110,8 @@ pub struct Dataplane {
     adopted: bool,
     /// Addresses of the node as the maps have them, and how many found no room; `None`: not known.
     named: Option<(BTreeSet<IpAddr>, usize)>,
+    /// MTUs of routes as the maps have them; `None`: not known.
+    route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,
 }
 

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use aya::Ebpf;
 
 use super::{
@@ -57,7 +57,12 @@ impl Dataplane {
 
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>, sockets: Sockets) -> Result<Self> {
         let folder = pins.map(Pins::maps);
-        let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), &kernel)?;
+        // That of the flows that are there: they are found by it.
+        let seed = match folder.as_deref().map_or(0, loader::pinned_seed) {
+            0 => random()? | 1,
+            seed => seed,
+        };
+        let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), seed, &kernel)?;
         let sizes = MapSizes::in_effect(&object)?;
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
@@ -77,7 +82,7 @@ impl Dataplane {
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
-        set_up_state(&mut maps, &object, hz)?;
+        set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
         let gc = Gc::new(sweeper, apply::gone(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
@@ -97,6 +102,7 @@ impl Dataplane {
             pins: None,
             adopted,
             named: None,
+            route_mtus: None,
             adoption: Adoption::default(),
         })
     }
@@ -110,14 +116,20 @@ impl Dataplane {
     }
 }
 
-fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32) -> Result<()> {
-    let words = &mut maps.config;
-    if words.load(config::seed) == 0 {
-        let mut seed = [0; 8];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)
-            .context("/dev/urandom cannot be read")?;
-        words.store(config::seed, u64::from_ne_bytes(seed) | 1);
+/// Bytes that nobody can guess.
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)
+        .context("/dev/urandom cannot be read")?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, seed: u64) -> Result<()> {
+    let held = maps.config.load(config::seed);
+    if held != 0 && held != seed {
+        bail!("the pinned map tp_config could not be read before the programs were loaded: start again");
     }
+    maps.config.store(config::seed, seed);
     heartbeat::begin(maps, object, hz)?;
     let words = &mut maps.config;
     words.store(config::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);

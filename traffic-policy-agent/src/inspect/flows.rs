@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::Result;
 use traffic_policy_ebpf::{
-    abi::{self, Address, Address4, Address6, FlowKey, HopKey, PROTOCOL_UDP, Port, Tuple, kind},
+    abi::{
+        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, PROTOCOL_UDP, Port, RuntimeConfig,
+        Tuple, kind,
+    },
     tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
 };
 
@@ -130,11 +133,12 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     clock: &Clock,
     visit: &mut impl FnMut(Flow),
 ) -> Result<()> {
+    let by = Multipliers::of(pinned.element::<RuntimeConfig>("tp_config")?.seed);
     let (mut requests, mut replies) = (Vec::new(), HashMap::new());
     pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
-        kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.tuple(&entry), entry)),
+        kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.unfolded(&entry, by), entry)),
         kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
-            replies.insert(key.tuple(&entry), entry);
+            replies.insert(key.unfolded(&entry, by), entry);
         }
         // Being written at this moment.
         _ => {}

@@ -12,12 +12,16 @@ use netlink_sys::{AsyncSocket, Socket, SocketAddr};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use rtnetlink::{Handle, MulticastGroup, new_connection, new_multicast_connection};
 
+use super::route_mtus;
+
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Link,
     Address,
     Route,
+    /// A route that names an MTU.
+    RouteMtu,
     Neighbour(Neighbour),
     /// The entry of a neighbour on this device is gone.
     NeighbourGone(u32, IpAddr),
@@ -92,6 +96,11 @@ fn event(message: &RouteNetlinkMessage) -> Option<Event> {
     match message {
         RouteNetlinkMessage::NewLink(_) | RouteNetlinkMessage::DelLink(_) => Some(Event::Link),
         RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => Some(Event::Address),
+        RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message)
+            if route_mtus::named(message).is_some() =>
+        {
+            Some(Event::RouteMtu)
+        }
         RouteNetlinkMessage::NewRoute(_)
         | RouteNetlinkMessage::DelRoute(_)
         | RouteNetlinkMessage::NewRule(_)

@@ -17,6 +17,7 @@ mod network;
 mod policy_routing;
 mod ports;
 mod refusal;
+mod route_mtus;
 pub mod sockets;
 pub mod veth;
 
@@ -32,4 +33,5 @@ pub use self::{
     policy_routing::{OtherWay, Ways},
     ports::bound_ports,
     refusal::Refusal,
+    route_mtus::RouteMtus,
 };

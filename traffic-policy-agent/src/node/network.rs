@@ -21,6 +21,7 @@ use super::{
     headers::{self, Header},
     ipvs,
     link::{Address, Link, Route},
+    route_mtus::RouteMtus,
 };
 
 /// A connection to the kernel's network configuration, of the namespace that the process is in.
@@ -111,6 +112,15 @@ impl Network {
     /// The kernel refuses the dump.
     pub async fn routes(&self) -> Result<Vec<Route>> {
         Ok(self.unicast_routes().await?.iter().flat_map(route).collect())
+    }
+
+    /// The same, and the MTUs that they name.
+    ///
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn routing(&self) -> Result<(Vec<Route>, RouteMtus)> {
+        let messages = self.unicast_routes().await?;
+        Ok((messages.iter().flat_map(route).collect(), RouteMtus::of(&messages)))
     }
 
     /// The gateways of these routes, each with its device.

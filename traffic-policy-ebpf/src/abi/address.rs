@@ -2,8 +2,29 @@
 
 use core::mem::{align_of, size_of};
 
-/// Odd, so that no bit of a destination is lost. Not secret: the bits that the entry keeps tell colliding keys apart.
-const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
+/// What the fold multiplies the halves of an IPv6 destination by: odd, so that no bit is lost, and secret. Who knew them could send from
+/// one prefix packets to one destination whose keys are those of other sources' packets to another one, and hold their ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Multipliers(pub [u64; 2]);
+
+impl Multipliers {
+    /// Those of programs that were loaded without a seed: by tests and benches, whose tables nobody else has.
+    pub const UNSEEDED: Self = Self::of(0);
+
+    /// Those of a seed: that of the hash, which is pinned, so that programs of a later agent find the flows of an earlier one.
+    #[must_use]
+    pub const fn of(seed: u64) -> Self {
+        Self([splitmix64(seed, 1) | 1, splitmix64(seed, 2) | 1])
+    }
+}
+
+/// The number so many places after the seed (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+const fn splitmix64(seed: u64, place: u64) -> u64 {
+    let z = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
 
 /// An address as it lies in a packet.
 pub trait Address: Fold + Copy + PartialEq + Default + 'static {
@@ -179,11 +200,11 @@ pub trait Fold: Sized {
     /// Bits of the destination that the key omits; they are stored in the entry.
     type Kept: Copy + PartialEq + Eq + core::fmt::Debug + Default + 'static;
 
-    fn fold(source: Self, destination: Self) -> Self::Folded;
+    fn fold(source: Self, destination: Self, by: Multipliers) -> Self::Folded;
     /// Bits of this destination that are stored in the entry.
     fn kept(self) -> Self::Kept;
     /// Source and destination.
-    fn unfold(folded: Self::Folded, kept: Self::Kept) -> (Self, Self);
+    fn unfold(folded: Self::Folded, kept: Self::Kept, by: Multipliers) -> (Self, Self);
 }
 
 impl Fold for Address4 {
@@ -191,7 +212,7 @@ impl Fold for Address4 {
     type Kept = [u64; 0];
 
     #[inline(always)]
-    fn fold(source: Self, destination: Self) -> [Self; 2] {
+    fn fold(source: Self, destination: Self, _: Multipliers) -> [Self; 2] {
         [source, destination]
     }
     #[inline(always)]
@@ -199,7 +220,7 @@ impl Fold for Address4 {
         []
     }
     #[inline(always)]
-    fn unfold([source, destination]: [Self; 2], _: [u64; 0]) -> (Self, Self) {
+    fn unfold([source, destination]: [Self; 2], _: [u64; 0], _: Multipliers) -> (Self, Self) {
         (source, destination)
     }
 }
@@ -209,10 +230,10 @@ impl Fold for Address6 {
     type Kept = [u64; 2];
 
     #[inline(always)]
-    fn fold(source: Self, destination: Self) -> [u64; 2] {
+    fn fold(source: Self, destination: Self, by: Multipliers) -> [u64; 2] {
         [
-            source.0[0] ^ destination.0[0].wrapping_mul(MULTIPLIERS[0]),
-            source.0[1] ^ destination.0[1].wrapping_mul(MULTIPLIERS[1]),
+            source.0[0] ^ destination.0[0].wrapping_mul(by.0[0]),
+            source.0[1] ^ destination.0[1].wrapping_mul(by.0[1]),
         ]
     }
     #[inline(always)]
@@ -220,8 +241,8 @@ impl Fold for Address6 {
         self.0
     }
     #[inline(always)]
-    fn unfold(folded: [u64; 2], kept: [u64; 2]) -> (Self, Self) {
-        (Self(Self::fold(Self(folded), Self(kept))), Self(kept))
+    fn unfold(folded: [u64; 2], kept: [u64; 2], by: Multipliers) -> (Self, Self) {
+        (Self(Self::fold(Self(folded), Self(kept), by)), Self(kept))
     }
 }
 

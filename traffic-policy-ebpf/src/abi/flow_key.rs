@@ -3,12 +3,12 @@
 //! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet feels it. So the two IPv6
 //! addresses of a packet are folded into the room of one, and the entry keeps the destination: key and destination together
 //! give the source back, so no packet ever gets another flow's translation. A packet whose key is taken by a flow to another
-//! destination has no flow and gets none. By chance that happens to one in 2^64; an attacker has to send from the prefix
-//! of the victim, or with a forged source, and either way could send as the victim.
+//! destination has no flow and gets none. By chance that happens to one in 2^64, and what the fold multiplies by is secret
+//! ([`Multipliers`]), so that nobody can choose addresses for it.
 
 use core::mem::size_of;
 
-use super::{Address, Address4, Address6, Flow, Ports, Tuple};
+use super::{Address, Address4, Address6, Flow, Multipliers, Ports, Tuple};
 
 /// Key of the flow tables, made of a packet's [`Tuple`]; of IPv4 that tuple as it lies in memory.
 #[repr(C)]
@@ -26,9 +26,9 @@ impl<A: Address> FlowKey<A> {
 
     #[inline(always)]
     #[must_use]
-    pub fn of(tuple: &Tuple<A>) -> Self {
+    pub fn folded(tuple: &Tuple<A>, by: Multipliers) -> Self {
         Self {
-            addresses: A::fold(tuple.source, tuple.destination),
+            addresses: A::fold(tuple.source, tuple.destination, by),
             ports: tuple.ports,
             protocol: tuple.protocol,
         }
@@ -37,9 +37,21 @@ impl<A: Address> FlowKey<A> {
     /// The packets that the entry of this key is about.
     #[inline(always)]
     #[must_use]
-    pub fn tuple(&self, entry: &Flow<A>) -> Tuple<A> {
-        let (source, destination) = A::unfold(self.addresses, entry.kept);
+    pub fn unfolded(&self, entry: &Flow<A>, by: Multipliers) -> Tuple<A> {
+        let (source, destination) = A::unfold(self.addresses, entry.kept, by);
         Tuple { source, destination, ports: self.ports, protocol: self.protocol }
+    }
+
+    /// As [`Self::folded`], in the tables of programs that were loaded without a seed.
+    #[must_use]
+    pub fn of(tuple: &Tuple<A>) -> Self {
+        Self::folded(tuple, Multipliers::UNSEEDED)
+    }
+
+    /// As [`Self::unfolded`], in such tables.
+    #[must_use]
+    pub fn tuple(&self, entry: &Flow<A>) -> Tuple<A> {
+        self.unfolded(entry, Multipliers::UNSEEDED)
     }
 }
 
@@ -138,11 +150,38 @@ mod tests {
                 protocol: 17,
             };
             let destination = [one.destination.wire()[0], next()];
-            let (source, destination) = Address6::unfold(FlowKey::of(&one).addresses, destination);
+            let (source, destination) =
+                Address6::unfold(FlowKey::of(&one).addresses, destination, Multipliers::UNSEEDED);
             let other = Tuple { source, destination, ..one };
             assert_eq!(FlowKey::of(&one), FlowKey::of(&other));
             let entry = Flow::default().keeping(&one);
             assert!(entry.is_of(&one) && !entry.is_of(&other));
+        }
+    }
+
+    /// Destinations that share a key by one seed, for sources of their own, do not by another.
+    #[test]
+    fn each_seed_folds_in_its_own_way() {
+        let mut state = 3;
+        for seed in 0..1_000 {
+            let by = [seed, seed + 1].map(Multipliers::of);
+            assert!(by.iter().flat_map(|by| by.0).all(|number| number & 1 == 1), "{by:x?}");
+            assert!((0..2).all(|half| by[0].0[half] != by[1].0[half]), "{by:x?}");
+            assert_ne!(by[0].0[0], by[0].0[1]);
+            let mut next = || random(&mut state);
+            let one = Tuple {
+                source: Address6::from_wire([next(), next()]),
+                destination: Address6::from_wire([next(), next()]),
+                ports: Ports::from_wire(7),
+                protocol: 6,
+            };
+            let [key, elsewhere] = by.map(|by| FlowKey::folded(&one, by));
+            let (source, destination) = Address6::unfold(key.addresses, [next(), next()], by[0]);
+            let other = Tuple { source, destination, ..one };
+            assert_eq!(FlowKey::folded(&other, by[0]), key);
+            assert_ne!(FlowKey::folded(&other, by[1]), elsewhere);
+            let entry = Flow::default().keeping(&one);
+            assert_eq!((key.unfolded(&entry, by[0]), elsewhere.unfolded(&entry, by[1])), (one, one));
         }
     }
 

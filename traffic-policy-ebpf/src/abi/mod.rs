@@ -20,6 +20,7 @@ mod nexthop;
 mod pod;
 pub mod prefilter;
 mod programs;
+mod route_mtu;
 mod runtime_config;
 mod scratch;
 mod service;
@@ -33,7 +34,7 @@ mod tuple;
 use core::mem::{align_of, offset_of, size_of};
 
 pub use self::{
-    address::{Address, Address4, Address6, Fold, WideAddress},
+    address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
@@ -49,6 +50,7 @@ pub use self::{
     nexthop::{DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
     prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
+    route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
     scratch::{AffinityLookup, ExtensionWalk, PortSearch, Scratch},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
@@ -82,6 +84,8 @@ const _: () = {
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());
     assert!(size_of::<ServiceCidrQuery<Address6>>() == 4 + size_of::<ServiceCidr<4>>());
+    assert!(size_of::<RouteQuery<Address4>>() == 8 + size_of::<RoutePrefix<1>>());
+    assert!(size_of::<RouteQuery<Address6>>() == 8 + size_of::<RoutePrefix<4>>());
     assert!(size_of::<Slot<Address4>>() == 12);
     assert!(size_of::<Slot<Address6>>() == 24);
     assert!(size_of::<SlotRoute<Address4>>() == 12);

@@ -17,6 +17,8 @@ unsafe impl<A: Address> aya::Pod for FrontendKey<A> {}
 // SAFETY: as above.
 unsafe impl<const W: usize> aya::Pod for SourceRange<W> {}
 // SAFETY: as above.
+unsafe impl<const W: usize> aya::Pod for RoutePrefix<W> {}
+// SAFETY: as above.
 unsafe impl aya::Pod for Frontend {}
 // SAFETY: as above.
 unsafe impl<A: Address> aya::Pod for Slot<A> {}

@@ -21,4 +21,6 @@ pub struct RuntimeConfig {
     pub network: u32,
     /// CLOCK_MONOTONIC nanoseconds until which `tp_events` has a reader; 0 = it has none.
     pub monitor_until: u64,
+    /// Bits of the families, 1 for IPv4 and 2 for IPv6, of which some route names an MTU: `tp_route_mtus4`, `tp_route_mtus6`.
+    pub route_mtus: u32,
 }

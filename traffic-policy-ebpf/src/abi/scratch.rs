@@ -1,6 +1,8 @@
 //! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the stack.
 
-use super::{Address, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports, Tuple};
+use super::{
+    Address, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports, RouteQuery, Tuple,
+};
 
 /// Per-CPU scratch space: state that one program hands to the next, and structures too large for its stack.
 #[repr(C)]
@@ -16,6 +18,9 @@ pub struct Scratch<A: Address> {
     pub outcome: u32,
     /// The next hop to a client without a route: back out of the device by which its request came.
     pub ingress_device_hop: Hop,
+    /// Key of the last look-up among the MTUs of routes, and what the route asked for last takes, in bytes: at most 0xffff.
+    pub route: RouteQuery<A>,
+    pub route_mtu: u64,
     /// For an outcome that says "too long": what would have fitted, in bytes.
     pub mtu: u32,
     /// Index of the Service port that refused the packet, or [`NO_SERVICE`][super::NO_SERVICE].

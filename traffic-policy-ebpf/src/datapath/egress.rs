@@ -156,10 +156,13 @@ fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
 ) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let hop = way.hop;
-    let (mtu, flags) =
-        if hop.is_null() { forward::device(way.ifindex) } else { (get!(hop.mtu), get!(hop.flags)) };
+    let (mtu, flags) = if hop.is_null() {
+        forward::unresolved::<F>(way.ifindex, scratch)
+    } else {
+        (get!(hop.mtu), get!(hop.flags))
+    };
     // The kernel has compared it with another device's.
-    if mtu != 0 && translatable.wire_length(packet) > mtu {
+    if translatable.wire_length(packet) > mtu {
         return translatable.mtu_exceeded(mtu);
     }
     translatable.account(entry, last);

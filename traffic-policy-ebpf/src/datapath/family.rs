@@ -6,8 +6,8 @@ use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, WideAddress
 use crate::datapath::maps::{
     ENDPOINT_ROUTES4, ENDPOINT_ROUTES6, ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4,
     FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_SENT4,
-    OWN_SENT6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4, SOURCE_RANGES6, Table,
-    UNASSURED4, UNASSURED6,
+    OWN_SENT6, ROUTE_MTUS4, ROUTE_MTUS6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4,
+    SOURCE_RANGES6, Table, UNASSURED4, UNASSURED6,
 };
 
 /// Last places of the directories of flows. Set by the agent at load.
@@ -49,6 +49,8 @@ pub trait Family: 'static {
     fn own_sent() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
+    /// MTUs that routes name.
+    fn route_mtus() -> Table;
     /// Ports of fragmented datagrams.
     fn fragments() -> Table;
     /// Room of this CPU for what the stack has none for, and for what one program leaves to the next.
@@ -113,6 +115,10 @@ impl Family for V4 {
     #[inline(always)]
     fn slot_routes() -> Table {
         Table::of(&raw const ENDPOINT_ROUTES4)
+    }
+    #[inline(always)]
+    fn route_mtus() -> Table {
+        Table::of(&raw const ROUTE_MTUS4)
     }
     #[inline(always)]
     fn fragments() -> Table {
@@ -181,6 +187,10 @@ impl Family for V6 {
     #[inline(always)]
     fn slot_routes() -> Table {
         Table::of(&raw const ENDPOINT_ROUTES6)
+    }
+    #[inline(always)]
+    fn route_mtus() -> Table {
+        Table::of(&raw const ROUTE_MTUS6)
     }
     #[inline(always)]
     fn fragments() -> Table {

@@ -11,9 +11,9 @@ use aya_ebpf::{
 use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, EndpointKey, EventBucket, Flow,
     FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, LocalNode,
-    MonitorEvent, OutcomeCounters, PacketTrace, Piece, Prefilter, RejectBucket, RuntimeConfig, Scratch,
-    ServiceCidr, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion,
-    SourceRange, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
+    MonitorEvent, OutcomeCounters, PacketTrace, Piece, Prefilter, RejectBucket, RoutePrefix, RuntimeConfig,
+    Scratch, ServiceCidr, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey,
+    SocketQuestion, SourceRange, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
@@ -100,6 +100,11 @@ pub static ENDPOINTS6: Array<Slot<Address6>, 262_144> = Array::new();
 pub static ENDPOINT_ROUTES4: Array<SlotRoute<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_ep_routes6")]
 pub static ENDPOINT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
+/// MTUs of the main table's routes that name one, in bytes; 0 of a route within such a one that names none.
+#[btf_map(name = "tp_route_mtus4")]
+pub static ROUTE_MTUS4: LpmTrie<RoutePrefix<1>, u32, 16_384> = LpmTrie::new();
+#[btf_map(name = "tp_route_mtus6")]
+pub static ROUTE_MTUS6: LpmTrie<RoutePrefix<4>, u32, 16_384> = LpmTrie::new();
 #[btf_map(name = "tp_nexthops")]
 pub static NEXTHOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
 #[btf_map(name = "tp_nexthop_ids")]

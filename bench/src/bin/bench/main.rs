@@ -149,5 +149,11 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         print!("{report}");
     }
     eprintln!("{}", folder.join("report.html").display());
+    let unmeasured = report.unmeasured();
+    if !unmeasured.is_empty() {
+        eprintln!("Error: {} rows were not measured:", unmeasured.len());
+        unmeasured.iter().for_each(|row| eprintln!("  {row}"));
+        code = ExitCode::FAILURE;
+    }
     Ok(code)
 }

@@ -147,6 +147,12 @@ impl Report {
         }));
     }
 
+    /// A sentence for each row that was wanted and is missing, as [`Self::end`] has found them.
+    pub(crate) fn unmeasured(&self) -> Vec<String> {
+        let sentence = |Missing { group, name, reason }: &Missing| format!("{group}, {name}: {reason}");
+        self.missing.iter().map(sentence).collect()
+    }
+
     pub(crate) fn warn(&mut self, warning: String) {
         eprintln!("Warning: {warning}");
         self.warnings.push(warning);
@@ -239,4 +245,49 @@ fn attempt(measure: &mut impl FnMut() -> Result<Vec<Row>>) -> Result<Vec<Row>> {
     let stolen = Clock::now().stolen_since(began);
     rows.iter_mut().for_each(|row| row.stolen = stolen);
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: [&str; 4] = ["request", "reply", "at large", "behind it"];
+
+    /// Also where the part that has the last rows does not come to ask about them.
+    #[test]
+    fn rows_that_are_missing_are_named() {
+        let mut offered = Report::listing();
+        for name in ROWS {
+            offered.wants("established", name);
+        }
+        offered.wants("wire", "kube-proxy");
+        let selection = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
+            Selection::of(&words, offered.selection()).unwrap()
+        };
+        let measured = |report: &mut Report, names: &[&str]| {
+            for name in names {
+                assert!(report.wants("established", name));
+                report.rows.push(Row::new("established", name, Unit::Nanoseconds, &[1.0]));
+            }
+        };
+        let mut report = Report::empty(selection(&["established"]), 0);
+        measured(&mut report, &ROWS[..1]);
+        report.skip("established", "reply", "one CPU");
+        assert!(report.wants("established", "at large"));
+        report.end();
+        let ended = "the part that measures it ended before";
+        assert_eq!(
+            report.unmeasured(),
+            [
+                "established, reply: one CPU".to_owned(),
+                format!("established, at large: {ended}"),
+                format!("established, behind it: {ended}"),
+            ]
+        );
+        let mut whole = Report::empty(selection(&["established"]), 0);
+        measured(&mut whole, &ROWS);
+        whole.end();
+        assert_eq!(whole.unmeasured(), [""; 0]);
+    }
 }

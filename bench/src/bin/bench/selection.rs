@@ -51,7 +51,7 @@ pub(crate) type Place = (String, String);
 #[derive(Default)]
 pub(crate) struct Selection {
     filters: Vec<Filter>,
-    /// Rows that were offered, in the order of the first offer.
+    /// Rows that there are, in the order of the first offer.
     offered: Vec<Place>,
     known: BTreeSet<Place>,
     /// Of these, groups that are measured only where they are named.
@@ -81,7 +81,9 @@ impl Selection {
                 );
             }
         }
-        Ok(Self { filters, ..Self::default() })
+        // A part that ends early does not come to ask about all of its rows.
+        let (offered, known) = (offered.offered.clone(), offered.known.clone());
+        Ok(Self { filters, offered, known, listing: false })
     }
 
     /// Whether a row is to be measured. Asked of every row that could be, before anything is set up for it.
@@ -108,7 +110,7 @@ impl Selection {
                 .any(|filter| filter.matches(group, name) && (!by_name || filter.names(group)))
     }
 
-    /// Rows that were asked about and wanted.
+    /// Rows that are wanted of those that there are.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = &Place> {
         self.offered.iter().filter(|(group, name)| self.is_wanted(group, name))
     }

@@ -29,6 +29,8 @@ pub struct DeviceFacts {
     pub left_out: Vec<node::Refusal>,
     /// Those of hardware that have routes, and that `run` does not attach to.
     pub idle: Vec<String>,
+    /// Those behind which pods of this node are, as far as routes tell, by name and MTU.
+    pub of_pods: Vec<(String, u32)>,
     /// Bytes.
     pub page: usize,
     /// That there may be: drivers count those that are not plugged in yet, too.
@@ -69,6 +71,7 @@ impl DeviceFacts {
         let (wanted, missing) = node::wanted(&settings.devices, &links, &addresses, &routes, node_addresses);
         let left_out = node::left_out(&settings.devices, &links, &addresses, &routes, node_addresses);
         let idle = idle(&links, &wanted, &routes);
+        let of_pods = of_pods(&links, &wanted, &routes);
         let own = introspect::pinned_programs(&settings.pins);
         // Not there without the module 8021q, nor without VLANs.
         let vlans = std::fs::read_to_string("/proc/self/net/vlan/config").unwrap_or_default();
@@ -107,6 +110,7 @@ impl DeviceFacts {
             named: !settings.devices.is_empty(),
             left_out,
             idle,
+            of_pods,
             page: introspect::page_size(),
             cpus: introspect::possible_cpus(),
         })
@@ -124,6 +128,19 @@ pub fn idle(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<Str
             && routes.iter().any(|route| route.link == link.index)
     };
     links.iter().filter(is_idle).map(|link| link.name.clone()).collect()
+}
+
+/// Devices with routes that `run` does not attach to, and that are no cards.
+pub fn of_pods(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<(String, u32)> {
+    let is_of_pods = |link: &&Link| {
+        !link.wire
+            && link.up
+            && !link.loopback
+            && link.header == Header::Ethernet
+            && !wanted.iter().any(|wanted| wanted.index == link.index)
+            && routes.iter().any(|route| route.link == link.index && !route.default && !route.gateway)
+    };
+    links.iter().filter(is_of_pods).map(|link| (link.name.clone(), link.mtu)).collect()
 }
 
 /// The VLAN devices over a device, of lines like `eth0.100       | 100  | eth0`.
@@ -203,6 +220,13 @@ impl Device {
             }
             Mode::Auto => Way::Tc,
         }
+    }
+
+    /// Whether it puts packets into others, for other nodes' pods.
+    pub fn is_overlay(&self) -> bool {
+        const ETHERNET_INSIDE: [&str; 4] = ["vxlan", "geneve", "gretap", "ip6gretap"];
+        self.link.header != Header::Ethernet
+            || self.kind.as_deref().is_some_and(|kind| ETHERNET_INSIDE.contains(&kind))
     }
 
     /// Whether the driver has XDP, if that can be known.

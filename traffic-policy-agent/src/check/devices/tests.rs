@@ -45,6 +45,7 @@ fn facts(devices: Vec<Device>) -> DeviceFacts {
         named: false,
         left_out: Vec::new(),
         idle: Vec::new(),
+        of_pods: Vec::new(),
         page: 4096,
         cpus: 4,
     }
@@ -165,10 +166,41 @@ fn mtus() {
     fit.link.mtu = 3506;
     with_modes(&fit, &[(Mode::Xdp, None)]);
 
-    let mut small = device("flannel.1");
+    let mut small = device("eth1");
     small.link.mtu = 1450;
     let both = facts(vec![device("eth0"), small]);
-    expect(&both, Severity::Note, "mtu", "eth0 1500, flannel.1 1450", "ICMP");
+    expect(&both, Severity::Note, "mtu", "eth0 1500, eth1 1450", "ICMP");
+}
+
+#[test]
+fn mtus_towards_endpoints() {
+    let overlay = |mtu, header| {
+        let mut device = Device { kind: Some("vxlan".into()), driver: None, ..device("flannel.1") };
+        (device.link.mtu, device.link.wire, device.link.header) = (mtu, false, header);
+        device
+    };
+    let vxlan = |mtu| overlay(mtu, node::Header::Ethernet);
+    for narrow in [vxlan(1450), overlay(1450, node::Header::Ip("ipip".into()))] {
+        let found =
+            "flannel.1 (1450) towards endpoints of other nodes takes shorter packets than eth0 (1500)";
+        let both = facts(vec![device("eth0"), narrow]);
+        expect(&both, Severity::Warning, "mtu", found, "1500 inside the overlay");
+        assert!(complaint(&both).found.contains("two pieces, or dropped"));
+        assert!(complaint(&both).fix.unwrap().ends_with("1450 at the clients"));
+    }
+    let mut jumbo = device("eth0");
+    jumbo.link.mtu = 3000;
+    let with_pods = |of_pods: &[(&str, u32)]| {
+        let of_pods = of_pods.iter().map(|(name, mtu)| ((*name).to_owned(), *mtu)).collect();
+        DeviceFacts { of_pods, ..facts(vec![jumbo.clone()]) }
+    };
+    let narrow = with_pods(&[("cni0", 3000), ("cali1", 1450), ("cali2", 1440)]);
+    let found = "cali2 (1440) and 1 more towards pods of this node takes shorter packets than eth0 (3000)";
+    expect(&narrow, Severity::Note, "mtu", found, "ICMP");
+    for well in [with_pods(&[("cni0", 3000)]), facts(vec![device("eth0"), vxlan(1500)])] {
+        let findings = judge(&well);
+        assert!(findings.iter().all(|finding| finding.severity == Severity::Ok), "{findings:#?}");
+    }
 }
 
 #[test]

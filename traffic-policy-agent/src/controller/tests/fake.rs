@@ -22,7 +22,7 @@ use crate::{
         LeftOut, Lost, NextHop, Pool, Replaced, Written,
     },
     model::{Desired, Limits, ServicePortKey},
-    node::conntrack::Connection,
+    node::{RouteMtus, conntrack::Connection},
 };
 
 /// Calls of the controller, and the answers to them.
@@ -263,6 +263,10 @@ impl PacketPath for Fake {
 
     fn connected_udp(&self) -> Result<ConnectedUdp> {
         bail!("there are no sockets")
+    }
+
+    fn set_route_mtus(&mut self, _: &RouteMtus) -> Result<bool> {
+        Ok(false)
     }
 
     fn raise(&mut self, _: Changed) -> Result<()> {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData, MapError};
 use traffic_policy_ebpf::{
-    abi::{Address, Address4, Address6, Flow, FlowKey, Ports, Tuple, kind},
+    abi::{Address, Address4, Address6, Flow, FlowKey, Multipliers, Ports, Tuple, kind},
     tcp::{ANSWERED, ASSURED},
 };
 
@@ -36,12 +36,13 @@ fn insert<A: Address>(
     flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     tuple: &Tuple<A>,
     entry: Flow<A>,
+    by: Multipliers,
 ) -> Result<Option<Fate>>
 where
     FlowKey<A>: aya::Pod,
     Flow<A>: aya::Pod,
 {
-    match flows.insert(FlowKey::of(tuple), entry.keeping(tuple), BPF_NOEXIST) {
+    match flows.insert(FlowKey::folded(tuple, by), entry.keeping(tuple), BPF_NOEXIST) {
         Ok(()) => Ok(None),
         Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EEXIST) => {
             Ok(Some(Fate::Clash))
@@ -69,12 +70,13 @@ fn enter<A: Address>(
     [request, reply]: [Tuple<A>; 2],
     service: u32,
     last: u32,
+    by: Multipliers,
 ) -> Result<Fate>
 where
     FlowKey<A>: aya::Pod,
     Flow<A>: aya::Pod,
 {
-    match flows.get(&FlowKey::of(&request), 0) {
+    match flows.get(&FlowKey::folded(&request, by), 0) {
         Ok(entry) if entry.kind == kind::LEFT => return Ok(Fate::Known),
         Ok(_) => return Ok(Fate::BegunAnew),
         Err(MapError::KeyNotFound) => {}
@@ -92,9 +94,9 @@ where
         ..Flow::default()
     };
     let reply_entry = entry(kind::LEFT_REPLY, ASSURED | ANSWERED, request.reversed());
-    match insert(flows, &reply, reply_entry)? {
+    match insert(flows, &reply, reply_entry, by)? {
         Some(Fate::Clash) => {
-            let held = flows.get(&FlowKey::of(&reply), 0);
+            let held = flows.get(&FlowKey::folded(&reply, by), 0);
             if held.is_ok_and(|held| held.kind != kind::LEFT_REPLY) {
                 return Ok(Fate::Clash);
             }
@@ -102,22 +104,26 @@ where
         Some(fate) => return Ok(fate),
         None => {}
     }
-    match insert(flows, &request, entry(kind::LEFT, ASSURED, reply.reversed()))? {
+    match insert(flows, &request, entry(kind::LEFT, ASSURED, reply.reversed()), by)? {
         None => Ok(Fate::Entered),
         Some(fate) => {
             // A packet was faster.
-            remove(flows, &reply)?;
+            remove(flows, &reply, by)?;
             Ok(if fate == Fate::Clash { Fate::BegunAnew } else { fate })
         }
     }
 }
 
-fn remove<A: Address>(flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, tuple: &Tuple<A>) -> Result<()>
+fn remove<A: Address>(
+    flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    tuple: &Tuple<A>,
+    by: Multipliers,
+) -> Result<()>
 where
     FlowKey<A>: aya::Pod,
     Flow<A>: aya::Pod,
 {
-    let key = FlowKey::of(tuple);
+    let key = FlowKey::folded(tuple, by);
     match flows.get(&key, 0) {
         Ok(entry) if matches!(entry.kind, kind::LEFT | kind::LEFT_REPLY) => {}
         // It is another flow's by now.
@@ -134,6 +140,8 @@ where
 pub(super) struct Tables<'a> {
     pub(super) v4: &'a mut HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
     pub(super) v6: &'a mut HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
+    /// What IPv6 keys are folded by.
+    pub(super) by: Multipliers,
 }
 
 const fn v4(address: IpAddr) -> Option<Ipv4Addr> {
@@ -158,18 +166,18 @@ fn wire6(address: IpAddr) -> Address6 {
 impl Tables<'_> {
     fn enter(&mut self, connection: &Connection, service: u32, last: u32) -> Result<Fate> {
         if connection.frontend.is_ipv4() {
-            enter(self.v4, tuples(connection, wire4), service, last)
+            enter(self.v4, tuples(connection, wire4), service, last, self.by)
         } else {
-            enter(self.v6, tuples(connection, wire6), service, last)
+            enter(self.v6, tuples(connection, wire6), service, last, self.by)
         }
     }
 
     /// The request entry first: without it no packet uses the pair.
     pub(super) fn remove(&mut self, connection: &Connection) -> Result<()> {
         if connection.frontend.is_ipv4() {
-            tuples(connection, wire4).iter().try_for_each(|tuple| remove(self.v4, tuple))
+            tuples(connection, wire4).iter().try_for_each(|tuple| remove(self.v4, tuple, self.by))
         } else {
-            tuples(connection, wire6).iter().try_for_each(|tuple| remove(self.v6, tuple))
+            tuples(connection, wire6).iter().try_for_each(|tuple| remove(self.v6, tuple, self.by))
         }
     }
 

@@ -8,7 +8,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use aya::{Btf, Ebpf, EbpfLoader, maps::MapInfo};
 
-use crate::dataplane::{kernel::Kernel, maps};
+use traffic_policy_ebpf::abi::{Multipliers, RuntimeConfig};
+
+use crate::dataplane::{
+    kernel::Kernel,
+    maps::{self, reader::Reader},
+};
 
 #[cfg(bpf_object)]
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/traffic-policy-ebpf"));
@@ -163,15 +168,23 @@ impl MapSizes {
 /// # Errors
 /// A pinned map of another layout, missing privileges, a kernel without BTF.
 pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
-    Ok(open(sizes, pins, kernel)?.0)
+    Ok(open(sizes, pins, 0, kernel)?.0)
+}
+
+/// As [`load`], with maps of its own and IPv6 keys that are folded as `seed` says.
+///
+/// # Errors
+/// As there.
+pub fn load_seeded(sizes: MapSizes, seed: u64, kernel: &Kernel) -> Result<Ebpf> {
+    Ok(open(sizes, None, seed, kernel)?.0)
 }
 
 /// As [`load`], with the kernel's type information, by which programs are loaded, too.
 ///
 /// # Errors
 /// As there.
-pub fn open(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
-    Loading { sizes, pins, shared: &|_| true, explains: None }.load(kernel)
+pub fn open(sizes: MapSizes, pins: Option<&Path>, seed: u64, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
+    Loading { sizes, pins, shared: &|_| true, seed, explains: None }.load(kernel)
 }
 
 /// The types of the running kernel.
@@ -205,7 +218,16 @@ pub fn load_copy(
 ) -> Result<(Ebpf, Btf)> {
     // Before Linux 6.16 a smaller LRU table evicts what was inserted last: each CPU claims 128 elements.
     let sizes = MapSizes { flows4: 1024, flows6: 1024, unassured: 1024, ..MapSizes::default() };
-    Loading { sizes, pins, shared, explains: Some(routes) }.load(kernel)
+    // Its flows are its own, but for the seed that it shares.
+    let seed = pins.filter(|_| shared("tp_config")).map_or(0, pinned_seed);
+    Loading { sizes, pins, shared, seed, explains: Some(routes) }.load(kernel)
+}
+
+/// The seed that an earlier agent has pinned in `folder`; 0 if there is none.
+pub fn pinned_seed(folder: &Path) -> u64 {
+    // What is wrong with the map is said where it is opened for use.
+    let config = Reader::open(folder, "tp_config").and_then(|map| map.value::<RuntimeConfig>(0));
+    config.map_or(0, |config| config.seed)
 }
 
 struct Loading<'a> {
@@ -213,6 +235,8 @@ struct Loading<'a> {
     pins: Option<&'a Path>,
     /// Which maps are pinned.
     shared: &'a dyn Fn(&str) -> bool,
+    /// Of the fold of IPv6 keys.
+    seed: u64,
     explains: Option<Routes>,
 }
 
@@ -268,6 +292,7 @@ impl Loading<'_> {
         let directory = [last("tp_flow_dir4"), last("tp_flow_dir6")];
         // Two queues in each.
         let unassured = ["tp_unassured4", "tp_unassured6"].map(|map| last(map) / 2);
+        let Multipliers(multipliers) = Multipliers::of(self.seed);
         let mut loader = EbpfLoader::new();
         loader
             .btf(Some(&btf))
@@ -276,6 +301,7 @@ impl Loading<'_> {
             .override_global("FIB_MARK", &fib_mark, true)
             .override_global("TRACING", &tracing, true)
             .override_global("ASSUME_ROUTES", &assume_routes, true)
+            .override_global("FOLD_MULTIPLIERS", &multipliers, true)
             .override_global("DIRECTORY_LAST4", &directory[0], true)
             .override_global("DIRECTORY_LAST6", &directory[1], true)
             .override_global("UNASSURED_LAST4", &unassured[0], true)

@@ -126,7 +126,7 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
 /// As [`load`], and as [`loader::load`].
 pub fn try_programs(kernel: &Kernel) -> Result<usize> {
     let sizes = MapSizes { flows4: 64, flows6: 64, unassured: 64, ..MapSizes::default() };
-    let (mut object, btf) = loader::open(sizes, None, kernel)?;
+    let (mut object, btf) = loader::open(sizes, None, 0, kernel)?;
     load(&mut object, &btf)
 }
 

@@ -125,6 +125,7 @@ words!(config, RuntimeConfig,
     answers_per_jiffy: u32 = answers_per_jiffy;
     monitor_until: u64 = monitor_until;
     network: u32 = network;
+    route_mtus: u32 = route_mtus;
 );
 
 words!(heartbeat, AgentHeartbeat,

@@ -18,7 +18,7 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Flow, FlowKey, Frontend,
-    FrontendKey, Hop, HopKey, LocalNode, OutcomeCounters, Prefilter, RuntimeConfig, ServiceCidr,
+    FrontendKey, Hop, HopKey, LocalNode, OutcomeCounters, Prefilter, RoutePrefix, RuntimeConfig, ServiceCidr,
     ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SourceRange, Sweep, TableUsage,
     TranslatedSocket,
 };
@@ -34,6 +34,7 @@ pub struct Family<A: Address, const W: usize> {
     pub service_cidrs: LpmTrie<MapData, ServiceCidr<W>, u32>,
     /// This node's own addresses.
     pub node_addresses: HashMap<MapData, A, u32>,
+    pub route_mtus: LpmTrie<MapData, RoutePrefix<W>, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
     /// Entries that fit into `flows`.
@@ -96,6 +97,7 @@ pub struct Room {
     pub slots: [u32; 2],
     pub source_ranges: [u32; 2],
     pub node_addresses: [u32; 2],
+    pub route_mtus: [u32; 2],
     /// Service ports.
     pub services: u32,
     pub devices: u32,
@@ -119,6 +121,7 @@ impl Room {
             slots: both("tp_endpoints")?,
             source_ranges: both("tp_src_ranges")?,
             node_addresses: both("tp_node_addrs")?,
+            route_mtus: both("tp_route_mtus")?,
             services: size(object, "tp_svc_names")?,
             devices: size(object, "tp_devices")?,
             gone: size(object, "tp_removed_eps")?,
@@ -162,6 +165,7 @@ impl Maps {
                 sources: typed!(object, "tp_src_ranges4"),
                 service_cidrs: typed!(object, "tp_svc_cidrs4"),
                 node_addresses: typed!(object, "tp_node_addrs4"),
+                route_mtus: typed!(object, "tp_route_mtus4"),
                 slots: typed!(object, "tp_endpoints4"),
                 slot_routes: typed!(object, "tp_ep_routes4"),
                 size: sizes[0],
@@ -172,6 +176,7 @@ impl Maps {
                 sources: typed!(object, "tp_src_ranges6"),
                 service_cidrs: typed!(object, "tp_svc_cidrs6"),
                 node_addresses: typed!(object, "tp_node_addrs6"),
+                route_mtus: typed!(object, "tp_route_mtus6"),
                 slots: typed!(object, "tp_endpoints6"),
                 slot_routes: typed!(object, "tp_ep_routes6"),
                 size: sizes[1],

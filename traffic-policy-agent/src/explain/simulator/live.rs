@@ -42,6 +42,8 @@ const SHARED: &[&str] = &[
     "tp_local_node",
     "tp_node_addrs4",
     "tp_node_addrs6",
+    "tp_route_mtus4",
+    "tp_route_mtus6",
     "tp_svc_names",
 ];
 

@@ -129,7 +129,7 @@ pub fn flow_entry<F: Family>(
     entry: *mut Flow<F::Address>,
 ) {
     let (key, flow) = (load(key), load(entry));
-    let tuple = key.tuple(&flow);
+    let tuple = key.unfolded(&flow, table::multipliers());
     if get!(sweep.mark) == mark::ONLY {
         if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
             && flow.state & GONE == 0

@@ -2,13 +2,24 @@
 
 use core::{marker::PhantomData, mem::MaybeUninit, ptr};
 
-use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, Tuple};
+use aya_ebpf::Global;
+use traffic_policy_ebpf::abi::{Address, Flow, FlowKey, Multipliers, Tuple};
 
 use crate::datapath::{
     family::Family,
     maps::Table,
     value::{borrow, load_once, store, store_once},
 };
+
+/// What IPv6 keys are folded by. Set by the agent at load, from the pinned seed; constants in frozen memory, one load each.
+#[unsafe(no_mangle)]
+static FOLD_MULTIPLIERS: Global<[u64; 2]> = Global::new(Multipliers::UNSEEDED.0);
+
+/// See [`Multipliers`].
+#[inline(always)]
+pub fn multipliers() -> Multipliers {
+    Multipliers(FOLD_MULTIPLIERS.load())
+}
 
 /// A table of flows.
 pub struct FlowTable<F> {
@@ -130,7 +141,7 @@ fn key<'a, A: Address>(tuple: &'a Tuple<A>, room: &'a mut MaybeUninit<FlowKey<A>
         // SAFETY: they lie in memory alike.
         return unsafe { &*ptr::from_ref(tuple).cast() };
     }
-    room.write(FlowKey::of(tuple))
+    room.write(FlowKey::folded(tuple, multipliers()))
 }
 
 /// As [`key`], in memory of a map.
@@ -140,6 +151,6 @@ fn key_in<A: Address>(tuple: &Tuple<A>, room: *mut FlowKey<A>) -> &FlowKey<A> {
         // SAFETY: they lie in memory alike.
         return unsafe { &*ptr::from_ref(tuple).cast() };
     }
-    store(room, FlowKey::of(tuple));
+    store(room, FlowKey::folded(tuple, multipliers()));
     borrow(room)
 }

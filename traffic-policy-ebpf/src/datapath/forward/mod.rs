@@ -8,14 +8,14 @@ pub mod nexthop;
 pub mod reply_way;
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, kind},
+    abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch, kind},
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
 
 use crate::datapath::{
     ctx::Packet,
-    family::{V4, V6},
+    family::{Family, V4, V6},
     forward::nexthop::Forwarding,
     maps::{DEVICES, Table},
     parse::{self, Parse, Parsed},
@@ -125,11 +125,11 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return translatable.ttl_exceeded().into();
     }
     if P::TC && forwarding.unresolved != 0 {
-        let (mtu, flags) = device(forwarding.unresolved);
-        if mtu != 0 && translatable.wire_length(packet) > mtu {
+        let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+        let (mtu, flags) = unresolved::<F>(forwarding.unresolved, scratch);
+        if translatable.wire_length(packet) > mtu {
             return translatable.mtu_exceeded(mtu);
         }
-        let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
         translatable.account(entry, now);
         if !translatable.translate(packet, entry, true) {
             return Outcome::DroppedInternalError.into();
@@ -199,6 +199,14 @@ impl Rewrite for V6 {
             store8::<7>(parsed.ip, parsed.ttl - 1);
         }
     }
+}
+
+/// The largest IP packet that fits where the FIB, asked by this very program, has named a device and no neighbour; and the device's flags.
+#[inline(always)]
+pub fn unresolved<F: Family>(ifindex: u32, scratch: *const Scratch<F::Address>) -> (u32, u32) {
+    let (mtu, flags) = device(ifindex);
+    let route_mtu = get!(scratch.route_mtu) as u32;
+    (if mtu == 0 { route_mtu } else { mtu.min(route_mtu) }, flags)
 }
 
 /// The largest IP packet that fits an attached device (0: not known), and its flags.

@@ -7,7 +7,7 @@ use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, h
 use traffic_policy_ebpf::{
     abi::{
         Address, DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop,
-        HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Slot, SlotRoute, WideAddress, kind,
+        HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
 };
@@ -18,7 +18,7 @@ use crate::datapath::{
     family::Family,
     flow::table,
     maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
-    value::{after, load, load_once, load_unaligned, store, store_once, store_unaligned},
+    value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
     verdict::Decision,
 };
 
@@ -275,6 +275,7 @@ pub fn resolve<F: Family>(
     set!(fib.__bindgen_anon_1.tot_len = 1);
     store_unaligned(after(base, SOURCE), source);
     store_unaligned(after(base, DESTINATION), destination);
+    set!(scratch.route.address = destination);
     // The FIB's answer must not be older than the epochs it is stored under.
     full_fence(own);
     let mut flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
@@ -290,6 +291,7 @@ pub fn resolve<F: Family>(
         RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingDisabled),
         _ => return Route::Failed(Outcome::DroppedNoRoute),
     }
+    ask_route_mtu::<F>(config, scratch);
     let ifindex = get!(fib.ifindex);
     let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
     if let Some(device) = device
@@ -337,6 +339,7 @@ pub fn resolve<F: Family>(
         0 => 0xffff,
         mtu => mtu,
     };
+    let mtu = mtu.min(get!(scratch.route_mtu) as u16);
     let key = HopKey { gateway, ifindex, family: family as u8, generation: (route >> 16) as u8, mtu };
     let index = index(&key);
     if let Some(hop) = NEXTHOPS.get_ptr_mut(index).filter(|_| index != 0) {
@@ -357,6 +360,28 @@ pub fn resolve<F: Family>(
         via.hop = index as u16;
     }
     Route::Via(via)
+}
+
+/// Writes to scratch memory how many bytes the route to the address there takes by its own word, whatever its device takes; 0xffff if it
+/// says nothing. By way of that memory, for the stack has no room.
+///
+/// The kernel heeds that word when it forwards, and in the answer to a program only where the route has it locked.
+/// <https://github.com/torvalds/linux/blob/v6.12/include/net/ip.h> (`ip_dst_mtu_maybe_forward`),
+/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/route.c> (`ip_mtu_from_fib_result`)
+#[inline(always)]
+fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<F::Address>) {
+    set!(scratch.route_mtu = 0xffff);
+    // Behind the fence: of the map it holds no less than what the epoch that was read belongs to.
+    if load_once(place!(const config.route_mtus)) & (1 << F::INDEX) == 0 {
+        return;
+    }
+    set!(scratch.route.bits = size_of::<F::Address>() as u32 * 8);
+    if let Some(mtu) = F::route_mtus().lookup::<u32, u32>(borrow(place!(const scratch.route.bits))) {
+        let mtu = load(mtu);
+        if mtu != 0 {
+            set!(scratch.route_mtu = mtu as u64);
+        }
+    }
 }
 
 /// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a reader needs none,

@@ -87,14 +87,14 @@ fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
     let find = |name: &str| -> Result<(f64, f64)> {
         let map = maps.iter().find(|map| map["name"] == name).with_context(|| format!("no map {name}"))?;
         let number = |field: &str| map[field].as_f64().with_context(|| format!("{name} has no {field}"));
-        Ok((number("bytes")?, number("room")?))
+        Ok((number("bytes")?, number("size")?))
     };
     let all: f64 = maps.iter().filter_map(|map| map["bytes"].as_f64()).sum();
     // Two entries each.
-    let flow = |name| find(name).map(|(bytes, room)| 2.0 * bytes / room);
+    let flow = |name| find(name).map(|(bytes, size)| 2.0 * bytes / size);
     // Arrays have room for so many, whoever uses it; hashes grow.
     let each = |name| find(name).map(|(bytes, _)| bytes / f64::from(stage.services));
-    let slot = |name| find(name).map(|(bytes, room)| bytes / room * f64::from(ENDPOINTS));
+    let slot = |name| find(name).map(|(bytes, size)| bytes / size * f64::from(ENDPOINTS));
     let service =
         each("tp_frontends4")? + each("tp_svc_names")? + slot("tp_endpoints4")? + slot("tp_ep_routes4")?;
     let figures = [
