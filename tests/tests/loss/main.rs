@@ -12,6 +12,7 @@ mod cluster;
 mod control;
 mod crowd;
 mod demo;
+mod distant;
 mod endpoints;
 mod flood;
 mod health_gap;
