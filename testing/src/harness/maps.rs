@@ -222,6 +222,18 @@ impl Harness {
         queued.values().filter(|(_, _, protocol)| u32::from(*protocol) == wanted).count() as u64
     }
 
+    /// As if this address had the bit of one of the node's in the prefilter.
+    pub fn share_bit_with_the_node(&mut self, address: IpAddr) {
+        let hash = match address {
+            IpAddr::V4(address) => hash::address(address.to_wire()),
+            IpAddr::V6(address) => hash::address(address.to_wire()),
+        };
+        let bit = node_bit(hash);
+        // SAFETY: the element is mapped as long as the tables live, and no program runs meanwhile.
+        let filter = unsafe { &mut *self.tables.prefilter.pointer() };
+        filter.node_addresses[bit as usize / 64] |= 1 << (bit % 64);
+    }
+
     /// As if every client with an endpoint of its own had come this much earlier.
     pub fn age_affinity(&mut self, seconds: u32) {
         assert!(self.affinity.keys().next().is_some(), "no client has an endpoint of its own");

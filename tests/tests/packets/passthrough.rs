@@ -4,6 +4,7 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Input, Setup, Spot
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
+use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -12,6 +13,18 @@ const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 /// With endpoints on both sides, so that nothing can hide behind a missing route.
 fn setup() -> Setup {
     Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR, (Spot::Local, ENDPOINT_PORT)]))
+}
+
+/// The prefilter knows this node's addresses by 16 bits of a hash: a Service address may share them, and its port may be one of the pool.
+#[test]
+fn a_service_address_that_collides_with_the_nodes_is_served() {
+    everywhere(|harness, terms| {
+        harness.set_up(&Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR])).pool([PORT, 5000]));
+        harness.share_bit_with_the_node(terms.at((Spot::Vip, PORT)).0);
+        let dialogue = Dialogue::new(terms, (Spot::Vip, PORT));
+        dialogue.open(harness).expect("forwarded");
+        dialogue.establish(harness);
+    });
 }
 
 #[test]

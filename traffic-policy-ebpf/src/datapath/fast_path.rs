@@ -104,6 +104,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                 }
             }
         } else if matches!(matched, Match::SnatPort)
+            // Its address may share the bit of one of this node's.
+            && !prefilter::may_be_service::<F>(parsed.tuple.destination, parsed.tuple.ports.destination())
             || matches!(matched, Match::NodePort)
                 && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null()
         {

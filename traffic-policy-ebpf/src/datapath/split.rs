@@ -37,6 +37,9 @@ const HEADER: u32 = 20;
 const MOST: u32 = size_of::<Piece>() as u32 - 1;
 /// More fragments, in the word of flags and offset, host order.
 const MORE_FRAGMENTS: u32 = 0x2000;
+/// The other bits of it.
+const DONT_FRAGMENT: u32 = 0x4000;
+const OFFSET: u32 = 0x1fff;
 
 #[inline(always)]
 pub fn run(packet: Tc) -> i32 {
@@ -92,13 +95,19 @@ fn split(packet: Tc) -> Result<Decision, ()> {
         return Err(());
     }
     let fragment = u16::from_be(load16::<6>(parsed.ip)) as u32;
+    if fragment & DONT_FRAGMENT != 0 || (fragment & OFFSET) + (first >> 3) > OFFSET {
+        return Err(());
+    }
     if !forwarding.hop.is_null() {
         forward::macs(parsed.ip - ETHERNET, forwarding.hop);
     }
+    // A segment that the flow ignores must not renew it, and here nobody knows which does. Those that continue it are mostly short, or
+    // its other direction's.
+    let last = if parsed.is_tcp() { get!(entry.last) } else { now };
     let translated = if later != 0 {
-        translate(packet, &Later { parsed, last: now }, entry, now)
+        translate(packet, &Later { parsed, last }, entry, last)
     } else {
-        translate(packet, &parsed, entry, now)
+        translate(packet, &parsed, entry, last)
     };
     // Not looked up in a table, of whose numbers the verifier would know nothing.
     let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };

@@ -82,8 +82,8 @@ impl Selection {
             }
         }
         // A part that ends early does not come to ask about all of its rows.
-        let (offered, known) = (offered.offered.clone(), offered.known.clone());
-        Ok(Self { filters, offered, known, listing: false })
+        let (by_name, known) = (offered.by_name.clone(), offered.known.clone());
+        Ok(Self { filters, offered: offered.offered.clone(), known, by_name, listing: false })
     }
 
     /// Whether a row is to be measured. Asked of every row that could be, before anything is set up for it.

@@ -14,7 +14,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::{exchange, fetch_add, opaque},
+    barrier::{compare_exchange, exchange, fetch_add, opaque},
     clock, counters,
     family::{Family, V4, V6},
     flow::table::{self, FlowTable},
@@ -172,7 +172,20 @@ fn look<F: Family>() -> i64 {
     if limit == 0 || idle::<F>(request, reply, get!(scratch.port_search.now)) <= limit {
         return 0;
     }
-    if claim(request) == CLAIMED {
+    let former = claim(request);
+    if former == CLAIMED {
+        return 0;
+    }
+    // Behind the compiler's back, as in `take_over`.
+    let scratch = opaque(scratch as u64) as *mut Scratch<F::Address>;
+    let (request_key, reply_key, room) =
+        (place!(mut scratch.other), place!(mut scratch.former), place!(mut scratch.flow_key));
+    // Removed before it was claimed, they are other flows' by now.
+    if table.find_in(borrow(request_key), room) != request
+        || table.find_in(borrow(reply_key), room) != reply
+        || !table::is_counterpart_in_place(reply, request_key)
+    {
+        give_back(request, former);
         return 0;
     }
     remove::<F>(request, request_key, reply, borrow(reply_key), room);
@@ -218,7 +231,16 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     }
     if request.is_null() || !table::is_counterpart_in_place(request, key) {
         // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
-        if idle::<F>(reply, reply, now) < AFTER_FIN * second || claim(reply) == CLAIMED {
+        if idle::<F>(reply, reply, now) < AFTER_FIN * second {
+            return false;
+        }
+        let former = claim(reply);
+        if former == CLAIMED {
+            return false;
+        }
+        // As below.
+        if table.find_in(key, room) != reply || idle::<F>(reply, reply, now) < AFTER_FIN * second {
+            give_back(reply, former);
             return false;
         }
         counters::end(reply.cast_const());
@@ -257,7 +279,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let former = claim(request);
     if former == CLAIMED {
         // Another CPU writes a new flow over it.
-        set!(reply.numbers = get!(scratch.claimed[1]));
+        give_back(reply, get!(scratch.claimed[1]));
         return false;
     }
     set!(scratch.claimed[0] = former);
@@ -271,13 +293,8 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         || !table::is_counterpart_in_place(reply, request_key)
         || !table::is_counterpart_in_place(request, key)
     {
-        // One that was handed out again since has numbers of its own.
-        if get!(reply.numbers) == CLAIMED {
-            set!(reply.numbers = get!(scratch.claimed[1]));
-        }
-        if get!(request.numbers) == CLAIMED {
-            set!(request.numbers = get!(scratch.claimed[0]));
-        }
+        give_back(reply, get!(scratch.claimed[1]));
+        give_back(request, get!(scratch.claimed[0]));
         return false;
     }
     remove::<F>(request, request_key, reply, key, room);
@@ -292,6 +309,12 @@ pub const CLAIMED: u64 = u64::MAX;
 #[inline(always)]
 pub fn claim<A: Address>(entry: *mut Flow<A>) -> u64 {
     exchange(place!(mut entry.numbers), CLAIMED)
+}
+
+/// Takes a claim back. An entry that was handed out again since, or assured, has numbers of its own, which stay.
+#[inline(always)]
+pub fn give_back<A: Address>(entry: *mut Flow<A>, former: u64) {
+    compare_exchange(place!(mut entry.numbers), CLAIMED, former);
 }
 
 /// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.

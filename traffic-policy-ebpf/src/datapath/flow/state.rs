@@ -318,7 +318,7 @@ fn again<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) -> Transit
     }
     // Removed before it was claimed: it is another flow's now.
     if FlowTable::<F>::new().find(&parsed.tuple) != entry {
-        set!(entry.numbers = former);
+        recycle::give_back(entry, former);
         return Transition::Forget;
     }
     set!(scratch.former_numbers = former);

@@ -198,19 +198,17 @@ fn let_go<F: Family>() -> i32 {
     if request.is_null() || !is_at(request, load(place)) {
         return 0;
     }
-    recycle::name_counterpart(request, get!(request_key.protocol), reply_key);
-    let reply = table.find_in(borrow(reply_key), room);
     let former = recycle::claim(request);
     if former == CLAIMED {
         return 0;
     }
-    if !is_at(request, load(place)) {
-        // It has just been assured. Whoever did may have written its numbers since.
-        if get!(request.numbers) == CLAIMED {
-            set!(request.numbers = former);
-        }
+    // It may have been assured, or removed and handed out to another flow, which may have taken this very place.
+    if table.find_in(borrow(request_key), room) != request || !is_at(request, load(place)) {
+        recycle::give_back(request, former);
         return 0;
     }
+    recycle::name_counterpart(request, get!(request_key.protocol), reply_key);
+    let reply = table.find_in(borrow(reply_key), room);
     if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
         // What answers it is gone, or another flow's.
         recycle::leave::<F>(request);
