@@ -212,7 +212,7 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 /// A table of flows.
 pub type Table<A> = HashMap<MapData, FlowKey<A>, abi::Flow<A>>;
 
-/// Where the packet path finds flows that are over, and those that are not assured: one family's.
+/// The directory of flows that may be over, and the queues of those that are not assured: one family's.
 pub struct Places<A: Address> {
     directory: Array<MapData, Tuple<A>>,
     unassured: Array<MapData, Tuple<A>>,

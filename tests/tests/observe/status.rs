@@ -168,8 +168,8 @@ fn what_blocks_readiness_is_named() {
     let start = Instant::now();
     let status = loop {
         let status = agent.json(&["status"]).unwrap();
-        // Until its source has started it says that.
-        if status["agent"]["report"]["waiting_for"].to_string().contains("manifests") {
+        // Until its source has looked it says that alone.
+        if status["agent"]["report"]["waiting_for"].to_string().contains("nowhere") {
             break status;
         }
         assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{status}");

@@ -121,7 +121,7 @@ fn a_reply_whose_key_is_taken_stays_as_it_is() {
     });
 }
 
-/// Who knew what a node folds by could choose a source whose key towards one frontend is that of a client's flow to another one.
+/// An attacker who knew what a node folds by could choose a source whose key towards one frontend is that of a client's flow to another one.
 #[test]
 fn a_source_chosen_for_one_seed_shares_no_key_under_another() {
     let [client, node, vip] =

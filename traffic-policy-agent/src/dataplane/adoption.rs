@@ -203,7 +203,7 @@ impl Dataplane {
     }
 }
 
-/// What the programs whose maps are pinned in `folder` fold IPv6 keys by.
+/// The multipliers by which programs whose maps are pinned in `folder` fold IPv6 keys.
 fn multipliers(folder: &Path) -> Result<Multipliers> {
     let config: RuntimeConfig = Reader::open(folder, "tp_config")?.value(0)?;
     Ok(Multipliers::of(config.seed))

@@ -279,8 +279,8 @@ impl Between<'_, '_> {
         let seconds = notices.value.as_secs_f64();
         cost.advice.push(if balancer.local.ask.value == Ask::Nothing {
             format!(
-                "{} announces a node as long as an endpoint there is ready or serving, a terminating one too: nothing of that is lost if a pod that \
-                 leaves fails its readiness probe and goes on serving for {seconds:.0} s from then on (a preStop hook, within terminationGracePeriodSeconds)",
+                "{} announces a node as long as an endpoint there is ready or serving, a terminating one too, so requests come until it stops: no \
+                 time of grace makes this lossless; keep a second pod on the node, or move pods one node at a time",
                 balancer.name
             )
         } else if asks_traffic {

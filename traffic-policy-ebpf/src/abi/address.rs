@@ -2,7 +2,7 @@
 
 use core::mem::{align_of, size_of};
 
-/// What the fold multiplies the halves of an IPv6 destination by: odd, so that no bit is lost, and secret. Who knew them could send from
+/// The multipliers of the halves of an IPv6 destination: odd, so that no bit is lost, and secret. Who knew them could send from
 /// one prefix packets to one destination whose keys are those of other sources' packets to another one, and hold their ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multipliers(pub [u64; 2]);

@@ -140,7 +140,7 @@ where
 pub(super) struct Tables<'a> {
     pub(super) v4: &'a mut HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
     pub(super) v6: &'a mut HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
-    /// What IPv6 keys are folded by.
+    /// The multipliers that IPv6 keys are folded by.
     pub(super) by: Multipliers,
 }
 

@@ -46,6 +46,8 @@ impl Correlator {
     pub(super) fn admit(&mut self, event: ObjectEvent, now: Instant) -> Option<ObjectEvent> {
         let full = self.seen.len() >= REMEMBERED;
         match self.seen.entry((event.subject.clone(), event.reason.clone())) {
+            // What is no fault is over by the time that it would be told.
+            Entry::Occupied(_) if !event.is_warning => None,
             Entry::Occupied(mut seen) => {
                 let held = &mut seen.get_mut().held;
                 let times = held.as_ref().map_or(0, |(times, _)| *times);
@@ -55,7 +57,11 @@ impl Correlator {
             Entry::Vacant(_) if full => None,
             Entry::Vacant(place) => {
                 let posted = take(&mut self.tokens, &mut self.refilled, now);
-                let (post, held) = if posted { (Some(event), None) } else { (None, Some((1, event))) };
+                let (post, held) = match posted {
+                    true => (Some(event), None),
+                    false if event.is_warning => (None, Some((1, event))),
+                    false => (None, None),
+                };
                 place.insert(Seen { since: now, held });
                 post
             }
@@ -139,6 +145,18 @@ mod tests {
         assert_eq!(correlator.due(end + WINDOW), []);
         assert_eq!(correlator.next(), None);
         assert!(correlator.admit(event("web", "bad"), end + WINDOW).is_some());
+    }
+
+    /// A drain that has ended long ago is no news.
+    #[test]
+    fn what_is_no_fault_is_told_at_once_or_never() {
+        let start = Instant::now();
+        let mut correlator = Correlator::new(start);
+        let drain = |message: &str| ObjectEvent { is_warning: false, ..event("web", message) };
+        assert!(correlator.admit(drain("for 30 s"), start).is_some());
+        assert_eq!(correlator.admit(drain("for 30 s more"), start + WINDOW / 2), None);
+        assert_eq!(correlator.due(start + WINDOW), []);
+        assert_eq!(correlator.next(), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use hyper::{
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::{
     sync::Mutex,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower::{BoxError, Service};
 
@@ -82,7 +82,8 @@ where
                 sleep(ANSWER).await;
                 return Err("the connection that another request has made cannot be used".into());
             }
-            let stream = connection.await.map_err(Into::into)?;
+            // The time-out of the connector is that of TCP: a handshake of TLS that stands still would hold up all others.
+            let stream = timeout(ANSWER, connection).await?.map_err(Into::into)?;
             let open = Arc::new(());
             if stream.connected().is_negotiated_h2() {
                 *turn = Some(Shared { made: Instant::now(), open: Arc::downgrade(&open) });

@@ -11,7 +11,7 @@ use crate::datapath::{
     value::{borrow, load_once, store, store_once},
 };
 
-/// What IPv6 keys are folded by. Set by the agent at load, from the pinned seed; constants in frozen memory, one load each.
+/// The multipliers that IPv6 keys are folded by. Set by the agent at load, from the pinned seed; constants in frozen memory, one load each.
 #[unsafe(no_mangle)]
 static FOLD_MULTIPLIERS: Global<[u64; 2]> = Global::new(Multipliers::UNSEEDED.0);
 

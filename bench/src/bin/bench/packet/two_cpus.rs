@@ -24,7 +24,7 @@ const OPEN: u32 = 1_000;
 const FLOOD: u32 = 65_536;
 const PLACES: u32 = 16_384;
 
-/// What one CPU does.
+/// The work of one CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
     /// Packets of open flows, while the other one has first packets of new flows.

@@ -41,7 +41,7 @@ const RATE: u32 = 2_000;
 /// Addresses that ask, one after the other; the next time from another port.
 const ADDRESSES: u32 = 50_000;
 const FIRST_PORT: u16 = 10_000;
-/// What is not answered then never is.
+/// A question that is not answered then never is.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Questions that are asked at once where the machine stood still: more would not fit the ring of a veth.
 const BURST: u32 = 32;
