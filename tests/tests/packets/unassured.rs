@@ -132,7 +132,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
 #[test]
 fn datagrams_without_an_answer_take_the_fast_path() {
     harness::with_sizes(SIZES, |harness| {
-        for terms in Terms::all().into_iter().filter(|terms| !terms.tcp) {
+        for terms in Terms::all().filter(|terms| !terms.tcp) {
             for (endpoint, outcome) in [(Spot::Near, "forwarded"), (Spot::Local, "delivered")] {
                 harness.set_up(&setup(endpoint));
                 let dialogue = of_port(terms, 1);
