@@ -97,7 +97,7 @@ impl Companion {
                 let mut runs = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     runs.push(self.run(window, packets)?);
-                    // Whoever waits for it has gone only if `work` is done.
+                    // The one that waits for it has gone only if `work` is done.
                     let _ = begun.send(());
                 }
                 Ok(runs)

@@ -16,6 +16,7 @@ mod flows;
 mod loaded;
 mod maps;
 mod pool;
+mod prefilter;
 mod run;
 mod setup;
 mod world;

@@ -8,18 +8,15 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry,
-    FrontendKey, HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    Prefilter, PrefilterCidr, RejectBucket, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceBits,
-    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, frontend, prefilter::node_bit, scope,
-    source_check,
+    Address, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
+    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket,
+    RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage,
+    WideAddress, scope, source_check,
 };
-
-use traffic_policy_ebpf::hash;
 
 use super::flows::Wire;
 use super::loaded::ELEMENTS;
-use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot};
+use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot, prefilter};
 use crate::lab::{Addresses, Family};
 
 /// Slots of one frontend; each list has half of them.
@@ -59,23 +56,8 @@ impl Harness {
                 .pointer()
                 .write_volatile(AgentHeartbeat { hz: setup.hz, ..AgentHeartbeat::default() });
             self.tables.usage.pointer().write_volatile(TableUsage::default());
-            let prefilter = self.tables.prefilter.pointer();
-            prefilter.write_bytes(0, 1);
-            setup.frontends.iter().for_each(|frontend| name(prefilter, frontend));
-            for (index, spot) in setup.service_cidrs.iter().enumerate() {
-                let Addresses { v4, v6 } = spot.addresses().network();
-                let masks = [
-                    IpAddr::from([255, 255, 255, 0]),
-                    IpAddr::from([0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0]),
-                ];
-                for (family, network) in [IpAddr::from(v4), IpAddr::from(v6)].into_iter().enumerate() {
-                    (*prefilter).cidrs[family][index] =
-                        PrefilterCidr { network: wide(network), mask: wide(masks[family]) };
-                    (*prefilter).cidr_count[family] = index as u32 + 1;
-                }
-            }
+            prefilter::fill(self.tables.prefilter.pointer(), setup);
             for (index, port) in setup.pool.iter().enumerate() {
-                set((&raw mut (*prefilter).pool).cast(), (*port).into());
                 self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
             }
         }
@@ -222,18 +204,6 @@ impl Harness {
         queued.values().filter(|(_, _, protocol)| u32::from(*protocol) == wanted).count() as u64
     }
 
-    /// As if this address had the bit of one of the node's in the prefilter.
-    pub fn share_bit_with_the_node(&mut self, address: IpAddr) {
-        let hash = match address {
-            IpAddr::V4(address) => hash::address(address.to_wire()),
-            IpAddr::V6(address) => hash::address(address.to_wire()),
-        };
-        let bit = node_bit(hash);
-        // SAFETY: the element is mapped as long as the tables live, and no program runs meanwhile.
-        let filter = unsafe { &mut *self.tables.prefilter.pointer() };
-        filter.node_addresses[bit as usize / 64] |= 1 << (bit % 64);
-    }
-
     /// As if every client with an endpoint of its own had come this much earlier.
     pub fn age_affinity(&mut self, seconds: u32) {
         assert!(self.affinity.keys().next().is_some(), "no client has an endpoint of its own");
@@ -264,7 +234,7 @@ impl Harness {
         let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
         let third = self.write_sources(number, frontend);
         // SAFETY: as in `try_set_up`.
-        unsafe { name(self.loaded.tables.prefilter.pointer(), frontend) };
+        unsafe { prefilter::name(self.loaded.tables.prefilter.pointer(), frontend) };
         first.and(second).and(third).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
     }
 
@@ -332,48 +302,6 @@ fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
         map.remove(&key)?;
     }
     Ok(())
-}
-
-/// Sets the bits that a frontend and its endpoints need.
-///
-/// # Safety
-/// `prefilter` is mapped.
-unsafe fn name(prefilter: *mut Prefilter, frontend: &Frontend) {
-    for address in Family::BOTH.map(|family| frontend.address.of(family)) {
-        let hash = hashed(address);
-        // SAFETY: arrays of the element, by whose lengths the bits are made.
-        unsafe {
-            if frontend.flags & frontend::NODE_ADDRESS != 0 {
-                set((&raw mut (*prefilter).node_ports).cast(), frontend.port.into());
-                set((&raw mut (*prefilter).node_addresses).cast(), node_bit(hash));
-            } else {
-                let ServiceBits { first, second } = ServiceBits::of(hash);
-                set((&raw mut (*prefilter).services).cast(), first);
-                set((&raw mut (*prefilter).services).cast(), second);
-            }
-            for (_, port) in frontend.cluster.iter().chain(&frontend.local) {
-                set((&raw mut (*prefilter).endpoints).cast(), (*port).into());
-            }
-        }
-    }
-}
-
-/// # Safety
-/// The array has such a bit.
-unsafe fn set(array: *mut u64, bit: u32) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let word = array.add(bit as usize >> 6);
-        word.write_volatile(word.read_volatile() | 1 << (bit & 63));
-    }
-}
-
-/// The hash of an address in the prefilter.
-fn hashed(address: IpAddr) -> u64 {
-    match address {
-        IpAddr::V4(_) => hash::address::<Address4>(Wire::from_ip(address)),
-        IpAddr::V6(_) => hash::address::<Address6>(Wire::from_ip(address)),
-    }
 }
 
 fn key_of<A: Address + Wire>(frontend: &Frontend, protocol: u32, family: Family) -> FrontendKey<A> {

@@ -68,6 +68,7 @@ fn distant_clients(attach: &str) {
     let (failures, took, sent, flooded) = scope(|scope| {
         let flood = scope.spawn(|| flood(&wire, target, &filled, &done));
         while !filled.load(Ordering::Relaxed) && !flood.is_finished() {
+            // Clients begin when the queue has gone round once.
             sleep(Duration::from_millis(10));
         }
         let started = Instant::now();

@@ -223,7 +223,7 @@ fn lines_of_json() {
     assert!(log.lines().count() > 3, "{log}");
 }
 
-/// As a file system that does not answer would: whoever reads the file waits for ever.
+/// A FIFO in the place of a file: its reader waits for ever, as on a file system that does not answer.
 #[test]
 fn who_waits_for_a_file_ends_on_sigterm_all_the_same() {
     let (cluster, file) = cluster("clusterCIDR: \"\"\n");

@@ -319,7 +319,7 @@ fn the_flow_stays_as_it_is() {
                 } else {
                     dialogue.open(harness);
                 }
-                // The way out is no part of the state: whoever needs it first looks it up.
+                // The next hop is no part of the state: the first packet that needs it resolves it.
                 let flows = |harness: &Harness| -> Vec<FlowEntry> {
                     let entries = harness.flows(terms.family).into_iter();
                     entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()

@@ -244,8 +244,7 @@ fn a_port_that_was_left_behind_is_used_again() {
         let long_ago = |entry: &mut FlowEntry| entry.last = entry.last.wrapping_sub(30 * HZ);
         harness.change(&first.request_entry(harness).unwrap(), long_ago);
         harness.change(&left, long_ago);
-        // For two jiffies a search that has failed is not tried again.
-        std::thread::sleep(std::time::Duration::from_millis(30));
+        harness.forget_failed_searches();
         second.open(harness).expect("forwarded");
         assert!(first.request_entry(harness).is_some(), "it is another connection's now");
         assert_eq!(harness.flows(terms.family).len(), 3);

@@ -9,7 +9,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::http::{self, Response};
 
 const PORT: u16 = 30080;
@@ -115,11 +115,7 @@ fn a_probe_of_the_load_balancers_address_is_answered() {
     }
     // It closes with the address.
     cluster.manifests.service(&web()).unwrap();
-    let start = Instant::now();
-    while status(vips[1], HEALTH).is_some() {
-        assert!(start.elapsed() < scaled(SOON), "{} is still listened on", vips[1]);
-        sleep(Duration::from_millis(20));
-    }
+    until("the end of the listener on the former address", SOON, || status(vips[1], HEALTH).is_none());
     assert_eq!(status(vips[0], HEALTH), Some(503));
     assert!(agents.iter().all(|agent| !agent.log().contains("failed to start healthcheck")));
 }

@@ -94,7 +94,7 @@ impl Arguments {
         let migration = self.migrate.then(|| self.kube_proxy_config.clone());
         let mut findings = runtime.block_on(check::check(&self.settings()));
         if let Some(config) = migration {
-            // That its rules be removed first is the advice to whoever does not take it over.
+            // To remove its rules first is advice for a start without a takeover.
             findings.retain(|finding| finding.probe != check::KUBE_PROXY);
             findings.extend(runtime.block_on(check::migration(config.as_deref()))?);
         }

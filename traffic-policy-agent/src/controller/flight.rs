@@ -76,6 +76,16 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
+    /// Waits until nothing runs. The end of the work itself is told before the flight's.
+    async fn landed<W>(flight: &Flight<W>) {
+        let waiting = async {
+            while lock(&flight.0).runs {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(LONG, waiting).await.unwrap();
+    }
+
     #[tokio::test]
     async fn what_waits_is_done_once_and_together() {
         let flight = Flight::default();
@@ -101,9 +111,7 @@ mod tests {
         assert_eq!(begins.recv_timeout(LONG).unwrap(), Vec::from_iter(1..=20));
         go.send(()).unwrap();
         // The next one does not wait for anything.
-        while lock(&flight.0).runs {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        landed(&flight).await;
         ask(21);
         assert_eq!(begins.recv_timeout(LONG).unwrap(), [21]);
         go.send(()).unwrap();
@@ -124,9 +132,7 @@ mod tests {
                 },
             );
             assert_eq!(ended.recv_timeout(LONG).unwrap(), number);
-            while lock(&flight.0).runs {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            landed(&flight).await;
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::datapath::{
     ctx::{LINEAR, Packet},
     family::{V4, V6},
     flow::{
-        state,
+        datagrams, state,
         table::{self, FlowTable},
     },
     forward::{
@@ -82,7 +82,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
             let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
             let (index, epoch) = table::next_hop(entry);
             let assured = entry_state & !ANSWERED == ASSURED;
-            if assured || !parsed.is_tcp() && state::is_looked_at(entry, entry_state, now) {
+            if assured || !parsed.is_tcp() && datagrams::is_looked_at(entry, entry_state, now) {
                 let mut hop = ptr::null();
                 // An entry that is being written has no kind.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {

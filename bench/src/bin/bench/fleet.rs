@@ -238,6 +238,7 @@ async fn started(server: &ApiServer, figures: &mut Figures) -> Result<Nodes> {
 
 async fn quiet(server: &ApiServer, figures: &mut Figures) -> Result<()> {
     let span = Span::begin(server);
+    // The figure is of so long a time in which nothing changes.
     sleep(QUIET).await;
     figures.at_most(QUIET_REQUESTS, Unit::Count, per_node(span.count(&[])), 0.0);
     figures.add(QUIET_BYTES, Unit::Bytes, per_node(span.bytes()));

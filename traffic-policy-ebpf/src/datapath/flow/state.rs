@@ -14,11 +14,12 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::{compare_exchange, full_fence},
+    barrier::full_fence,
     clock, counters,
     ctx::Packet,
     family::Family,
     flow::{
+        datagrams,
         recycle::{self, CLAIMED},
         silence,
         table::{self, FlowTable},
@@ -255,51 +256,13 @@ fn request<P: Packet, F: Family>(
         return again(parsed, entry);
     }
     if state & ASSURED == 0 {
-        if answered && (parsed.is_tcp() || is_stream(entry)) {
+        if answered && (parsed.is_tcp() || datagrams::is_stream(entry)) {
             assure(parsed, entry, reply);
         } else if !parsed.is_tcp() {
-            look_again(entry);
+            datagrams::look_again(entry);
         }
     }
     Transition::Keep(entry)
-}
-
-/// Seconds after which a client that has been answered and still sends datagrams has more to say than one question: as conntrack's
-/// `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
-const STREAM: u32 = 2;
-
-/// Whether a UDP flow that is not assured began so long ago that it is more than a question and its answer.
-#[inline(always)]
-fn is_stream<A: Address>(request: *const Flow<A>) -> bool {
-    clock::jiffies().wrapping_sub(get!(request.numbers) as u32) > STREAM * clock::hz()
-}
-
-/// Jiffies of the longest second.
-const LONGEST_SECOND: u32 = 1000;
-
-/// Whether datagrams of a client need nothing but their translation, though their flow is not assured: it was looked at in the last
-/// second. One-way protocols (syslog, statsd, RTP) never have another state.
-#[inline(always)]
-pub fn is_looked_at<A: Address>(request: *const Flow<A>, state: u8, now: u32) -> bool {
-    let next_look = (get!(request.numbers) >> 32) as u32;
-    state == 0
-        && matches!(get!(request.kind), kind::FORWARD | kind::DELIVER)
-        && next_look.wrapping_sub(now).wrapping_sub(1) < LONGEST_SECOND
-}
-
-/// Notes that a UDP flow which is not assured is to be looked at again in a second.
-#[inline(always)]
-fn look_again<A: Address>(request: *mut Flow<A>) {
-    let began = get!(request.numbers);
-    // An even number is not that of [`CLAIMED`].
-    let next_look = clock::jiffies().wrapping_add(clock::hz()) & !1;
-    if began != CLAIMED {
-        compare_exchange(
-            place!(mut request.numbers),
-            began,
-            (began as u32) as u64 | (next_look as u64) << 32,
-        );
-    }
 }
 
 /// A conversation begins anew on an entry. In the main table it is written over, by the CPU that has claimed it: another one may be

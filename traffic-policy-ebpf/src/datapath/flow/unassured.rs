@@ -1,5 +1,5 @@
-//! Flows that are not assured, in the order in which they began, so that they hold a bounded part of the table: whoever sends SYNs with
-//! forged sources cannot fill it.
+//! Flows that are not assured, in the order in which they began, so that they hold a bounded part of the table: SYNs with forged
+//! sources cannot fill it.
 //!
 //! Two queues a family, TCP and UDP, of as many places as an array has. A new flow takes the next place of its queue, and if the flow
 //! there is not assured still, that one goes: the oldest of its kind. A flow that is assured gives its place back. So how long a

@@ -1,0 +1,45 @@
+//! UDP flows that are not assured: when they are more than a question and its answer, and how rarely one-way ones have to be looked at.
+//!
+//! The request entry's `numbers` have jiffies when the flow began in the low half, and those of its next look in the high half.
+
+use traffic_policy_ebpf::abi::{Address, Flow, kind};
+
+use crate::datapath::{barrier::compare_exchange, clock, flow::recycle::CLAIMED};
+
+/// Seconds after which a client that has been answered and still sends datagrams has more to say than one question: as conntrack's
+/// `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
+const STREAM: u32 = 2;
+
+/// Jiffies of the longest second.
+const LONGEST_SECOND: u32 = 1000;
+
+/// Whether a flow that is not assured began so long ago that it is more than a question and its answer.
+#[inline(always)]
+pub fn is_stream<A: Address>(request: *const Flow<A>) -> bool {
+    clock::jiffies().wrapping_sub(get!(request.numbers) as u32) > STREAM * clock::hz()
+}
+
+/// Whether datagrams of a client need nothing but their translation, though their flow is not assured: it was looked at in the last
+/// second. One-way protocols (syslog, statsd, RTP) never have another state.
+#[inline(always)]
+pub fn is_looked_at<A: Address>(request: *const Flow<A>, state: u8, now: u32) -> bool {
+    let next_look = (get!(request.numbers) >> 32) as u32;
+    state == 0
+        && matches!(get!(request.kind), kind::FORWARD | kind::DELIVER)
+        && next_look.wrapping_sub(now).wrapping_sub(1) < LONGEST_SECOND
+}
+
+/// Notes that a flow which is not assured is to be looked at again in a second.
+#[inline(always)]
+pub fn look_again<A: Address>(request: *mut Flow<A>) {
+    let began = get!(request.numbers);
+    // An even number is not that of [`CLAIMED`].
+    let next_look = clock::jiffies().wrapping_add(clock::hz()) & !1;
+    if began != CLAIMED {
+        compare_exchange(
+            place!(mut request.numbers),
+            began,
+            (began as u32) as u64 | (next_look as u64) << 32,
+        );
+    }
+}
