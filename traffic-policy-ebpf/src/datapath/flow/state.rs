@@ -15,7 +15,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     barrier::full_fence,
-    clock, counters,
+    counters,
     ctx::Packet,
     family::Family,
     flow::{
