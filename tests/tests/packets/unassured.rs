@@ -128,6 +128,28 @@ fn datagrams_are_a_stream_after_two_seconds() {
     });
 }
 
+/// An endpoint without a free port costs other Services no flow.
+#[test]
+fn a_flow_without_a_port_pushes_out_nobody() {
+    harness::with_sizes(SIZES, |harness| {
+        for terms in Terms::all() {
+            let local = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)]);
+            let near = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
+            harness.set_up(&Setup::of(local).and(near).pool([5000]));
+            let to_near = |port| Dialogue::new(terms, (Spot::OtherVip, PORT)).with_port(port);
+            to_near(1).establish(harness);
+            let places = places(terms);
+            (1..=places).for_each(|port| open(harness, terms, port));
+            let there =
+                |harness: &Harness| (1..=places).filter(|port| is_there(harness, terms, *port)).count();
+            let before = there(harness);
+            (100..120).for_each(|port| drop(to_near(port).open(harness).expect("dropped-no-snat-port")));
+            assert_eq!(there(harness), before, "{terms:?}");
+            assert!(before + 1 >= usize::from(places), "{before}");
+        }
+    });
+}
+
 /// One-way protocols never have another state: most of their datagrams need no more than those of an established flow.
 #[test]
 fn datagrams_without_an_answer_take_the_fast_path() {

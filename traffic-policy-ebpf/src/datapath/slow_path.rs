@@ -255,21 +255,9 @@ fn create<P: Packet, F: Family>(
     }
 
     recycle::make_room::<F>(scratch, usage, now);
-    let unassured = unassured::take_place::<F>(scratch, usage, parsed.tuple.protocol);
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.ifindex) };
-    let new_flow = NewFlow {
-        packet,
-        parsed,
-        slot,
-        source,
-        service: list.service,
-        hop,
-        epoch,
-        now,
-        local,
-        unassured,
-        place,
-    };
+    let new_flow =
+        NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place };
     new_flow.write(scratch, hash, get!(config.pool_len));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {

@@ -53,8 +53,6 @@ pub struct NewFlow<'a, P, F: Family> {
     pub now: u32,
     /// The endpoint is on this node.
     pub local: bool,
-    /// Its place among the flows that are not assured: [`super::unassured`].
-    pub unassured: u32,
     /// The place of an entry of the main table that it is written over; [`NEW`] if there is none.
     pub place: u32,
 }
@@ -167,7 +165,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
             numbers: if self.parsed.is_tcp() { self.opening() } else { self.now as u64 },
             ifindex: self.place,
-            mac_tail: (self.unassured + 1).to_ne_bytes(),
+            mac_tail: [0; 4],
         }
     }
 }
@@ -180,6 +178,9 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 #[inline(always)]
 pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<bool, Outcome> {
     insert_reply::<F>(scratch, usage)?;
+    // Not before: a flow that gets no port must not push out another.
+    let place = unassured::take_place::<F>(scratch, usage, get!(scratch.key.protocol));
+    set!(scratch.request.mac_tail = (place + 1).to_ne_bytes());
     let ports = get!(scratch.port_search.ports);
     trace::note(step::PORT, ports.source().to_host() as u32, [0; 2]);
     set!(scratch.request.ports = ports);

@@ -34,8 +34,8 @@ use crate::datapath::{
 const LONGER_LOOKS: u64 = 48;
 const LOOKS: u32 = 64;
 
-/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured. To be called before
-/// `NewFlow::write`: both use `flow_key` of `Scratch`.
+/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured. It uses `other`, `former` and
+/// `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn take_place<F: Family>(
     scratch: *mut Scratch<F::Address>,
