@@ -2,7 +2,7 @@
 //! pieces, as a router does. `reject` leads here.
 //!
 //! Two, so of a packet that is at most about twice as long as what fits; and without options, of which a router copies only some. What else
-//! is too long is dropped, as before. A packet that is not resolved to a neighbour loses its first piece: the second has the kernel look for it.
+//! is too long is dropped, an aggregate (GRO) whole. A packet that is not resolved to a neighbour loses its first piece: the second has the kernel look for it.
 //!
 //! A checksum that a virtual card left unfinished cannot be finished here, and the datagram is lost at its receiver. Datagrams that their
 //! sender has fragmented have whole ones.

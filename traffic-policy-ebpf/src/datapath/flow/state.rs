@@ -292,7 +292,7 @@ fn again<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) -> Transit
 #[inline(always)]
 pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     if let Some(scratch) = F::scratch() {
-        set!(entry.numbers = get!(scratch.former_numbers));
+        recycle::give_back(entry, get!(scratch.former_numbers));
     }
 }
 
