@@ -2,8 +2,8 @@
 
 pub mod numbers;
 
-/// The client answered what the endpoint sent, so the conversation is real: TCP by the ACK of the SYN-ACK, UDP by another datagram
-/// two seconds or more after the first. It makes room for no other flow. IPS_ASSURED of conntrack.
+/// The conversation is real: TCP by the ACK of the SYN-ACK, UDP by a datagram
+/// of either side two seconds or more after the first, once there was an answer. It makes room for no other flow. IPS_ASSURED of conntrack.
 pub const ASSURED: u8 = 1;
 /// This direction sent a FIN.
 pub const FIN: u8 = 2;

@@ -51,7 +51,7 @@ pub struct Flow {
     pub source: SocketAddr,
     /// The endpoint has answered, with a SYN-ACK that acknowledges the SYN.
     pub answered: bool,
-    /// The client has acknowledged that; UDP: it has sent more, two seconds or more after the first datagram.
+    /// The client has acknowledged that; UDP: after an answer, a datagram of either side two seconds or more after the first.
     pub assured: bool,
     /// When it began, and when its endpoint answered first.
     pub began: Moment,
@@ -207,16 +207,20 @@ impl Flow {
         let pause = self.pause(now.clock);
         self.belongs = false;
         if !segment.tcp {
-            if from == From::Endpoint {
-                self.answered = true;
-                self.heard.get_or_insert(now);
-            }
-            if let (Some(heard), From::Client, false) = (self.heard, from, self.assured) {
-                if now.clock - self.began.clock > STREAM + LOOK && now.clock - heard.clock > LOOK {
+            if let (Some(heard), false) = (self.heard, self.assured) {
+                // The program looks at each datagram of the endpoint, and at the client's once a second.
+                let look = if from == From::Client { LOOK } else { 0 };
+                if now.clock - self.began.clock > STREAM + look
+                    && (look == 0 || now.clock - heard.clock > look)
+                {
                     (self.assured, self.loose) = (true, false);
                 } else {
                     self.loose |= self.began.most(now.clock) > STREAM;
                 }
+            }
+            if from == From::Endpoint {
+                self.answered = true;
+                self.heard.get_or_insert(now);
             }
             return;
         }

@@ -55,7 +55,7 @@ pub struct FlowEntry {
     pub last: u32,
     /// Request entry: jiffies of a SYN that came when the flow was assured, or 0.
     pub asked: u32,
-    /// Request entry of UDP that is not assured: jiffies when it began.
+    /// UDP that is not assured: jiffies when the flow began.
     pub began: u32,
     /// Request entry that is not assured: its place in the queues.
     pub place: Option<u32>,
@@ -93,8 +93,8 @@ impl FlowEntry {
 
     /// Whether it notes when its flow began.
     fn has_beginning<A: Address>(protocol: u32, flow: &Flow<A>) -> bool {
-        let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
-        request && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
+        let known = matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::REPLY | kind::REPLY_LOCAL);
+        known && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
     }
 
     fn tuple<A: Address + Wire>(&self) -> Tuple<A> {

@@ -128,6 +128,58 @@ fn datagrams_are_a_stream_after_two_seconds() {
     });
 }
 
+/// A client that asks once, and an endpoint that goes on telling: a stream as well, by a datagram of either side.
+#[test]
+fn an_endpoint_that_goes_on_answering_makes_a_stream() {
+    everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        for endpoint in [Spot::Near, Spot::Local] {
+            harness.set_up(&setup(endpoint));
+            let dialogue = of_port(terms, 1);
+            open(harness, terms, 1);
+            let states = |harness: &Harness| {
+                let (request, reply) = dialogue.entries(harness);
+                (request.state, reply.state)
+            };
+            let later = |harness: &mut Harness| {
+                let (request, reply) = dialogue.entries(harness);
+                harness.begin_earlier(&request, 3 * HZ);
+                harness.begin_earlier(&reply, 3 * HZ);
+            };
+            dialogue.answer(harness, SYN_ACK);
+            dialogue.answer(harness, SYN_ACK);
+            assert_eq!(states(harness), (0, ANSWERED), "within two seconds");
+            later(harness);
+            dialogue.answer(harness, SYN_ACK);
+            assert_eq!(states(harness), (ASSURED, ASSURED | ANSWERED), "{terms:?}");
+            assert_eq!(harness.unassured(terms.family, terms.tcp), 0);
+            dialogue.answer(harness, SYN_ACK);
+            dialogue.send(harness, ACK);
+            assert_eq!(states(harness), (ASSURED, ASSURED | ANSWERED));
+        }
+    });
+}
+
+/// The first answer comes late, as of a slow server: it is one answer.
+#[test]
+fn a_late_answer_makes_no_stream() {
+    everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        harness.set_up(&setup(Spot::Near));
+        let dialogue = of_port(terms, 1);
+        open(harness, terms, 1);
+        let (request, reply) = dialogue.entries(harness);
+        harness.begin_earlier(&request, 3 * HZ);
+        harness.begin_earlier(&reply, 3 * HZ);
+        dialogue.answer(harness, SYN_ACK);
+        assert_eq!(dialogue.entries(harness).0.state, 0);
+    });
+}
+
 /// An endpoint without a free port costs other Services no flow.
 #[test]
 fn a_flow_without_a_port_pushes_out_nobody() {

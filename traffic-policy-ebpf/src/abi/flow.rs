@@ -53,8 +53,8 @@ pub struct Flow<A: Address> {
     /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request entry has them.
     pub bytes: u64,
     /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is assured, as in the table of
-    /// [`crate::tcp::numbers`]. UDP: 0; in a request entry, before the flow is assured, the low half of jiffies when it began, and in
-    /// the high half jiffies until which its datagrams need no more than their translation.
+    /// [`crate::tcp::numbers`]. UDP: 0; before the flow is assured, the low half of jiffies when it began, and in the high half
+    /// of a request entry jiffies until which its datagrams need no more than their translation.
     pub numbers: u64,
     /// Reply entry: the device by which the request came, and the MAC address that sent it, which is used only if there is no
     /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.

@@ -1,13 +1,15 @@
 //! UDP flows that are not assured: when they are more than a question and its answer, and how rarely one-way ones have to be looked at.
 //!
-//! The request entry's `numbers` have jiffies when the flow began in the low half, and those of its next look in the high half.
+//! Both entries' `numbers` have jiffies when the flow began in the low half, the request entry's those of its next look in the high half.
 
-use traffic_policy_ebpf::abi::{Address, Flow, kind};
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, kind},
+    tcp::{ANSWERED, ASSURED},
+};
 
 use crate::datapath::{barrier::compare_exchange, clock, flow::recycle::CLAIMED};
 
-/// Seconds after which a client that has been answered and still sends datagrams has more to say than one question: as conntrack's
-/// `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
+/// Seconds after which a datagram of either side, once there was an answer, shows more than one question: as conntrack's `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
 const STREAM: u32 = 2;
 
 /// Jiffies of the longest second.
@@ -15,8 +17,14 @@ const LONGEST_SECOND: u32 = 1000;
 
 /// Whether a flow that is not assured began so long ago that it is more than a question and its answer.
 #[inline(always)]
-pub fn is_stream<A: Address>(request: *const Flow<A>) -> bool {
-    clock::jiffies().wrapping_sub(get!(request.numbers) as u32) > STREAM * clock::hz()
+pub fn is_stream<A: Address>(entry: *const Flow<A>) -> bool {
+    clock::jiffies().wrapping_sub(get!(entry.numbers) as u32) > STREAM * clock::hz()
+}
+
+/// Whether a datagram of the endpoint shows that its flow is a stream: it is not assured, was answered before, and began so long ago.
+#[inline(always)]
+pub fn may_be_stream<A: Address>(reply: *const Flow<A>) -> bool {
+    get!(reply.state) & (ASSURED | ANSWERED) == ANSWERED && is_stream(reply)
 }
 
 /// Whether datagrams of a client need nothing but their translation, though their flow is not assured: it was looked at in the last

@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Flow, Fold, NO_PORT_PLACES, Packets, Port, PortSearch, Ports, Scratch, Slot, TableUsage,
-        Tuple, kind, step,
+        Address, Flow, Fold, NO_PORT_PLACES, PROTOCOL_TCP, Packets, Port, PortSearch, Ports, Scratch, Slot,
+        TableUsage, Tuple, kind, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -126,7 +126,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             service: self.service,
             packets: Packets::default(),
             bytes: self.opening(),
-            numbers: 0,
+            numbers: if self.parsed.is_tcp() { 0 } else { self.now as u64 },
             ifindex: self.packet.ingress(),
             mac_tail,
         }
@@ -295,8 +295,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     table::set_next_hop(old, 0, 0);
     // Its numbers stay: `tcp::numbers::unassured`. Not those of a connection that was reset before it was assured, of which the
     // endpoint knows nothing.
-    if get!(old.state) & (ASSURED | ANSWERED) == ANSWERED {
-        set!(old.numbers = 0);
+    if get!(old.state) & (ASSURED | ANSWERED) == ANSWERED || key.protocol != PROTOCOL_TCP {
+        set!(old.numbers = get!(scratch.reply.numbers));
     }
     set!(old.state = 0);
     set!(old.last = get!(scratch.port_search.now));
@@ -403,7 +403,9 @@ fn next_port<F: Family>(takes_over: bool) -> i64 {
 #[inline(always)]
 fn advance<A: Address>(scratch: *mut Scratch<A>) {
     // Those of a connection whose port it was about to take over.
-    set!(scratch.reply.numbers = 0);
+    if get!(scratch.key.protocol) == PROTOCOL_TCP {
+        set!(scratch.reply.numbers = 0);
+    }
     let search = place!(mut scratch.port_search);
     let at = get!(search.at) + get!(search.step);
     if let Some(at) = at.checked_rem(get!(search.pool_len)) {

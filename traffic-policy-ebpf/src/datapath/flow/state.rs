@@ -132,7 +132,7 @@ pub fn track_reply<P: Packet, F: Family>(
 ) -> Transition<F::Address> {
     unmark(entry);
     let gone = get!(entry.state) & GONE != 0;
-    if !gone && !parsed.is_tcp() {
+    if !gone && !parsed.is_tcp() && !datagrams::may_be_stream(entry) {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
         return reply(packet, parsed, entry, ptr::null(), true);
     }
@@ -143,6 +143,10 @@ pub fn track_reply<P: Packet, F: Family>(
         return Transition::Leave(Outcome::DroppedInternalError);
     };
     let other = counterpart(parsed, key);
+    if !gone && !parsed.is_tcp() && !other.is_null() {
+        // An endpoint that goes on answering one question: a stream as well.
+        assure::<F>(key, other, entry);
+    }
     // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of
     // the old connection would be taken for one of the new.
     let believed = !other.is_null() || !(gone && parsed.is_tcp());
@@ -257,7 +261,7 @@ fn request<P: Packet, F: Family>(
     }
     if state & ASSURED == 0 {
         if answered && (parsed.is_tcp() || datagrams::is_stream(entry)) {
-            assure(parsed, entry, reply);
+            assure::<F>(&parsed.tuple, entry, reply);
         } else if !parsed.is_tcp() {
             datagrams::look_again(entry);
         }
@@ -296,15 +300,20 @@ pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     }
 }
 
-/// From now on the flow makes room for no other.
+/// From now on the flow makes room for no other. `tuple`: that of its requests.
 #[inline(always)]
-fn assure<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>, reply: *mut Flow<F::Address>) {
-    unassured::leave::<F>(entry, &parsed.tuple);
-    if !parsed.is_tcp() {
+fn assure<F: Family>(
+    tuple: &Tuple<F::Address>,
+    request: *mut Flow<F::Address>,
+    reply: *mut Flow<F::Address>,
+) {
+    unassured::leave::<F>(request, tuple);
+    if tuple.protocol != PROTOCOL_TCP {
         // The fast path compares them with those of a datagram.
-        set!(entry.numbers = 0);
+        set!(request.numbers = 0);
+        set!(reply.numbers = 0);
     }
-    set!(entry.state |= ASSURED);
+    set!(request.state |= ASSURED);
     set!(reply.state |= ASSURED);
 }
 
