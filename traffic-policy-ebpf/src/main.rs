@@ -89,7 +89,7 @@ mod programs {
     };
 
     programs! {
-        "xdp", context: *mut xdp_md => Xdp::new(context), u32;
+        "xdp.frags", context: *mut xdp_md => Xdp::new(context), u32;
         tp_xdp_ingress => fast_path::run;
         tp_xdp_slow4 => slow_path::run::<Xdp, V4>;
         tp_xdp_slow6 => slow_path::run::<Xdp, V6>;

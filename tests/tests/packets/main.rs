@@ -17,6 +17,7 @@ mod fragments;
 mod fuzz;
 mod healed;
 mod hops;
+mod jumbo;
 mod keys;
 mod limits;
 mod own_ports;

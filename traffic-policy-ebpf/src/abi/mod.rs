@@ -63,7 +63,7 @@ pub use self::{
 };
 
 /// Version of all layouts below.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

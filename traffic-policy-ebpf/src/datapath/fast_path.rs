@@ -70,10 +70,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         return Outcome::Passed.into();
     }
     // What opens or ends a conversation changes its state: all of it is for the slow path, which checks the lengths itself.
-    if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 {
-        if let Err(outcome) = parse::finish(packet, &parsed) {
-            return outcome.into();
-        }
+    // So is a frame in several buffers (XDP), which the kernel has to be asked about.
+    if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && parse::is_whole(packet, &parsed) {
         let now = clock::jiffies();
         let (numbers, window) = (state::numbers_of(&parsed), state::window_of(&parsed));
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };

@@ -140,6 +140,10 @@ impl<const L2: usize> Packet for Skb<L2> {
         }
     }
     #[inline(always)]
+    fn holds(self, length: u32) -> bool {
+        length <= self.length()
+    }
+    #[inline(always)]
     fn length(self) -> u32 {
         get!((self.skb).len)
     }

@@ -3,13 +3,12 @@
 use aya_ebpf::{
     bindings::xdp_md,
     cty::c_void,
-    helpers::{bpf_redirect, bpf_xdp_adjust_tail},
+    helpers::{bpf_redirect, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
 };
 use traffic_policy_ebpf::abi::{DeviceInfo, hook};
 
 use super::Packet;
 use crate::datapath::{
-    barrier::opaque,
     maps::{DEVICES, Table, XDP_TAIL_CALLS},
     parse::ETHERNET,
     words::{load16, load32},
@@ -31,6 +30,13 @@ impl Xdp {
     #[inline(always)]
     pub fn new(md: *mut xdp_md) -> Self {
         Self { md, ingress: get!(md.ingress_ifindex) }
+    }
+
+    /// Bytes in all buffers of the frame.
+    #[inline(always)]
+    fn length_of_all(self) -> u32 {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        (unsafe { bpf_xdp_get_buff_len(self.md) }) as u32
     }
 }
 
@@ -58,6 +64,10 @@ impl Packet for Xdp {
     #[inline(always)]
     fn length(self) -> u32 {
         (self.end() - self.data()) as u32
+    }
+    #[inline(always)]
+    fn holds(self, length: u32) -> bool {
+        length <= self.length() || length <= self.length_of_all()
     }
     #[inline(always)]
     fn ingress(self) -> u32 {
@@ -122,8 +132,12 @@ impl Packet for Xdp {
     }
     #[inline(always)]
     fn resize(self, length: u32) -> bool {
-        // The verifier lets the end be part of one difference only: with the beginning.
-        let by = length as i32 - opaque(self.length() as u64) as i32;
+        let all = self.length_of_all();
+        if self.length() < all {
+            // What is to be written behind the headers may lie in another buffer.
+            return false;
+        }
+        let by = length as i32 - all as i32;
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
     }

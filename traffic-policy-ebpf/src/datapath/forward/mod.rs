@@ -151,7 +151,9 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         }
         return translatable.mtu_exceeded(mtu);
     }
-    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
+    // Not every driver that receives frames in several buffers takes them from others (NETDEV_XDP_ACT_NDO_XMIT_SG).
+    let pieces = || P::L2 as u32 + translatable.wire_length(packet) > packet.length();
+    if !P::TC && ifindex != packet.ingress() && (flags & HOP_XDP == 0 || pieces()) {
         return Outcome::PassedToTc.into();
     }
     translatable.account(entry, now);

@@ -54,7 +54,7 @@ impl ParseIcmpError for V4 {
         let first = load8::<0>(ip);
         let header = opaque((first as u64 & 15) << 2) as usize;
         let length = u16::from_be(load16::<2>(ip)) as u32;
-        if !matches!(first, 0x45..=0x4f) || length > packet.length() - P::L2 as u32 {
+        if !matches!(first, 0x45..=0x4f) || !packet.holds(P::L2 as u32 + length) {
             return Err(Outcome::PassedMalformed);
         }
         let icmp = ip + header;
@@ -103,7 +103,7 @@ impl ParseIcmpError for V6 {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        if length > packet.length() - P::L2 as u32 {
+        if !packet.holds(P::L2 as u32 + length) {
             return Err(Outcome::PassedMalformed);
         }
         if load8::<0>(quoted) >> 4 != 6 {

@@ -149,17 +149,26 @@ pub fn is_tcp(protocol: u32) -> u64 {
 /// Checks that the lengths in the headers agree with each other and with the frame: those of IP, and the data offset of TCP. The whole fixed TCP header can be read.
 #[inline(always)]
 pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
+    let fits = lengths_agree(packet, parsed, |length| packet.holds(length));
+    if fits { Ok(()) } else { Err(Outcome::PassedMalformed) }
+}
+
+/// Whether [`finish`] would say so, and the frame lies in one buffer.
+#[inline(always)]
+pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
+    lengths_agree(packet, parsed, |length| length <= packet.length())
+}
+
+#[inline(always)]
+fn lengths_agree<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, holds: impl Fn(u32) -> bool) -> bool {
     let header = if parsed.is_tcp() { load8::<12>(parsed.l4) as u32 >> 4 << 2 } else { 8 };
     if parsed.is_tcp() && header < 20 {
-        return Err(Outcome::PassedMalformed);
+        return false;
     }
     let least = parsed.l4_offset + header;
     // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
     let jumbo = P::TC && packet.segment() != 0;
-    if !jumbo && (parsed.length < least || parsed.length > packet.length() - P::L2 as u32) {
-        return Err(Outcome::PassedMalformed);
-    }
-    Ok(())
+    jumbo || parsed.length >= least && holds(P::L2 as u32 + parsed.length)
 }
 
 /// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a

@@ -60,7 +60,7 @@ impl ParseVariable for V4 {
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
             return Err(Outcome::PassedFragment);
         }
-        if length <= header as u32 || length > packet.length() - P::L2 as u32 {
+        if length <= header as u32 || !packet.holds(P::L2 as u32 + length) {
             return Err(Outcome::PassedMalformed);
         }
         // The fields of RFC 791 section 3.1 in the places of those of IPv6.
@@ -142,7 +142,7 @@ impl ParseVariable for V6 {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        if length > packet.length() - P::L2 as u32 {
+        if !packet.holds(P::L2 as u32 + length) {
             return Err(Outcome::PassedMalformed);
         }
         let l4 = opaque((ip + walked.offset as usize) as u64) as usize;

@@ -1,0 +1,193 @@
+//! Jumbo frames. In XDP those of more than a page lie in several buffers: headers in the first, and the programs say that they know
+//! (`xdp.frags`). A test run puts the first 3,520 bytes or so into it, as drivers do.
+
+use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, flag};
+
+use crate::answers::{port_unreachable, too_long};
+use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
+
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
+const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
+const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
+const MTU: usize = 9000;
+/// Bytes of an IP packet in one buffer.
+const ONE: usize = 3000;
+
+/// Bytes of IP packets, from one buffer to several. A test run of TC takes one page only: there real sockets send more, see `policy`,
+/// `jumbo`.
+fn lengths(terms: Terms) -> impl Iterator<Item = usize> {
+    [ONE, 4000, MTU].into_iter().take(if terms.xdp() { 3 } else { 1 })
+}
+
+fn setup(endpoint: (Spot, u16)) -> Setup {
+    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[endpoint]))
+}
+
+/// With as much payload as makes the IP packet so long. TCP: no SYN, for the latter takes the slow path whatever its length.
+fn long(packet: Packet, terms: Terms, length: usize) -> Packet {
+    let header = if terms.v4() { 20 } else { 40 } + if terms.tcp { 20 } else { 8 };
+    let payload: Vec<u8> = (0..length - header).map(|at| (at * 7) as u8).collect();
+    packet.payload(&payload)
+}
+
+/// Rows on a node whose eth0 and eth1 have the MTU of jumbo frames.
+fn run(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
+    harness::with(|harness| {
+        let widened = harness.namespace().netlink(async |net| {
+            net.set_mtu(Device::Eth0.name(), MTU as u32).await?;
+            net.set_mtu(Device::Eth1.name(), MTU as u32).await
+        });
+        widened.unwrap();
+        table::run_on(harness, &rows);
+    });
+}
+
+/// A connection that is open, or an answered datagram: what follows is established.
+fn opened(
+    terms: Terms,
+    endpoint: (Spot, u16),
+    device: Device,
+    router: Spot,
+) -> (Vec<Step>, impl Fn(usize) -> [Step; 2]) {
+    let segment = move |packet: Packet, numbers: (u32, u32)| {
+        if terms.tcp {
+            packet.numbers(numbers.0, numbers.1).with(|packet| packet.tcp_mut().flags = flag::ACK)
+        } else {
+            packet
+        }
+    };
+    let (request, reply) = (terms.request(VIP), terms.reply(endpoint, device, router));
+    let (forwarded, replied) = (terms.forwarded(VIP, endpoint, device, router), terms.replied(VIP));
+    let opening = vec![
+        Step::new(&request, "forwarded", &forwarded),
+        Step::new(&reply, "replied", &replied).by(device),
+        Step::new(
+            &segment(request.clone(), (1001, 5001)),
+            "forwarded",
+            &segment(forwarded.clone(), (1001, 5001)),
+        ),
+    ];
+    let both = move |length| {
+        let there = |packet: &Packet| long(segment(packet.clone(), (1001, 5001)), terms, length);
+        let back = |packet: &Packet| long(segment(packet.clone(), (5001, 1001)), terms, length);
+        [
+            Step::new(&there(&request), "forwarded", &there(&forwarded)),
+            Step::new(&back(&reply), "replied", &back(&replied)).by(device),
+        ]
+    };
+    (opening, both)
+}
+
+#[test]
+fn both_ways_by_one_device() {
+    run(|_, terms| {
+        lengths(terms)
+            .map(|length| {
+                let (mut steps, both) = opened(terms, NEAR, Device::Eth0, Spot::RouterNear);
+                steps.extend(both(length));
+                steps.extend(both(100));
+                steps.extend(both(length));
+                Case::new("forwarded", setup(NEAR), steps)
+            })
+            .collect()
+    });
+}
+
+/// Which drivers take frames of several buffers from others is not known: TC sends them.
+#[test]
+fn by_another_device() {
+    run(|_, terms| {
+        let (mut steps, both) = opened(terms, FAR, Device::Eth1, Spot::RouterFar);
+        steps.extend(both(ONE));
+        for length in lengths(terms) {
+            if length > ONE {
+                for (packet, device) in [
+                    (terms.request(VIP), Device::Eth0),
+                    (terms.reply(FAR, Device::Eth1, Spot::RouterFar), Device::Eth1),
+                ] {
+                    let packet = long(packet, terms, length);
+                    let packet = if terms.tcp {
+                        packet.with(|packet| packet.tcp_mut().flags = flag::ACK)
+                    } else {
+                        packet
+                    };
+                    steps.push(Step::passed(&packet, "passed-to-tc").by(device));
+                }
+            }
+        }
+        vec![Case::new("forwarded", setup(FAR), steps)]
+    });
+}
+
+#[test]
+fn to_an_endpoint_here() {
+    run(|_, terms| {
+        let steps = lengths(terms).map(|length| {
+            let request = long(terms.request(VIP), terms, length);
+            let delivered = request.clone().destination(terms.at(LOCAL));
+            Step::new(&request, "delivered", &delivered)
+        });
+        vec![Case::new("delivered", setup(LOCAL), steps)]
+    });
+}
+
+#[test]
+fn fragments() {
+    run(|_, terms| {
+        let size = if terms.xdp() { 4000 } else { ONE };
+        let both =
+            |packet: Packet| long(packet, terms, 3 * size).with(|packet| packet.label = 7).fragments(size);
+        let forwarded = terms.forwarded(VIP, NEAR, Device::Eth0, Spot::RouterNear);
+        let pairs = both(terms.request(VIP)).into_iter().zip(both(forwarded));
+        let steps: Vec<_> = pairs.map(|(from, to)| Step::new(&from, "forwarded", &to)).collect();
+        assert_eq!(steps.len(), 3);
+        vec![Case::new("in order", setup(NEAR), steps)]
+    });
+}
+
+/// The answer is made by TC, which can reach what lies in other buffers.
+#[test]
+fn answers() {
+    run(|_, terms| {
+        let answered = |length, outcome, answer: fn(&Packet) -> Packet| {
+            let request = long(terms.request(VIP), terms, length);
+            if length > ONE {
+                Step::passed(&request, "passed-to-tc")
+            } else {
+                Step::new(&request, outcome, &answer(&request))
+            }
+        };
+        let none = lengths(terms).map(|length| answered(length, "rejected-no-endpoint", port_unreachable));
+        let mut cases = vec![Case::new("no endpoint", Setup::of(Frontend::new(VIP.0, VIP.1)), none)];
+        let narrow = lengths(terms).map(|length| {
+            let request = long(terms.request(VIP), terms, length);
+            if terms.xdp() {
+                Step::passed(&request, "passed-to-tc")
+            } else {
+                Step::new(&request, "rejected-mtu-exceeded", &too_long(&request, 1400))
+            }
+        });
+        cases.push(Case::new("too long for the way out", setup(SLIM), narrow));
+        cases
+    });
+}
+
+#[test]
+fn lengths_that_lie_and_packets_of_others() {
+    run(|_, terms| {
+        let mut steps = Vec::new();
+        for length in lengths(terms) {
+            let request = long(terms.request(VIP), terms, length);
+            let mut cut = request.bytes();
+            cut.pop();
+            steps.push(Step::frame(cut, "passed-malformed"));
+            let forwarded = long(terms.forwarded(VIP, NEAR, Device::Eth0, Spot::RouterNear), terms, length);
+            steps.push(Step::with_trailer(&request, "forwarded", &forwarded, &[9; 5]));
+            steps.push(Step::passed(&long(terms.request((Spot::Node, 22)), terms, length), "passed"));
+        }
+        vec![Case::new("beside a Service", setup(NEAR), steps)]
+    });
+}
