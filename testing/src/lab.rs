@@ -28,6 +28,9 @@ pub use self::build::LabBuilder;
 pub use self::cni::Cni;
 pub use self::folder::{Folder, remove_leftovers};
 pub use self::plan::{Addresses, Family};
+use anyhow::Result;
+
+use crate::netlink::{self, Netlink};
 use crate::netns::{Namespace, Owned};
 
 /// A running lab. Dropping it removes everything it made.
@@ -120,6 +123,27 @@ impl Lab {
             all.extend(node.pods.iter().map(|pod| (pod.name.as_str(), pod.netns())));
         }
         all
+    }
+
+    /// Changes each device that `wanted` names by namespace and device; `lo` is left alone.
+    ///
+    /// # Errors
+    /// The first change that fails.
+    pub fn each_device(
+        &self,
+        wanted: impl Fn(&str, &str) -> bool + Sync,
+        change: impl AsyncFn(&Netlink, &str) -> Result<()> + Sync,
+    ) -> Result<()> {
+        self.namespaces().into_iter().try_for_each(|(name, namespace)| {
+            namespace.netlink(async |net| {
+                for device in
+                    netlink::devices()?.iter().filter(|device| *device != "lo" && wanted(name, device))
+                {
+                    change(&net, device).await?;
+                }
+                Ok(())
+            })
+        })
     }
 
     /// The address by which a node asks pods of other nodes.

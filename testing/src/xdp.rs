@@ -37,7 +37,9 @@ impl Namespace {
 fn load(program: Always) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`: BPF_PROG_TYPE_XDP
     const XDP: u32 = 6;
+    /// BPF_F_XDP_HAS_FRAGS: without it the other end of a veth can have no MTU of more than a page.
+    const XDP_HAS_FRAGS: u32 = 1 << 5;
     // r0 = program; exit
     let code = [[0xb7, 0, 0, 0, program as u8, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    sys::load(XDP, &code, c"GPL")
+    sys::load_named("", XDP, &code, c"GPL", XDP_HAS_FRAGS)
 }

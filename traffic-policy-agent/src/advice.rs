@@ -109,7 +109,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::PassedNotService => "some Service uses this port, but not at this address: the node's own traffic".to_owned(),
         Outcome::PassedNoFlow => "a segment of a connection that is not known here, to an address of this node: the stack answers it, or goes on with a connection of an earlier proxy".to_owned(),
         Outcome::PassedToConntrack => "its connection began under an earlier proxy and was adopted: conntrack translates it until it ends".to_owned(),
-        Outcome::PassedToTc => "XDP could not finish it (next hop not resolved, device without XDP, or too long): TC takes it up".to_owned(),
+        Outcome::PassedToTc => "XDP could not finish it (next hop not resolved, device without XDP, too long, or in several buffers): TC takes it up".to_owned(),
         Outcome::PassedDelivered => "XDP has translated it already: it is on its way to an endpoint of this node".to_owned(),
         Outcome::PassedStaleFlow => "it belongs to the other direction of a flow, or to one whose other entry is gone".to_owned(),
         Outcome::PassedMissedTailCall => "the program that should have gone on with it is not in place".to_owned(),

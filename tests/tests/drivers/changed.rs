@@ -3,6 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use traffic_policy_agent::dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;
@@ -82,7 +83,8 @@ fn mtu_and_queues() {
     }
 }
 
-/// Frames become longer than XDP takes, and short again: the agent says so, TC takes over meanwhile.
+/// Frames become longer than a page, and short again. A driver that keeps each in one page takes no XDP meanwhile (virtio_net
+/// before Linux 6.3): the agent says so, TC takes over.
 fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
@@ -97,7 +99,11 @@ fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     set_mtu(&fixture, 9000);
     ip(Some(&fixture.node), &["link", "set", "eth0.7", "mtu", "9000"]).unwrap();
     set_all_mtus(&fixture, 9000);
-    println!("{}", agent.wait_said(words, START).unwrap());
+    if Kernel::running().unwrap().at_least(6, 3) {
+        assert!(has_xdp(&fixture), "{}", agent.log());
+    } else {
+        println!("{}", agent.wait_said(words, START).unwrap());
+    }
     goes_on(&fixture, &agent, "MTU 9000");
     assert_eq!(
         ["eth0", "eth0.7"].map(|device| mtu_of(&fixture, device)),

@@ -1,5 +1,7 @@
 //! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the fix, and
-//! `--attach auto` serves by TC.
+//! `--attach auto` serves by TC. Where a newer kernel's driver does not refuse, XDP serves.
+
+use traffic_policy_agent::dataplane::Kernel;
 
 use crate::fixture::{CardTestbed, START};
 use crate::flows::{LEAST, nothing_failed, served};
@@ -32,9 +34,23 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     fixture.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 
+/// Since Linux 6.3 virtio_net takes frames of several buffers: [`crate::changed`] has the rest.
 #[test]
 fn long_frames() {
-    refused("refused::long_frames", 3, &["MTU"]);
+    let test = "refused::long_frames";
+    if !Kernel::running().unwrap().at_least(6, 3) {
+        return refused(test, 3, &["MTU"]);
+    }
+    let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
+    let fixture = CardTestbed::build(first, second).unwrap();
+    let said = fixture.check("xdp", &["eth0"]).unwrap();
+    assert_eq!(said.code, Some(0), "{said:#?}");
+    let agent = fixture.agent("xdp").unwrap().start().unwrap();
+    agent.wait_ready(START).unwrap();
+    fixture.requests().unwrap();
+    fixture.transfers(BYTES).unwrap();
+    nothing_failed(&agent).unwrap();
+    assert!(served(&agent, "xdp").unwrap() > LEAST);
 }
 
 #[test]

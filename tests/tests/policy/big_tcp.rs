@@ -1,13 +1,12 @@
 //! Aggregates of more than 65,535 bytes (BIG TCP), of which no header tells the length: an IPv6 packet has a hop-by-hop header for it, which
 //! its segments do not have, an IPv4 packet says 0. By TC alone, as any aggregate: XDP takes frames as they are on the wire.
 
-use anyhow::Result;
 use traffic_policy_agent::dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab, Pod};
-use traffic_policy_testing::netlink::{self, Netlink};
+use traffic_policy_testing::netlink::Netlink;
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::traffic::transfer::transfer;
 
@@ -35,23 +34,6 @@ fn larger(cluster: &Cluster, pod: &Pod, family: Family, port: u16) -> [usize; 2]
     larger
 }
 
-/// Changes each device of the lab that `wanted` names by namespace and device.
-fn each_device(
-    lab: &Lab,
-    wanted: impl Fn(&str, &str) -> bool + Sync,
-    change: impl AsyncFn(&Netlink, &str) -> Result<()> + Sync,
-) {
-    for (name, namespace) in lab.namespaces() {
-        let changed = namespace.netlink(async |net| {
-            for device in netlink::devices()?.iter().filter(|device| wanted(name, device)) {
-                change(&net, device).await?;
-            }
-            Ok(())
-        });
-        changed.unwrap();
-    }
-}
-
 #[test]
 fn whole_aggregates_are_translated() {
     let (kernel, release) = Kernel::found().unwrap();
@@ -60,9 +42,10 @@ fn whole_aggregates_are_translated() {
     // The stack's own forwarding (`ip6_forward`) takes the hop-by-hop header for part of each segment, and finds them too long for a way
     // that is as wide as the ends'.
     let is_between = |namespace: &str, device: &str| {
-        device != "lo" && !(device == "eth0" && (namespace == "client" || namespace.starts_with("pod")))
+        !(device == "eth0" && (namespace == "client" || namespace.starts_with("pod")))
     };
-    each_device(lab, is_between, async |net, device| net.set_mtu(device, MTU + JUMBO_HEADER).await);
+    let widened = async |net: &Netlink, device: &str| net.set_mtu(device, MTU + JUMBO_HEADER).await;
+    lab.each_device(is_between, widened).unwrap();
     let ports = [("remote", REMOTE, lab.node(2).pod(1)), ("local", LOCAL, lab.node(1).pod(1))];
     for (name, port, pod) in ports {
         let service = Cluster::node_port(name, Policy::Cluster, port);
@@ -71,11 +54,8 @@ fn whole_aggregates_are_translated() {
     let agents = Agent::start_all(lab, |agent| agent.attach("tc")).unwrap();
     // The control: a veth makes none unless it is told to.
     assert_eq!(larger(&cluster, ports[1].2, Family::V6, LOCAL), [0; 2]);
-    each_device(
-        lab,
-        |_, device| device != "lo",
-        async |net, device| net.allow_aggregates(device, LARGEST).await,
-    );
+    let larger_ones = async |net: &Netlink, device: &str| net.allow_aggregates(device, LARGEST).await;
+    lab.each_device(|_, _| true, larger_ones).unwrap();
     for family in Family::BOTH {
         if family == Family::V4 && !kernel.at_least(6, 3) {
             println!("SKIPPED whole_aggregates_are_translated by IPv4: Linux {release} makes none");

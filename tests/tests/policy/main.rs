@@ -16,6 +16,7 @@ mod fallback;
 mod fragments;
 mod health;
 mod icmp;
+mod jumbo;
 mod matrix;
 mod neighbours;
 mod other_proxy;

@@ -12,7 +12,6 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OtherEnd {
     name: String,
-    pub(super) mtu: u32,
     /// It has an XDP program in the driver.
     pub(super) xdp: bool,
     /// `veth-peer` has prepared it: what it sends has finished checksums.
@@ -31,7 +30,6 @@ impl OtherEnd {
         Ok(Self {
             prepared: xdp.is_some_and(|xdp| veth_peer::is_pass(xdp.id)),
             name: far.name,
-            mtu: far.mtu,
             xdp: xdp.is_some(),
             elsewhere: near.other_is_elsewhere(),
         })
@@ -85,12 +83,12 @@ pub fn lost_at_other_end(device: &str, index: u32) -> Option<Finding> {
 
 #[cfg(test)]
 impl OtherEnd {
-    pub(super) fn for_tests(xdp: bool, mtu: u32) -> Self {
-        Self { name: "veth7".into(), mtu, xdp, prepared: false, elsewhere: true }
+    pub(super) fn for_tests(xdp: bool) -> Self {
+        Self { name: "veth7".into(), xdp, prepared: false, elsewhere: true }
     }
 
     pub(super) fn prepared() -> Self {
-        Self { prepared: true, ..Self::for_tests(true, 1500) }
+        Self { prepared: true, ..Self::for_tests(true) }
     }
 }
 
@@ -100,8 +98,8 @@ mod tests {
 
     #[test]
     fn what_is_lost_there() {
-        assert_eq!(judge("eth0", Some(&OtherEnd::for_tests(true, 1500))), None);
-        let finding = judge("eth0", Some(&OtherEnd::for_tests(false, 1500))).unwrap();
+        assert_eq!(judge("eth0", Some(&OtherEnd::for_tests(true))), None);
+        let finding = judge("eth0", Some(&OtherEnd::for_tests(false))).unwrap();
         assert!(finding.found.contains("(veth7 in another network namespace) has no XDP program"));
         assert!(finding.found.contains("lost there in silence"));
         let fix = finding.fix.unwrap();

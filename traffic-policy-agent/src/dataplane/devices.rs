@@ -72,12 +72,16 @@ impl Devices {
         Ok(attached)
     }
 
-    /// Whether the MTU of a device with XDP in the driver has grown to where a frame may not fit into a page any more.
+    /// Whether the MTU of a device with XDP in the driver has grown to where the driver may not take the programs any more.
     fn outgrew_xdp(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
-            *attached == Attached::XdpDriver
-                && interface.mtu > held.mtu
-                && interface.mtu > drivers::page_mtu(introspect::page_size())
+            let page = introspect::page_size();
+            let most = || {
+                introspect::driver(&interface.name)
+                    .and_then(|driver| drivers::most_mtu(&driver, page, self.kernel))
+                    .unwrap_or_else(|| drivers::page_mtu(page))
+            };
+            *attached == Attached::XdpDriver && interface.mtu > held.mtu && interface.mtu > most()
         })
     }
 

@@ -297,6 +297,9 @@ impl Dataplane {
     /// A pin that cannot be removed.
     pub fn forget_others(&mut self) -> Result<()> {
         self.devices.forget_others(&mut self.maps)?;
+        if let Some(pins) = &self.pins {
+            bpf::frags::forget_other_kind(&pins.maps(), self.config.mode)?;
+        }
         self.sockets.forget_others()
     }
 

@@ -62,7 +62,7 @@ impl Dataplane {
             0 => random()? | 1,
             seed => seed,
         };
-        let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), seed, &kernel)?;
+        let (mut object, btf) = loader::open(config.sizes, folder.as_deref(), seed, &kernel, config.mode)?;
         let sizes = MapSizes::in_effect(&object)?;
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);

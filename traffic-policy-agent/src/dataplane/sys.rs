@@ -83,8 +83,10 @@ struct Load {
     instructions: u32,
     code: u64,
     license: u64,
-    /// Of the verifier's log, and flags.
-    rest: [u64; 3],
+    /// Level, size and place of the verifier's log.
+    log: [u64; 2],
+    kernel_version: u32,
+    flags: u32,
     name: [u8; PROGRAM_NAME],
 }
 
@@ -194,20 +196,28 @@ pub fn link_info(pin: &Path) -> io::Result<LinkInfo> {
 /// # Errors
 /// The verifier refuses it; lack of privileges.
 pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
-    load_named("", kind, code, license)
+    load_named("", kind, code, license, 0)
 }
 
-/// The same, with a name of at most 15 letters, digits and underscores.
+/// The same, with a name of at most 15 letters, digits and underscores, and flags (`BPF_F_…` of BPF_PROG_LOAD in linux/bpf.h).
 ///
 /// # Errors
 /// As there; the kernel does not take the name.
-pub fn load_named(name: &str, kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
+pub fn load_named(
+    name: &str,
+    kind: u32,
+    code: &[[u8; 8]],
+    license: &CStr,
+    flags: u32,
+) -> io::Result<OwnedFd> {
     let mut attributes = Load {
         kind,
         instructions: u32::try_from(code.len()).map_err(io::Error::other)?,
         code: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
-        rest: [0; 3],
+        log: [0; 2],
+        kernel_version: 0,
+        flags,
         name: [0; PROGRAM_NAME],
     };
     attributes

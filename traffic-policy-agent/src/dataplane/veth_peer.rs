@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Socket, Type};
 
-use super::{bpf::attach::drivers, introspect, sys};
+use super::{introspect, sys};
 use crate::node::veth::{Change, End, set_xdp};
 
 /// The beginning of the program's names.
@@ -175,19 +175,17 @@ fn detach_one(end: &End) -> Result<Done> {
 fn load(name: &str) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`: BPF_PROG_TYPE_XDP
     const XDP: u32 = 6;
+    /// BPF_F_XDP_HAS_FRAGS: without it a veth takes no program if its other end has an MTU of more than a page.
+    const XDP_HAS_FRAGS: u32 = 1 << 5;
     // r0 = XDP_PASS; exit
     let code = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    sys::load_named(name, XDP, &code, c"Dual MIT/GPL")
+    sys::load_named(name, XDP, &code, c"Dual MIT/GPL", XDP_HAS_FRAGS)
 }
 
 /// Why the kernel does not take the program.
 fn refusal(end: &End, error: &io::Error) -> anyhow::Error {
     let name = &end.name;
-    let most = drivers::page_mtu(introspect::page_size());
     let why = match error.raw_os_error() {
-        Some(libc::ERANGE) => format!(
-            "the MTU of its other end is too large for XDP: lower it at both ends, to {most} at most (`ip link set {name} mtu {most}`)"
-        ),
         Some(libc::ENOSPC) => format!(
             "it has fewer receive queues than its other end has send queues: `ethtool -L {name} rx N`"
         ),
@@ -260,7 +258,6 @@ mod tests {
     fn each_refusal_has_its_fix() {
         let end = End::of(if_nametoindex("lo").unwrap()).unwrap();
         for (number, word) in [
-            (libc::ERANGE, "ip link set lo mtu"),
             (libc::ENOSPC, "ethtool -L lo rx N"),
             (libc::ENOTCONN, "no other end"),
             (libc::EBUSY, "in between"),

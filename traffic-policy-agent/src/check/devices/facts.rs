@@ -33,6 +33,7 @@ pub struct DeviceFacts {
     pub of_pods: Vec<(String, u32)>,
     /// Bytes.
     pub page: usize,
+    pub kernel: Kernel,
     /// That there may be: drivers count those that are not plugged in yet, too.
     pub cpus: u32,
 }
@@ -112,6 +113,7 @@ impl DeviceFacts {
             idle,
             of_pods,
             page: introspect::page_size(),
+            kernel: Kernel::found()?.0,
             cpus: introspect::possible_cpus(),
         })
     }

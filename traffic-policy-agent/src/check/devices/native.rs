@@ -26,32 +26,29 @@ pub(super) fn long_frames(device: &Device, facts: &DeviceFacts) -> Option<Findin
     }
     let (name, mtu, page) = (&device.link.name, device.link.mtu, facts.page);
     let effect = effect(facts.attach);
-    let Some(most) = device.driver.as_deref().and_then(|driver| drivers::most_mtu(driver, page)) else {
+    let Some(most) =
+        device.driver.as_deref().and_then(|driver| drivers::most_mtu(driver, page, facts.kernel))
+    else {
         let most = drivers::page_mtu(page);
         return (mtu > most).then(|| {
             Finding::warning(
                 PROBE,
                 format!(
-                    "{name} has MTU {mtu}, and XDP keeps a frame in one page of {page} bytes, which has room for an MTU of about {most}: its driver may refuse, {effect}"
+                    "{name} has MTU {mtu}, and drivers that keep each frame in one page of {page} bytes for XDP have room for an MTU of about {most}: its driver may refuse, {effect}"
                 ),
                 format!("ip link set {name} mtu {most} (some drivers want a little less), or --attach tc"),
             )
         });
     };
-    // A veth receives what its other end may send.
-    let far = device.other_end.as_ref().map_or(0, |other| other.mtu);
-    let longest = mtu.max(far);
-    (longest > most).then(|| {
-        let (whose, both) =
-            if far > mtu { (format!("the other end of {name}"), " at both ends") } else { (name.clone(), "") };
+    (mtu > most).then(|| {
         refused(
             facts.attach,
             PROBE,
             format!(
-                "{whose} has MTU {longest}, and {} takes XDP up to {most}, for a frame must fit into a page: it refuses, {effect}",
+                "{name} has MTU {mtu}, and {} takes XDP up to {most}, for a frame must fit into a page: it refuses, {effect}",
                 device.described()
             ),
-            format!("ip link set {name} mtu {most}{both}, or --attach tc or xdp-generic"),
+            format!("ip link set {name} mtu {most}, or --attach tc or xdp-generic"),
         )
     })
 }

@@ -10,6 +10,7 @@ use aya::{Btf, Ebpf, EbpfLoader, maps::MapInfo};
 
 use traffic_policy_ebpf::abi::{Multipliers, RuntimeConfig};
 
+use super::{attach::Mode, frags};
 use crate::dataplane::{
     kernel::Kernel,
     maps::{self, reader::Reader},
@@ -168,7 +169,7 @@ impl MapSizes {
 /// # Errors
 /// A pinned map of another layout, missing privileges, a kernel without BTF.
 pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
-    Ok(open(sizes, pins, 0, kernel)?.0)
+    Ok(open(sizes, pins, 0, kernel, Mode::Auto)?.0)
 }
 
 /// As [`load`], with maps of its own and IPv6 keys that are folded as `seed` says.
@@ -176,15 +177,21 @@ pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebp
 /// # Errors
 /// As there.
 pub fn load_seeded(sizes: MapSizes, seed: u64, kernel: &Kernel) -> Result<Ebpf> {
-    Ok(open(sizes, None, seed, kernel)?.0)
+    Ok(open(sizes, None, seed, kernel, Mode::Auto)?.0)
 }
 
-/// As [`load`], with the kernel's type information, by which programs are loaded, too.
+/// As [`load`], with the kernel's type information, by which programs are loaded, too, for XDP as `mode` has it.
 ///
 /// # Errors
 /// As there.
-pub fn open(sizes: MapSizes, pins: Option<&Path>, seed: u64, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
-    Loading { sizes, pins, shared: &|_| true, seed, explains: None }.load(kernel)
+pub fn open(
+    sizes: MapSizes,
+    pins: Option<&Path>,
+    seed: u64,
+    kernel: &Kernel,
+    mode: Mode,
+) -> Result<(Ebpf, Btf)> {
+    Loading { sizes, pins, shared: &|_| true, seed, explains: None, mode }.load(kernel)
 }
 
 /// The types of the running kernel.
@@ -220,7 +227,7 @@ pub fn load_copy(
     let sizes = MapSizes { flows4: 1024, flows6: 1024, unassured: 1024, ..MapSizes::default() };
     // Its flows are its own, but for the seed that it shares.
     let seed = pins.filter(|_| shared("tp_config")).map_or(0, pinned_seed);
-    Loading { sizes, pins, shared, seed, explains: Some(routes) }.load(kernel)
+    Loading { sizes, pins, shared, seed, explains: Some(routes), mode: Mode::Auto }.load(kernel)
 }
 
 /// The seed that an earlier agent has pinned in `folder`; 0 if there is none.
@@ -238,6 +245,7 @@ struct Loading<'a> {
     /// Of the fold of IPv6 keys.
     seed: u64,
     explains: Option<Routes>,
+    mode: Mode,
 }
 
 impl Loading<'_> {
@@ -252,7 +260,7 @@ impl Loading<'_> {
             let wanted = self.sizes.on(name, super::introspect::possible_cpus()).unwrap_or(shape.entries);
             let mut used = wanted;
             if let Some(pins) = self.pins.filter(|_| (self.shared)(name)) {
-                let path = pins.join(name);
+                let path = pins.join(frags::pin(name, self.mode));
                 match pinned(&path, shape)? {
                     Some(entries) => {
                         if entries != wanted && self.explains.is_none() {
@@ -312,7 +320,8 @@ impl Loading<'_> {
         for (name, path) in &paths {
             loader.map_pin_path(name, path.as_path());
         }
-        let object = loader.load(OBJECT).context("loading the packet path failed")?;
+        let object =
+            loader.load(&frags::object(OBJECT, self.mode)).context("loading the packet path failed")?;
         Ok((object, btf))
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod error;
+pub mod frags;
 pub mod introspect;
 pub mod loader;
 #[cfg(feature = "log")]

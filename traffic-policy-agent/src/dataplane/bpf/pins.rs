@@ -38,8 +38,8 @@ pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 pub struct Pins {
     root: PathBuf,
     dir: PathBuf,
-    /// Links of an earlier agent; `None` if nothing of this version was pinned.
-    before: Option<BTreeSet<PathBuf>>,
+    /// Links and maps of an earlier agent; `None` if nothing of this version was pinned.
+    before: Option<[BTreeSet<PathBuf>; 2]>,
     /// Folders of other layout versions, which this one is to replace.
     others: Vec<PathBuf>,
     _lock: Flock<File>,
@@ -82,25 +82,30 @@ impl Pins {
         }
         let others = others.iter().map(|name| root.join(name)).collect();
         let dir = root.join(own);
-        let before = if dir.exists() { Some(list(&dir.join(LINKS))?.into_iter().collect()) } else { None };
+        let pinned = |folder| list(&dir.join(folder)).map(|pins| pins.into_iter().collect());
+        let before = if dir.exists() { Some([pinned(LINKS)?, pinned(MAPS)?]) } else { None };
         for folder in [&dir, &dir.join(LINKS), &dir.join(MAPS), &dir.join(PROGRAMS)] {
             fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         }
         Ok(Self { root: root.to_owned(), dir, before, others, _lock: lock })
     }
 
-    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, and the maps too unless an
-    /// earlier agent had left them. Programs stay as they are then: they go with the maps.
+    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, then maps that no earlier agent had left. Programs stay as they are then: they go with the maps.
     ///
     /// # Errors
     /// A pin that could not be removed.
     pub fn undo(&self) -> Result<()> {
-        let Some(before) = &self.before else {
+        let Some([links, maps]) = &self.before else {
             return if self.others.is_empty() { remove_all(&self.root) } else { remove_version(&self.dir) };
         };
         for link in list(&self.links())? {
-            if !before.contains(&link) {
+            if !links.contains(&link) {
                 remove_link(&link)?;
+            }
+        }
+        for map in list(&self.maps())? {
+            if !maps.contains(&map) {
+                fs::remove_file(&map).with_context(|| format!("{} cannot be removed", map.display()))?;
             }
         }
         Ok(())

@@ -18,6 +18,7 @@ use aya::{
 };
 
 use super::{
+    attach::Mode,
     error::chain,
     loader::{self, MapSizes},
 };
@@ -126,7 +127,7 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
 /// As [`load`], and as [`loader::load`].
 pub fn try_programs(kernel: &Kernel) -> Result<usize> {
     let sizes = MapSizes { flows4: 64, flows6: 64, unassured: 64, ..MapSizes::default() };
-    let (mut object, btf) = loader::open(sizes, None, 0, kernel)?;
+    let (mut object, btf) = loader::open(sizes, None, 0, kernel, Mode::Auto)?;
     load(&mut object, &btf)
 }
 

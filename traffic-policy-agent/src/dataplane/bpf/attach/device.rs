@@ -165,7 +165,7 @@ impl Links {
             Mode::Tc => Attached::Tc,
             _ if !self.ethernet => Attached::Tc,
             Mode::Auto if !wire => Attached::Tc,
-            Mode::Auto => match self.attach_xdp(object, Hook::Xdp) {
+            Mode::Auto => match self.attach_xdp(object, Hook::Xdp, kernel) {
                 Ok(()) => Attached::XdpDriver,
                 Err(error) => {
                     tracing::warn!(
@@ -175,8 +175,10 @@ impl Links {
                     Attached::Tc
                 }
             },
-            Mode::Xdp => self.attach_xdp(object, Hook::Xdp).map(|()| Attached::XdpDriver)?,
-            Mode::XdpGeneric => self.attach_xdp(object, Hook::XdpGeneric).map(|()| Attached::XdpGeneric)?,
+            Mode::Xdp => self.attach_xdp(object, Hook::Xdp, kernel).map(|()| Attached::XdpDriver)?,
+            Mode::XdpGeneric => {
+                self.attach_xdp(object, Hook::XdpGeneric, kernel).map(|()| Attached::XdpGeneric)?
+            }
         };
         if attached == Attached::Tc {
             // An earlier agent may have run with another mode.
@@ -185,7 +187,7 @@ impl Links {
         Ok(attached)
     }
 
-    fn attach_xdp(&self, object: &mut Ebpf, hook: Hook) -> Result<()> {
+    fn attach_xdp(&self, object: &mut Ebpf, hook: Hook, kernel: Kernel) -> Result<()> {
         let (mode, other) = match hook {
             Hook::XdpGeneric => (XdpMode::Skb, Hook::Xdp),
             _ => (XdpMode::Driver, Hook::XdpGeneric),
@@ -209,20 +211,22 @@ impl Links {
             }
         }
         remove_link(&path)?;
-        let id =
-            program.attach_to_if_index(self.ifindex, mode).map_err(|error| self.explain_xdp(hook, &error))?;
+        let id = program
+            .attach_to_if_index(self.ifindex, mode)
+            .map_err(|error| self.explain_xdp(hook, kernel, &error))?;
         let link: FdLink = program.take_link(id)?.try_into().context("XDP was attached without a link")?;
         link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
         Ok(())
     }
 
-    fn explain_xdp(&self, hook: Hook, error: &ProgramError) -> anyhow::Error {
+    fn explain_xdp(&self, hook: Hook, kernel: Kernel, error: &ProgramError) -> anyhow::Error {
         let driver = introspect::driver(&self.device);
         let refusing = Refusing {
             name: &self.device,
             driver: driver.as_deref(),
             mtu: self.mtu,
             page: introspect::page_size(),
+            kernel,
             virtio: drivers::virtio_features(&self.device, self.ifindex, driver.as_deref()),
             generic: hook == Hook::XdpGeneric,
         };

@@ -1,7 +1,9 @@
-//! Demands of network drivers on a device before they take an XDP program: frames that fit into a page, send queues of its
+//! Demands of network drivers on a device before they take an XDP program: frames that are not too long, send queues of its
 //! own, offloads that can be switched off. As of Linux 6.1 to 7.0.
 
 use std::fs;
+
+use crate::dataplane::kernel::Kernel;
 
 /// `XDP_PACKET_HEADROOM` before a frame, and `struct skb_shared_info` after it, share the frame's page.
 const AROUND_A_FRAME: usize = 256 + 320;
@@ -14,13 +16,16 @@ pub fn page_mtu(page: usize) -> u32 {
     u32::try_from(page.saturating_sub(AROUND_A_FRAME + ETHERNET)).unwrap_or(u32::MAX)
 }
 
-/// The largest MTU with which a driver takes our programs (which want each frame in one piece), where that is known; of a
-/// veth it is the other end's.
+/// The largest MTU with which a driver takes our programs, which take frames of several buffers where the driver has them; `None`: not
+/// known. `u32::MAX`: any.
 ///
-/// `virtnet_xdp_set`, `veth_xdp_set`, `ENA_XDP_MAX_MTU` in drivers/net.
-pub fn most_mtu(driver: &str, page: usize) -> Option<u32> {
+/// `virtnet_xdp_set`, `veth_xdp_set` (a veth's other end may have as many as 17 pages), `ENA_XDP_MAX_MTU` in drivers/net. virtio_net
+/// has frames of several buffers since Linux 6.3.
+pub fn most_mtu(driver: &str, page: usize, kernel: Kernel) -> Option<u32> {
     match driver {
-        "virtio_net" | "veth" => Some(page_mtu(page)),
+        "veth" => Some(u32::MAX),
+        "virtio_net" if kernel.at_least(6, 3) => Some(u32::MAX),
+        "virtio_net" => Some(page_mtu(page)),
         "ena" => Some(page_mtu(page).saturating_sub(VLAN_AND_FCS as u32)),
         _ => None,
     }
@@ -103,12 +108,14 @@ mod tests {
 
     #[test]
     fn mtus() {
-        // As virtio_net and veth say in the kernel's log on x86-64.
-        assert_eq!(most_mtu("virtio_net", 4096), Some(3506));
-        assert_eq!(most_mtu("veth", 4096), Some(3506));
-        assert_eq!(most_mtu("ena", 4096), Some(3498));
-        assert_eq!(most_mtu("e1000", 4096), None);
-        assert_eq!(most_mtu("virtio_net", 65_536), Some(64_946));
+        let (old, newer) = (Kernel { major: 6, minor: 2 }, Kernel { major: 6, minor: 3 });
+        // As virtio_net says in the kernel's log on x86-64.
+        assert_eq!(most_mtu("virtio_net", 4096, old), Some(3506));
+        assert_eq!(most_mtu("virtio_net", 65_536, old), Some(64_946));
+        assert_eq!(most_mtu("virtio_net", 4096, newer), Some(u32::MAX));
+        assert_eq!(most_mtu("veth", 4096, old), Some(u32::MAX));
+        assert_eq!(most_mtu("ena", 4096, newer), Some(3498));
+        assert_eq!(most_mtu("e1000", 4096, newer), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::{
     super::error::{chain, errno, kernel_words},
     drivers,
 };
+use crate::dataplane::kernel::Kernel;
 
 /// Facts about the device.
 #[derive(Clone, Debug)]
@@ -15,6 +16,7 @@ pub struct Refusing<'a> {
     pub mtu: u32,
     /// Bytes of a memory page.
     pub page: usize,
+    pub kernel: Kernel,
     /// See [`drivers::virtio_features`].
     pub virtio: Option<u64>,
     /// XDP in the stack was asked for, not in the driver.
@@ -60,17 +62,12 @@ impl Refusing<'_> {
             ),
             libc::EINVAL | libc::ERANGE if self.too_long().is_some() => {
                 let most = self.too_long().unwrap_or_default();
-                let whose = if self.driver == Some("veth") { " at both ends" } else { "" };
                 format!(
-                    "{name}{driver} has MTU {}, and its driver takes XDP up to {most} ({number}): `ip link set {name} mtu {most}`{whose}, or {instead}",
+                    "{name}{driver} has MTU {}, and its driver takes XDP up to {most} ({number}): `ip link set {name} mtu {most}`, or {instead}",
                     self.mtu
                 )
             }
-            libc::ERANGE => format!(
-                "the MTU of {name}{driver}, or of its other end, is too large for XDP ({number}): lower it at both ends (to {} at most), or {instead}",
-                drivers::page_mtu(self.page)
-            ),
-            libc::EINVAL => format!(
+            libc::EINVAL | libc::ERANGE => format!(
                 "{name}{driver} does not take XDP as it is set up ({number}), most likely for its MTU of {} or its number of queues: lower them (`ip link set {name} mtu 1500`, `ethtool -L {name} combined N`; `dmesg` may tell more), or {instead}",
                 self.mtu
             ),
@@ -93,7 +90,7 @@ impl Refusing<'_> {
 
     /// The largest MTU, if the device's is larger.
     fn too_long(&self) -> Option<u32> {
-        let most = drivers::most_mtu(self.driver?, self.page)?;
+        let most = drivers::most_mtu(self.driver?, self.page, self.kernel)?;
         (self.mtu > most && !self.generic).then_some(most)
     }
 }
@@ -106,8 +103,15 @@ mod tests {
 
     use super::*;
 
-    const PLAIN: Refusing<'_> =
-        Refusing { name: "eth0", driver: Some("igb"), mtu: 1500, page: 4096, virtio: None, generic: false };
+    const PLAIN: Refusing<'_> = Refusing {
+        name: "eth0",
+        driver: Some("igb"),
+        mtu: 1500,
+        page: 4096,
+        kernel: Kernel { major: 6, minor: 1 },
+        virtio: None,
+        generic: false,
+    };
     const FIXED: Option<u64> = Some(1 << 1 | 1 << 7);
 
     fn error(errno: i32) -> ProgramError {
@@ -139,8 +143,7 @@ mod tests {
                 &["MTU 9000", "up to 3506", "error 22", "mtu 3506"],
             ),
             (&virtio, libc::EINVAL, &["as it is set up", "1500", "ethtool -L eth0"]),
-            (&Refusing { mtu: 9000, ..veth.clone() }, libc::ERANGE, &["up to 3506", "at both ends"]),
-            (&veth, libc::ERANGE, &["or of its other end", "3506", "error 34"]),
+            (&Refusing { mtu: 9000, ..PLAIN }, libc::ERANGE, &["as it is set up", "9000", "error 34"]),
             (&veth, libc::ENOSPC, &["fewer receive queues", "ethtool -L eth0 rx N"]),
             (&veth, libc::ENOTCONN, &["no other end"]),
             (&PLAIN, libc::ENOMEM, &["too little memory", "too few queues", "error 12"]),
