@@ -96,6 +96,8 @@ pub struct Feeder {
     ifindex: u32,
     /// The measured program leaves packets of another length.
     resizes: bool,
+    /// Zeros behind each frame, bytes.
+    tail: usize,
 }
 
 impl Feeder {
@@ -117,6 +119,7 @@ impl Feeder {
             object,
             ifindex,
             resizes: false,
+            tail: 0,
         })
     }
 
@@ -153,6 +156,12 @@ impl Feeder {
         self.resizes = restore;
     }
 
+    /// From now on so many zeros are behind each frame. In XDP what is more than a page lies in other buffers; a test run of TC takes
+    /// no more.
+    pub fn lengthen(&mut self, bytes: usize) {
+        self.tail = bytes;
+    }
+
     /// Forgets all frames.
     pub fn clear(&mut self) {
         self.frames.used = 0;
@@ -183,9 +192,10 @@ impl Feeder {
     pub fn run(&mut self, hook: Hook, program: &ProgramFd, window: Window, packets: u32) -> Result<Took> {
         let Window { first, len } = window;
         self.feed.set(0, Feed { next: first, first, end: first + len, zero: 0 }, 0)?;
+        let length = FRAME_LENGTH + self.tail;
         let (name, context) = match (hook, self.resizes) {
-            (Hook::Xdp, false) => ("feed_xdp", xdp_md(FRAME_LENGTH as u32, self.ifindex).to_vec()),
-            (Hook::Xdp, true) => ("feed_resized_xdp", xdp_md(FRAME_LENGTH as u32, self.ifindex).to_vec()),
+            (Hook::Xdp, false) => ("feed_xdp", xdp_md(length as u32, self.ifindex).to_vec()),
+            (Hook::Xdp, true) => ("feed_resized_xdp", xdp_md(length as u32, self.ifindex).to_vec()),
             (Hook::Ingress | Hook::Egress, false) => ("feed_tc", sk_buff(self.ifindex, 0).to_vec()),
             (Hook::Ingress | Hook::Egress, true) => ("feed_resized_tc", sk_buff(self.ifindex, 0).to_vec()),
         };
@@ -193,9 +203,10 @@ impl Feeder {
             Hook::Xdp => self.xdp_subject.set(0, program, 0)?,
             Hook::Ingress | Hook::Egress => self.tc_subject.set(0, program, 0)?,
         }
-        let data = self.frames.get(first);
+        let mut data = self.frames.get(first);
+        data.resize(length, 0);
         // As much more as an answer may be longer.
-        let mut packet = vec![0; FRAME_LENGTH + 256];
+        let mut packet = vec![0; length + 256];
         let options = TestRunOptions {
             data_in: Some(&data),
             data_out: Some(&mut packet),

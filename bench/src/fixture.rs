@@ -92,6 +92,12 @@ impl BenchNode {
         Ok(Self { node, _wire: wire, ifindex, idle })
     }
 
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_mtu(&self, mtu: u32) -> Result<()> {
+        self.node.netlink(async |net| net.set_mtu(UPLINK, mtu).await)
+    }
+
     /// Runs inside, on one CPU: flow elements and caches belong to a CPU.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHead
 use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAME_WORDS};
 
 use super::fixture::{MAC, ROUTER_MAC};
+use traffic_policy_ebpf::checksum;
 use traffic_policy_testing::netlink::Mac;
 
 /// A frame in words of its bytes.
@@ -33,6 +34,9 @@ const SEQUENCE: u32 = 7_000;
 const TTL: u8 = 64;
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
+/// Places of the total length and of the checksum of an IPv4 header (RFC 791 section 3.1).
+const LENGTH: usize = ETHERNET + 2;
+const HEADER_SUM: usize = ETHERNET + 10;
 
 /// A packet that comes to the node from its router.
 ///
@@ -40,11 +44,7 @@ const ETHERNET: usize = 14;
 /// The addresses are of two families.
 pub fn frame(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Frame> {
     let bytes = bytes([ROUTER_MAC, MAC], TTL, source, destination, content)?;
-    let mut frame = [0; FRAME_WORDS];
-    for (word, bytes) in frame.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = u64::from_ne_bytes(bytes.try_into()?);
-    }
-    Ok(frame)
+    Ok(packed(&bytes))
 }
 
 /// The same packet as the node forwards it to its router: one hop further, with these addresses.
@@ -63,6 +63,28 @@ pub fn addressed(mut frame: Frame, to: Mac) -> Frame {
     bytes[..6].copy_from_slice(&to);
     *first = u64::from_ne_bytes(bytes);
     frame
+}
+
+/// The same frame, IPv4, as the beginning of an IP packet of `length` bytes.
+#[must_use]
+pub fn lengthened(frame: &[u8], length: u16) -> Vec<u8> {
+    let mut bytes = frame.to_vec();
+    let word = |bytes: &[u8], at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+    let (former, sum) = (word(&bytes, LENGTH), word(&bytes, HEADER_SUM));
+    bytes[LENGTH..LENGTH + 2].copy_from_slice(&length.to_be_bytes());
+    let delta = checksum::delta(former.into(), word(&bytes, LENGTH).into());
+    bytes[HEADER_SUM..HEADER_SUM + 2].copy_from_slice(&checksum::update(sum, delta).to_ne_bytes());
+    bytes
+}
+
+/// As [`unpacked`] has them.
+///
+/// # Panics
+/// If there are not [`FRAME_LENGTH`] bytes.
+pub fn packed(bytes: &[u8]) -> Frame {
+    let mut words =
+        bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")));
+    std::array::from_fn(|_| words.next().expect("a whole frame"))
 }
 
 /// The bytes of a frame.

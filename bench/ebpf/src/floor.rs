@@ -87,7 +87,7 @@ fn lookup<M, K, V>(map: *const M, key: &K) -> Option<*mut V> {
     if value.is_null() { None } else { Some(value) }
 }
 
-#[xdp]
+#[xdp(frags)]
 pub fn floor_established(ctx: XdpContext) -> u32 {
     let Some((ip, tuple)) = parse(ctx.ctx) else { return XDP_PASS };
     let Some(flow) = lookup::<_, _, FloorFlow>(&raw const FLOOR_FLOWS, &tuple) else { return XDP_PASS };
@@ -95,7 +95,7 @@ pub fn floor_established(ctx: XdpContext) -> u32 {
     XDP_TX
 }
 
-#[xdp]
+#[xdp(frags)]
 pub fn mac_swap(ctx: XdpContext) -> u32 {
     let md = ctx.ctx;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
@@ -111,12 +111,12 @@ pub fn mac_swap(ctx: XdpContext) -> u32 {
     XDP_TX
 }
 
-#[xdp]
+#[xdp(frags)]
 pub fn floor_new(ctx: XdpContext) -> u32 {
     first_packet::<false>(ctx.ctx)
 }
 
-#[xdp]
+#[xdp(frags)]
 pub fn floor_new_fib(ctx: XdpContext) -> u32 {
     first_packet::<true>(ctx.ctx)
 }

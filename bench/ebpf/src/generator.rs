@@ -22,7 +22,7 @@ const XDP_ABORTED: u32 = 0;
 const XDP_DROP: u32 = 1;
 const XDP_TX: u32 = 3;
 
-#[xdp]
+#[xdp(frags)]
 pub fn generate(ctx: XdpContext) -> u32 {
     let md = ctx.ctx;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };

@@ -96,7 +96,7 @@ mod feed {
         }
     }
 
-    #[xdp]
+    #[xdp(frags)]
     pub fn feed_xdp(ctx: XdpContext) -> u32 {
         let md = ctx.ctx;
         unsafe {
@@ -118,7 +118,7 @@ mod feed {
 
     /// As `feed_xdp`, for programs that leave a packet of another length: gives it the length of a frame again, also where
     /// nothing has changed it, so that this costs every program the same.
-    #[xdp]
+    #[xdp(frags)]
     pub fn feed_resized_xdp(ctx: XdpContext) -> u32 {
         let md = ctx.ctx;
         unsafe {
@@ -146,7 +146,7 @@ mod feed {
         TC_SHOT
     }
 
-    #[xdp]
+    #[xdp(frags)]
     pub fn empty_xdp(_: XdpContext) -> u32 {
         XDP_PASS
     }

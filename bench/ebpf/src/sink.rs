@@ -28,7 +28,7 @@ const XDP_PASS: u32 = 2;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-#[xdp]
+#[xdp(frags)]
 pub fn sink_xdp(ctx: XdpContext) -> u32 {
     let md = ctx.ctx;
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };

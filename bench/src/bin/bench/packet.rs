@@ -4,6 +4,7 @@ mod established;
 mod floor;
 mod foreign;
 mod fresh;
+mod jumbo;
 mod refused;
 mod two_cpus;
 
@@ -80,12 +81,14 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let refused = refused::wanted(effort, report);
     let foreign = foreign::wanted(report);
     let two_cpus = two_cpus::wanted(effort, report);
+    let jumbo = jumbo::wanted(report);
     if floor.is_empty()
         && established.is_empty()
         && fresh.is_empty()
         && refused.is_empty()
         && foreign.is_empty()
         && two_cpus.is_empty()
+        && jumbo.is_empty()
     {
         return Ok(());
     }
@@ -96,6 +99,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         fresh::measure(&fresh, &fixture, effort, report)?;
         refused::measure(&refused, &fixture, effort, report)?;
         foreign::measure(&foreign, &fixture, effort, report)?;
-        two_cpus::measure(&two_cpus, &fixture, effort, report)
+        two_cpus::measure(&two_cpus, &fixture, effort, report)?;
+        jumbo::measure(&jumbo, &fixture, effort, report)
     })
 }
