@@ -20,8 +20,8 @@ use crate::cluster::{self, NODE_PORT};
 use crate::crowd::Conversation;
 use crate::quiet;
 
-/// Each way.
-const DELAY: Duration = Duration::from_millis(75);
+/// Each way: a round trip is longer than a queue of 8,192 places lasts at [`RATE`], so that a short queue shows.
+const DELAY: Duration = Duration::from_millis(100);
 const CONNECTIONS: usize = 1_000;
 /// So many clients open one after the other.
 const CLIENTS: usize = 50;
