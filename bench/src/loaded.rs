@@ -41,7 +41,7 @@ pub const POOL_PORT: u16 = service::POOL.start;
 const CLUSTER_IPS: &str = "10.233.0.0/18";
 const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
 
-/// A pod that shares none of both bits in the prefilter, one of them or both with some of so many ClusterIPs.
+/// A pod that shares none, one or both of its bits in the prefilter with some of so many ClusterIPs.
 ///
 /// # Errors
 /// No pod does.

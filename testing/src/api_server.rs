@@ -1,8 +1,8 @@
 //! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
 //!
 //! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and takes
-//! Events. Connections are HTTP/1.1, or HTTP/2 by TLS. It can be slow, fall silent, cut connections, forget its history (410 Gone), refuse tokens, know no streaming
-//! lists, and go away and return.
+//! Events. Connections are HTTP/1.1, or HTTP/2 by TLS. It can be slow, fall silent, cut connections, forget its history
+//! (410 Gone), refuse tokens, know no streaming lists, and go away and return.
 
 mod connection;
 mod http;
@@ -292,7 +292,7 @@ impl ApiServer {
         self.shared.change(|state| state.gone_by_status = true);
     }
 
-    /// From now on, or no more, lists of a version from the cache are refused: it does not reach that version.
+    /// Sets whether the cache lags behind: lists that ask it for a version are refused then.
     pub fn lag_behind(&self, behind: bool) {
         self.shared.change(|state| state.behind = behind);
     }

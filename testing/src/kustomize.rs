@@ -1,5 +1,5 @@
-//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge patches in files of their own. Whatever it does
-//! not know is an error, so that what is tested is what `kubectl apply -k` would apply.
+//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge patches in files of their own.
+//! All that it does not know is an error, so that what is tested is what `kubectl apply -k` would apply.
 
 use std::fs;
 use std::path::Path;
@@ -63,7 +63,7 @@ pub fn build(folder: &Path) -> Result<Vec<Value>> {
         let again = objects[..place].iter().any(|other| identity(other) == identity(object));
         ensure!(!again, "{}: {:?} is there twice", folder.display(), identity(object));
     }
-    // They are given what the resources have made.
+    // A component changes what the resources have made.
     for component in &kustomization.components {
         let component = folder.join(component);
         let content = read(&component, ("kustomize.config.k8s.io/v1alpha1", "Component"))?;

@@ -161,6 +161,20 @@ fn a_scrape_follows_syncs_and_packets() {
         assert_eq!(count(&first, "traffic_policy_map_entries", &[family[0], ("map", "slots")]), 4);
         assert_eq!(count(&first, "traffic_policy_map_max_entries", &[family[0], ("map", "slots")]), 262_144);
     }
+    // As docs/metrics.md lists them.
+    for map in [
+        "flows",
+        "unassured",
+        "frontends",
+        "slots",
+        "source-ranges",
+        "services",
+        "hops",
+        "devices",
+        "gone-endpoints",
+    ] {
+        assert!(!first.samples("traffic_policy_map_max_entries", &[("map", map)]).is_empty(), "{map}");
+    }
     assert_eq!(count(&first, "traffic_policy_attached_devices", &[("device", "eth0"), ("mode", "tc")]), 1);
     assert_eq!(count(&first, "traffic_policy_node_info", &[("node", "node-1")]), 1);
     assert_eq!(first.samples("traffic_policy_build_info", &[]).len(), 1);

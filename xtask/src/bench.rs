@@ -22,7 +22,7 @@ const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 
 /// Prefix of the names of groups whose rows need the agent.
 const AGENT_GROUPS: &str = "scale";
-/// And of those that rules of netfilter are compared in.
+/// Prefixes of the names of groups in which rules of netfilter are compared.
 const WIRE_GROUPS: [&str; 2] = ["wire", "one-shot"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {

@@ -53,7 +53,7 @@ pub struct Flow {
     pub answered: bool,
     /// The client has acknowledged that; UDP: after an answer, a datagram of either side two seconds or more after the first.
     pub assured: bool,
-    /// When it began, and when its endpoint answered first.
+    /// Its beginning, and its endpoint's first answer.
     pub began: Moment,
     pub heard: Option<Moment>,
     pub ended: Ended,

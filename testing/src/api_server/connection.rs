@@ -35,7 +35,7 @@ use super::{
     http::{Body, answer},
 };
 
-/// Bodies from this size on are compressed for who takes that, as of real API servers.
+/// Bodies from this size on are compressed for clients that take it, as by real API servers.
 const COMPRESSED: u64 = 128 * 1024;
 
 /// Bytes and requests of all connections so far.
@@ -87,7 +87,7 @@ pub(super) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, share
     while let Ok((stream, _)) = listener.accept().await {
         add(&shared.counters.connections, 1);
         let (tls, shared) = (tls.clone(), Arc::clone(&shared));
-        // Of Go's servers; without it an answer may wait for an acknowledgement.
+        // As Go's servers do: without it an answer may wait for an acknowledgement.
         let _ = stream.set_nodelay(true);
         let stream = Counted { stream, shared: Arc::clone(&shared) };
         connections.spawn(async move {

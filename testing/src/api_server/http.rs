@@ -166,7 +166,7 @@ async fn list(
     )
 }
 
-/// A version that the cache does not reach is asked for. Any version is in it.
+/// Whether a version is asked for that the cache does not reach. 0 is any version.
 fn is_too_large(state: &State, query: &HashMap<String, String>) -> bool {
     let version = query.get("resourceVersion").and_then(|version| version.parse::<u64>().ok()).unwrap_or(0);
     version > 0 && (state.behind || version > state.store.version())

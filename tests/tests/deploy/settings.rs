@@ -132,5 +132,6 @@ fn an_overlay_cleans_up_with_its_own_image() {
         (&container["image"], &container["args"]),
         (&OWN.into(), &serde_json::json!(["cleanup", "--wait"]))
     );
-    assert!(container["livenessProbe"].is_null() && container["securityContext"].is_object());
+    assert!(container["livenessProbe"].is_null() && container["readinessProbe"].is_null());
+    assert!(container["securityContext"].is_object());
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aya_obj::{Map, Object};
 use traffic_policy_agent::dataplane::object_bytes;
+use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use crate::page;
 
@@ -39,6 +40,17 @@ fn the_page_lists_every_map() {
     }
     assert!(maps.is_empty(), "{PAGE} has no row for {:?}: add one with the name", maps.keys());
     assert!(unexplained.is_empty(), "{PAGE} does not explain {unexplained:?}");
+}
+
+/// Pages that name the layout of the maps, which is a part of the path of pins.
+#[test]
+fn pages_name_the_layout_of_the_maps() {
+    for (path, text) in [
+        ("docs/bench.md", format!("/sys/fs/bpf/traffic-policy/v{ABI_VERSION}/programs")),
+        ("docs/operating.md", format!("(`v{ABI_VERSION}`)")),
+    ] {
+        assert!(page::text(path).contains(&text), "{path} does not say {text}");
+    }
 }
 
 /// Names, and the columns that people write, of one part of the page.

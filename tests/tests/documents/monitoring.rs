@@ -13,6 +13,8 @@ use crate::{metrics, page};
 
 const ALERTS: &str = "deploy/monitoring/alerts.yaml";
 const DASHBOARD: &str = "deploy/monitoring/grafana-dashboard.json";
+/// The page that lists the values of the label `map`.
+const METRICS: &str = "docs/metrics.md";
 /// Labels that Prometheus itself gives each series.
 const TARGET: [&str; 2] = ["instance", "job"];
 
@@ -62,13 +64,16 @@ fn faults(query: &str, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String
             if !labels.contains(label) && !TARGET.contains(&label) {
                 faults.push(format!("{name} has no label {label}: {query}"));
             }
-            let value = matcher
-                .split('"')
-                .nth(1)
-                .filter(|value| label == "outcome" && !value.contains(['(', '.', '*']));
-            for outcome in value.iter().flat_map(|value| value.split('|')) {
-                if Outcome::ALL.iter().all(|own| own.name() != outcome) {
-                    faults.push(format!("there is no outcome {outcome}: {query}"));
+            let value = matcher.split('"').nth(1).filter(|value| !value.contains(['(', '.', '*', '$']));
+            for value in value.iter().flat_map(|value| value.split('|')) {
+                let known = match label {
+                    "outcome" => Outcome::ALL.iter().any(|own| own.name() == value),
+                    // Its names are those of a running agent, which the suite `metrics` compares.
+                    "map" => page::text(METRICS).contains(&format!("`{value}`")),
+                    _ => true,
+                };
+                if !known {
+                    faults.push(format!("there is no {label} {value}: {query}"));
                 }
             }
         }
@@ -133,6 +138,7 @@ fn wrong_queries_are_found() {
             "traffic_policy_packets_total{outcome=~\"dropped-table-full|dropped-nothing\"}",
             "no outcome dropped-nothing",
         ),
+        ("traffic_policy_map_entries{map!~\"flows|pending\"}", "no map pending"),
         ("up == 0", "no metric is asked for"),
     ] {
         let found = faults(query, &names);

@@ -118,7 +118,7 @@ fn end(name: &str) -> VethEnd<'_> {
     VethEnd { name, mac: None, mtu: None }
 }
 
-/// The pods of other nodes are behind the overlay's device, which nobody has named: not by way of a counter alone.
+/// The pods of other nodes are behind the overlay's device, which no flag names: the log says so, not a counter alone.
 #[test]
 fn endpoints_behind_a_device_without_programs_are_told_of() {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1]).overlay()).unwrap();

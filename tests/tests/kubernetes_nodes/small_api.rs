@@ -139,7 +139,7 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. SCTP is no mistake, and none.
+/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. SCTP is no mistake, and has no Event.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {
@@ -225,7 +225,7 @@ fn the_startup_taint_goes_with_the_first_sync() {
     check_cluster(&cluster.lab, CLUSTER, &["pod-1-1"]);
 }
 
-/// As a rollout would meet it: an agent whose API server is a wrong one lives, is not ready, and says why.
+/// An agent whose API server is a wrong one lives, is not ready, and says why: a rollout stops there.
 #[test]
 fn an_agent_with_a_wrong_api_server_is_not_ready() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();

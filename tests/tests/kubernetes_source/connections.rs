@@ -1,4 +1,5 @@
-//! Connections to the API server: one of HTTP/2 for all, which pings watch; compressed lists; HTTP/1.1 where there is no more.
+//! Connections to the API server: one by HTTP/2 for all watches, checked by pings; HTTP/1.1 where the server has no HTTP/2;
+//! compressed lists.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ use traffic_policy_testing::pace::scaled;
 
 use crate::fixture::{Agent, service, until};
 
-/// An agent of a server that shows this certificate, reached at a URL that may be another one's.
+/// A server that shows this certificate, and an agent that reaches it by the URL that `reach` gives: its own, or a relay's.
 async fn start(
     certificate: Certificate,
     reach: impl AsyncFnOnce(&ApiServer) -> String,
@@ -45,6 +46,7 @@ fn certificate() -> Certificate {
 #[tokio::test]
 async fn all_watches_share_one_connection() {
     let (mut server, mut agent) = start(certificate(), async |server| server.url()).await;
+    until("the watches", || server.requests_with("watch=true") >= 4).await;
     let traffic = server.traffic();
     assert_eq!(traffic.connections, 1, "{traffic:?}");
     assert!(traffic.requests >= 4 && traffic.multiplexed == traffic.requests, "{traffic:?}");
@@ -77,7 +79,7 @@ async fn long_lists_come_compressed() {
         server.stream_lists(Streaming::Refused);
         for i in 0..1_000u16 {
             let [high, low] = i.to_be_bytes();
-            // Of another proxy: no matter to what is expected.
+            // Another proxy's, so none of those that are expected below.
             let other = service(&format!("s{i:04}"), &format!("10.97.{high}.{low}")).replace(
                 "metadata: {",
                 "metadata: {labels: {service.kubernetes.io/service-proxy-name: other}, ",
@@ -92,7 +94,7 @@ async fn long_lists_come_compressed() {
     assert_eq!(server.lists_of(Kind::Service), 2, "the refused one, and the list");
 }
 
-/// A relay that stops to relay holds connections open: kernels acknowledge, and nobody is there.
+/// A relay that, once stopped, holds its connections open and passes nothing on: kernels acknowledge, and nobody answers.
 struct Relay {
     address: SocketAddr,
     stopped: Arc<AtomicBool>,
@@ -105,7 +107,7 @@ impl Relay {
         let stopped = Arc::clone(&relay.stopped);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                // What is stopped stays stopped; what comes later is relayed.
+                // A connection that was stopped stays so; one that comes later is relayed.
                 let stopped =
                     if stopped.load(Ordering::Acquire) { Arc::default() } else { Arc::clone(&stopped) };
                 let server = TcpStream::connect(to).await.unwrap();
@@ -140,7 +142,7 @@ async fn a_connection_into_a_black_hole_is_ended_by_pings() {
     let (server, mut agent) = start(certificate(), reach).await;
     until("the watches", || server.requests_with("watch=true") >= 4).await;
     assert_eq!(server.requests_with("/version"), 0);
-    // A quiet connection is a good one.
+    // A quiet connection is a good one: this is longer than a ping's turn and the time for its answer.
     sleep(Duration::from_secs(50)).await;
     assert_eq!((server.traffic().connections, server.requests_with("watch=true")), (1, 4));
     let stopped = Instant::now();

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use tokio::time::{sleep, timeout};
 use traffic_policy_agent::model::ServiceName;
 use traffic_policy_agent::source::{ObjectEvent, Subject};
 use traffic_policy_testing::api_server::ApiServer;
+use traffic_policy_testing::pace::scaled;
 
-use crate::fixture::{Agent, service, until};
+use crate::fixture::{Agent, PATIENCE, service, until};
 
 #[tokio::test]
 async fn events_are_posted_about_the_service() {
@@ -43,9 +45,12 @@ async fn events_are_posted_about_the_node() {
     post();
     until("the event", || !server.posted_events().is_empty()).await;
     server.apply("{apiVersion: v1, kind: Node, metadata: {name: here}}").unwrap();
-    while agent.index.nodes().count() == 0 {
-        agent.source.next().await.unwrap().apply(&mut agent.index);
-    }
+    let known = async {
+        while agent.index.nodes().count() == 0 {
+            agent.source.next().await.unwrap().apply(&mut agent.index);
+        }
+    };
+    timeout(scaled(PATIENCE), known).await.expect("the Node comes");
     agent.source.events().post(ObjectEvent::warning(
         Subject::Node,
         "ProgramsTakenOff",
@@ -86,8 +91,8 @@ async fn a_loop_of_edits_costs_one_event_and_no_list() {
             .await;
     }
     until("the event", || !server.posted_events().is_empty()).await;
-    // Time for more, were there more.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Further ones would come by now: each edit has been seen.
+    sleep(Duration::from_millis(500)).await;
     assert_eq!(server.requests_with("/events"), 1, "forty edits");
     assert_eq!(server.requests_with("/namespaces/default/services"), 0);
     assert_eq!(server.posted_events()[0]["regarding"]["uid"], "uid-of-web");

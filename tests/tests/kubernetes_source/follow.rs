@@ -119,7 +119,7 @@ async fn first_lists_come_from_the_cache() {
         agent.expect(&["b=10.1.0.1:8080"]).await;
         assert_eq!(server.lists_of(Kind::Service), lists + 1, "{streaming:?}");
         assert_eq!(server.requests_with("limit=500"), 0, "{streaming:?}");
-        // What the cache is behind of is asked of etcd.
+        // A version that the cache does not reach yet is asked of etcd.
         server.lag_behind(true);
         server.cut_watches();
         server.delete(Kind::Service, "default", "b");

@@ -122,8 +122,8 @@ impl Newcomers {
         Self { stop, thread }
     }
 
-    /// Nearly all were served, with the time-outs of a client's kernel. In a flood the kernel may evict a flow that is not assured before a
-    /// lost segment is sent again: such a client is reset, and connects anew.
+    /// Nearly all were served, with the time-outs of a client's kernel. A flood may push out a flow that is not assured before a lost
+    /// segment is sent again: such a client is reset, and connects anew.
     pub fn finish(self, what: &str) {
         self.stop.store(true, Ordering::Relaxed);
         let (took, failures) = self.thread.join().unwrap();

@@ -20,8 +20,8 @@ use crate::cluster::{self, NODE_PORT};
 use crate::crowd::Conversation;
 use crate::quiet;
 
-/// Each way.
-const DELAY: Duration = Duration::from_millis(75);
+/// Each way: a round trip is longer than a queue of 8,192 places lasts at [`RATE`], so that a short queue shows.
+const DELAY: Duration = Duration::from_millis(100);
 const CONNECTIONS: usize = 1_000;
 /// So many clients open one after the other.
 const CLIENTS: usize = 50;
@@ -49,7 +49,7 @@ fn distant_clients(attach: &str) {
         Backend::at(&Addresses::new([11, 255, 255, number], v6))
     });
     cluster.manifests.apply(&nobody, &nobodies.collect::<Vec<_>>()).unwrap();
-    // What is sent to strangers ends at the client, who says nothing about it, and does not go the long way.
+    // Packets to strangers end at the client, which does not answer them, and do not go the long way.
     let client = cluster.lab.client();
     let quietly = cluster.lab.router().netlink(async |net| {
         let [(network, prefix), _] = STRANGERS;
@@ -114,7 +114,7 @@ fn flood(wire: &Wire, target: SocketAddr, filled: &AtomicBool, done: &AtomicBool
         number += BURST;
         filled.store(number > PLACES + PLACES / 2, Ordering::Relaxed);
         let took = burst.elapsed();
-        // Where this machine stood still, so did what the clients have on their way: then the flood is slower for a while.
+        // If this machine stood still, so did the clients' packets: the flood is slower for a while then.
         let stood_still = took > 4 * BURST_EVERY && filled.load(Ordering::Relaxed);
         sleep(if stood_still { 8 * took } else { BURST_EVERY.saturating_sub(took) });
     }

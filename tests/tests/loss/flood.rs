@@ -252,9 +252,9 @@ fn tc_ipv6() {
     floods("tc", Family::V6, SOURCES / 4);
 }
 
-/// Nobody sweeps, and the source ports towards the endpoint are used up, too.
+/// Nobody sweeps, and there are few more source ports towards the endpoint than flows that fit the table.
 #[test]
-fn without_an_agent_and_without_ports() {
+fn without_an_agent_and_with_few_ports() {
     let _alone = quiet::alone();
     let mut attacked = Attacked::start("tc", Family::V4, SMALL, &["--pool-ports", "20000-24199"]);
     attacked.cluster.agents[0].kill().unwrap();
@@ -264,7 +264,7 @@ fn without_an_agent_and_without_ports() {
         attacked.status()["agent"]["seen_seconds_ago"].as_f64().unwrap() > 11.0
     });
     attacked.syns(10_000, 1);
-    // There is a port more than flows fit the table: the oldest make room, and their ports are free.
+    // There are more ports than flows fit the table: the oldest flows make room, and their ports are free.
     assert_eq!(attacked.packets("dropped-no-snat-port"), 0);
     let client = attacked.cluster.lab.client().netns();
     client.run(|| Conversation::open(attacked.at(NODE_PORT)).map(drop)).unwrap();

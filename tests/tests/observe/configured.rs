@@ -225,14 +225,14 @@ fn lines_of_json() {
 
 /// A FIFO in the place of a file: its reader waits for ever, as on a file system that does not answer.
 #[test]
-fn who_waits_for_a_file_ends_on_sigterm_all_the_same() {
+fn an_agent_that_waits_for_a_file_ends_on_sigterm() {
     let (cluster, file) = cluster("clusterCIDR: \"\"\n");
     let flags = ["--config", file.to_str().unwrap()];
     let mut agent = builder(&cluster).flags(&flags).start().unwrap();
     agent.wait_ready(SOON).unwrap();
     fs::remove_file(&file).unwrap();
     nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // Somebody reads it: else nobody could open it for writing without waiting.
+    // The agent reads it: before that it cannot be opened for writing without waiting.
     let is_read = || {
         let write = nix::fcntl::OFlag::O_WRONLY | nix::fcntl::OFlag::O_NONBLOCK;
         nix::fcntl::open(&file, write, nix::sys::stat::Mode::empty()).ok()

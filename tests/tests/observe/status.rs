@@ -168,7 +168,7 @@ fn what_blocks_readiness_is_named() {
     let start = Instant::now();
     let status = loop {
         let status = agent.json(&["status"]).unwrap();
-        // Until its source has looked it says that alone.
+        // Until its source has looked, it says no more than that.
         if status["agent"]["report"]["waiting_for"].to_string().contains("nowhere") {
             break status;
         }

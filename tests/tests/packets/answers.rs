@@ -257,7 +257,7 @@ fn longer_than_the_way_out() {
         cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
         if terms.v4() {
             let may = |packet: Packet| packet.with(|p| p.dont_fragment = false);
-            // What has gone before the second piece is seen by real sockets: `policy`, `fragments`.
+            // The first piece leaves as a copy, which a test run does not show: real sockets see it in `policy::fragments`.
             let second = |length: usize| {
                 let whole = may(forwarded(length)).fragments(length).remove(0);
                 let rest = whole.payload[1376..].to_vec();

@@ -241,11 +241,11 @@ fn source_routes_are_left_to_the_stack() {
                 steps.push(Step::passed(&later, "passed-unsupported-header"));
             }
         }
-        // What a length makes no sense of is not read on, by the stack neither.
+        // An option whose length makes no sense ends the reading, in the stack, too.
         for lying in [[7, 0, 131, 7], [7, 1, 131, 7], [131, 7, 4, 0], [1, 1, 1, 131]] {
             steps.push(Step::passed(&with(terms.request(NODE), &lying), "passed-malformed"));
         }
-        // Neither behind the end of the list, nor within another option.
+        // Bytes behind the end of the list, or within another option, are no source route.
         for options in [[0, 131, 7, 4], [148, 4, 131, 4]] {
             let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
             steps.push(Step::new(

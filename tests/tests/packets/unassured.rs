@@ -63,7 +63,7 @@ fn the_oldest_makes_room() {
     });
 }
 
-/// A flood of ten times the queue's length: who is assured, and who is being assured within the length of the queue, is not touched.
+/// A flood of ten times the queue's length touches no flow that is assured, or that is assured before its turn in the queue comes.
 #[test]
 fn an_assured_flow_makes_no_room() {
     each(|harness, terms| {
@@ -195,7 +195,9 @@ fn a_flow_without_a_port_pushes_out_nobody() {
             let there =
                 |harness: &Harness| (1..=places).filter(|port| is_there(harness, terms, *port)).count();
             let before = there(harness);
-            (100..120).for_each(|port| drop(to_near(port).open(harness).expect("dropped-no-snat-port")));
+            for port in 100..120 {
+                to_near(port).open(harness).expect("dropped-no-snat-port");
+            }
             assert_eq!(there(harness), before, "{terms:?}");
             assert!(before + 1 >= usize::from(places), "{before}");
         }
@@ -211,7 +213,7 @@ fn datagrams_without_an_answer_take_the_fast_path() {
                 harness.set_up(&setup(endpoint));
                 let dialogue = of_port(terms, 1);
                 dialogue.open(harness).expect(outcome);
-                // Each second one of them is looked at closely, and would miss the reply entry. It may be this one.
+                // Once a second one of them takes the slow path, which would miss the reply entry. It may be this one.
                 let is_fast = || {
                     dialogue.send(harness, ACK).expect(outcome);
                     harness.evict(&dialogue.entries(harness).1);

@@ -114,8 +114,8 @@ fn a_gateway_changes_its_mac_silently_xdp() {
     gateway_changes("xdp", false, Duration::from_secs(20));
 }
 
-/// Nobody raises an epoch then: the packet path looks again by itself. A new flow asks the FIB, and what it learns is for all: so there
-/// is an old one only.
+/// Without an agent nobody raises an epoch: the packet path looks again by itself. Only a flow that stands has packets here, for a new
+/// one asks the FIB, and what it learns holds for all.
 #[test]
 fn a_gateways_new_mac_is_learnt_without_an_agent() {
     let (cluster, agents) = remote_only("xdp");
@@ -134,7 +134,7 @@ fn a_gateways_new_mac_is_learnt_without_an_agent() {
         agent.kill().unwrap();
     }
     cluster.lab.router_change_mac(true).unwrap();
-    // It took up to 60 s.
+    // It looks again after 5 s.
     wait(Duration::from_secs(30));
 }
 
@@ -159,7 +159,7 @@ fn wrong_neighbour_is_deleted(attach: &str) {
         node.netlink(async |net| net.delete_neighbour(hop).await).unwrap();
         let start = Instant::now();
         while !ask() {
-            // Without a word of the agent's the packet path would look again after 5 s.
+            // The agent raises the epoch at once; without it the packet path would look again after 5 s.
             let late = start.elapsed() > scaled(Duration::from_secs(3));
             assert!(!late, "{attach} {family:?}: the old address is still used");
         }

@@ -226,7 +226,8 @@ struct TableArguments {
     /// Idle time of a UDP flow that nobody answered, or of a question and its answer.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP", default_value = "30s", value_name = "TIME", value_parser = duration)]
     idle_udp: Duration,
-    /// Idle time of a UDP flow that was answered.
+    /// Idle time of a UDP flow that is assured: it was answered, and either side still sent two seconds after its first
+    /// datagram.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP_ANSWERED", default_value = "2m", value_name = "TIME", value_parser = duration)]
     idle_udp_answered: Duration,
 }

@@ -51,14 +51,10 @@ impl Describer<'_> {
         let Flow { destination, transport, .. } = self.flow;
         Some(match step.kind {
             step::FILTER => match step.value {
-                0 => format!(
-                    "filter: no Service has port {} or the address {}, the packet goes no further",
-                    destination.port(),
-                    destination.ip()
-                ),
+                0 => format!("filter: no Service is at {destination}, the packet goes no further"),
                 1 => format!("filter: port {} may be one that replies come back to", destination.port()),
                 2 => format!("filter: a Service has port {}", destination.port()),
-                _ => format!("filter: {} may be a ClusterIP", destination.ip()),
+                _ => format!("filter: {} may be an address of a Service", destination.ip()),
             },
             step::FRONTEND => {
                 let service = self

@@ -140,7 +140,7 @@ impl Observed {
     fn flows(&self) -> Vec<Family> {
         let mut unassured = Family::gauge(
             "traffic_policy_flows_unassured",
-            "Flows that the last sweep found in the flow table and that no second packet of the client had confirmed.",
+            "Flows that the last sweep found and that are not assured: TCP that no client has confirmed, UDP that is no stream.",
         );
         let mut snat = Family::gauge(
             "traffic_policy_snat_flows",

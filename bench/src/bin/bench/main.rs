@@ -68,7 +68,7 @@ pub(crate) struct Effort {
     pub(crate) full: bool,
     /// `--instructions`: each run is as any other.
     pub(crate) counted: bool,
-    /// For so long UDP's questions are asked.
+    /// Length of the group of one-shot questions.
     pub(crate) questions: Duration,
 }
 

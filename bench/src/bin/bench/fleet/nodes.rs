@@ -1,4 +1,4 @@
-//! Nodes of a fleet: what follows the API, and makes warnings of it, of each agent.
+//! Nodes of a fleet: of each agent the part that follows the API, and makes Events of warnings.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -142,7 +142,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Ends and starts each node, the next one when one knows what it should.
+    /// Replaces each node by a new one, the next one only when that knows what it should.
     pub(super) async fn replace_each(
         &mut self,
         server: &ApiServer,

@@ -32,7 +32,7 @@ pub(super) struct Wanted {
     name: &'static str,
     hook: Hook,
     to: To,
-    /// Of its source, the first of them, and of its destination.
+    /// Source port of the first packet, and destination port.
     ports: (u16, u16),
     content: Content,
     outcome: Outcome,
@@ -74,7 +74,7 @@ impl Wanted {
     }
 }
 
-/// Whom a packet is for.
+/// Destination of a packet.
 #[derive(Clone, Copy)]
 enum To {
     Node,
@@ -82,7 +82,7 @@ enum To {
     Near,
     /// A pod in the /16 that ClusterIPs are taken from, which shares so many of its two bits with some of them.
     Pod(usize),
-    /// Somebody else: it leaves.
+    /// Another host: the packet leaves.
     Outside,
 }
 
@@ -123,7 +123,7 @@ fn all() -> Vec<Wanted> {
     all
 }
 
-/// Rows that are measured, and the names of those that are told.
+/// Rows that are measured, and the names of those that are reported.
 pub(super) struct Plan {
     rows: Vec<Wanted>,
     names: BTreeSet<String>,

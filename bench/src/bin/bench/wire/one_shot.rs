@@ -131,7 +131,7 @@ struct Counts {
     took: Duration,
 }
 
-/// Someone who forwards, and the server that answers.
+/// A forwarder, and the server that answers.
 struct Subject {
     kind: Kind,
     // Before the fixture, whose folder it uses.
@@ -240,7 +240,7 @@ fn ask(client: &Namespace, length: Duration) -> Result<(u64, u64, Duration)> {
         let (mut sent, mut answered) = (0_u64, 0_u64);
         let started = Instant::now();
         let mut last = started;
-        // What is due, in questions.
+        // Questions that are due.
         let mut due = 0.0;
         while started.elapsed() < length {
             let now = Instant::now();
@@ -300,7 +300,7 @@ fn collect(open: &mut VecDeque<(UdpSocket, u64, Instant)>) -> Result<u64> {
     failed.map_or(Ok(answered), Err)
 }
 
-/// Each question that is not answered is open for seconds.
+/// Raises the limit of open files: the socket of a question that is not answered is open for seconds.
 fn raise_limit_of_files() -> Result<()> {
     // SAFETY: the structure outlives both calls.
     unsafe {
