@@ -76,6 +76,17 @@ pub fn flows(ipv6: bool, protocol: Protocol, number: u32) -> Vec<Flow> {
         .collect()
 }
 
+/// As [`flows`], each with a client of its own.
+pub fn flows_of_many(ipv6: bool, protocol: Protocol, number: u32) -> Vec<Flow> {
+    let first = if ipv6 { V6.client } else { V4.client };
+    let clients = (0..number).map(|i| SocketAddr::new(later(first, i), 20_000));
+    flows(ipv6, protocol, number)
+        .into_iter()
+        .zip(clients)
+        .map(|(flow, client)| Flow { client, ..flow })
+        .collect()
+}
+
 /// IPv4 TCP flows as they might have been opened, for the floor alone.
 pub fn supposed(number: u32, endpoints: u32) -> Vec<Flow> {
     let mut supposed = flows(false, Protocol::Tcp, number);

@@ -30,6 +30,7 @@ use aya::maps::MapError;
 use traffic_policy_agent::dataplane::{self, Found, MapSizes, Sweeper};
 use traffic_policy_ebpf::abi::jump;
 
+pub use self::both::on_one_cpu;
 pub use self::flows::FlowEntry;
 pub use self::loaded::Loaded;
 use self::pool::Pool;

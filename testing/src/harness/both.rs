@@ -1,4 +1,4 @@
-//! Packets on two CPUs at the same time.
+//! Packets on two CPUs at the same time, and packets that all are on one.
 
 use std::sync::Barrier;
 use std::thread;
@@ -7,6 +7,20 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::{Harness, Input};
+
+/// Does something on one CPU: what the packet path keeps for each CPU is found again.
+pub fn on_one_cpu<T>(work: impl FnOnce() -> T) -> T {
+    let this = Pid::from_raw(0);
+    let usable = sched_getaffinity(this).unwrap_or_else(|error| panic!("CPUs: {error}"));
+    let cpu = (0..CpuSet::count()).find(|cpu| usable.is_set(*cpu).unwrap_or(false)).expect("no CPU");
+    let mut one = CpuSet::new();
+    one.set(cpu)
+        .and_then(|()| sched_setaffinity(this, &one))
+        .unwrap_or_else(|error| panic!("staying on CPU {cpu}: {error}"));
+    let result = work();
+    sched_setaffinity(this, &usable).unwrap_or_else(|error| panic!("leaving CPU {cpu}: {error}"));
+    result
+}
 
 impl Harness {
     /// Runs two lists of frames at once, each in its order on a CPU of its own, and says how many went another way than to the stack;

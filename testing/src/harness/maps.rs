@@ -147,6 +147,9 @@ impl Harness {
         for name in ["tp_own_sent4", "tp_own_sent6", "tp_fragments4", "tp_fragments6"] {
             self.map(name).empty()?;
         }
+        for name in ["tp_scratch4", "tp_scratch6"] {
+            self.map(name).renew(1)?;
+        }
         for name in ["tp_ep_routes4", "tp_ep_routes6"] {
             self.map(name).renew(SLOTS * 8)?;
         }

@@ -2,7 +2,9 @@
 
 use aya::maps::{Array, MapData};
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, HOPS_PER_GENERATION, SlotRoute};
-use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot, Way};
+use traffic_policy_testing::harness::{
+    self, Device, Frontend, Harness, Hook, Input, Setup, Spot, Way, on_one_cpu,
+};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netlink::Mac;
 use traffic_policy_testing::packet::flag;
@@ -135,6 +137,81 @@ fn a_reply_asks_for_the_way_back_once() {
         harness.change_config(|config| config.hop_epoch += 1);
         assert_eq!(dialogue.answer(harness, ACK).frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
+    });
+}
+
+/// The MAC address that the answer to a new flow's first packet is sent to.
+#[track_caller]
+fn way_back(dialogue: Dialogue, harness: &Harness, came_by: Device) -> Mac {
+    dialogue.open(harness).expect("forwarded");
+    let answer = dialogue.answer_packet(harness, flag::SYN | ACK);
+    let ran = harness.input(&Input { device: came_by, ..Input::new(dialogue.terms.hook, answer.bytes()) });
+    ran.expect("replied");
+    ran.frame[..6].try_into().unwrap()
+}
+
+/// The FIB is asked once for all flows of a client that have their replies on one CPU, until something may have changed.
+#[test]
+fn the_next_flow_of_a_client_asks_for_no_way_back() {
+    everywhere(|harness, terms| {
+        on_one_cpu(|| {
+            set_up(harness);
+            let way_back = |harness: &Harness, port| {
+                way_back(Dialogue::new(terms, VIP).with_port(port), harness, Device::Eth0)
+            };
+            assert_eq!(way_back(harness, 1), Spot::Router.mac());
+            neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
+            assert_eq!(way_back(harness, 2), Spot::Router.mac(), "nothing said so yet");
+            harness.change_config(|config| config.hop_epoch += 1);
+            assert_eq!(way_back(harness, 3), MOVED);
+            neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
+            assert_eq!(way_back(harness, 4), MOVED);
+            harness.change_config(|config| config.route += 1);
+            assert_eq!(way_back(harness, 5), Spot::Router.mac());
+            // No answer is young any more.
+            neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
+            assert_eq!(way_back(harness, 6), Spot::Router.mac());
+            harness.change_config(|config| config.hop_max_age = 0);
+            assert_eq!(way_back(harness, 7), MOVED);
+            neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
+        });
+    });
+}
+
+/// Rules of routing look at a reply's source, and at the device that it came by.
+#[test]
+fn another_question_about_a_client_has_its_own_answer() {
+    const OTHER: (Spot, u16) = (Spot::OtherVip, PORT);
+    let ways = [(140, Spot::RouterFar), (141, Spot::RouterSlim)];
+    harness::with(|harness| {
+        for family in Family::BOTH {
+            let clients = Spot::Client.addresses().network().of(family);
+            let added = harness.namespace().netlink(async |net| {
+                for (table, router) in ways {
+                    net.route_in(table, clients, family.prefix(), router.of(family)).await?;
+                }
+                net.rule_from(OTHER.0.of(family), ways[0].0, 1000).await?;
+                net.rule_arriving(family, Device::Eth1.name(), ways[1].0, 1001).await
+            });
+            added.unwrap();
+        }
+        let endpoints = [(Spot::Near, ENDPOINT_PORT)];
+        let frontends = [VIP, OTHER].map(|(spot, port)| Frontend::new(spot, port).endpoints(&endpoints));
+        let [one, other] = frontends;
+        for terms in Terms::all() {
+            harness.set_up(&Setup::of(one.clone()).and(other.clone()).pool(5000..5100));
+            on_one_cpu(|| {
+                let by = |frontend, port, device| {
+                    way_back(Dialogue::new(terms, frontend).with_port(port), harness, device)
+                };
+                assert_eq!(by(VIP, 1, Device::Eth0), Spot::Router.mac());
+                assert_eq!(by(OTHER, 2, Device::Eth0), Spot::RouterFar.mac(), "by its source");
+                assert_eq!(by(OTHER, 3, Device::Eth0), Spot::RouterFar.mac());
+                assert_eq!(by(VIP, 4, Device::Eth0), Spot::Router.mac());
+                assert_eq!(by(VIP, 5, Device::Eth1), Spot::RouterSlim.mac(), "by the device it came by");
+                assert_eq!(by(VIP, 6, Device::Eth0), Spot::Router.mac());
+            });
+        }
     });
 }
 

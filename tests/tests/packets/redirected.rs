@@ -85,6 +85,8 @@ fn the_way_of_the_new_source_is_taken() {
             .macs(Device::Eth1.mac(), Spot::RouterFar.mac());
         // The kernel finds the neighbour, and writes the MAC addresses after us.
         let unresolved = answer(terms).source(terms.at(BY_ETH0));
+        let chained = Frontend::new(NODE.0, NODE.1).endpoints(&[BY_ETH0]);
+        let to_frontend = terms.request(NODE).destination(terms.at(BY_ETH0));
         vec![
             Case::new(
                 "that of the request; asked once, then remembered",
@@ -108,6 +110,15 @@ fn the_way_of_the_new_source_is_taken() {
                     Step::new(&answer(terms), "replied-redirected", &unresolved).leaving().by(Device::Eth1),
                 ],
             ),
+            Case::new(
+                "its frontend is an endpoint of another one: the other device's program does not translate it once more",
+                frontend(BY_ETH0).and(chained),
+                [
+                    comes(terms, BY_ETH0, Device::Eth0),
+                    Step::new(&terms.request(NODE), "delivered", &to_frontend),
+                    Step::new(&answer(terms), "replied-redirected", &unresolved).leaving().by(Device::Eth1),
+                ],
+            ),
         ]
     });
 }
@@ -119,8 +130,6 @@ fn as_the_kernel_has_routed_it() {
             let answer = answer(terms);
             Step::new(&answer, "replied-local", &answer.clone().source(terms.at(from))).leaving()
         };
-        let chained = Frontend::new(NODE.0, NODE.1).endpoints(&[BY_ETH0]);
-        let to_frontend = terms.request(NODE).destination(terms.at(BY_ETH0));
         vec![
             Case::new(
                 "asymmetric on purpose: the new source has no other way",
@@ -146,15 +155,6 @@ fn as_the_kernel_has_routed_it() {
                 "no program is attached to the other device",
                 frontend(BY_ETH1).with(|setup| setup.devices = vec![(Device::Eth0, true)]),
                 [comes(terms, BY_ETH1, Device::Slim0), left(BY_ETH1)],
-            ),
-            Case::new(
-                "the other device's program would translate it once more: its frontend is an endpoint",
-                frontend(BY_ETH0).and(chained),
-                [
-                    comes(terms, BY_ETH0, Device::Eth0),
-                    Step::new(&terms.request(NODE), "delivered", &to_frontend),
-                    left(BY_ETH0).by(Device::Eth1),
-                ],
             ),
         ]
     });

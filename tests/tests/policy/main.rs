@@ -15,6 +15,7 @@ mod errors;
 mod fallback;
 mod fragments;
 mod health;
+mod host_network;
 mod icmp;
 mod jumbo;
 mod matrix;

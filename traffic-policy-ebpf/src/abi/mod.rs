@@ -7,6 +7,7 @@
 
 mod address;
 mod affinity;
+mod client_hop;
 mod endpoint;
 mod event;
 mod flow;
@@ -36,6 +37,7 @@ use core::mem::{align_of, offset_of, size_of};
 pub use self::{
     address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
+    client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
     flow::{Flow, Packets, Window, kind},
@@ -90,6 +92,8 @@ const _: () = {
     assert!(size_of::<Slot<Address6>>() == 24);
     assert!(size_of::<SlotRoute<Address4>>() == 12);
     assert!(size_of::<SlotRoute<Address6>>() == 24);
+    assert!(size_of::<ClientHop<Address4>>() == 24);
+    assert!(size_of::<ClientHop<Address6>>() == 48);
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
     assert!(size_of::<HopKey>() == 24);
     assert!(size_of::<DeviceInfo>() == 40);

@@ -1,7 +1,8 @@
 //! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the stack.
 
 use super::{
-    Address, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports, RouteQuery, Tuple,
+    Address, Affinity, AffinityKey, ClientHops, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports,
+    RouteQuery, Tuple,
 };
 
 /// Per-CPU scratch space: state that one program hands to the next, and structures too large for its stack.
@@ -59,6 +60,8 @@ pub struct Scratch<A: Address> {
     pub tcp_first: u64,
     /// The key of an entry that is looked up by a callback, whose stack has no room for it.
     pub flow_key: FlowKey<A>,
+    /// Next hops of the clients that had replies on this CPU.
+    pub client_hops: ClientHops<A>,
 }
 
 /// Result of the walk over IPv6 extension headers.

@@ -3,11 +3,13 @@
 //! The kernel has routed such a packet by the endpoint's address. Where that is another way than the new source has, by rules of routing
 //! (an endpoint on a card of its own, a node with a default route for each of its addresses), the packet is redirected to the latter.
 //! The question costs a look into the FIB, so it is asked only if the request came by another device, once for each flow and epoch.
+//!
+//! What was redirected, here or by TC ingress, has all its translations: the program of the device that it leaves by lets it through.
 
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Flow, HOP_NO_ETHERNET, HOP_ROUTED, Tuple, hook, jump, kind},
+    abi::{Flow, HOP_NO_ETHERNET, HOP_ROUTED, hook, jump, kind},
     outcome::Outcome,
 };
 
@@ -17,7 +19,7 @@ use crate::datapath::{
     family::{V4, V6},
     flow::{
         state::{self, Transition},
-        table::{self, FlowTable},
+        table::FlowTable,
     },
     forward::{
         self, Rewrite, Translatable, fragment,
@@ -26,7 +28,6 @@ use crate::datapath::{
     own_datagrams, own_ports,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
     prefilter,
-    value::borrow,
     verdict::{self, Decision},
     words::load16,
 };
@@ -40,6 +41,9 @@ pub fn run<P: Packet>(packet: P) -> i32 {
 
 #[inline(always)]
 fn outgoing<P: Packet>(packet: P) -> Decision {
+    if packet.is_redirected() {
+        return Outcome::Passed.into();
+    }
     let data = packet.data();
     if P::L2 != 0 && data + P::L2 > packet.end() || packet.tagged() {
         return Outcome::PassedNotIp.into();
@@ -103,7 +107,7 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
             Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow.into(),
         };
     }
-    translate::<P, F, _, FULL>(packet, parsed, &parsed.tuple, entry, last)
+    translate::<P, F, _, FULL>(packet, parsed, entry, last)
 }
 
 /// Translates a packet that leaves by its reply entry, and, if `FULL`, redirects it where it has to be. `last`: the time of the flow's last
@@ -112,7 +116,6 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
 pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
     packet: P,
     translatable: &C,
-    tuple: &Tuple<F::Address>,
     entry: *mut Flow<F::Address>,
     last: u32,
 ) -> Decision {
@@ -122,7 +125,7 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
     // A device with Ethernet takes no packet without its header.
     if P::L2 != 0 && FULL && get!(entry.ifindex) != packet.ingress() {
         let way = reply_way::find::<P, F>(packet, entry);
-        if way.ifindex != 0 && !is_entry::<F>(entry, tuple.protocol) {
+        if way.ifindex != 0 {
             return redirect(packet, translatable, entry, last, &way);
         }
     }
@@ -131,18 +134,6 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
         return Outcome::DroppedInternalError.into();
     }
     C::outcome(kind::REPLY_LOCAL).into()
-}
-
-/// Whether what becomes of an entry's packets is a packet of a flow again, whose endpoint is a frontend. The program of the other
-/// device would translate it a second time.
-#[inline(always)]
-fn is_entry<F: Rewrite>(entry: *const Flow<F::Address>, protocol: u32) -> bool {
-    let Some(scratch) = F::scratch() else { return true };
-    if !prefilter::is_local_endpoint::<F>(get!(entry.source), get!(entry.ports).source()) {
-        return false;
-    }
-    set!(scratch.other = table::translated(entry, protocol));
-    !FlowTable::<F>::new().find(borrow(place!(const scratch.other))).is_null()
 }
 
 /// Translates a packet, and sends it out of another device than the kernel has chosen for it. Its TTL was stepped when it was routed.
@@ -172,7 +163,6 @@ fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     if !translatable.translate(packet, entry, false) {
         return Outcome::DroppedInternalError.into();
     }
-    packet.note_redirected();
     let action = if flags & HOP_ROUTED != 0 || hop.is_null() && flags & HOP_NO_ETHERNET != 0 {
         packet.send_routed(way.ifindex)
     } else if hop.is_null() {

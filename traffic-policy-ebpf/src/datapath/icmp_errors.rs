@@ -57,7 +57,7 @@ fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
         Ok(entry) => entry,
         Err(outcome) => return outcome.into(),
     };
-    egress::translate::<P, F, _, true>(packet, &error, &error.tuple, entry, clock::jiffies())
+    egress::translate::<P, F, _, true>(packet, &error, entry, clock::jiffies())
 }
 
 /// The entry that translates packets of the error's direction.

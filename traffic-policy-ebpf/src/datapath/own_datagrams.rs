@@ -28,8 +28,7 @@ const LASTS: u32 = 30;
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let port = parsed.tuple.ports.source();
-    if parsed.is_tcp() || !prefilter::may_be_service::<F>(parsed.tuple.source, port) || packet.is_redirected()
-    {
+    if parsed.is_tcp() || !prefilter::may_be_service::<F>(parsed.tuple.source, port) {
         return;
     }
     // What came by an attached device is a reply that TC sends on: it has the same source.

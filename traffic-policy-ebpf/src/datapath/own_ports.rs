@@ -35,10 +35,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
         return;
     }
     let ports = parsed.tuple.ports;
-    if !prefilter::is_pool_port(ports.source())
-        || !prefilter::is_endpoint(ports.destination())
-        || packet.is_redirected()
-    {
+    if !prefilter::is_pool_port(ports.source()) || !prefilter::is_endpoint(ports.destination()) {
         return;
     }
     // A flow's packet that TC sends on came by an attached device. Its look-up is not worth it for each datagram, so those of pods

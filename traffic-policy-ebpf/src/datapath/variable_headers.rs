@@ -108,7 +108,7 @@ fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
             Ok(found) => found,
             Err(outcome) => return outcome.into(),
         };
-        return egress::translate::<P, F, _, true>(packet, &later, &later.parsed.tuple, entry, later.last);
+        return egress::translate::<P, F, _, true>(packet, &later, entry, later.last);
     }
     let parsed = &headers.parsed;
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {

@@ -43,10 +43,8 @@ pub trait Packet: Copy {
     fn came_by(self) -> u32;
     /// The mark by which it was routed.
     fn mark(self) -> u32;
-    /// At egress: whether [`Self::note_redirected`] has noted it, at another device.
+    /// At egress: whether this node's program of another hook, or of another device, has sent it here.
     fn is_redirected(self) -> bool;
-    /// At egress: notes that a reply is sent to another device, whose program sees it again.
-    fn note_redirected(self);
     /// TC only: EtherType of the packet as the kernel knows it, memory order.
     fn protocol(self) -> u16;
     /// A VLAN tag that the device took out of the frame.

@@ -16,6 +16,7 @@ use traffic_policy_ebpf::abi::{Piece, hook};
 
 use super::Packet;
 use crate::datapath::{
+    flow::table,
     maps::{L3_TAIL_CALLS, TC_TAIL_CALLS, Table},
     parse::ETHERNET,
     words::store16,
@@ -32,9 +33,17 @@ const TC_SHOT: i32 = 2;
 #[unsafe(no_mangle)]
 static CHECKSUM_IPV6: Global<u64> = Global::new(0);
 
-/// `skb->tc_index` of a redirected reply. The kernel keeps that word with the packet, also while a neighbour is being resolved, and
-/// nothing but queueing disciplines of old (GRED) reads it.
-const REDIRECTED: u16 = 0x7470;
+/// `skb->tc_index` of what has been sent on: programs at egress have nothing to do with it. The kernel keeps that word with the packet,
+/// also while a neighbour is being resolved (`skb->cb` is the neighbour's then), and nothing but queueing disciplines of old (GRED)
+/// reads it.
+///
+/// It is kept, too, on the way into another network namespace: in a cluster of nodes on one machine (kind, nodes within pods) the next node
+/// must not take it for its own. So it is a secret number of each node, never 0; the verifier sees a constant.
+#[inline(always)]
+fn redirected() -> u16 {
+    let [_, secret] = table::multipliers().0;
+    (secret >> 48) as u16 | 1
+}
 
 /// The number of the VLAN in a tag.
 const VLAN: u32 = 0xfff;
@@ -60,6 +69,13 @@ impl<const L2: usize> Skb<L2> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
+    }
+
+    /// Notes that a packet is sent out of a device, whose program at egress sees it again.
+    #[inline(always)]
+    fn note_redirected(self) {
+        let skb = self.skb;
+        set!(skb.tc_index = redirected() as u32);
     }
 }
 
@@ -162,12 +178,7 @@ impl<const L2: usize> Packet for Skb<L2> {
     }
     #[inline(always)]
     fn is_redirected(self) -> bool {
-        get!((self.skb).tc_index) == REDIRECTED as u32
-    }
-    #[inline(always)]
-    fn note_redirected(self) {
-        let skb = self.skb;
-        set!(skb.tc_index = REDIRECTED as u32);
+        get!((self.skb).tc_index) == redirected() as u32
     }
     #[inline(always)]
     fn protocol(self) -> u16 {
@@ -191,6 +202,7 @@ impl<const L2: usize> Packet for Skb<L2> {
     }
     #[inline(always)]
     fn send(self, ifindex: u32) -> i32 {
+        self.note_redirected();
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect(ifindex, 0) as i32 }
     }
@@ -210,11 +222,13 @@ impl<const L2: usize> Packet for Skb<L2> {
     }
     #[inline(always)]
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32 {
+        self.note_redirected();
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect_neigh(ifindex, neighbour.cast(), size_of::<[u32; 5]>() as i32, 0) as i32 }
     }
     #[inline(always)]
     fn send_routed(self, ifindex: u32) -> i32 {
+        self.note_redirected();
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) as i32 }
     }

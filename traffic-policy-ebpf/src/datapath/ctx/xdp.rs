@@ -86,8 +86,6 @@ impl Packet for Xdp {
         false
     }
     #[inline(always)]
-    fn note_redirected(self) {}
-    #[inline(always)]
     fn protocol(self) -> u16 {
         0
     }

@@ -2,6 +2,7 @@
 //!
 //! Packets that can be translated: a whole one here, a later fragment and an ICMP error in files of their own.
 
+pub mod client_hop;
 pub mod fragment;
 pub mod icmp;
 pub mod nexthop;

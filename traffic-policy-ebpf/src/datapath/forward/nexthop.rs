@@ -17,6 +17,7 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     flow::table,
+    forward::client_hop,
     maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
     value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
     verdict::Decision,
@@ -97,8 +98,14 @@ impl Current {
         }
         let hop = NEXTHOPS.get_ptr(hop as u32)?;
         let (epoch, resolved) = (get!(hop.epoch), get!(hop.resolved));
-        let fresh = epoch == self.hop_epoch && now.wrapping_sub(resolved) < self.max_age;
+        let fresh = epoch == self.hop_epoch && self.is_young(resolved, now);
         if fresh { Some(hop) } else { None }
+    }
+
+    /// Whether an answer that the FIB gave then may still be used.
+    #[inline(always)]
+    pub fn is_young(&self, then: u32, now: u32) -> bool {
+        now.wrapping_sub(then) < self.max_age
     }
 }
 
@@ -192,12 +199,21 @@ pub fn resolve_egress<P: Packet, F: Family>(
     if let Some(hop) = fresh(epoch, index, now) {
         return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
+    if kind == kind::REPLY
+        && let Some((hop, index, epoch)) = client_hop::find::<P, F>(packet, entry, now)
+    {
+        table::set_next_hop(entry, index, epoch);
+        return Ok(Forwarding { entry, hop, unresolved: 0 });
+    }
     let (source, destination) = (get!(entry.source), get!(entry.destination));
     match resolve::<F>(packet.raw(), packet.ingress(), 0, source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
                 return Err(Outcome::DroppedNoRoute.into());
             };
+            if kind == kind::REPLY {
+                client_hop::note::<P, F>(packet, source, destination, (via.hop, via.epoch), now);
+            }
             table::set_next_hop(entry, via.hop, via.epoch);
             Ok(Forwarding { entry, hop, unresolved: 0 })
         }
@@ -390,8 +406,20 @@ fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<
 /// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not stay under the other's
 /// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
 /// raised; then nobody believes the hop, and it is resolved again.
+///
+/// What another one has just written is left alone: the line stays in the caches of all CPUs whose packets leave by this hop.
 #[inline(always)]
 fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
+    if load_once(place!(const hop.resolved)) == found.resolved
+        && load_once(place!(const hop.epoch)) == found.epoch
+        && load_once(place!(const hop.macs)) == found.macs
+        && load_once(place!(const hop.source_mac_tail)) == found.source_mac_tail
+        && load_once(place!(const hop.ifindex)) == found.ifindex
+        && load_once(place!(const hop.mtu)) == found.mtu
+        && load_once(place!(const hop.flags)) == found.flags
+    {
+        return;
+    }
     store_once(place!(mut hop.macs), found.macs);
     store_once(place!(mut hop.source_mac_tail), found.source_mac_tail);
     store_once(place!(mut hop.ifindex), found.ifindex);

@@ -5,7 +5,7 @@ use aya::Pod;
 use traffic_policy_agent::dataplane::MapSizes;
 use traffic_policy_bench::{
     BenchNode, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Took, Window,
-    flows::{check_new, expected, flows, frames, learn, remove, remove_floor},
+    flows::{check_new, expected, flows, flows_of_many, frames, learn, remove, remove_floor},
     turns::low,
 };
 use traffic_policy_bench_ebpf::FloorFlow;
@@ -33,6 +33,8 @@ const FLOOD_PLACES: u32 = 16_384;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
+    /// The same; the flows of the others are of few clients, as behind a load balancer that shows its own address.
+    Strangers,
     Filled,
     /// The queue of flows that are not assured is used up: each new one pushes out the oldest.
     Flood,
@@ -42,6 +44,7 @@ impl State {
     fn name(self) -> &'static str {
         match self {
             Self::Empty => "tables from empty to a quarter full",
+            Self::Strangers => "each of another client",
             Self::Filled => "tables 97 % full",
             Self::Flood => "flood of SYNs",
         }
@@ -50,7 +53,7 @@ impl State {
     /// Flows of one run.
     fn flows(self) -> u32 {
         match self {
-            Self::Empty => 32_768,
+            Self::Empty | Self::Strangers => 32_768,
             // What fits into the rest, but for a few.
             Self::Filled => 3_584,
             // Many times the places of the queue.
@@ -94,7 +97,7 @@ impl Wanted {
 
 pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<(Wanted, Vec<String>)> {
     let mut wanted = Vec::new();
-    for state in [State::Empty, State::Filled, State::Flood] {
+    for state in [State::Empty, State::Strangers, State::Filled, State::Flood] {
         for (ipv6, protocol) in
             [(false, Protocol::Tcp), (true, Protocol::Tcp), (false, Protocol::Udp), (true, Protocol::Udp)]
         {
@@ -138,7 +141,7 @@ pub(super) fn measure(
         report.measure(|| {
             let mut all = match kind.state {
                 State::Flood => flood(*kind, &mut loaded, effort)?,
-                State::Empty | State::Filled => opened(*kind, &mut loaded, effort)?,
+                State::Empty | State::Strangers | State::Filled => opened(*kind, &mut loaded, effort)?,
             };
             // They are measured together; what was not asked for is not told.
             all.retain(|row| rows.contains(&row.name));
@@ -189,6 +192,7 @@ struct Runs {
 fn opened(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
     loaded.feeder.clear();
     let number = if effort.counted { COUNTED_FLOWS } else { kind.state.flows() };
+    let flows = if kind.state == State::Strangers { flows_of_many } else { flows };
     let floors = Opening::new(loaded, flows(false, Protocol::Tcp, number))?;
     let own = Opening::new(loaded, flows(kind.ipv6, kind.protocol, number))?;
     let mut runs = Runs::default();

@@ -1,0 +1,60 @@
+//! The next hop of a client whose other flows had replies on this CPU not long ago: the first reply of each new flow need not ask the FIB
+//! for it (a load balancer, another proxy and a client without keep-alive open one connection after the other).
+//!
+//! The FIB's answer about another client proves nothing, though both are behind one gateway: a route may lead to one of them, and rules of
+//! routing look at the source and at the device that a packet came by. So an answer is used for the same question alone, under the same
+//! epoch, and for as long as a next hop is kept that nobody uses: what path MTU discovery finds raises no epoch.
+
+use traffic_policy_ebpf::{
+    abi::{CLIENT_HOPS, ClientHop, Flow, Hop},
+    hash,
+};
+
+use crate::datapath::{ctx::Packet, family::Family, forward::nexthop::Current};
+
+/// Where the client of a reply entry has its place; null never, but the verifier does not know.
+#[inline(always)]
+fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
+    let scratch = F::scratch()?;
+    let index = (hash::address(client) >> (u64::BITS - CLIENT_HOPS.trailing_zeros())) as usize;
+    Some(place!(mut scratch.client_hops).cast::<ClientHop<F::Address>>().wrapping_add(index))
+}
+
+/// The next hop of a reply entry's packets with its index and route epoch, if the FIB has just named it for another flow.
+#[inline(always)]
+pub fn find<P: Packet, F: Family>(
+    packet: P,
+    entry: *const Flow<F::Address>,
+    now: u32,
+) -> Option<(*const Hop, u16, u16)> {
+    let known = place::<F>(get!(entry.destination))?;
+    let current = Current::load()?;
+    let (index, epoch) = (get!(known.hop), get!(known.epoch));
+    if get!(known.destination) != get!(entry.destination)
+        || get!(known.source) != get!(entry.source)
+        || get!(known.ingress) != packet.ingress()
+        || index == 0
+        || !current.is_young(get!(known.asked), now)
+    {
+        return None;
+    }
+    current.hop(epoch, index, now).map(|hop| (hop, index, epoch))
+}
+
+/// Notes the FIB's answer about the way from `source` to a client.
+#[inline(always)]
+pub fn note<P: Packet, F: Family>(
+    packet: P,
+    source: F::Address,
+    client: F::Address,
+    (hop, epoch): (u16, u16),
+    now: u32,
+) {
+    let Some(known) = place::<F>(client) else { return };
+    set!(known.source = source);
+    set!(known.destination = client);
+    set!(known.ingress = packet.ingress());
+    set!(known.hop = hop);
+    set!(known.epoch = epoch);
+    set!(known.asked = now);
+}
