@@ -356,7 +356,7 @@ impl Index {
             self.ports.remove(&name, &old.uses, settle);
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
-                    self.claims.remove(key, *frontend, settle);
+                    self.claims.remove(old.created, key, *frontend, settle);
                 }
             }
         }
@@ -364,7 +364,7 @@ impl Index {
             self.ports.add(created, &name, &wanted.uses, settle);
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
-                    self.claims.add(created, key, *frontend, settle);
+                    self.claims.add(wanted.created, key, *frontend, settle);
                 }
             }
             self.wanted.insert(name.clone(), wanted);

@@ -166,6 +166,37 @@ fn what_is_named_and_not_written_needs_no_room() {
     assert!(refused.contains("lists 17 IPv4 endpoints") && refused.contains("16"), "{refused}");
 }
 
+/// Many Services claim one address: a change of one concerns few of them.
+#[test]
+fn ten_thousand_claimants_of_one_address_are_cheap() {
+    let claimant = |i: u16, addresses: bool| {
+        let [high, low] = i.to_be_bytes();
+        let external_ips = if addresses { vec![Ipv4Addr::new(198, 51, 100, 1).into()] } else { Vec::new() };
+        Service {
+            name: name("ns", &format!("s{i}")),
+            cluster_ips: vec![Ipv4Addr::new(10, 100, high, low).into()],
+            external_ips,
+            ..greedy(0, i64::from(i), 0)
+        }
+    };
+    let mut index = Index::default();
+    for i in 0..10_000 {
+        index.apply(claimant(i, true));
+    }
+    let settled = std::cell::Cell::new(0);
+    let started = std::time::Instant::now();
+    let _ = index.update_with(&input(0), &|| settled.set(settled.get() + 1));
+    println!("10,000 claimants: {:?}", started.elapsed());
+    for change in [claimant(0, false), claimant(0, true), claimant(5_000, false), claimant(9_999, false)] {
+        settled.set(0);
+        index.apply(change);
+        let started = std::time::Instant::now();
+        let _ = index.update_with(&input(0), &|| settled.set(settled.get() + 1));
+        println!("a change: {:?}, {} Services", started.elapsed(), settled.get());
+        assert!(settled.get() <= 12, "{} Services", settled.get());
+    }
+}
+
 /// A Service of many ports must not cost more for each of them.
 #[test]
 fn the_cost_of_a_service_grows_with_its_ports() {
