@@ -4,6 +4,7 @@
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
 
 mod batch;
+mod chance;
 mod convert;
 mod events;
 mod kubernetes;

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use self::listing::{Listing, is_too_large_version, random, refusal, start_delay};
+use self::listing::{Listing, is_too_large_version, refusal, start_delay};
 use super::{
     deadline::WHOLE,
     observe::{API_SERVER, chain},
@@ -38,6 +38,7 @@ use crate::{
     model::ServiceName,
     source::{
         batch::{Batch, Change, Update},
+        chance::random,
         convert::FieldError,
         events::{EventRecorder, ObjectEvent, Subject},
         status::StatusWriter,
