@@ -19,5 +19,5 @@ pub use self::{
         list_cluster,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},
-    status::{Status, StatusReader},
+    status::{Stale, Status, StatusReader},
 };
