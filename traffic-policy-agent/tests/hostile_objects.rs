@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use anyhow::Result;
@@ -25,6 +25,8 @@ const MIB: usize = 1 << 20;
 /// More than the most that any one Service may cost that fits into maps of the default sizes, and far less than what
 /// each of these would cost if it were built.
 const MOST: usize = 64 * MIB;
+/// The same for any number of Services: what twice the maps hold costs, of both families.
+const MOST_OF_ALL: usize = 192 * MIB;
 
 fn address(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(11, 0, 0, 0)) + number)
@@ -82,6 +84,70 @@ fn external_ips(ports: u16, addresses: u32) -> Service {
 fn also(service: Service) -> [Service; 2] {
     let other = Service { name: name("other"), ..service.clone() };
     [service, other]
+}
+
+/// So many Services of different names, each of which fits alone.
+fn many(count: u32, of: impl Fn(u32) -> (Service, Vec<EndpointSlice>)) -> (Vec<Service>, Vec<EndpointSlice>) {
+    let mut all = (Vec::new(), Vec::new());
+    for number in 0..count {
+        let (service, slices) = of(number);
+        let service =
+            Service { name: name(&format!("hostile-{number}")), created: Some(number.into()), ..service };
+        let slices = slices.into_iter().enumerate().map(|(i, slice)| EndpointSlice {
+            name: name(&format!("slice-{number}-{i}")),
+            service: service.name.name.clone(),
+            ..slice
+        });
+        all.1.extend(slices);
+        all.0.push(service);
+    }
+    all
+}
+
+/// A tenant's hundreds of Services, each just below what a map takes, and one that was there before.
+fn crowds() -> Vec<(&'static str, Vec<Service>, Vec<EndpointSlice>)> {
+    let frontends = many(14, |number| {
+        let external_ips = (0..250).map(|i| address(number * 250 + i).into()).collect();
+        (Service { external_ips, ..service(250) }, Vec::new())
+    });
+    let endpoints = many(14, |_| (service(100), vec![slice(0, 100, 1000), slice(1, 100, 1000)]));
+    let ranges = many(14, |_| {
+        let source_ranges = (0..600).map(|i| IpNet::from(IpAddr::V4(address(i)))).collect();
+        (Service { source_ranges, ..service(100) }, Vec::new())
+    });
+    let dual = many(14, |number| {
+        let (service, mut slices) = (service(100), vec![slice(0, 100, 1000), slice(1, 100, 1000)]);
+        slices.extend((0..2).map(|half| {
+            let mut slice = EndpointSlice { ipv6: true, ..slice(half, 100, 1000) };
+            for (i, endpoint) in (0u16..).zip(&mut slice.endpoints) {
+                endpoint.address = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, number as u16, half as u16, i).into();
+            }
+            slice
+        }));
+        let external_ips =
+            (0..250).map(|i| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, number as u16, i)));
+        let external_ips = external_ips.chain((0..250).map(|i| address(number * 250 + i).into())).collect();
+        (Service { ipv6: true, external_ips, ..service }, slices)
+    });
+    let crowds = [
+        ("frontends", frontends),
+        ("endpoints", endpoints),
+        ("source ranges", ranges),
+        ("both families", dual),
+    ];
+    let old = Service {
+        name: name("old"),
+        created: Some(-1),
+        cluster_ips: vec![address(0xF000).into()],
+        ..service(1)
+    };
+    crowds
+        .into_iter()
+        .map(|(what, (mut services, slices))| {
+            services.push(old.clone());
+            (what, services, slices)
+        })
+        .collect()
 }
 
 struct Row {
@@ -168,6 +234,28 @@ fn cost_no_more_than_the_maps_hold() {
         assert!(peak < MOST, "{what}: {} MiB", peak / MIB);
         let desired = index.desired();
         assert_eq!(!desired.ports.is_empty(), served, "{what}");
+    }
+
+    for (what, services, slices) in crowds() {
+        let count = services.len();
+        let mut index = Index::default();
+        for service in services {
+            index.apply(service);
+        }
+        for slice in slices {
+            index.apply(slice);
+        }
+        let peak = peak(&mut index);
+        println!("{what}: {} MiB", peak / MIB);
+        assert!(peak < MOST_OF_ALL, "{what}: {} MiB", peak / MIB);
+        let desired = index.desired();
+        let refused = desired.refused.len();
+        assert!(refused > 0 && refused < count, "{what}: {refused} of {count}");
+        // One warning each, and the old one is served.
+        let is_refused = |service: &ServiceName| desired.refused.contains_key(service);
+        let said = desired.warnings.iter().filter(|warning| warning.service.as_ref().is_some_and(is_refused));
+        assert_eq!(said.count(), refused, "{what}");
+        assert!(desired.ports.keys().any(|key| key.service == name("old")), "{what}");
     }
 
     let mut index = annotated().unwrap();

@@ -3,6 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    ops::Bound,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -12,14 +14,62 @@ use crate::source::{ObjectEvent, Subject};
 
 /// Endpoints whose routes are asked for at once: one question to the kernel each.
 const ASKED: usize = 1000;
+/// A device that leads to no endpoint for so long is told of anew when it does: routes and devices of a network plugin come and go.
+const FORGOTTEN: Duration = Duration::from_secs(3600);
 
 /// The devices, and the endpoints behind them.
 #[derive(Debug, Default)]
 pub(super) struct Unattached {
-    /// Packets that were refused when it was last looked.
+    /// Packets that had been refused when the last round began.
     refused: u64,
-    /// Devices that have been told of.
-    told: BTreeSet<u32>,
+    round: Option<Round>,
+    /// Names of devices that have been told of, and when each last led to an endpoint.
+    told: BTreeMap<String, Instant>,
+}
+
+/// A walk over all endpoints, in pieces.
+#[derive(Debug, Default)]
+struct Round {
+    /// The last one that was asked for.
+    after: Option<IpAddr>,
+    /// What lies behind devices, by their names, as far as is known.
+    behind: BTreeMap<String, Vec<IpAddr>>,
+}
+
+impl Unattached {
+    /// The endpoints to be asked for now; none, unless packets have been refused since the last round began.
+    fn piece(&mut self, refused: u64, endpoints: impl FnOnce() -> BTreeSet<IpAddr>) -> Vec<IpAddr> {
+        if self.round.is_none() && refused != self.refused {
+            (self.refused, self.round) = (refused, Some(Round::default()));
+        }
+        let Some(round) = &self.round else { return Vec::new() };
+        let from = round.after.map_or(Bound::Unbounded, Bound::Excluded);
+        endpoints().range((from, Bound::Unbounded)).take(ASKED).copied().collect()
+    }
+
+    /// Takes what a piece has found, by names of devices; returns those to tell of. Until then the same piece is asked for again.
+    fn found(
+        &mut self,
+        piece: &[IpAddr],
+        found: BTreeMap<String, Vec<IpAddr>>,
+        now: Instant,
+    ) -> Vec<(String, Vec<IpAddr>)> {
+        let Some(round) = &mut self.round else { return Vec::new() };
+        self.told.retain(|_, last| now.duration_since(*last) < FORGOTTEN);
+        let mut news = Vec::new();
+        for (device, endpoints) in found {
+            let behind = round.behind.entry(device.clone()).or_default();
+            behind.extend(endpoints);
+            if self.told.insert(device.clone(), now).is_none() {
+                news.push((device, behind.clone()));
+            }
+        }
+        round.after = piece.last().copied().or(round.after);
+        if piece.len() < ASKED {
+            self.round = None;
+        }
+        news
+    }
 }
 
 impl NodeNetwork {
@@ -30,29 +80,27 @@ impl NodeNetwork {
         path: &impl PacketPath,
         endpoints: impl FnOnce() -> BTreeSet<IpAddr>,
     ) -> Result<()> {
-        let refused = path.refused_unattached()?;
-        if std::mem::replace(&mut self.unattached.refused, refused) == refused {
-            return Ok(());
-        }
+        let piece = self.unattached.piece(path.refused_unattached()?, endpoints);
         let mut behind: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-        for endpoint in endpoints().into_iter().take(ASKED) {
-            if let Some(device) = self.network.device_towards(endpoint).await {
-                behind.entry(device).or_default().push(endpoint);
+        for endpoint in &piece {
+            if let Some(device) = self.network.device_towards(*endpoint).await {
+                behind.entry(device).or_default().push(*endpoint);
             }
         }
-        let attached: BTreeSet<u32> = path.attached().map(|(interface, _)| interface.ifindex).collect();
-        behind.retain(|device, _| !attached.contains(device));
-        self.unattached.told.retain(|told| behind.contains_key(told));
-        let links = self.network.links().await?;
-        for (device, endpoints) in behind {
-            let Some(link) = links.iter().find(|link| link.index == device && !link.loopback) else {
-                continue;
-            };
-            if self.unattached.told.insert(device) {
-                let message = sentence(&link.name, &endpoints, &self.named);
-                tracing::warn!("{message}");
-                self.events.push(ObjectEvent::warning(Subject::Node, "UnattachedDevice", "Attach", message));
+        for (interface, _) in path.attached() {
+            behind.remove(&interface.ifindex);
+        }
+        let mut named = BTreeMap::new();
+        if !behind.is_empty() {
+            let links = self.network.links().await?;
+            for link in links.into_iter().filter(|link| !link.loopback) {
+                named.extend(behind.remove(&link.index).map(|endpoints| (link.name, endpoints)));
             }
+        }
+        for (device, endpoints) in self.unattached.found(&piece, named, Instant::now()) {
+            let message = sentence(&device, &endpoints, &self.named);
+            tracing::warn!("{message}");
+            self.events.push(ObjectEvent::warning(Subject::Node, "UnattachedDevice", "Attach", message));
         }
         Ok(())
     }
@@ -81,7 +129,54 @@ fn sentence(device: &str, endpoints: &[IpAddr], named: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+
+    fn endpoints(count: u32) -> BTreeSet<IpAddr> {
+        (0..count).map(|i| Ipv4Addr::from(0x0AF4_0000 + i).into()).collect()
+    }
+
+    fn behind(device: &str, piece: &[IpAddr]) -> BTreeMap<String, Vec<IpAddr>> {
+        BTreeMap::from([(device.to_owned(), piece.to_vec())])
+    }
+
+    #[test]
+    fn all_endpoints_are_asked_for_in_pieces_after_a_refusal() {
+        let mut unattached = Unattached::default();
+        let all = || endpoints(2500);
+        assert!(unattached.piece(0, all).is_empty(), "nothing was refused");
+        let mut asked = BTreeSet::new();
+        for expected in [1000, 1000, 500] {
+            // It has not been said where they are: the kernel did not answer.
+            let first = unattached.piece(7, all);
+            let piece = unattached.piece(7, all);
+            assert_eq!((first.len(), &first), (expected, &piece));
+            asked.extend(piece.iter().copied());
+            let last = behind("eth1", &piece[piece.len() - 1..]);
+            let news = unattached.found(&piece, last, Instant::now());
+            assert_eq!(news.len(), usize::from(asked.len() == 1000), "{news:?}");
+        }
+        assert_eq!(asked, all());
+        assert!(unattached.piece(7, all).is_empty(), "nothing was refused since");
+        assert_eq!(unattached.piece(8, all).len(), 1000);
+    }
+
+    #[test]
+    fn a_device_that_is_gone_for_a_while_is_told_of_once() {
+        let mut unattached = Unattached::default();
+        let start = Instant::now();
+        let mut look = |refused, device: Option<&str>, minutes: u64| {
+            let piece = unattached.piece(refused, || endpoints(1));
+            let found = device.map(|device| behind(device, &piece)).unwrap_or_default();
+            unattached.found(&piece, found, start + Duration::from_secs(60 * minutes)).len()
+        };
+        assert_eq!(look(1, Some("eth1"), 0), 1);
+        assert_eq!(look(2, None, 10), 0);
+        assert_eq!(look(3, Some("eth1"), 20), 0);
+        assert_eq!(look(4, None, 70), 0);
+        assert_eq!(look(5, Some("eth1"), 81), 1, "long gone");
+    }
 
     #[test]
     fn the_sentence_says_why_and_what_to_do() {

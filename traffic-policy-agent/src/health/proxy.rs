@@ -22,7 +22,7 @@ use super::{
     listener::{Answer, FromHere, Served, json, not_found},
     report::{Facts, Report},
 };
-use crate::source::StatusReader;
+use crate::source::{Stale, StatusReader};
 
 /// A change that has been waiting this long is late.
 const LATE: Duration = Duration::from_secs(60);
@@ -242,6 +242,7 @@ impl ProxyHealth {
             current_time: &now,
             node_eligible,
             healthy,
+            stale: stale(state),
             status: state.updated.map(|_| {
                 let family = Family { last_updated: updated, healthy };
                 state.families.iter().map(|name| (*name, family)).collect()
@@ -266,6 +267,15 @@ struct Body<'a> {
     healthy: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<BTreeMap<&'static str, Family<'a>>>,
+    /// Kinds of objects that are not followed now, and why. Not of kube-proxy's.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    stale: BTreeMap<&'static str, String>,
+}
+
+fn stale(state: &State) -> BTreeMap<&'static str, String> {
+    let kinds = state.source.iter().flat_map(|source| source.get().stale);
+    let text = |stale: &Stale| format!("older than {} s: {}", stale.since.elapsed().as_secs(), stale.why);
+    kinds.map(|(kind, stale)| (kind, text(&stale))).collect()
 }
 
 #[derive(Clone, Copy, Serialize)]

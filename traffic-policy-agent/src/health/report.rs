@@ -24,6 +24,17 @@ pub struct Report {
     pub node_eligible: bool,
     /// Errors that do not keep the maps out of sync, by subject.
     pub errors: BTreeMap<String, String>,
+    /// Kinds of objects that are not followed now: the maps may lack changes of them.
+    #[serde(default)]
+    pub stale: BTreeMap<String, StaleKind>,
+}
+
+/// A kind of objects that is not followed now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StaleKind {
+    /// What is known of it is at least so old.
+    pub seconds: f64,
+    pub why: String,
 }
 
 /// Inputs of a report.
@@ -59,6 +70,11 @@ impl Report {
             waiting_for.push("a change is being written".to_owned());
         }
         waiting_for.extend(facts.detached.clone());
+        let stale = facts.source.iter().flat_map(|source| &source.stale);
+        let stale = stale.map(|(what, stale)| {
+            let seconds = stale.since.elapsed().as_secs_f64();
+            ((*what).to_owned(), StaleKind { seconds, why: stale.why.clone() })
+        });
         Self {
             in_sync: waiting_for.is_empty() && facts.left_out.is_empty(),
             left_out: facts.left_out.clone(),
@@ -67,13 +83,17 @@ impl Report {
             waiting_for,
             node_eligible: facts.node_eligible,
             errors,
+            stale: stale.collect(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::source::Stale;
 
     fn facts() -> Facts {
         Facts {
@@ -123,6 +143,12 @@ mod tests {
         let report = Report::new(&good);
         assert!(report.in_sync && report.waiting_for.is_empty());
         assert_eq!(report.errors.len(), 1);
+        if let Some(source) = &mut good.source {
+            let since = Instant::now().checked_sub(Duration::from_secs(40)).unwrap();
+            source.stale.insert("Services", Stale { since, why: "listed anew 20 s later".to_owned() });
+        }
+        let report = Report::new(&good);
+        assert!(report.in_sync && report.stale["Services"].seconds >= 40.0, "{report:?}");
         let writing = Report::new(&Facts { waiting: Some(Duration::ZERO), ..facts() });
         assert_eq!(writing.waiting_for, ["a change is being written"]);
     }

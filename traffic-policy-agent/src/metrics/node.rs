@@ -236,8 +236,14 @@ pub fn source(status: &Status) -> Vec<Family> {
         let now = SystemTime::now();
         age.add(&[], now.duration_since(contact).unwrap_or_default().as_secs_f64());
     }
+    let stale = status.stale.values().map(|stale| stale.since.elapsed()).max().unwrap_or_default();
     vec![
         age,
+        Family::gauge(
+            "traffic_policy_source_stale_seconds",
+            "At least so old is what is known of a kind of objects that waits to be listed anew; 0: all are followed.",
+        )
+        .with(&[], stale.as_secs_f64()),
         Family::gauge("traffic_policy_source_synced", "1: the source has given all objects once.")
             .with(&[], f64::from(u8::from(status.synced))),
         Family::gauge("traffic_policy_source_errors", "What is wrong with the source now, as the log says.")

@@ -35,46 +35,131 @@ fn rank(kind: FrontendKind) -> u8 {
     }
 }
 
+/// So many claimants of a frontend, by right, hear which Service has it; those behind them, that one of those before has it. So a change
+/// concerns no more than these, however many Services a tenant lets claim one address.
+const NAMED: usize = 10;
+
+/// The holder of a frontend that another Service port claims, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder<'a> {
+    Named(&'a ServiceName),
+    OneOfMany,
+}
+
 /// All frontends that Services name, with those who name them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Claims(HashMap<Slot, Vec<Claim>>);
 
 impl Claims {
-    /// Adds a Service's claim; the other Services that claim the same are put into `touched`.
+    /// Adds a claim of a Service made at this time; the others to whom that makes a difference are put into `touched`.
     pub(super) fn add(
         &mut self,
-        created: Option<i64>,
+        created: i64,
         key: &Arc<ServicePortKey>,
         frontend: Frontend,
         touched: &mut BTreeSet<ServiceName>,
     ) {
-        let (rank, created) = (rank(frontend.kind), created.unwrap_or(i64::MAX));
-        let claim = Claim { rank, created, key: Arc::clone(key), kind: frontend.kind };
+        let claim = Claim::new(created, key, frontend);
         let claims = self.0.entry((frontend.address, key.protocol)).or_insert_with(|| Vec::with_capacity(1));
-        touched.extend(claims.iter().map(|other| other.key.service.clone()));
         let at = claims.partition_point(|other| *other < claim);
+        // The last of those that are named is the first of the others from now on.
+        touch(claims, at, touched);
         claims.insert(at, claim);
     }
 
-    /// Takes a Service port's claim away; the other Services that claim the same are put into `touched`.
+    /// Takes a claim away, as it was added; the others to whom that makes a difference are put into `touched`.
     pub(super) fn remove(
         &mut self,
-        key: &ServicePortKey,
+        created: i64,
+        key: &Arc<ServicePortKey>,
         frontend: Frontend,
         touched: &mut BTreeSet<ServiceName>,
     ) {
         let slot = (frontend.address, key.protocol);
         let Some(claims) = self.0.get_mut(&slot) else { return };
-        claims.retain(|claim| *claim.key != *key);
-        touched.extend(claims.iter().map(|other| other.key.service.clone()));
+        let Ok(at) = claims.binary_search(&Claim::new(created, key, frontend)) else { return };
+        claims.remove(at);
+        touch(claims, at, touched);
         if claims.is_empty() {
             self.0.remove(&slot);
         }
     }
 
-    /// The Service port that has this frontend instead of `key`; `None` if `key` has it.
-    pub(super) fn lost_to(&self, key: &ServicePortKey, frontend: Frontend) -> Option<&ServicePortKey> {
-        let holder = self.0.get(&(frontend.address, key.protocol))?.first()?.key.as_ref();
-        (holder != key).then_some(holder)
+    /// Who has this frontend instead of `key`; `None` if `key` has it.
+    pub(super) fn lost_to(&self, key: &ServicePortKey, frontend: Frontend) -> Option<Holder<'_>> {
+        let claims = self.0.get(&(frontend.address, key.protocol))?;
+        let holder = claims.first()?.key.as_ref();
+        if holder == key {
+            return None;
+        }
+        let named = claims.iter().take(NAMED).any(|claim| *claim.key == *key);
+        Some(if named { Holder::Named(&holder.service) } else { Holder::OneOfMany })
+    }
+}
+
+impl Claim {
+    fn new(created: i64, key: &Arc<ServicePortKey>, frontend: Frontend) -> Self {
+        Self { rank: rank(frontend.kind), created, key: Arc::clone(key), kind: frontend.kind }
+    }
+}
+
+/// Those of the other claims for which it makes a difference that one came or went before `at`: all that are named, if it was the holder's,
+/// or the one that is named no longer, or now.
+fn touch(claims: &[Claim], at: usize, touched: &mut BTreeSet<ServiceName>) {
+    let concerned = match at {
+        0 => 0..NAMED,
+        1..NAMED => NAMED - 1..NAMED,
+        _ => return,
+    };
+    let named = claims.iter().take(concerned.end).skip(concerned.start);
+    touched.extend(named.map(|claim| claim.key.service.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::FrontendKind::ExternalIp;
+
+    fn key(number: u32) -> Arc<ServicePortKey> {
+        let service = ServiceName { namespace: "ns".to_owned(), name: format!("s{number:05}") };
+        Arc::new(ServicePortKey { service, port: String::new(), protocol: Protocol::Tcp, ipv6: false })
+    }
+
+    const FRONTEND: Frontend = Frontend {
+        address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 1)), 80),
+        kind: ExternalIp,
+    };
+
+    /// Names as a change leaves them are told to whom it touches.
+    #[test]
+    fn a_change_touches_few_of_many_claimants() {
+        let mut claims = Claims::default();
+        let heard = |claims: &Claims| -> Vec<String> {
+            (0..40).map(|number| format!("{:?}", claims.lost_to(&key(number), FRONTEND))).collect()
+        };
+        let mut before = heard(&claims);
+        let mut check = |claims: &Claims, own: u32, touched: &BTreeSet<ServiceName>| {
+            assert!(touched.len() <= NAMED, "{touched:?}");
+            let after = heard(claims);
+            for number in (0..40).filter(|number| *number != own) {
+                let changed = before[number as usize] != after[number as usize];
+                let claims = claims.0.get(&(FRONTEND.address, Protocol::Tcp)).into_iter().flatten();
+                let claims = claims.filter(|claim| claim.key.service == key(number).service).count() > 0;
+                assert!(!claims || !changed || touched.contains(&key(number).service), "{own}: {number}");
+            }
+            before = after;
+        };
+        let order = (0..40).map(|i| i * 17 % 40);
+        for number in order.clone() {
+            let mut touched = BTreeSet::new();
+            claims.add(i64::from(number / 3), &key(number), FRONTEND, &mut touched);
+            check(&claims, number, &touched);
+        }
+        for number in order {
+            let mut touched = BTreeSet::new();
+            claims.remove(i64::from(number / 3), &key(number), FRONTEND, &mut touched);
+            check(&claims, number, &touched);
+        }
+        assert!(claims.0.is_empty());
     }
 }

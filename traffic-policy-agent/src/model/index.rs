@@ -18,8 +18,10 @@ use super::{
     conflicts::Claims,
     context::{Context, NodeInput},
     health_ports,
+    limits::Excess,
     object::{EndpointSlice, Node, Service, ServiceCidr},
     service_port::{self, Wanted},
+    shares::Shares,
 };
 
 /// Changes of the desired state by a call of [`Index::update`].
@@ -66,6 +68,7 @@ pub struct Index {
     context: Context,
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
+    shares: Shares,
     ports: health_ports::Claims,
     warnings: BTreeMap<ServiceName, BTreeSet<String>>,
     /// Those that are about no Service.
@@ -210,12 +213,36 @@ impl Index {
 
         // Whoever shares a frontend with a changed Service gains or loses it.
         let mut settle = BTreeSet::new();
+        let mut admitted = BTreeSet::new();
         for name in std::mem::take(&mut self.dirty) {
             beat();
-            let wanted = self.services.get(&name).map(|service| {
-                let slices: Vec<_> = self.slices_of(&name).collect();
-                service_port::wanted(service, &slices, &self.context)
-            });
+            let mut wanted = self.wanted_by(&name);
+            let new = wanted.as_ref().map(|wanted| (wanted.created, wanted.demand));
+            self.shares.set(&name, self.wanted.get(&name).map(|old| old.created), new);
+            for (other, out) in self.shares.judge(&input.limits) {
+                if !out {
+                    admitted.insert(other);
+                    continue;
+                }
+                admitted.remove(&other);
+                if other != name
+                    && let Some(mut old) = self.wanted.get(&other).cloned()
+                {
+                    self.leave_out(&other, &mut old);
+                    self.replace(other, Some(old), &mut settle);
+                }
+            }
+            if let Some(wanted) = &mut wanted
+                && (self.shares.is_out(&name, wanted.created) || admitted.contains(&name))
+            {
+                self.leave_out(&name, wanted);
+            }
+            self.replace(name, wanted, &mut settle);
+        }
+        // Not before all have been looked at: until then they may have to give it up again.
+        for name in admitted {
+            beat();
+            let wanted = self.wanted_by(&name);
             self.replace(name, wanted, &mut settle);
         }
         for name in settle {
@@ -224,6 +251,20 @@ impl Index {
         }
         self.update_service_cidrs(input, &mut changes);
         changes
+    }
+
+    /// What a Service wants, if there is such a one.
+    fn wanted_by(&self, name: &ServiceName) -> Option<Wanted> {
+        let service = self.services.get(name)?;
+        let slices: Vec<_> = self.slices_of(name).collect();
+        Some(service_port::wanted(service, &slices, &self.context))
+    }
+
+    /// There is no room for it beside older Services.
+    fn leave_out(&self, name: &ServiceName, wanted: &mut Wanted) {
+        if let (None, Some(service)) = (&wanted.refused, self.services.get(name)) {
+            wanted.refuse(name, Excess::beside_older(service, &self.context));
+        }
     }
 
     fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) {
@@ -315,7 +356,7 @@ impl Index {
             self.ports.remove(&name, &old.uses, settle);
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
-                    self.claims.remove(key, *frontend, settle);
+                    self.claims.remove(old.created, key, *frontend, settle);
                 }
             }
         }
@@ -323,7 +364,7 @@ impl Index {
             self.ports.add(created, &name, &wanted.uses, settle);
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
-                    self.claims.add(created, key, *frontend, settle);
+                    self.claims.add(wanted.created, key, *frontend, settle);
                 }
             }
             self.wanted.insert(name.clone(), wanted);

@@ -1,13 +1,11 @@
-//! Limits of one Service: it may ask for no more than the maps can hold at all. It is counted before anything is built, since a
-//! Service has a frontend for each of its ports at each of its addresses: an object of some kilobytes can ask for millions.
+//! Limits of one Service: it may ask for no more than the maps can hold at all. Frontends and source ranges are counted before anything
+//! is built, since a Service has a frontend for each of its ports at each of its addresses: an object of some kilobytes can ask for
+//! millions. Endpoints are counted port by port, as they are chosen.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt, net::IpAddr, ops::AddAssign};
 
 use super::{
-    ServiceName,
-    context::Context,
-    object::{Port, Service},
-    slice_ports::SlicePorts,
+    ServiceName, ServicePort, context::Context, object::Service, service_port, slice_ports::SlicePorts,
 };
 
 /// Sizes of the maps, in entries; pairs are IPv4, IPv6.
@@ -26,23 +24,78 @@ impl Default for Limits {
     }
 }
 
-/// One kind of map entries.
+/// The most endpoints that are looked at for one Service are as many times those that the map takes: its slices name endpoints that do not
+/// serve, and serving ones that another zone has, too.
+const LISTED: u64 = 4;
+
+/// One kind of what a Service asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Frontends,
     SourceRanges,
     Endpoints,
+    /// Endpoints that its slices name, before any of them is chosen.
+    Listed,
 }
 
-/// A Service that asks for more than a map can hold, over all of its ports: nothing of it is served.
+/// Entries that a Service asks for, over all of its ports, by kind and family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Demand([u64; 6]);
+
+impl Demand {
+    /// Frontends with the ClusterIPs beside them; endpoints as [`Chosen::cost`].
+    pub(super) fn set(&mut self, kind: Kind, ipv6: bool, entries: u64) {
+        let at = match kind {
+            Kind::Frontends => 0,
+            Kind::SourceRanges => 2,
+            Kind::Endpoints | Kind::Listed => 4,
+        };
+        self.0[at + usize::from(ipv6)] = entries;
+    }
+
+    /// So many times all that the maps take.
+    pub(super) fn room(limits: &Limits, times: u64) -> Self {
+        let Limits { frontends, source_ranges, endpoints } = *limits;
+        let [f4, f6] = frontends;
+        let [r4, r6] = source_ranges;
+        Self([f4, f6, r4, r6, endpoints, endpoints].map(|entries| u64::from(entries) * times))
+    }
+
+    pub(super) fn fits(&self, room: &Self) -> bool {
+        self.0.iter().zip(room.0).all(|(needed, room)| *needed <= room)
+    }
+
+    pub(super) fn plus(&self, other: &Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+
+    pub(super) fn minus(&self, other: &Self) -> Self {
+        self.with(other, u64::saturating_sub)
+    }
+
+    fn with(&self, other: &Self, operation: impl Fn(u64, u64) -> u64) -> Self {
+        let mut result = *self;
+        for (one, other) in result.0.iter_mut().zip(other.0) {
+            *one = operation(*one, other);
+        }
+        result
+    }
+}
+
+/// A Service that asks for more than there is room for, over all of its ports: nothing of it is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
     /// Ports of the Service, once for each family.
     pub ports: usize,
-    kind: Kind,
-    ipv6: bool,
-    needed: u64,
-    room: u32,
+    cause: Cause,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cause {
+    /// More than a map can hold.
+    Alone { kind: Kind, ipv6: bool, needed: u64, room: u64 },
+    /// Nothing is left beside older Services. Without numbers: they change with each of those.
+    BesideOlder,
 }
 
 impl Excess {
@@ -57,65 +110,112 @@ impl Excess {
 
 impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (verb, what, flag) = match self.kind {
+        let Cause::Alone { kind, ipv6, needed, room } = self.cause else {
+            return f.write_str(
+                "all Services together ask for more than twice what a map takes, and older ones come first \
+                 (--frontend-entries, --source-range-entries, --endpoint-entries)",
+            );
+        };
+        let (verb, what, flag) = match kind {
             Kind::Frontends => ("needs", "frontends", "--frontend-entries"),
             Kind::SourceRanges => ("needs", "source ranges", "--source-range-entries"),
             Kind::Endpoints => ("has", "endpoints", "--endpoint-entries"),
+            Kind::Listed => ("lists", "endpoints, with those that do not serve,", "--endpoint-entries"),
         };
-        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
-        let Self { needed, room, .. } = self;
-        write!(
-            f,
-            "it {verb} {needed} {family} {what} over all of its ports, and the map takes {room} ({flag})"
-        )
+        let family = if ipv6 { "IPv6" } else { "IPv4" };
+        let limit = if kind == Kind::Listed { "no more are looked at than" } else { "the map takes" };
+        write!(f, "it {verb} {needed} {family} {what} over all of its ports, and {limit} {room} ({flag})")
     }
 }
 
-/// The resource that a Service asks too much of. Addresses that are given twice, and endpoints in two slices, count twice.
-pub(super) fn excess(service: &Service, slices: &SlicePorts<'_>, context: &Context) -> Option<Excess> {
+impl Excess {
+    pub(super) fn alone(
+        service: &Service,
+        context: &Context,
+        [needed, room]: [u64; 2],
+        kind: Kind,
+        ipv6: bool,
+    ) -> Self {
+        Self { ports: ports(service, context), cause: Cause::Alone { kind, ipv6, needed, room } }
+    }
+
+    pub(super) fn beside_older(service: &Service, context: &Context) -> Self {
+        Self { ports: ports(service, context), cause: Cause::BesideOlder }
+    }
+}
+
+fn ports(service: &Service, context: &Context) -> usize {
+    service.ports.len() * families(service, context).count()
+}
+
+fn families(service: &Service, context: &Context) -> impl Iterator<Item = bool> {
+    [false, true].into_iter().filter(|ipv6| context.serves(service, *ipv6))
+}
+
+/// What a Service asks for, but for endpoints; or the resource of which that is too much.
+pub(super) fn demand(
+    service: &Service,
+    slices: &SlicePorts<'_>,
+    context: &Context,
+) -> Result<Demand, Excess> {
     let limits = &context.input.limits;
-    let families: Vec<bool> =
-        [false, true].into_iter().filter(|ipv6| context.serves(service, *ipv6)).collect();
-    families.iter().find_map(|&ipv6| {
+    let mut demand = Demand::default();
+    for ipv6 in families(service, context) {
         let family = usize::from(ipv6);
-        let needed = Needed::of(service, slices, context, ipv6);
-        let excess = [
-            (Kind::Frontends, needed.frontends, limits.frontends[family]),
-            (Kind::SourceRanges, needed.source_ranges, limits.source_ranges[family]),
-            (Kind::Endpoints, needed.endpoints, limits.endpoints),
-        ];
-        let (kind, needed, room) = excess.into_iter().find(|(_, needed, room)| *needed > u64::from(*room))?;
-        Some(Excess { ports: service.ports.len() * families.len(), kind, ipv6, needed, room })
-    })
-}
-
-struct Needed {
-    frontends: u64,
-    source_ranges: u64,
-    endpoints: u64,
-}
-
-impl Needed {
-    fn of(service: &Service, slices: &SlicePorts<'_>, context: &Context, ipv6: bool) -> Self {
-        let count = |addresses: &[std::net::IpAddr]| {
-            addresses.iter().filter(|address| address.is_ipv6() == ipv6).count() as u64
-        };
-        let ports = service.ports.len() as u64;
-        let input = &context.input;
-        let balanced = count(&service.load_balancer_ips);
-        let at_port = balanced + count(&service.cluster_ips) + count(&service.external_ips);
-        let loopback = if ipv6 { input.loopback_ipv6 } else { input.loopback_ipv4 };
-        let at_node_port = count(&input.node_port_addresses) + u64::from(loopback);
-        let node_ports = service.ports.iter().filter(|port| port.node_port != 0).count() as u64;
-        let ranges =
-            service.source_ranges.iter().filter(|range| range.addr().is_ipv6() == ipv6).count() as u64;
-        // Those that admit the node admit the load balancer's addresses, too.
-        let ranges = if ranges == 0 { 0 } else { ranges + balanced };
-        let endpoints = |port: &Port| slices.count(port, ipv6);
-        Self {
-            frontends: ports.saturating_mul(at_port).saturating_add(node_ports.saturating_mul(at_node_port)),
-            source_ranges: ports.saturating_mul(ranges),
-            endpoints: service.ports.iter().map(endpoints).fold(0, u64::saturating_add),
+        let frontends = frontends(service, context, ipv6);
+        let ranges = service_port::source_ranges(service, ipv6, context).len() as u64;
+        let ranges = ranges.saturating_mul(service.ports.len() as u64);
+        let listed = service.ports.iter().map(|port| slices.count(port, ipv6)).fold(0, u64::saturating_add);
+        let cluster_ips = service.cluster_ips.iter().filter(|ip| ip.is_ipv6() == ipv6).count() as u64;
+        demand.set(Kind::Frontends, ipv6, frontends + cluster_ips);
+        demand.set(Kind::SourceRanges, ipv6, ranges);
+        for (kind, needed, room) in [
+            (Kind::Frontends, frontends, limits.frontends[family].into()),
+            (Kind::SourceRanges, ranges, limits.source_ranges[family].into()),
+            (Kind::Listed, listed, u64::from(limits.endpoints) * LISTED),
+        ] {
+            if needed > room {
+                return Err(Excess::alone(service, context, [needed, room], kind, ipv6));
+            }
         }
+    }
+    Ok(demand)
+}
+
+/// The frontends of a Service in one family: one for each of its ports at each of its addresses, however often it names them.
+fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
+    let distinct = |lists: &[&[IpAddr]]| {
+        let addresses = lists.iter().copied().flatten().filter(|address| address.is_ipv6() == ipv6);
+        addresses.collect::<BTreeSet<_>>().len() as u64
+    };
+    let input = &context.input;
+    let at_port = distinct(&[&service.load_balancer_ips, &service.cluster_ips, &service.external_ips]);
+    let loopback = if ipv6 { input.loopback_ipv6 } else { input.loopback_ipv4 };
+    let at_node_port = distinct(&[&input.node_port_addresses]) + u64::from(loopback);
+    let node_ports = service.ports.iter().filter(|port| port.node_port != 0).count() as u64;
+    let ports = service.ports.len() as u64;
+    ports.saturating_mul(at_port).saturating_add(node_ports.saturating_mul(at_node_port))
+}
+
+/// Endpoints of a Service in one family, as its ports choose them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Chosen {
+    /// As the map of endpoints has them: a list for each policy that is used.
+    pub(super) slots: u64,
+    /// Those that may keep flows.
+    serving: u64,
+}
+
+impl Chosen {
+    /// What they cost: in the map, or in memory.
+    pub(super) fn cost(self) -> u64 {
+        self.slots.max(self.serving)
+    }
+}
+
+impl AddAssign<&ServicePort> for Chosen {
+    fn add_assign(&mut self, port: &ServicePort) {
+        self.slots += (port.cluster.len() + port.local.len()) as u64;
+        self.serving += port.serving.len() as u64;
     }
 }

@@ -19,6 +19,7 @@ pub mod object;
 mod reach;
 mod render;
 mod service_port;
+mod shares;
 mod slice_ports;
 mod topology;
 

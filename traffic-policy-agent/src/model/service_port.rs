@@ -9,10 +9,11 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServicePort, ServicePortKey,
+    FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServiceName, ServicePort,
+    ServicePortKey,
     context::Context,
     health_ports::{self, health_port},
-    limits::{Excess, excess},
+    limits::{Chosen, Demand, Excess, Kind, demand},
     object::{EndpointSlice, Port, Service, ServiceType},
     slice_ports::SlicePorts,
     topology::{Candidates, NodeTopology},
@@ -22,6 +23,10 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) ports: Vec<(Arc<ServicePortKey>, Arc<ServicePort>)>,
+    /// When the Service was made, seconds since 1970.
+    pub(super) created: i64,
+    /// What `ports` ask of the maps.
+    pub(super) demand: Demand,
     /// Why there is none.
     pub(super) refused: Option<Excess>,
     pub(super) health: Option<HealthCheck>,
@@ -37,7 +42,7 @@ pub(super) struct Wanted {
 }
 
 pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Context) -> Wanted {
-    let mut wanted = Wanted::default();
+    let mut wanted = Wanted { created: service.created.unwrap_or(i64::MAX), ..Wanted::default() };
     if service.foreign {
         wanted.foreign_ips.clone_from(&service.cluster_ips);
         return wanted;
@@ -59,10 +64,12 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     wanted.cluster_ips.extend(cluster_ips);
 
     let slices = SlicePorts::new(slices);
-    wanted.refused = excess(service, &slices, context);
-    if let Some(excess) = &wanted.refused {
-        wanted.warnings.insert(excess.sentence(&service.name));
-        return wanted;
+    match demand(service, &slices, context) {
+        Ok(demand) => wanted.demand = demand,
+        Err(excess) => {
+            wanted.refuse(&service.name, excess);
+            return wanted;
+        }
     }
     let mut local_endpoints = 0;
     for ipv6 in [false, true] {
@@ -70,8 +77,16 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
             continue;
         }
         let mut ready_here = BTreeSet::new();
+        let mut chosen = Chosen::default();
+        let room = u64::from(context.input.limits.endpoints);
         for port in &service.ports {
             let candidates = candidates(port, ipv6, &slices, context.topology());
+            let served = service_port(service, port, ipv6, &candidates, context);
+            chosen += &served;
+            // What is too much is counted, and not kept.
+            if chosen.slots > room {
+                continue;
+            }
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));
             let key = ServicePortKey {
                 service: service.name.clone(),
@@ -79,10 +94,15 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
                 protocol: port.protocol,
                 ipv6,
             };
-            wanted
-                .ports
-                .push((Arc::new(key), Arc::new(service_port(service, port, ipv6, &candidates, context))));
+            wanted.ports.push((Arc::new(key), Arc::new(served)));
         }
+        if chosen.slots > room {
+            let excess = Excess::alone(service, context, [chosen.slots, room], Kind::Endpoints, ipv6);
+            wanted.demand = Demand::default();
+            wanted.refuse(&service.name, excess);
+            return wanted;
+        }
+        wanted.demand.set(Kind::Endpoints, ipv6, chosen.cost());
         // A dual-stack pod is one endpoint with two addresses, so families are not added up.
         local_endpoints = local_endpoints.max(ready_here.len());
     }
@@ -92,6 +112,18 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         health.load_balancer_ips = service.load_balancer_ips.iter().copied().collect();
     }
     wanted
+}
+
+impl Wanted {
+    /// Takes all of it back, for want of room.
+    pub(super) fn refuse(&mut self, service: &ServiceName, excess: Excess) {
+        self.ports = Vec::new();
+        if let Some(health) = &mut self.health {
+            *health = HealthCheck { port: health.port, ..HealthCheck::default() };
+        }
+        self.warnings.insert(excess.sentence(service));
+        self.refused = Some(excess);
+    }
 }
 
 fn candidates<'a>(
@@ -175,7 +207,7 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
 
 /// Source ranges of one family. Ranges that admit this node also admit the load balancer addresses as sources: with the
 /// address bound on the node, the node's own connections come from it.
-fn source_ranges(service: &Service, ipv6: bool, context: &Context) -> Vec<IpNet> {
+pub(super) fn source_ranges(service: &Service, ipv6: bool, context: &Context) -> Vec<IpNet> {
     let family = |ip: &IpAddr| ip.is_ipv6() == ipv6;
     let mut ranges: Vec<_> =
         service.source_ranges.iter().filter(|range| family(&range.addr())).copied().collect();

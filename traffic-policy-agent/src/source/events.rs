@@ -18,8 +18,8 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::correlator::{Correlator, WINDOW};
-
+use self::correlator::{Correlator, REMEMBERED, WINDOW};
+use super::chance::random;
 use crate::model::ServiceName;
 
 /// An object that has Events.
@@ -79,8 +79,8 @@ impl EventRecorder {
         Self(None)
     }
 
-    /// Posts an Event, soon and without waiting: the first of an object and reason at once, what follows within ten minutes
-    /// by one at their end. Events are best effort: while many are waiting, further ones are lost.
+    /// Posts an Event, soon and without waiting: the first of an object and reason at once, or at some moment within ten minutes
+    /// if there are many; what follows within ten minutes by one at their end. While many are waiting, further ones are lost.
     pub fn post(&self, event: ObjectEvent) {
         if let Some(poster) = &self.0
             && let Err(error) = poster.sender.try_send(event)
@@ -113,16 +113,21 @@ impl EventRecorder {
 
 /// The recorder, and the task that posts what it is given.
 pub(super) fn channel(client: Client, node_name: String) -> (EventRecorder, impl Future<Output = ()>) {
-    let (sender, receiver) = mpsc::channel(64);
-    let uids = Uids::default();
-    let recorder = EventRecorder(Some(Poster { sender, uids: Arc::clone(&uids) }));
+    let (recorder, receiver, uids) = queue();
     (recorder, post_all(client, node_name, receiver, uids))
+}
+
+/// As long as the correlator remembers: the first sync may tell of all Services in one go.
+fn queue() -> (EventRecorder, mpsc::Receiver<ObjectEvent>, Uids) {
+    let (sender, receiver) = mpsc::channel(REMEMBERED);
+    let uids = Uids::default();
+    (EventRecorder(Some(Poster { sender, uids: Arc::clone(&uids) })), receiver, uids)
 }
 
 async fn post_all(client: Client, node_name: String, mut events: mpsc::Receiver<ObjectEvent>, uids: Uids) {
     let reporter = Reporter { controller: "traffic-policy".to_owned(), instance: Some(node_name.clone()) };
     let recorder = Recorder::new(client, reporter);
-    let mut correlator = Correlator::new(Instant::now());
+    let mut correlator = Correlator::new(Instant::now(), random);
     loop {
         let now = Instant::now();
         let post = tokio::select! {
@@ -177,5 +182,26 @@ fn node_reference(name: &str, uids: &Uids) -> ObjectReference {
         name: Some(name.to_owned()),
         uid: Some(uid),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing is read before the run loop has gone through all Services.
+    #[test]
+    fn what_one_sync_tells_of_a_thousand_services_waits() {
+        let (recorder, mut waiting, _) = queue();
+        for i in 0..1000 {
+            let service = ServiceName { namespace: "ns".to_owned(), name: format!("s{i}") };
+            let subject = Subject::Service(service);
+            recorder.post(ObjectEvent::warning(subject, "Misconfigured", "Program", "bad".to_owned()));
+        }
+        let mut read = 0;
+        while waiting.try_recv().is_ok() {
+            read += 1;
+        }
+        assert_eq!(read, 1000);
     }
 }

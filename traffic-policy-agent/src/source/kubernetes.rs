@@ -87,7 +87,7 @@ impl Kubernetes {
         let (sender, updates) = mpsc::channel(QUEUE);
         let (writer, status) = StatusWriter::new();
         let mut tasks = JoinSet::new();
-        let client = lasting_client(&self.access, &writer, &mut tasks).await?;
+        let (client, known) = lasting_client(&self.access, &writer, &mut tasks).await?;
 
         let lists = Arc::new(AtomicUsize::new(4));
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
@@ -107,6 +107,7 @@ impl Kubernetes {
             events: events.clone(),
             lists,
             relist_within: self.relist_within,
+            known,
         };
         let labelled = |selector| watcher::Config::default().labels(selector);
         tasks.spawn(watch::run(
@@ -157,29 +158,35 @@ impl Kubernetes {
     }
 }
 
-/// The client, and the tasks that look after its credentials and its connections.
+/// The client with the versions that its watches know, and the tasks that look after its credentials and its connections.
 async fn lasting_client(
     access: &Access,
     status: &StatusWriter,
     tasks: &mut JoinSet<()>,
-) -> Result<Client, AccessError> {
+) -> Result<(Client, KnownVersions), AccessError> {
     let line = Line::new();
-    let (client, next) = client(access, &line, status).await?;
+    let known = KnownVersions::default();
+    let (client, next) = client(access, &line, status, &known).await?;
     tasks.spawn(probe::run(client.clone(), line));
     if matches!(access, Access::Kubeconfig(_)) {
         tasks.spawn(connect::follow(access.clone(), next, status.clone()));
     }
-    Ok(client)
+    Ok((client, known))
 }
 
 /// A client, and where new credentials for it are left.
-async fn client(access: &Access, line: &Line, status: &StatusWriter) -> Result<(Client, Next), AccessError> {
+async fn client(
+    access: &Access,
+    line: &Line,
+    status: &StatusWriter,
+    known: &KnownVersions,
+) -> Result<(Client, Next), AccessError> {
     let config = access.config().await?;
     let (url, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
     let (connections, next) = Renewed::new(connect::connections(config)?);
     let client = ClientBuilder::new(connections, namespace)
         .with_layer(&Deadlines(line.clone()))
-        .with_layer(&KnownVersions::default())
+        .with_layer(known)
         .with_layer(&Observe::new(url, access.token(), status.clone()))
         .build();
     Ok((client, next))

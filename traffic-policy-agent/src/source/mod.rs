@@ -4,6 +4,7 @@
 //! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
 
 mod batch;
+mod chance;
 mod convert;
 mod events;
 mod kubernetes;
@@ -18,5 +19,5 @@ pub use self::{
         list_cluster,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},
-    status::{Status, StatusReader},
+    status::{Stale, Status, StatusReader},
 };

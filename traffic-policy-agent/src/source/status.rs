@@ -20,6 +20,16 @@ pub struct Status {
     pub last_contact: Option<SystemTime>,
     /// Current errors by subject ("the API", "Services", a file).
     pub errors: BTreeMap<String, String>,
+    /// Kinds of objects that are not followed now.
+    pub stale: BTreeMap<&'static str, Stale>,
+}
+
+/// What is known of a kind of objects is of a moment that has passed: changes since then are yet to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stale {
+    pub since: Instant,
+    /// Why it is not followed, and until when.
+    pub why: String,
 }
 
 impl Status {
@@ -99,6 +109,19 @@ impl StatusWriter {
     /// They have been given once.
     pub(super) fn listed(&self, what: &'static str) {
         self.0.send_if_modified(|status| status.waiting.remove(what));
+    }
+
+    /// What is known of a kind of objects is of this moment.
+    pub(super) fn stale(&self, what: &'static str, since: Instant, why: String) {
+        self.0.send_modify(|status| {
+            let stale = status.stale.entry(what).or_insert_with(|| Stale { since, why: String::new() });
+            stale.why = why;
+        });
+    }
+
+    /// They are followed.
+    pub(super) fn followed(&self, what: &'static str) {
+        self.0.send_if_modified(|status| status.stale.remove(what).is_some());
     }
 
     pub(super) fn contact(&self) {

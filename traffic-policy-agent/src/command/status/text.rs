@@ -108,6 +108,10 @@ impl Agent {
                 "node        load balancers are told not to send here: the Node object is not known, is being deleted, or is marked by the autoscaler"
             )?;
         }
+        for (kind, stale) in &report.stale {
+            let age = view::span(Duration::from_secs_f64(stale.seconds));
+            writeln!(out, "stale       {kind}: what is known of them is older than {age}: {}", stale.why)?;
+        }
         for (subject, trouble) in &report.errors {
             writeln!(out, "error       {subject}: {trouble}")?;
         }

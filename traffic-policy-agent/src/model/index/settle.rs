@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     super::{
-        Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning, health_ports,
-        service_port::Wanted,
+        Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning, conflicts::Holder,
+        health_ports, service_port::Wanted,
     },
     Changes, Index,
 };
@@ -34,7 +34,10 @@ impl Index {
                 let other_proxy = self.foreign.owner(frontend.address.ip());
                 let holder = match (other_proxy, self.claims.lost_to(key, *frontend)) {
                     (Some(owner), _) => format!("Service {owner} of another proxy has that address"),
-                    (None, Some(holder)) => format!("Service {} has it", holder.service),
+                    (None, Some(Holder::Named(holder))) => format!("Service {holder} has it"),
+                    (None, Some(Holder::OneOfMany)) => {
+                        "one of many Services that come before it has it".to_owned()
+                    }
                     (None, None) => continue,
                 };
                 lost.insert(*frontend);

@@ -1,9 +1,9 @@
 //! Limits of the Events that an agent posts: each node of a cluster sees what one tenant does in a loop.
 //!
-//! client-go's correlator has the same two limits, the second one for each object: here it is for the whole agent.
+//! client-go's correlator has the same limits, the one of repetitions for each object: here it is for the whole agent.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     time::Duration,
 };
 
@@ -17,16 +17,59 @@ pub(super) const WINDOW: Duration = Duration::from_secs(600);
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 /// Objects and reasons that are remembered. Further ones are not told of until others are forgotten.
-const REMEMBERED: usize = 4096;
+pub(super) const REMEMBERED: usize = 4096;
+/// Different texts about one object and reason that one Event tells, the last ones.
+const TEXTS: usize = 3;
+/// The most bytes of an Event's note that the API server takes (`NoteLengthLimit`, pkg/apis/core/validation/events.go).
+const NOTE: usize = 1024;
 
 /// Object and reason.
 type Key = (Subject, String);
 
 #[derive(Debug)]
 struct Seen {
-    since: Instant,
-    /// Events that were not posted since then, and the last of them.
-    held: Option<(u64, ObjectEvent)>,
+    /// When what is held is to be told, or all of it forgotten.
+    due: Instant,
+    /// An Event has been posted.
+    told: bool,
+    held: Option<Held>,
+}
+
+/// What was not posted yet.
+#[derive(Debug)]
+struct Held {
+    times: u64,
+    last: ObjectEvent,
+    /// Different ones, the last one at the end.
+    texts: VecDeque<String>,
+}
+
+impl Held {
+    fn new(event: ObjectEvent) -> Self {
+        Self { times: 1, texts: VecDeque::from([event.message.clone()]), last: event }
+    }
+
+    fn add(&mut self, event: ObjectEvent) {
+        self.times += 1;
+        self.texts.retain(|text| *text != event.message);
+        self.texts.push_back(event.message.clone());
+        if self.texts.len() > TEXTS {
+            self.texts.pop_front();
+        }
+        self.last = event;
+    }
+
+    /// One Event that tells all of it.
+    fn told(mut self) -> ObjectEvent {
+        let mut texts = self.texts.make_contiguous().join("; ");
+        let times = match self.times {
+            1 => String::new(),
+            times => format!(" ({times} times within {} min)", WINDOW.as_secs() / 60),
+        };
+        let end = (0..=texts.len().min(NOTE - times.len())).rev().find(|end| texts.is_char_boundary(*end));
+        texts.truncate(end.unwrap_or(0));
+        ObjectEvent { message: texts + &times, ..self.last }
+    }
 }
 
 /// Decides what is posted, and when.
@@ -35,64 +78,68 @@ pub(super) struct Correlator {
     seen: HashMap<Key, Seen>,
     tokens: u32,
     refilled: Instant,
+    /// The source of random numbers.
+    chance: fn() -> u64,
 }
 
 impl Correlator {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { seen: HashMap::new(), tokens: BURST, refilled: now }
+    pub(super) fn new(now: Instant, chance: fn() -> u64) -> Self {
+        Self { seen: HashMap::new(), tokens: BURST, refilled: now, chance }
     }
 
-    /// The Event to be posted at once: the first Event of an object and reason.
+    /// The Event to be posted at once: the first Event of an object and reason, as long as there are tokens. Without one it comes
+    /// at some moment of the window: all nodes see the same, and none of them shall tell it at the same time.
     pub(super) fn admit(&mut self, event: ObjectEvent, now: Instant) -> Option<ObjectEvent> {
         let full = self.seen.len() >= REMEMBERED;
         match self.seen.entry((event.subject.clone(), event.reason.clone())) {
             // What is no fault is over by the time that it would be told.
             Entry::Occupied(_) if !event.is_warning => None,
             Entry::Occupied(mut seen) => {
-                let held = &mut seen.get_mut().held;
-                let times = held.as_ref().map_or(0, |(times, _)| *times);
-                *held = Some((times + 1, event));
+                match &mut seen.get_mut().held {
+                    Some(held) => held.add(event),
+                    none => *none = Some(Held::new(event)),
+                }
                 None
             }
             Entry::Vacant(_) if full => None,
             Entry::Vacant(place) => {
-                let posted = take(&mut self.tokens, &mut self.refilled, now);
-                let (post, held) = match posted {
-                    true => (Some(event), None),
-                    false if event.is_warning => (None, Some((1, event))),
-                    false => (None, None),
-                };
-                place.insert(Seen { since: now, held });
-                post
+                if take(&mut self.tokens, &mut self.refilled, now) {
+                    place.insert(Seen { due: now + WINDOW, told: true, held: None });
+                    return Some(event);
+                }
+                if event.is_warning {
+                    let window = u64::try_from(WINDOW.as_millis()).unwrap_or(u64::MAX);
+                    let due = now + Duration::from_millis((self.chance)() % window);
+                    place.insert(Seen { due, told: false, held: Some(Held::new(event)) });
+                } else {
+                    place.insert(Seen { due: now + WINDOW, told: false, held: None });
+                }
+                None
             }
         }
     }
 
     /// When [`Self::due`] has something to do.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.seen.values().map(|seen| seen.since + WINDOW).min()
+        self.seen.values().map(|seen| seen.due).min()
     }
 
     /// Events that were held back long enough, each with how often it happened; what is quiet is forgotten.
     pub(super) fn due(&mut self, now: Instant) -> Vec<ObjectEvent> {
         let mut due = Vec::new();
         self.seen.retain(|_, seen| {
-            if now < seen.since + WINDOW {
+            if now < seen.due {
                 return true;
             }
-            if seen.held.is_none() {
-                return false;
-            }
-            // Without a token it waits for another time as long, and goes on counting.
-            seen.since = now;
-            if take(&mut self.tokens, &mut self.refilled, now)
-                && let Some((times, mut event)) = seen.held.take()
-            {
-                if times > 1 {
-                    event.message =
-                        format!("{} ({times} times within {} min)", event.message, WINDOW.as_secs() / 60);
-                }
-                due.push(event);
+            let Some(held) = seen.held.take() else { return false };
+            seen.due = now + WINDOW;
+            // Each object and reason is told of once in any case. A repetition without a token waits for another time as long, and
+            // goes on counting.
+            if take(&mut self.tokens, &mut self.refilled, now) || !seen.told {
+                seen.told = true;
+                due.push(held.told());
+            } else {
+                seen.held = Some(held);
             }
             true
         });
@@ -118,6 +165,9 @@ mod tests {
     use super::*;
     use crate::model::ServiceName;
 
+    /// The last moment that chance may choose.
+    const LAST: fn() -> u64 = || u64::MAX / WINDOW.as_millis() as u64 * WINDOW.as_millis() as u64 - 1;
+
     fn event(service: &str, message: &str) -> ObjectEvent {
         let name = ServiceName { namespace: "ns".to_owned(), name: service.to_owned() };
         ObjectEvent::warning(Subject::Service(name), "Misconfigured", "Program", message.to_owned())
@@ -126,7 +176,7 @@ mod tests {
     #[test]
     fn what_repeats_is_posted_once_and_then_with_its_number() {
         let start = Instant::now();
-        let mut correlator = Correlator::new(start);
+        let mut correlator = Correlator::new(start, LAST);
         let first = correlator.admit(event("web", "bad 0"), start);
         assert_eq!(first.unwrap().message, "bad 0");
         for edit in 1..=1_000_u32 {
@@ -140,18 +190,38 @@ mod tests {
         assert_eq!(correlator.due(end - Duration::from_secs(1)), []);
         let due = correlator.due(end);
         assert_eq!(due.len(), 1);
-        assert_eq!(due[0].message, "bad 1000 (1000 times within 10 min)");
+        assert_eq!(due[0].message, "bad 998; bad 999; bad 1000 (1000 times within 10 min)");
         // Nothing more happened: all is forgotten, and the next one is a first one.
         assert_eq!(correlator.due(end + WINDOW), []);
         assert_eq!(correlator.next(), None);
         assert!(correlator.admit(event("web", "bad"), end + WINDOW).is_some());
     }
 
+    /// A Service may have several mistakes at once.
+    #[test]
+    fn each_text_is_told_and_no_longer_than_an_event_may_be() {
+        let start = Instant::now();
+        let mut correlator = Correlator::new(start, LAST);
+        let posted = ["one", "two", "three", "two"].map(|text| correlator.admit(event("web", text), start));
+        assert_eq!(posted.iter().flatten().count(), 1);
+        assert_eq!(correlator.due(start + WINDOW)[0].message, "three; two (3 times within 10 min)");
+
+        let long = "\u{e4}".repeat(400);
+        for text in ["one", &format!("1{long}"), &format!("2{long}")] {
+            let _ = correlator.admit(event("long", text), start);
+        }
+        let due = correlator.due(start + WINDOW);
+        assert!(
+            due[0].message.len() <= NOTE && due[0].message.ends_with("(2 times within 10 min)"),
+            "{due:?}"
+        );
+    }
+
     /// A drain that has ended long ago is no news.
     #[test]
     fn what_is_no_fault_is_told_at_once_or_never() {
         let start = Instant::now();
-        let mut correlator = Correlator::new(start);
+        let mut correlator = Correlator::new(start, LAST);
         let drain = |message: &str| ObjectEvent { is_warning: false, ..event("web", message) };
         assert!(correlator.admit(drain("for 30 s"), start).is_some());
         assert_eq!(correlator.admit(drain("for 30 s more"), start + WINDOW / 2), None);
@@ -160,20 +230,36 @@ mod tests {
     }
 
     #[test]
-    fn many_objects_share_the_agents_tokens() {
+    fn each_object_is_told_of_within_the_window_also_without_tokens() {
         let start = Instant::now();
-        let mut correlator = Correlator::new(start);
-        let posted = |correlator: &mut Correlator, prefix: &str, now| {
-            let admit = |i| correlator.admit(event(&format!("{prefix}{i}"), "bad"), now);
-            (0..200).filter_map(admit).count()
-        };
-        assert_eq!(posted(&mut correlator, "a", start), 25);
-        assert_eq!(posted(&mut correlator, "b", start + REFILL * 3), 3);
-        // What found no token is told when there is one.
-        assert!(!correlator.due(start + REFILL * 3 + WINDOW).is_empty());
-        for round in 0..100 {
-            posted(&mut correlator, &format!("c{round}-"), start);
+        let mut correlator = Correlator::new(start, || 1_234_567);
+        let at_once: Vec<_> =
+            (0..200).filter_map(|i| correlator.admit(event(&format!("a{i}"), "bad"), start)).collect();
+        assert_eq!(at_once.len(), 25);
+        // At a moment of this agent's own: all nodes have seen the same.
+        let moment = start + Duration::from_millis(1_234_567 % 600_000);
+        assert_eq!(correlator.next(), Some(moment));
+        assert_eq!(correlator.due(moment - Duration::from_millis(1)), []);
+        let later = correlator.due(moment);
+        let told: std::collections::BTreeSet<_> =
+            at_once.iter().chain(&later).map(|event| format!("{:?}", event.subject)).collect();
+        assert_eq!((told.len(), later.len()), (200, 175));
+        assert_eq!(later[0].message, "bad");
+        // What goes on is a repetition, which needs a token.
+        for i in 0..200 {
+            assert_eq!(correlator.admit(event(&format!("a{i}"), "bad again"), moment), None);
         }
-        assert!(correlator.seen.len() <= REMEMBERED, "{}", correlator.seen.len());
+        assert!(correlator.due(moment + WINDOW).len() <= 25);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let start = Instant::now();
+        let mut correlator = Correlator::new(start, LAST);
+        for i in 0..20_000 {
+            let _ = correlator.admit(event(&format!("c{i}"), "bad"), start);
+        }
+        assert_eq!(correlator.seen.len(), REMEMBERED);
+        assert!(correlator.due(start + WINDOW).len() <= REMEMBERED);
     }
 }

@@ -31,10 +31,16 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
     let (sender, updates) = mpsc::channel(QUEUE);
     let (writer, status) = StatusWriter::new();
     let mut tasks = JoinSet::new();
-    let client = lasting_client(access, &writer, &mut tasks).await?;
+    let (client, known) = lasting_client(access, &writer, &mut tasks).await?;
     let (events, lists) = (EventRecorder::nowhere(), Arc::new(AtomicUsize::new(3)));
-    let sink =
-        watch::Sink { sender, status: writer, events: events.clone(), lists, relist_within: Duration::ZERO };
+    let sink = watch::Sink {
+        sender,
+        status: writer,
+        events: events.clone(),
+        lists,
+        relist_within: Duration::ZERO,
+        known,
+    };
     let labelled = |selector| watcher::Config::default().labels(selector);
     tasks.spawn(watch::run(
         Api::all(client.clone()),

@@ -15,13 +15,28 @@ use tower::{Layer, Service};
 /// The version that is asked for if any will do.
 const ANY: &str = "resourceVersion=0";
 
-/// The version that a watch of a path last began with.
+/// The version up to which a path is known: that which a watch began with, or of the last object that it gave.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownVersions(Arc<Mutex<HashMap<String, String>>>);
 
 impl KnownVersions {
+    /// Notes that what a path gives is known up to a version: a watch goes far beyond the one that it began with.
+    pub(super) fn note(&self, path: &str, version: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(path.to_owned(), version.to_owned());
+    }
+
+    /// Notes that a path has given objects, of which this is the newest version. They may be older than what was deleted.
+    pub(super) fn note_at_least(&self, path: &str, version: u64) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let older = known.get(path).is_none_or(|known| known.parse().is_ok_and(|known: u64| known < version));
+        if older {
+            known.insert(path.to_owned(), version.to_string());
+        }
+    }
+
     /// Notes what a watch knows; asks for no older list.
-    fn pass(&self, uri: &Uri) -> Option<Uri> {
+    pub(super) fn pass(&self, uri: &Uri) -> Option<Uri> {
         let query = uri.query()?;
         let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="))?;
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,6 +110,12 @@ mod tests {
             Some("/api/v1/services?watch=true&resourceVersion=42&sendInitialEvents=true")
         );
         assert_eq!(pass("/api/v1/nodes?&resourceVersion=0"), None, "another kind");
+        // What came in the middle of a watch.
+        known.note("/api/v1/services", "50");
+        known.note_at_least("/api/v1/services", 49);
+        assert!(pass(list).unwrap().contains("resourceVersion=50&"));
+        known.note_at_least("/api/v1/services", 51);
+        assert!(pass(list).unwrap().contains("resourceVersion=51&"));
         assert_eq!(pass("/api/v1/services?&limit=500"), None, "what etcd holds");
         // An API server that was restored from a backup: versions begin anew.
         assert_eq!(pass("/api/v1/services?watch=true&resourceVersion=7"), None);

@@ -13,7 +13,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{Access, AccessError, deadline::Line};
+use super::{Access, AccessError, deadline::Line, known_versions::KnownVersions};
 use crate::source::{
     batch::{Batch, Change, Update},
     convert::{
@@ -55,7 +55,7 @@ pub struct Listed {
 /// If the API cannot be reached, or does not give one of these kinds.
 pub async fn list_cluster(access: &Access, mut progress: impl FnMut(Listed)) -> Result<Batch, ListError> {
     let (status, _reader) = StatusWriter::new();
-    let (client, _next) = super::client(access, &Line::new(), &status).await?;
+    let (client, _next) = super::client(access, &Line::new(), &status, &KnownVersions::default()).await?;
     let everything = ListParams::default();
     let nodes = all(&client, "Nodes", &everything, &mut progress, |node: &Node| {
         detail::node(node, Detail::Cluster).map(Some)

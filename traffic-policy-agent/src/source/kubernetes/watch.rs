@@ -1,6 +1,7 @@
 //! One kind of object, listed and watched for ever.
 
 mod listing;
+mod outage;
 
 use std::{
     collections::BTreeSet,
@@ -29,15 +30,17 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use self::listing::{Listing, is_too_large_version, random, refusal, start_delay};
+use self::listing::{Listing, is_too_large_version, refusal, start_delay};
 use super::{
     deadline::WHOLE,
+    known_versions::KnownVersions,
     observe::{API_SERVER, chain},
 };
 use crate::{
     model::ServiceName,
     source::{
         batch::{Batch, Change, Update},
+        chance::random,
         convert::FieldError,
         events::{EventRecorder, ObjectEvent, Subject},
         status::StatusWriter,
@@ -63,6 +66,8 @@ pub(super) struct Sink {
     pub(super) lists: Arc<AtomicUsize>,
     /// As [`super::Kubernetes::relist_within`].
     pub(super) relist_within: Duration,
+    /// Versions that are known, for lists that are not to be older.
+    pub(super) known: KnownVersions,
 }
 
 /// Pause before a kind that the API server refuses is requested again. Each node of a cluster asks.
@@ -87,8 +92,7 @@ impl Sink {
     }
 }
 
-/// A watch that begins with all objects goes on at least this often until it has given them. One of an API server that
-/// does not know such watches never says that it has.
+/// A watch that begins with all objects goes on at least this often until it has given them. Some API servers never say so.
 const STREAMING: Duration = Duration::from_secs(10);
 
 /// Runs until the run loop goes away.
@@ -116,6 +120,9 @@ pub(super) async fn run<K, T>(
         whole: WHOLE,
         listed: false,
         refused: false,
+        path: api.resource_url().to_owned(),
+        newest: 0,
+        failing: None,
     };
     sleep(start_delay()).await;
     let mut backoff = DefaultBackoff::default();
@@ -164,6 +171,12 @@ struct Watch<K, T> {
     listed: bool,
     /// The API server does not give this kind, as has been logged.
     refused: bool,
+    /// The path of the URL that lists and watches ask for.
+    path: String,
+    /// The newest version within the list that is under way.
+    newest: u64,
+    /// Times of the first and the last error since something came.
+    failing: Option<(Instant, Instant)>,
 }
 
 impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
@@ -191,6 +204,9 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             };
             match next {
                 Some(Ok(event)) => {
+                    if !matches!(event, watcher::Event::Init) {
+                        self.failing = None;
+                    }
                     // Of a list it comes before the request.
                     if !matches!(event, watcher::Event::Init) {
                         backoff.reset();
@@ -199,11 +215,19 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 }
                 Some(Err(error)) => {
                     let ended = self.error(&error).await?;
+                    let since = self.failing_since();
                     let pause = backoff.next().unwrap_or(REFUSED);
                     match ended {
                         Some(Ended::Refused) => return Ok(REFUSED),
-                        Some(Ended::Expired) => return Ok(self.relist_delay().max(pause)),
-                        Some(Ended::Relist) => return Ok(pause),
+                        Some(Ended::Expired) => {
+                            let pause = self.relist_delay().max(pause);
+                            self.stale(since, "the API server's history does not reach back to it", pause);
+                            return Ok(pause);
+                        }
+                        Some(Ended::Relist) => {
+                            self.stale(since, "the list of all of them failed", pause);
+                            return Ok(pause);
+                        }
                         // It goes on where it was.
                         None => sleep(pause).await,
                     }
@@ -213,35 +237,9 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         }
     }
 
-    /// A watch did not give all objects.
-    fn stalled(&mut self, silent: bool) {
-        let plural = self.kind.plural;
-        let text = if silent {
-            format!("the list of {plural} stopped in the middle")
-        } else {
-            format!("the list of {plural} did not end within {} s", self.whole.as_secs())
-        };
-        self.sink.status.trouble(API_SERVER, text);
-        (self.listing, self.from_cache) = (Listing::Cached, Listing::Cached);
-    }
-
-    /// Time that an agent which knows a state waits before it asks for another one, which all others want, too.
-    fn relist_delay(&self) -> Duration {
-        let most = u64::try_from(self.sink.relist_within.as_millis()).unwrap_or(u64::MAX);
-        if !self.listed || most == 0 {
-            return Duration::ZERO;
-        }
-        let delay = Duration::from_millis((self.chance)() % most);
-        info!(
-            "the API server's history does not reach back to what is known: {} are listed anew in {} s",
-            self.kind.plural,
-            delay.as_secs()
-        );
-        delay
-    }
-
     async fn event(&mut self, event: watcher::Event<DeserializeGuard<K>>) -> Result<(), Stopped> {
         self.note_uid(&event);
+        self.note_version(&event);
         match event {
             watcher::Event::Init => {
                 self.begun.get_or_insert_with(Instant::now);
@@ -256,6 +254,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             watcher::Event::InitDone => {
                 self.begun = None;
                 self.in_list = false;
+                self.sink.status.followed(self.kind.plural);
                 self.listing = self.from_cache;
                 if std::mem::take(&mut self.refused) {
                     info!("{} are given now", self.kind.plural);
@@ -284,6 +283,25 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
+    /// The next list may not be older than what comes here.
+    fn note_version(&mut self, event: &watcher::Event<DeserializeGuard<K>>) {
+        let known = &self.sink.known;
+        match event {
+            watcher::Event::Init => self.newest = 0,
+            watcher::Event::InitApply(object) => {
+                let version =
+                    object.meta().resource_version.as_deref().and_then(|version| version.parse().ok());
+                self.newest = self.newest.max(version.unwrap_or(0));
+            }
+            watcher::Event::InitDone => known.note_at_least(&self.path, self.newest),
+            watcher::Event::Apply(object) | watcher::Event::Delete(object) => {
+                if let Some(version) = &object.meta().resource_version {
+                    known.note(&self.path, version);
+                }
+            }
+        }
+    }
+
     /// Events are about Services and the own Node, which is the only one that is watched.
     fn note_uid(&self, event: &watcher::Event<DeserializeGuard<K>>) {
         if !matches!(&*K::kind(&()), "Service" | "Node") {
@@ -295,7 +313,6 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                 events.seen(&full_name(object), object.meta().uid.as_deref());
             }
             watcher::Event::Delete(object) => events.gone(&full_name(object)),
-            // The list says which there are.
             watcher::Event::Init if K::kind(&()) == "Service" => events.forget_services(),
             watcher::Event::Init | watcher::Event::InitDone => {}
         }

@@ -1,11 +1,10 @@
 //! Ways of asking for all objects of a kind, and what API servers say to them.
 
-use std::{
-    hash::{BuildHasher, Hasher, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
 
 use kube::{core::Status, runtime::watcher};
+
+use crate::source::chance::random;
 
 /// Method of listing all objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +40,6 @@ fn watch_seconds() -> u32 {
 /// Nodes that start together, as after a power cut, do not ask in the same moment.
 pub(super) fn start_delay() -> Duration {
     Duration::from_millis(random() % 500)
-}
-
-pub(super) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 /// The API server's cache does not reach the version that is asked for. Told as client-go tells it.

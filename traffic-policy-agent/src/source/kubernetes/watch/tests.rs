@@ -20,6 +20,7 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
         events: EventRecorder::nowhere(),
         lists: Arc::new(AtomicUsize::new(1)),
         relist_within: Duration::from_secs(30),
+        known: KnownVersions::default(),
     };
     let kind = Kind {
         plural: "Services",
@@ -41,6 +42,9 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
         whole: WHOLE,
         listed: false,
         refused: false,
+        path: "/api/v1/services".to_owned(),
+        newest: 0,
+        failing: None,
     };
     (watch, reader)
 }
@@ -98,10 +102,15 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
     let pause = unlisted.follow(gone(), &mut DefaultBackoff::default()).await.ok().unwrap();
     assert!(pause < Duration::from_secs(2), "who knows nothing does not wait: {pause:?}");
 
-    let (mut watch, _) = watch(Listing::Streaming);
+    let (mut watch, status) = watch(Listing::Streaming);
     (watch.listed, watch.in_list) = (true, false);
+    // The line was broken before.
+    watch.failing = Instant::now().checked_sub(Duration::from_secs(70)).map(|first| (first, Instant::now()));
     let pause = watch.follow(gone(), &mut DefaultBackoff::default()).await.ok().unwrap();
     assert_eq!(pause, Duration::from_millis(22_345), "as chance will have it, within 30 s");
+    let stale = status.get().stale.remove("Services").unwrap();
+    assert!(stale.since.elapsed() >= Duration::from_secs(70), "{stale:?}");
+    assert!(stale.why.contains("history") && stale.why.contains("22 s"), "{stale:?}");
     assert_eq!(watch.listing, Listing::Streaming, "from the cache first");
     // The cache is behind what is known.
     watch.in_list = true;
@@ -111,4 +120,36 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
     let pause = watch.follow(events, &mut DefaultBackoff::default()).await.ok().unwrap();
     assert_eq!(watch.listing, Listing::Latest);
     assert!(pause < Duration::from_secs(2), "{pause:?}");
+}
+
+/// After 410 in the middle of a watch an API server whose cache is behind may give what is older than the watch gave.
+#[tokio::test]
+async fn a_relist_is_not_older_than_what_the_watch_gave() {
+    let (mut watch, status) = watch(Listing::Streaming);
+    let (sender, mut receiver) = mpsc::channel(16);
+    watch.sink.sender = sender;
+    watch.sink.status.stale("Services", std::time::Instant::now(), String::new());
+    let object = |version: &str| {
+        let mut service = Service::default();
+        service.metadata.resource_version = Some(version.to_owned());
+        DeserializeGuard(Ok(service))
+    };
+    let known = watch.sink.known.clone();
+    let mut follow = async |events: Vec<Event>| {
+        let events = stream::iter(events.into_iter().map(Ok));
+        watch.follow(events, &mut DefaultBackoff::default()).await.ok().unwrap();
+    };
+    follow(vec![Event::Init, Event::InitApply(object("9")), Event::InitApply(object("12")), Event::InitDone])
+        .await;
+    let asked = || {
+        let uri = "/api/v1/services?watch=true&resourceVersion=0&sendInitialEvents=true".parse().unwrap();
+        known.pass(&uri).unwrap().to_string()
+    };
+    assert!(asked().contains("resourceVersion=12&"));
+    assert!(status.get().stale.is_empty(), "it is followed again");
+    follow(vec![Event::Apply(object("30"))]).await;
+    assert!(asked().contains("resourceVersion=30&"));
+    follow(vec![Event::Delete(object("31"))]).await;
+    assert!(asked().contains("resourceVersion=31&"));
+    while receiver.try_recv().is_ok() {}
 }

@@ -1,0 +1,73 @@
+//! Room for all Services together: as long as they ask for no more than twice what the maps take, all of them are built, and the data
+//! plane says what fits. Beyond that the oldest have it, and of the others nothing is kept: the memory of the agent is bounded,
+//! however many Services a tenant makes.
+
+use std::collections::BTreeMap;
+
+use super::{Limits, ServiceName, limits::Demand};
+
+/// All Services together may ask for as many times what the maps take.
+const TIMES: u64 = 2;
+
+/// What each Service asks for, by its age and name, and whether it may have it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shares {
+    asked: BTreeMap<(i64, ServiceName), Asked>,
+    sum: Demand,
+    /// Number of Services that are left out.
+    out: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    demand: Demand,
+    out: bool,
+}
+
+impl Shares {
+    /// Takes a Service's demand in place of the one before; with each the time when the Service was made.
+    pub(super) fn set(&mut self, name: &ServiceName, old: Option<i64>, new: Option<(i64, Demand)>) {
+        let old = old.and_then(|created| self.asked.remove(&(created, name.clone())));
+        if let Some(old) = &old {
+            self.sum = self.sum.minus(&old.demand);
+            self.out -= usize::from(old.out);
+        }
+        if let Some((created, demand)) = new {
+            let out = old.is_some_and(|old| old.out);
+            self.sum = self.sum.plus(&demand);
+            self.out += usize::from(out);
+            self.asked.insert((created, name.clone()), Asked { demand, out });
+        }
+    }
+
+    /// Judges anew who may have what it asks for. Returns those for whom that changed, and whether they are left out.
+    pub(super) fn judge(&mut self, limits: &Limits) -> Vec<(ServiceName, bool)> {
+        let room = Demand::room(limits, TIMES);
+        // As ever, but for a tenant who asks for everything.
+        if self.out == 0 && self.sum.fits(&room) {
+            return Vec::new();
+        }
+        let mut had = Demand::default();
+        let mut changed = Vec::new();
+        self.out = 0;
+        for ((_, name), asked) in &mut self.asked {
+            let with = had.plus(&asked.demand);
+            let out = !with.fits(&room);
+            if out {
+                self.out += 1;
+            } else {
+                had = with;
+            }
+            if asked.out != out {
+                asked.out = out;
+                changed.push((name.clone(), out));
+            }
+        }
+        changed
+    }
+
+    /// Whether a Service, made at this time, is left out.
+    pub(super) fn is_out(&self, name: &ServiceName, created: i64) -> bool {
+        self.out > 0 && self.asked.get(&(created, name.clone())).is_some_and(|asked| asked.out)
+    }
+}
