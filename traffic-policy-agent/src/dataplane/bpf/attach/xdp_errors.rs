@@ -123,7 +123,7 @@ mod tests {
     fn each_number_has_its_cause_and_fix() {
         let virtio = Refusing { driver: Some("virtio_net"), ..PLAIN };
         let veth = Refusing { driver: Some("veth"), ..PLAIN };
-        let rows: [(&Refusing<'_>, i32, &[&str]); 14] = [
+        let rows: [(&Refusing<'_>, i32, &[&str]); 13] = [
             (&PLAIN, libc::EBUSY, &["another XDP program is on eth0", "--attach tc"]),
             (&PLAIN, libc::EEXIST, &["another XDP program is on eth0", "xdp off"]),
             (
