@@ -1,11 +1,13 @@
 //! Endpoints that are no ordinary ready pods: terminating, without a node, in the host's network.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::lab::{Addresses, Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Outcome, Server};
 
@@ -139,4 +141,48 @@ fn the_host_itself_by_tc() {
 #[test]
 fn the_host_itself_by_xdp() {
     host_network("xdp");
+}
+
+/// Slots of a list are written many at a time, into another range with each change.
+#[test]
+fn a_list_of_ten_thousand_endpoints_is_written_whole() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let addresses = |i: u16, other: u8| {
+        let [high, low] = i.to_be_bytes();
+        let v6 = Ipv6Addr::new(0xfd64, other.into(), 0, 0, 0, 0, 0, i);
+        Addresses { v4: Ipv4Addr::new(100, 64 + other, high, low), v6 }
+    };
+    let mut list: Vec<Addresses> = (0..10_000).map(|i| addresses(i, 0)).collect();
+    let service = Service::new("long").port(Port::tcp(80, TARGET).node_port(CLUSTER));
+    let write = |list: &[Addresses]| {
+        let backends: Vec<_> = list.iter().map(Backend::at).collect();
+        cluster.manifests.apply(&service, &backends).unwrap();
+    };
+    write(&list);
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap();
+    let held = || {
+        let services = agents[0].json(&["services", "default/long"]).unwrap();
+        let ports = services.as_array().unwrap().iter();
+        let mut held: Vec<String> = ports
+            .flat_map(|port| port["endpoints"].as_array().unwrap())
+            .map(|endpoint| endpoint["address"].as_str().unwrap().to_owned())
+            .collect();
+        held.sort();
+        held
+    };
+    let wanted = |list: &[Addresses]| {
+        let ips = list.iter().flat_map(|addresses| Family::BOTH.map(|family| addresses.of(family)));
+        let mut wanted: Vec<String> = ips.map(|ip| SocketAddr::new(ip, TARGET).to_string()).collect();
+        wanted.sort();
+        wanted
+    };
+    until("the list", SOON, || held() == wanted(&list));
+    // One is another, and the whole list moves.
+    list[5_000] = addresses(5_000, 1);
+    write(&list);
+    until("the other list", SOON, || held() == wanted(&list));
+    // Few are written one by one.
+    list.truncate(3);
+    write(&list);
+    until("a short list", SOON, || held() == wanted(&list));
 }

@@ -74,6 +74,29 @@ fn named_devices_by_generic_xdp() {
     overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
 }
 
+/// Why `auto` keeps XDP on a card beside an overlay: what needs no other device is over before there is an skb.
+#[test]
+fn refusals_stay_with_xdp_beside_an_overlay() {
+    let lab = Lab::builder().pods(&[0, 1]).overlay().wire_offloads(false);
+    let cluster = Cluster::start(lab).unwrap();
+    let far = [Backend::of(cluster.lab.node(2).pod(1))];
+    cluster.manifests.apply(&Cluster::node_port("local", Policy::Local, LOCAL), &far).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &far).unwrap();
+    let adapt = |agent: AgentBuilder| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]);
+    let agents = Agent::start_all(&cluster.lab, adapt).unwrap();
+    let packets = |hook, outcome| agents[0].packets(hook, outcome).unwrap();
+    assert_eq!(cluster.ask(Protocol::Udp, cluster.at(1, Family::V4, LOCAL)).unwrap(), Outcome::Silent);
+    assert!(packets("xdp", "dropped-no-local-endpoint") > 0);
+    assert_eq!((packets("xdp", "passed-to-tc"), packets("tc-ingress", "dropped-no-local-endpoint")), (0, 0));
+    cluster.answer(Protocol::Udp, cluster.at(1, Family::V4, REMOTE)).unwrap();
+    assert!(packets("xdp", "passed-to-tc") > 0 && packets("tc-ingress", "forwarded") > 0);
+    let flags = ["--attach", "xdp-generic", "--device", "eth0", "--device", "flannel.1", "--output", "json"];
+    let check = agents[0].command(&[&["check"], &flags[..]].concat()).unwrap();
+    let findings: Vec<serde_json::Value> = serde_json::from_slice(&check.stdout).unwrap();
+    let said = findings.iter().find(|finding| finding["probe"] == "overlay").expect("a finding");
+    assert!(said["found"].as_str().unwrap().contains("flannel.1 takes no frames from XDP"), "{said}");
+}
+
 /// An overlay's neighbours are written by hand, and nobody would answer if the kernel were made to probe for them.
 #[test]
 fn neighbours_written_by_hand_stay() {

@@ -58,6 +58,7 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
         mtu.extend(different);
     }
     findings.extend(mtu);
+    findings.extend(left_to_tc(facts));
     findings.extend(each(native::queues, "queues", "the devices have queues enough, as far as is known"));
     findings.extend(each(
         native::guest_offloads,
@@ -170,6 +171,25 @@ fn narrow_overlay(devices: &[Device]) -> Option<Finding> {
             "let ICMP through to clients (IPv4 type 3, IPv6 type 2). Where they send long datagrams (RADIUS, SIP, GELF): {mtu} inside the overlay, by a larger MTU of the network below it, or {least} at the clients"
         ),
     ))
+}
+
+/// No overlay's device takes frames from XDP. It stays on the cards all the same: see docs/operating.md.
+fn left_to_tc(facts: &DeviceFacts) -> Option<Finding> {
+    let names = |mut devices: Vec<&Device>| {
+        devices.sort_by_key(|device| &device.link.name);
+        devices.iter().map(|device| device.link.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let (overlays, others): (Vec<_>, Vec<_>) = facts.devices.iter().partition(|device| device.is_overlay());
+    let by_xdp: Vec<_> = others.into_iter().filter(|device| device.way(facts.attach) != Way::Tc).collect();
+    if overlays.is_empty() || by_xdp.is_empty() {
+        return None;
+    }
+    let found = format!(
+        "{} takes no frames from XDP: requests to endpoints behind it are handed on to TC; what is dropped, refused or goes to other nodes by {} itself is done by XDP",
+        names(overlays),
+        names(by_xdp)
+    );
+    Some(Finding::ok("overlay", found))
 }
 
 /// Devices towards pods of this node that take less than those of clients.

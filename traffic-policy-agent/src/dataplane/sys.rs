@@ -21,6 +21,7 @@ pub mod command {
     pub const PROG_GET_FD_BY_ID: libc::c_int = 13;
     pub const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
     pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
+    pub const MAP_UPDATE_BATCH: libc::c_int = 26;
     pub const LINK_CREATE: libc::c_int = 28;
     pub const LINK_UPDATE: libc::c_int = 29;
     pub const ITER_CREATE: libc::c_int = 33;
@@ -56,7 +57,7 @@ pub struct Batch {
     /// Addresses of keys and values.
     pub keys: u64,
     pub values: u64,
-    /// Room for so many; afterwards: as many were read.
+    /// Room for so many, or so many to be written; afterwards: as many were read, or written.
     pub count: u32,
     pub fd: u32,
     pub element_flags: u64,

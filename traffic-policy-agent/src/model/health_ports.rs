@@ -124,33 +124,33 @@ struct Claim {
 pub(super) struct Claims(HashMap<u16, BTreeSet<Claim>>);
 
 impl Claims {
-    /// Adds a Service's claims; other Services whose annotation claims the same are put into `touched`.
+    /// Adds the claims of a Service made at this time; other Services to which that makes a difference are put into `touched`.
     pub(super) fn add(
         &mut self,
-        created: Option<i64>,
+        created: i64,
         service: &ServiceName,
         uses: &[(u16, Use)],
         touched: &mut BTreeSet<ServiceName>,
     ) {
-        let created = created.unwrap_or(i64::MAX);
         for (port, what) in uses {
             let claims = self.0.entry(*port).or_default();
-            touch(claims, touched);
-            claims.insert(Claim { what: *what, created, service: service.clone() });
+            let claim = Claim { what: *what, created, service: service.clone() };
+            change(claims, service, touched, |claims| claims.insert(claim));
         }
     }
 
-    /// Takes a Service's claims away; other Services whose annotation claims the same are put into `touched`.
+    /// Takes claims away, as they were added; other Services to which that makes a difference are put into `touched`.
     pub(super) fn remove(
         &mut self,
+        created: i64,
         service: &ServiceName,
         uses: &[(u16, Use)],
         touched: &mut BTreeSet<ServiceName>,
     ) {
-        for (port, _) in uses {
+        for (port, what) in uses {
             let Some(claims) = self.0.get_mut(port) else { continue };
-            claims.retain(|claim| claim.service != *service);
-            touch(claims, touched);
+            let claim = Claim { what: *what, created, service: service.clone() };
+            change(claims, service, touched, |claims| claims.remove(&claim));
             if claims.is_empty() {
                 self.0.remove(port);
             }
@@ -159,7 +159,8 @@ impl Claims {
 
     /// The holder of a port that takes precedence over a Service that wants it by annotation.
     pub(super) fn lost_to(&self, service: &ServiceName, created: Option<i64>, port: u16) -> Option<String> {
-        let holder = self.0.get(&port)?.first()?;
+        let claims = self.0.get(&port)?;
+        let holder = claims.first()?;
         let created = created.unwrap_or(i64::MAX);
         let what = match holder.what {
             Use::NodePort => "is a node port",
@@ -167,6 +168,9 @@ impl Claims {
             Use::Annotation if (holder.created, &holder.service) >= (created, service) => return None,
             Use::Annotation => "is, by the same annotation, the health port",
         };
+        if !named(claims).any(|claim| claim.service == *service) {
+            return Some("is wanted by the same annotation of many Services that come before it".to_owned());
+        }
         Some(format!("{what} of Service {}", holder.service))
     }
 
@@ -176,9 +180,33 @@ impl Claims {
     }
 }
 
-fn touch(claims: &BTreeSet<Claim>, touched: &mut BTreeSet<ServiceName>) {
-    let annotated = claims.iter().filter(|claim| claim.what == Use::Annotation);
-    touched.extend(annotated.map(|claim| claim.service.clone()));
+/// So many Services that want a port by annotation hear which Service has it: a change concerns no others.
+const NAMED: usize = 10;
+
+fn named(claims: &BTreeSet<Claim>) -> impl Iterator<Item = &Claim> {
+    let service = ServiceName { namespace: String::new(), name: String::new() };
+    let first = Claim { what: Use::Annotation, created: i64::MIN, service };
+    claims.range(first..).take(NAMED)
+}
+
+/// Notes whom a change of one Service's claim concerns: who is named no longer, or now; all of them, if it is the holder that changes.
+fn change(
+    claims: &mut BTreeSet<Claim>,
+    service: &ServiceName,
+    touched: &mut BTreeSet<ServiceName>,
+    change: impl FnOnce(&mut BTreeSet<Claim>) -> bool,
+) {
+    let names = |claims: &BTreeSet<Claim>| -> BTreeSet<ServiceName> {
+        named(claims).map(|claim| claim.service.clone()).filter(|name| name != service).collect()
+    };
+    let (holder, before) = (claims.first().cloned(), names(claims));
+    change(claims);
+    let after = names(claims);
+    if holder.as_ref() == claims.first() {
+        touched.extend(before.symmetric_difference(&after).cloned());
+    } else {
+        touched.extend(before.union(&after).cloned());
+    }
 }
 
 #[cfg(test)]
@@ -214,20 +242,48 @@ mod tests {
     }
 
     #[test]
+    fn a_change_concerns_few_of_many_that_want_a_port() {
+        let name = |i: i64| ServiceName { namespace: "ns".to_owned(), name: format!("s{i:03}") };
+        let wanted = [(31_999, Use::Annotation)];
+        let mut claims = Claims::default();
+        let heard = |claims: &Claims| -> Vec<_> {
+            (0..60).map(|i| claims.lost_to(&name(i), Some(i), 31_999)).collect()
+        };
+        for i in (0..60).map(|i| i * 23 % 60) {
+            claims.add(i, &name(i), &wanted, &mut BTreeSet::new());
+        }
+        for i in [0, 5, 30, 59, 1] {
+            for step in [false, true] {
+                let (before, mut touched) = (heard(&claims), BTreeSet::new());
+                if step {
+                    claims.add(i, &name(i), &wanted, &mut touched);
+                } else {
+                    claims.remove(i, &name(i), &wanted, &mut touched);
+                }
+                assert!(touched.len() <= NAMED + 1, "{touched:?}");
+                for (other, (before, after)) in (0..).zip(before.iter().zip(heard(&claims))) {
+                    let concerned = other == i || touched.contains(&name(other));
+                    assert!(concerned || *before == after, "{i} {step} {other}: {before:?} {after:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn who_has_a_port() {
         let name = |name: &str| ServiceName { namespace: "ns".to_owned(), name: name.to_owned() };
         let mut claims = Claims::default();
         let mut touched = BTreeSet::new();
         let [young, old, given] = ["young", "old", "given"].map(name);
         let annotated = [(31_999, Use::Annotation)];
-        claims.add(Some(2), &young, &annotated, &mut touched);
+        claims.add(2, &young, &annotated, &mut touched);
         assert_eq!((claims.lost_to(&young, Some(2), 31_999), touched.len()), (None, 0));
-        claims.add(Some(1), &old, &annotated, &mut touched);
+        claims.add(1, &old, &annotated, &mut touched);
         assert_eq!(touched, [young.clone()].into(), "it loses what it had");
         assert!(claims.lost_to(&young, Some(2), 31_999).unwrap().ends_with("of Service ns/old"));
         // What the API server gave counts before any age.
         let given_uses = [(31_999, Use::HealthCheckNodePort), (30_080, Use::NodePort)];
-        claims.add(None, &given, &given_uses, &mut touched);
+        claims.add(i64::MAX, &given, &given_uses, &mut touched);
         assert!(
             claims
                 .lost_to(&old, Some(1), 31_999)
@@ -235,12 +291,12 @@ mod tests {
                 .contains("healthCheckNodePort of Service ns/given")
         );
         touched.clear();
-        claims.remove(&given, &given_uses, &mut touched);
+        claims.remove(i64::MAX, &given, &given_uses, &mut touched);
         assert_eq!(touched, [young.clone(), old.clone()].into(), "they may have it now");
         assert_eq!(claims.lost_to(&old, Some(1), 31_999), None);
         assert!(!claims.has(30_080) && claims.has(31_999));
         // A Service's own node port, too.
-        claims.add(Some(1), &old, &[(31_999, Use::NodePort)], &mut touched);
+        claims.add(1, &old, &[(31_999, Use::NodePort)], &mut touched);
         assert!(claims.lost_to(&old, Some(1), 31_999).unwrap().contains("a node port of Service ns/old"));
     }
 }

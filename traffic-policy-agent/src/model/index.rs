@@ -342,7 +342,6 @@ impl Index {
 
     /// Takes note of what one Service wants, and of whom that touches.
     fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
-        let created = self.services.get(&name).and_then(|service| service.created);
         let old = self.wanted.remove(&name);
         let cluster_ips = |wanted: &Option<Wanted>| {
             wanted.as_ref().map(|wanted| wanted.cluster_ips.clone()).unwrap_or_default()
@@ -353,7 +352,7 @@ impl Index {
         };
         self.replace_foreign(&name, &foreign(&old), &foreign(&wanted), settle);
         if let Some(old) = old {
-            self.ports.remove(&name, &old.uses, settle);
+            self.ports.remove(old.created, &name, &old.uses, settle);
             for (key, port) in &old.ports {
                 for frontend in &port.frontends {
                     self.claims.remove(old.created, key, *frontend, settle);
@@ -361,7 +360,7 @@ impl Index {
             }
         }
         if let Some(wanted) = wanted {
-            self.ports.add(created, &name, &wanted.uses, settle);
+            self.ports.add(wanted.created, &name, &wanted.uses, settle);
             for (key, port) in &wanted.ports {
                 for frontend in &port.frontends {
                     self.claims.add(wanted.created, key, *frontend, settle);

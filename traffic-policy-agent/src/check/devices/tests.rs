@@ -393,3 +393,19 @@ fn a_card_that_nothing_is_attached_to_is_named() {
     let idle = DeviceFacts { idle: vec!["eth1".into()], ..facts(vec![device("eth0")]) };
     expect(&idle, Severity::Note, "device", "eth1 has routes, and nothing is attached", "--device");
 }
+
+#[test]
+fn what_an_overlay_leaves_to_tc_is_said() {
+    let overlay = |attach, kind: &str| {
+        let mut flannel = device("flannel.1");
+        (flannel.kind, flannel.link.wire) = (Some(kind.into()), false);
+        let facts = DeviceFacts { attach, ..facts(vec![device("eth0"), flannel]) };
+        let found = judge(&facts).into_iter().find(|finding| finding.probe == "overlay");
+        found.map(|finding| (finding.severity, finding.found))
+    };
+    let (severity, found) = overlay(Mode::Auto, "vxlan").unwrap();
+    assert_eq!(severity, Severity::Ok);
+    assert!(found.starts_with("flannel.1 takes no frames") && found.contains("by eth0 itself"), "{found}");
+    assert_eq!(overlay(Mode::Tc, "vxlan"), None);
+    assert_eq!(overlay(Mode::Auto, "vlan"), None);
+}

@@ -122,6 +122,17 @@ impl Lines {
         while !rest.is_empty() {
             let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
             let (word, behind) = rest.split_at(end);
+            if let Some((own, value)) = word.split_once('=')
+                && plain(own).ends_with(AUTHORIZATION)
+                && !value.is_empty()
+            {
+                result.push_str(own);
+                result.push('=');
+                let value = &rest[own.len() + 1..];
+                rest = &value[push_authorization(result, "=", value)..];
+                name.clear();
+                continue;
+            }
             if !word.is_empty() {
                 self.push_word(result, word, &mut name);
             }
@@ -129,7 +140,7 @@ impl Lines {
             let (between, behind) = behind.split_at(next);
             result.push_str(between);
             rest = behind;
-            let joins = name == BEARER || between.contains([':', '=']);
+            let joins = name == BEARER || word.ends_with('=') || between.contains([':', '=']);
             if !joins || !between.chars().all(|c| " :\"'=\\[|>\r\n".contains(c)) {
                 name.clear();
             }
@@ -288,6 +299,9 @@ mod tests {
                 "Authorization: AWS4-HMAC-SHA256 (left out)",
             ),
             ("Authorization: s3cr3t of two words", "Authorization: (left out)"),
+            ("authorization=Bearer s3cr3t a=b", "authorization=Bearer (left out) a=b"),
+            ("authorization=\"Digest a=\\\"b\\\"\" c=d", "authorization=\"Digest (left out)\" c=d"),
+            ("password=\"s3cr3t\" user=u", "password=\"(left out)\" user=u"),
             (
                 "curl -H 'Authorization: Bearer s3cr3t' -v https://a/",
                 "curl -H 'Authorization: Bearer (left out)' -v https://a/",

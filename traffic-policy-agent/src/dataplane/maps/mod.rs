@@ -5,6 +5,7 @@ pub mod keys;
 pub(crate) mod mmap;
 pub mod prefilter;
 pub mod reader;
+pub mod rows;
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -23,7 +24,7 @@ use traffic_policy_ebpf::abi::{
     TranslatedSocket,
 };
 
-use self::mmap::Mapped;
+use self::{mmap::Mapped, rows::Rows};
 use super::sync::budget::Capacity;
 
 /// The tables of one IP family.
@@ -37,6 +38,8 @@ pub struct Family<A: Address, const W: usize> {
     pub route_mtus: LpmTrie<MapData, RoutePrefix<W>, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
+    /// `slots` and `slot_routes`, for many at once.
+    pub slot_rows: (Rows<Slot<A>>, Rows<SlotRoute<A>>),
     /// Entries that fit into `flows`.
     pub size: u32,
 }
@@ -158,6 +161,8 @@ impl Maps {
         let sizes = [size(object, "tp_flows4")?, size(object, "tp_flows6")?];
         let room = Room::of(object)?;
         let swept = Swept::of(object)?;
+        let rows4 = (Rows::of(object, "tp_endpoints4")?, Rows::of(object, "tp_ep_routes4")?);
+        let rows6 = (Rows::of(object, "tp_endpoints6")?, Rows::of(object, "tp_ep_routes6")?);
         Ok(Self {
             v4: Family {
                 flows: typed!(object, "tp_flows4"),
@@ -168,6 +173,7 @@ impl Maps {
                 route_mtus: typed!(object, "tp_route_mtus4"),
                 slots: typed!(object, "tp_endpoints4"),
                 slot_routes: typed!(object, "tp_ep_routes4"),
+                slot_rows: rows4,
                 size: sizes[0],
             },
             v6: Family {
@@ -179,6 +185,7 @@ impl Maps {
                 route_mtus: typed!(object, "tp_route_mtus6"),
                 slots: typed!(object, "tp_endpoints6"),
                 slot_routes: typed!(object, "tp_ep_routes6"),
+                slot_rows: rows6,
                 size: sizes[1],
             },
             services: typed!(object, "tp_svc_names"),

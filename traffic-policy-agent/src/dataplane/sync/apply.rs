@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya::maps::{
-    Array, HashMap, MapData,
+    HashMap, MapData,
     lpm_trie::{Key, LpmTrie},
 };
 use ipnet::IpNet;
@@ -139,24 +139,19 @@ pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
 /// The kernel refuses: the map is full.
 pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     match op {
-        Op::Slots { base, endpoints, .. } => {
-            for (index, endpoint) in (*base..).zip(endpoints) {
-                let flags = match (endpoint.local, endpoint.remote) {
-                    (true, _) => SLOT_LOCAL,
-                    (false, true) => SLOT_REMOTE,
-                    (false, false) => 0,
+        Op::Slots { ipv6, base, endpoints } => {
+            if *ipv6 {
+                let slot = |endpoint: &Endpoint| match endpoint.address {
+                    SocketAddr::V6(address) => Some(slot(address.ip().to_wire(), endpoint)),
+                    SocketAddr::V4(_) => None,
                 };
-                let port = Port::from_host(endpoint.address.port());
-                match endpoint.address {
-                    SocketAddr::V4(address) => {
-                        let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
-                        put_slot(&mut maps.v4.slots, &mut maps.v4.slot_routes, index, slot)?;
-                    }
-                    SocketAddr::V6(address) => {
-                        let slot = Slot { address: address.ip().to_wire(), port, flags, zero: 0 };
-                        put_slot(&mut maps.v6.slots, &mut maps.v6.slot_routes, index, slot)?;
-                    }
-                }
+                put_slots(&mut maps.v6, *base, endpoints.iter().map(slot))?;
+            } else {
+                let slot = |endpoint: &Endpoint| match endpoint.address {
+                    SocketAddr::V4(address) => Some(slot(address.ip().to_wire(), endpoint)),
+                    SocketAddr::V6(_) => None,
+                };
+                put_slots(&mut maps.v4, *base, endpoints.iter().map(slot))?;
             }
             Ok(endpoints.len())
         }
@@ -271,15 +266,28 @@ fn put_range<const W: usize>(
     if known { cidrs.insert(&key, 1, 0) } else { cidrs.remove(&key) }
 }
 
-fn put_slot<A: Address>(
-    slots: &mut Array<MapData, Slot<A>>,
-    routes: &mut Array<MapData, SlotRoute<A>>,
-    index: u32,
-    slot: Slot<A>,
+/// Writes a list of endpoints into a range that no program reads yet.
+fn put_slots<A: Address, const W: usize>(
+    family: &mut Family<A, W>,
+    base: u32,
+    slots: impl Iterator<Item = Option<Slot<A>>>,
 ) -> Result<()> {
-    // The route of the endpoint that had this slot before must not be taken for the new one's.
-    routes.set(index, SlotRoute::default(), 0).context("clearing the route of a slot failed")?;
-    slots.set(index, slot, 0).context("writing an endpoint failed")
+    let slots: Vec<Slot<A>> =
+        slots.collect::<Option<_>>().context("endpoints of another family in a list")?;
+    let (rows, route_rows) = &family.slot_rows;
+    // The route of the endpoint that had a slot before must not be taken for the new one's.
+    let none = vec![SlotRoute::default(); slots.len()];
+    route_rows.write(&mut family.slot_routes, base, &none).context("clearing the routes of slots failed")?;
+    rows.write(&mut family.slots, base, &slots).context("writing endpoints failed")
+}
+
+fn slot<A>(address: A, endpoint: &Endpoint) -> Slot<A> {
+    let flags = match (endpoint.local, endpoint.remote) {
+        (true, _) => SLOT_LOCAL,
+        (false, true) => SLOT_REMOTE,
+        (false, false) => 0,
+    };
+    Slot { address, port: Port::from_host(endpoint.address.port()), flags, zero: 0 }
 }
 
 fn put<A: Address>(

@@ -231,13 +231,16 @@ fn without_room_at_a_takeover_everything_stays() {
 #[test]
 fn lists_under_churn_find_room() {
     const SLOTS: u32 = 2_621;
-    let capacity = Capacity { frontends: [200; 2], slots: SLOTS, ..CAPACITY };
-    // Many lists, or one long one; in all of them an endpoint is replaced before each write.
-    for (services, length) in [(4, 5), (32, 5), (1, 160), (1, 1_300), (10, 130)] {
+    // Many lists, or one long one; in all of them an endpoint is replaced before each write. The last two are 12,400 endpoint-ports in a
+    // map of the default size: 22 times as many do not fit.
+    let scaled = [(4, 5), (32, 5), (1, 160), (1, 1_300), (10, 130)].map(|lists| (SLOTS, 100, lists));
+    let whole = [(124, 100), (1, 12_400)].map(|lists| (262_144, 40, lists));
+    for (slots, rounds, (services, length)) in scaled.into_iter().chain(whole) {
+        let capacity = Capacity { frontends: [200; 2], slots, ..CAPACITY };
         let mut node = Node { planner: Planner::new(Held::default(), capacity), ..Node::new() };
         let names: Vec<_> = (0..services).map(|number| format!("s{number}")).collect();
         let start = node.now;
-        for round in 0..100_u32 {
+        for round in 0..rounds {
             for (number, name) in names.iter().enumerate() {
                 let address = |i: u32| SocketAddr::from((std::net::Ipv4Addr::from(0x0a00_0000 + i), 80));
                 let endpoints: Vec<_> = (round..round + length)
