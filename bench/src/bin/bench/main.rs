@@ -17,7 +17,7 @@ use traffic_policy_agent::model::parse_duration;
 
 use self::{report::Report, selection::Selection};
 
-/// Measures the packet path beside bare floors and others: about seven minutes for everything
+/// Measures the packet path beside bare floors and others: about ten minutes for everything but one-shot
 ///
 /// The result is a folder with results.json (every run of every row, and what the figures depend on) and report.html (plots
 /// and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once more, then
