@@ -23,7 +23,7 @@ fn error(about: &Packet, v4: (u8, u8), v6: (u8, u8), rest: [u8; 4]) -> Packet {
         .payload(&about.bytes()[14..14 + quoted])
 }
 
-fn port_unreachable(about: &Packet) -> Packet {
+pub(crate) fn port_unreachable(about: &Packet) -> Packet {
     error(about, (3, 3), (1, 4), [0; 4])
 }
 
