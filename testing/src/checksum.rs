@@ -63,6 +63,7 @@ fn transport(addresses: Sum16BitWords, ip: &etherparse::IpPayloadSlice<'_>, unfi
         IpNumber::UDP if ip.payload.get(6..8) == Some(&[0, 0]) && is_v4(ip) => return Checksum::Valid,
         IpNumber::UDP => ("UDP", pseudo_header),
         IpNumber::ICMP => ("ICMP", Sum16BitWords::new()),
+        IpNumber::SCTP => ("SCTP", Sum16BitWords::new()),
         IpNumber::IPV6_ICMP => ("ICMPv6", pseudo_header),
         _ => return Checksum::NotChecked,
     };
@@ -72,9 +73,36 @@ fn transport(addresses: Sum16BitWords, ip: &etherparse::IpPayloadSlice<'_>, unfi
     if unfinished {
         return Checksum::Unfinished;
     }
+    if ip.ip_number == IpNumber::SCTP {
+        return sctp(ip.payload);
+    }
     match start.add_slice(ip.payload).ones_complement() {
         0 => Checksum::Valid,
         _ => Checksum::Wrong(name.to_owned()),
+    }
+}
+
+/// The CRC32c of RFC 9260 appendix A, bit by bit.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        }
+    }
+    !crc
+}
+
+fn sctp(packet: &[u8]) -> Checksum {
+    let Some((head, [a, b, c, d, rest @ ..])) = packet.split_at_checked(8) else {
+        return Checksum::Wrong("SCTP".to_owned());
+    };
+    let found = u32::from_le_bytes([*a, *b, *c, *d]);
+    if crc32c(&[head, &[0; 4], rest].concat()) == found {
+        Checksum::Valid
+    } else {
+        Checksum::Wrong("SCTP".to_owned())
     }
 }
 
@@ -98,14 +126,27 @@ mod tests {
 
     fn frames() -> Vec<Vec<u8>> {
         let payload = b"odd length of payload";
-        let mut frames = vec![Vec::new(); 6];
+        let mut frames = vec![Vec::new(); 8];
         v4().tcp(1000, 80, 1, 1000).write(&mut frames[0], payload).unwrap();
         v6().tcp(1000, 80, 1, 1000).write(&mut frames[1], payload).unwrap();
         v4().udp(1000, 80).write(&mut frames[2], payload).unwrap();
         v6().udp(1000, 80).write(&mut frames[3], payload).unwrap();
         v4().icmpv4_echo_request(1, 2).write(&mut frames[4], payload).unwrap();
         v6().icmpv6_echo_request(1, 2).write(&mut frames[5], payload).unwrap();
+        let sctp = [0x9c, 0x40, 0, 80, 1, 2, 3, 4, 0, 0, 0, 0, 11, 0, 0, 4];
+        let sum = crc32c(&sctp).to_le_bytes();
+        let sctp = [&sctp[..8], &sum, &sctp[12..]].concat();
+        v4().write(&mut frames[6], IpNumber::SCTP, &sctp).unwrap();
+        v6().write(&mut frames[7], IpNumber::SCTP, &sctp).unwrap();
         frames
+    }
+
+    /// RFC 3720 appendix B.4.
+    #[test]
+    fn crc32c_is_the_one_of_the_rfc() {
+        assert_eq!(crc32c(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
+        let counted: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32c(&counted).to_le_bytes(), [0x4e, 0x79, 0xdd, 0x46]);
     }
 
     #[test]

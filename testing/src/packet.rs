@@ -12,6 +12,7 @@ use etherparse::{
 };
 
 pub use self::render::{difference, render};
+use crate::checksum::crc32c;
 use crate::netlink::Mac;
 
 /// Bits of the flags byte of a TCP header.
@@ -55,6 +56,14 @@ pub enum Transport {
         source: u16,
         destination: u16,
         /// False: the field is 0, which over IPv4 says that there is none.
+        checksum: bool,
+    },
+    /// The common header; chunks are the payload.
+    Sctp {
+        source: u16,
+        destination: u16,
+        tag: u32,
+        /// False: the field is 0, as a socket of this machine leaves it for the device.
         checksum: bool,
     },
     /// ICMP or ICMPv6, as the addresses say.
@@ -147,6 +156,12 @@ impl Packet {
         Self::new(source.0, destination.0, udp).payload(b"payload")
     }
 
+    /// A packet of SCTP with a checksum.
+    pub fn sctp(source: (IpAddr, u16), destination: (IpAddr, u16), tag: u32, chunk: &[u8]) -> Self {
+        let sctp = Transport::Sctp { source: source.1, destination: destination.1, tag, checksum: true };
+        Self::new(source.0, destination.0, sctp).payload(chunk)
+    }
+
     #[must_use]
     pub fn macs(mut self, from: Mac, to: Mac) -> Self {
         (self.from, self.to) = (from, to);
@@ -204,7 +219,9 @@ impl Packet {
     fn ports(&mut self) -> (&mut u16, &mut u16) {
         match &mut self.transport {
             Transport::Tcp(tcp) => (&mut tcp.source, &mut tcp.destination),
-            Transport::Udp { source, destination, .. } => (source, destination),
+            Transport::Udp { source, destination, .. } | Transport::Sctp { source, destination, .. } => {
+                (source, destination)
+            }
             other => panic!("no ports: {other:?}"),
         }
     }
@@ -301,6 +318,9 @@ impl Packet {
             Transport::Udp { source, destination, checksum } => {
                 (IpNumber::UDP, self.udp_bytes(*source, *destination, *checksum))
             }
+            Transport::Sctp { source, destination, tag, checksum } => {
+                (IpNumber::SCTP, self.sctp_bytes(*source, *destination, *tag, *checksum))
+            }
             Transport::Icmp { kind, code, rest } => self.icmp_bytes(*kind, *code, *rest),
             Transport::Other(number) => (IpNumber(*number), Vec::new()),
         };
@@ -347,6 +367,16 @@ impl Packet {
             .expect("a datagram fits its packet");
         }
         header.to_bytes().to_vec()
+    }
+
+    fn sctp_bytes(&self, source: u16, destination: u16, tag: u32, checksum: bool) -> Vec<u8> {
+        let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+        let mut header = [ports, tag.to_be_bytes().to_vec(), vec![0; 4]].concat();
+        if checksum {
+            let sum = crc32c(&[header.as_slice(), &self.payload].concat());
+            header[8..].copy_from_slice(&sum.to_le_bytes());
+        }
+        header
     }
 
     fn icmp_bytes(&self, type_u8: u8, code_u8: u8, bytes5to8: [u8; 4]) -> (IpNumber, Vec<u8>) {

@@ -6,6 +6,8 @@
 
 pub mod abi;
 pub mod checksum;
+pub mod crc32c;
 pub mod hash;
 pub mod outcome;
+pub mod sctp;
 pub mod tcp;

@@ -89,12 +89,10 @@ mod programs {
     };
 
     programs! {
-        "xdp.frags", context: *mut xdp_md => Xdp::new(context), u32;
+        "xdp.frags", context: *mut xdp_md => <Xdp>::new(context), u32;
         tp_xdp_ingress => fast_path::run;
         tp_xdp_slow4 => slow_path::run::<Xdp, V4>;
         tp_xdp_slow6 => slow_path::run::<Xdp, V6>;
-        tp_xdp_vhdr4 => variable_headers::run::<Xdp, V4>;
-        tp_xdp_vhdr6 => variable_headers::run::<Xdp, V6>;
         tp_xdp_icmp4 => icmp_errors::run::<Xdp, V4>;
         tp_xdp_icmp6 => icmp_errors::run::<Xdp, V6>;
         tp_xdp_reject4 => reject::run::<Xdp, V4>;
@@ -104,34 +102,49 @@ mod programs {
     }
 
     programs! {
-        "classifier", context: *mut __sk_buff => Tc::new(context), i32;
+        "classifier", context: *mut __sk_buff => <Tc>::new(context), i32;
         tp_tc_ingress => fast_path::run;
         tp_tc_slow4 => slow_path::run::<Tc, V4>;
         tp_tc_slow6 => slow_path::run::<Tc, V6>;
-        tp_tc_vhdr4 => variable_headers::run::<Tc, V4>;
-        tp_tc_vhdr6 => variable_headers::run::<Tc, V6>;
         tp_tc_icmp4 => icmp_errors::run::<Tc, V4>;
         tp_tc_icmp6 => icmp_errors::run::<Tc, V6>;
         tp_tc_reject4 => reject::run::<Tc, V4>;
         tp_tc_reject6 => reject::run::<Tc, V6>;
         tp_tc_egress => egress::run;
-        tp_tc_vhdr_out4 => variable_headers::run_out::<Tc, V4>;
-        tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
         tp_tc_icmp_out4 => icmp_errors::run_out::<Tc, V4>;
         tp_tc_icmp_out6 => icmp_errors::run_out::<Tc, V6>;
-        tp_tc_split4 => split::run;
         tp_tc_priority => priority_tag::run;
     }
 
     // On devices without Ethernet, whose packets begin with the IP header.
     programs! {
-        "classifier", context: *mut __sk_buff => TcL3::new(context), i32;
+        "classifier", context: *mut __sk_buff => <TcL3>::new(context), i32;
         tp_l3_ingress => l3_ingress::run;
         tp_l3_egress => egress::run;
-        tp_l3_vhdr_out4 => variable_headers::run_out::<TcL3, V4>;
-        tp_l3_vhdr_out6 => variable_headers::run_out::<TcL3, V6>;
         tp_l3_icmp_out4 => icmp_errors::run_out::<TcL3, V4>;
         tp_l3_icmp_out6 => icmp_errors::run_out::<TcL3, V6>;
+    }
+
+    // Programs that SCTP comes to: the fast path and egress hand it over, so that nothing else pays for it.
+    programs! {
+        "xdp.frags", context: *mut xdp_md => Xdp::<true>::new(context), u32;
+        tp_xdp_vhdr4 => variable_headers::run::<Xdp<true>, V4>;
+        tp_xdp_vhdr6 => variable_headers::run::<Xdp<true>, V6>;
+    }
+
+    programs! {
+        "classifier", context: *mut __sk_buff => Tc::<true>::new(context), i32;
+        tp_tc_vhdr4 => variable_headers::run::<Tc<true>, V4>;
+        tp_tc_vhdr6 => variable_headers::run::<Tc<true>, V6>;
+        tp_tc_vhdr_out4 => variable_headers::run_out::<Tc<true>, V4>;
+        tp_tc_vhdr_out6 => variable_headers::run_out::<Tc<true>, V6>;
+        tp_tc_split4 => split::run;
+    }
+
+    programs! {
+        "classifier", context: *mut __sk_buff => TcL3::<true>::new(context), i32;
+        tp_l3_vhdr_out4 => variable_headers::run_out::<TcL3<true>, V4>;
+        tp_l3_vhdr_out6 => variable_headers::run_out::<TcL3<true>, V6>;
     }
 
     socket_programs! {

@@ -102,6 +102,8 @@ outcomes! {
     /// The endpoint is on another node, behind a device that no program is attached to.
     DroppedUnattachedDevice = 30, "dropped-unattached-device", Drop;
 
+    /// The first fragment of an SCTP packet whose ports were to be changed: its checksum cannot be.
+    DroppedSctpFragment = 26, "dropped-sctp-fragment", Drop;
     /// An address of the cluster's range of ClusterIPs that no Service has.
     DroppedUnallocatedClusterIp = 25, "dropped-unallocated-cluster-ip", Drop;
 
@@ -111,7 +113,7 @@ outcomes! {
     PassedNotIp = 33, "passed-not-ip", Pass;
     /// Shorter than its headers say, or not a valid header.
     PassedMalformed = 34, "passed-malformed", Pass;
-    /// Neither TCP nor UDP.
+    /// Neither TCP, UDP nor SCTP.
     PassedUnsupportedProtocol = 35, "passed-unsupported-protocol", Pass;
     /// A fragment without ports of which the first, with the ports, has not come or was not a Service packet.
     PassedFragment = 36, "passed-fragment", Pass;

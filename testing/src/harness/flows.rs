@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use aya::maps::{HashMap, MapData};
 use traffic_policy_agent::dataplane::{FromWire, ToWire};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Flow, FlowKey, Fold, PROTOCOL_UDP, Port, Ports, Tuple, kind,
+    Address, Address4, Address6, Flow, FlowKey, Fold, PROTOCOL_SCTP, PROTOCOL_UDP, Port, Ports, Tuple, kind,
 };
 use traffic_policy_ebpf::tcp::ASSURED;
 
@@ -59,6 +59,8 @@ pub struct FlowEntry {
     pub began: u32,
     /// Request entry that is not assured: its place in the queues.
     pub place: Option<u32>,
+    /// SCTP: initiate tag of the sender of its direction, and the tag that its packets carry; 0 if it is not known.
+    pub tags: (u32, u32),
     pub service: u32,
     pub packets: u64,
     pub bytes: u64,
@@ -85,6 +87,12 @@ impl FlowEntry {
             asked: if request && assured { tail } else { 0 },
             began: if Self::has_beginning(tuple.protocol, flow) { flow.numbers as u32 } else { 0 },
             place: if request && !assured { tail.checked_sub(1) } else { None },
+            tags: match tuple.protocol {
+                PROTOCOL_SCTP => {
+                    (u32::from_be((flow.numbers >> 32) as u32), u32::from_be(flow.numbers as u32))
+                }
+                _ => (0, 0),
+            },
             service: flow.service,
             packets: flow.traffic().0,
             bytes: flow.traffic().1,

@@ -9,9 +9,9 @@ use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_agent::dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
-    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP, Port, RejectBucket,
-    RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage,
-    WideAddress, scope, source_check,
+    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
+    RejectBucket, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange,
+    TableUsage, WideAddress, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -253,7 +253,7 @@ impl Harness {
     pub fn name_gone(&mut self, number: u32, spot: Spot, port: u16) {
         for (family, protocol) in Family::BOTH
             .into_iter()
-            .flat_map(|family| [PROTOCOL_TCP, PROTOCOL_UDP].map(|protocol| (family, protocol)))
+            .flat_map(|family| [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP].map(|protocol| (family, protocol)))
         {
             let key = EndpointKey {
                 address: wide(spot.of(family)),
@@ -321,7 +321,7 @@ fn remove<A: Address + Wire>(
     frontend: &Frontend,
     family: Family,
 ) -> Result<()> {
-    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP] {
         frontends.remove(&key_of(frontend, protocol, family))?;
     }
     Ok(())
@@ -366,7 +366,7 @@ fn write<A: Address + Wire>(
         affinity: frontend.affinity,
         ..FrontendEntry::default()
     };
-    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP] {
         frontends.insert(key_of(frontend, protocol, family), entry, 0)?;
     }
     if frontend.is_cluster_ip() {

@@ -42,6 +42,10 @@ impl Port {
         Self { name: format!("udp-{port}"), protocol: "UDP", port, target, node_port: None }
     }
 
+    pub fn sctp(port: u16, target: u16) -> Self {
+        Self { name: format!("sctp-{port}"), protocol: "SCTP", port, target, node_port: None }
+    }
+
     pub fn node_port(mut self, port: u16) -> Self {
         self.node_port = Some(port);
         self

@@ -112,7 +112,9 @@ impl Case {
 
     fn fate(&self, flow: &Written, objects: &Objects) -> Fate {
         match flow.verdict.as_str() {
-            _ if flow.proto == "SCTP" => Fate::Unhandled,
+            _ if flow.proto == "SCTP" && self.origin(flow.src, objects) != Origin::External => {
+                Fate::Unhandled
+            }
             "reject" => Fate::Reject,
             "drop" => Fate::Drop,
             "unhandled" => Fate::Unhandled,

@@ -7,7 +7,7 @@ use traffic_policy_testing::{
 };
 
 use super::{
-    deviations::To,
+    deviations::{Origin, To},
     explain::{Fate, Flow, differences},
     topology::{self, Folder, PORT, TARGET},
 };
@@ -24,7 +24,7 @@ fn web() -> Service {
 fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
     let mut flows = Vec::new();
     for family in Family::BOTH {
-        for (source, src, _) in topology::sources(family) {
+        for (source, src, origin) in topology::sources(family) {
             let mut flow = |what: &str, dst: std::net::SocketAddr, protocol: &str, fate: &Fate| {
                 flows.push((Flow::new(format!("{source} to {what}"), src, dst, protocol), fate.clone()));
             };
@@ -49,8 +49,9 @@ fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
             let free_address = topology::address(FREE, family, To::ClusterIp);
             flow("a ClusterIP that nobody has", free_address, "TCP", free);
             flow("a ClusterIP that nobody has", free_address, "UDP", free);
-            // SCTP is never touched.
-            flow("a ClusterIP by SCTP", at(To::ClusterIp), "SCTP", &Fate::Unhandled);
+            // No program of sockets sees it.
+            let fate = if origin == Origin::External { Fate::Reject } else { Fate::Unhandled };
+            flow("a ClusterIP by SCTP", at(To::ClusterIp), "SCTP", &fate);
         }
     }
     flows
@@ -113,14 +114,14 @@ fn services_of_others_are_left_alone() {
 #[test]
 fn a_cluster_ip_without_a_port_that_is_served() {
     let mut object = web().object();
-    object["spec"]["ports"][0]["protocol"] = json!("SCTP");
+    object["spec"]["ports"][0]["protocol"] = json!("QUIC");
     let folder = Folder::new(&[object]);
     let flows: Vec<_> = Family::BOTH
         .into_iter()
         .flat_map(|family| {
             let at = topology::address(1, family, To::ClusterIp);
             topology::sources(family).map(|(source, src, _)| {
-                (Flow::new(format!("{source} to a ClusterIP for SCTP only"), src, at, "TCP"), Fate::Reject)
+                (Flow::new(format!("{source} to a ClusterIP for QUIC only"), src, at, "TCP"), Fate::Reject)
             })
         })
         .collect();

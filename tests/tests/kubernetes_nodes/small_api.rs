@@ -139,7 +139,8 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. SCTP is no mistake, and has no Event.
+/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A protocol that nobody knows yet is no
+/// mistake, and has no Event.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {
@@ -147,7 +148,7 @@ fn a_service_that_is_served_in_part_has_an_event() {
             "ports",
             json!([
                 {"name": "tcp-80", "protocol": "TCP", "port": 80, "nodePort": 30083},
-                {"name": "sig", "protocol": "SCTP", "port": 3868, "nodePort": 30868},
+                {"name": "sig", "protocol": "QUIC", "port": 3868, "nodePort": 30868},
             ]),
         );
         control_plane.service(&odd).unwrap();
@@ -171,7 +172,7 @@ fn a_service_that_is_served_in_part_has_an_event() {
     for event in events {
         assert_eq!((&event["regarding"]["name"], &event["reason"]), (&json!("odd"), &json!("Misconfigured")));
         let note = event["note"].as_str().unwrap();
-        assert!(note.contains("spec.externalIPs") && !note.contains("SCTP"), "{event}");
+        assert!(note.contains("spec.externalIPs") && !note.contains("QUIC"), "{event}");
     }
 }
 

@@ -166,7 +166,7 @@ fn agents_that_work_are_as_the_objects_have_them() {
     let (code, text) = run(&cluster, cluster.manifests.folder(), &["--traffic"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("asked from here  12 questions"), "{text}");
-    assert!(text.contains("UDP is not asked"), "{text}");
+    assert!(text.contains("UDP and SCTP are not asked"), "{text}");
     // Without the flag no node port is touched.
     let (_, document) = json(&cluster, cluster.manifests.folder(), &[]);
     assert_eq!(document["probe"]["asked"], 6);

@@ -233,6 +233,7 @@ fn errors_that_pass() {
             pass(of_bytes(|quote| quote[9] = 1), "passed-icmp-no-flow");
             pass(of_bytes(|quote| quote[7] = 1), "passed-icmp-no-flow");
             pass(of_bytes(|quote| quote[9] = 132), "passed-icmp-no-flow");
+            pass(of_bytes(|quote| quote[9] = 33), "passed-icmp-no-flow");
         } else {
             pass(of_bytes(|quote| quote[6] = 58), "passed-icmp-no-flow");
             pass(of_bytes(|quote| quote[6] = 50), "passed-icmp-no-flow");

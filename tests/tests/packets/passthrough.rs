@@ -76,7 +76,7 @@ fn other_protocols() {
             Step::passed(&request.clone().with(|p| p.vlan = Some(7)), "passed-not-ip"),
             Step::frame(arp, "passed-not-ip"),
             Step::passed(&ping, "passed-unsupported-protocol"),
-            Step::passed(&of(Transport::Other(132)), "passed-unsupported-protocol"),
+            Step::passed(&of(Transport::Other(33)), "passed-unsupported-protocol"),
             Step::passed(&of(Transport::Other(4)), "passed-unsupported-protocol"),
         ];
         if terms.v4() {

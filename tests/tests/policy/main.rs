@@ -29,6 +29,7 @@ mod priority_tag;
 mod reject;
 mod route_mtus;
 mod router;
+mod sctp;
 mod source_ranges;
 mod spoofed;
 mod stale_flows;

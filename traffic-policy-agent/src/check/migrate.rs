@@ -260,7 +260,7 @@ fn differences(facts: &Facts) -> Vec<Finding> {
     if findings.is_empty() {
         findings.push(Finding::ok(
             PROBE,
-            "nothing was found that would differ (looked for: NodeLocal DNSCache, a mesh, Kata, gVisor, KubeVirt, kube-proxy's settings if given). SCTP Services are not served",
+            "nothing was found that would differ (looked for: NodeLocal DNSCache, a mesh, Kata, gVisor, KubeVirt, kube-proxy's settings if given)",
         ));
     }
     findings

@@ -40,6 +40,7 @@ impl Arguments {
             return view::print_json(&serde_json::json!({
                 "tcp": adopted.tcp,
                 "udp": adopted.udp,
+                "sctp": adopted.sctp,
                 "begun_anew": adopted.begun_anew,
                 "clash": adopted.clash,
                 "no_room": adopted.no_room,
@@ -50,8 +51,8 @@ impl Arguments {
         view::print(|out| {
             writeln!(
                 out,
-                "adopted {} TCP connections and {} UDP flows of kube-proxy: conntrack translates them until they end",
-                adopted.tcp, adopted.udp
+                "adopted {} TCP connections, {} UDP flows and {} SCTP associations of kube-proxy: conntrack translates them until they end",
+                adopted.tcp, adopted.udp, adopted.sctp
             )?;
             for reason in adopted.not_adopted().into_iter().chain(ipvs::not_adopted()) {
                 writeln!(out, "not adopted: {reason}")?;

@@ -42,7 +42,7 @@ pub(super) struct Arguments {
         requires = "destination"
     )]
     source: Option<String>,
-    /// Destination: ADDRESS:PORT, with /udp for UDP.
+    /// Destination: ADDRESS:PORT, with /udp for UDP, /sctp for SCTP.
     #[arg(value_name = "DST:PORT[/PROTO]")]
     destination: Option<String>,
     /// Many flows as JSON, an array or one object a line: name, src, sport, dst, dport, proto, from. The answers come as

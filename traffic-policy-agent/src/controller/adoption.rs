@@ -64,6 +64,7 @@ pub(super) fn report(adopted: &Adopted) {
     tracing::info!(
         tcp = adopted.tcp,
         udp = adopted.udp,
+        sctp = adopted.sctp,
         "adopted kube-proxy's connections: conntrack translates them until they end; its rules may be removed now"
     );
     if !not_adopted.is_empty() {

@@ -15,8 +15,8 @@ use std::{
 use anyhow::{Context, Result};
 use aya::maps::{self, Map, MapData};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, AgentHeartbeat, Flow, FlowKey, Frontend, FrontendKey, Multipliers,
-    PROTOCOL_TCP, PROTOCOL_UDP, Port, RuntimeConfig, kind, scope,
+    Address, Address4, Address6, AgentHeartbeat, Flow, FlowKey, Frontend, FrontendKey, Multipliers, Port,
+    RuntimeConfig, kind, scope,
 };
 
 use self::table::Tables;
@@ -24,7 +24,7 @@ use super::{
     Dataplane,
     bpf::pins,
     maps::{
-        keys::{FromWire, FrontendId, GoneEndpoint},
+        keys::{self, FromWire, FrontendId, GoneEndpoint},
         mmap::{config, heartbeat},
         reader::Reader,
     },
@@ -37,9 +37,10 @@ use crate::{
 /// Counts of adopted connections, and of those left out by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adopted {
-    /// By TCP and by UDP, those of earlier calls among them.
+    /// By TCP, by UDP and by SCTP, those of earlier calls among them.
     pub tcp: u64,
     pub udp: u64,
+    pub sctp: u64,
     /// Of these, entered by this call.
     pub entered: u64,
     /// To addresses that are no frontends: of others.
@@ -58,7 +59,7 @@ impl Adopted {
     /// Those that go on.
     #[must_use]
     pub const fn live(&self) -> u64 {
-        self.tcp + self.udp
+        self.tcp + self.udp + self.sctp
     }
 
     /// Sentences about connections that were not adopted, by reason; empty if there are none.
@@ -87,6 +88,7 @@ fn protocol(connection: &Connection) -> Protocol {
     match connection.transport {
         Transport::Tcp => Protocol::Tcp,
         Transport::Udp => Protocol::Udp,
+        Transport::Sctp => Protocol::Sctp,
     }
 }
 
@@ -226,7 +228,11 @@ where
         let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
         let tuple = key.unfolded(&entry, by);
         let connection = Connection {
-            transport: if tuple.protocol == PROTOCOL_UDP { Transport::Udp } else { Transport::Tcp },
+            transport: match keys::protocol(tuple.protocol) {
+                Some(Protocol::Udp) => Transport::Udp,
+                Some(Protocol::Sctp) => Transport::Sctp,
+                Some(Protocol::Tcp) | None => Transport::Tcp,
+            },
             client: address(tuple.source, tuple.ports.source()),
             frontend: address(tuple.destination, tuple.ports.destination()),
             endpoint: address(entry.destination, entry.ports.destination()),
@@ -275,11 +281,7 @@ where
     FrontendKey<A>: aya::Pod,
 {
     Reader::open(folder, name)?.each(|key: FrontendKey<A>, frontend: Frontend| {
-        let protocol = match u32::from(key.protocol) {
-            PROTOCOL_TCP => Protocol::Tcp,
-            PROTOCOL_UDP => Protocol::Udp,
-            _ => return,
-        };
+        let Some(protocol) = keys::protocol(key.protocol.into()) else { return };
         if key.scope != scope::CLUSTER_IP {
             let address = SocketAddr::new(key.address.to_ip(), key.port.to_host());
             frontends.insert(FrontendId { address, protocol }, frontend.service);

@@ -41,6 +41,7 @@ pub struct Transport(pub u8);
 impl Transport {
     pub const TCP: Self = Self(6);
     pub const UDP: Self = Self(17);
+    pub const SCTP: Self = Self(132);
     const NAMES: [(&'static str, u8); 5] =
         [("TCP", 6), ("UDP", 17), ("SCTP", 132), ("ICMP", 1), ("ICMPv6", 58)];
 
@@ -80,7 +81,7 @@ impl Flow {
             None => (destination, Transport::TCP),
             Some((rest, name)) => match Transport::parse(name) {
                 Some(transport) => (rest, transport),
-                None => bail!("`{name}` in `{destination}` is no protocol: write tcp or udp"),
+                None => bail!("`{name}` in `{destination}` is no protocol: write tcp, udp or sctp"),
             },
         };
         let (source_ip, source_port) = split(source)?;
@@ -178,12 +179,13 @@ fn flow(text: &str, number: usize) -> Result<Flow, String> {
         None => Transport::TCP,
         Some(value) => {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            Transport::parse(&text).ok_or(format!("proto: `{text}` is no protocol: write TCP or UDP"))?
+            Transport::parse(&text)
+                .ok_or(format!("proto: `{text}` is no protocol: write TCP, UDP or SCTP"))?
         }
     };
     let to = match port("dport")? {
         Some(port) => port,
-        None if transport == Transport::TCP || transport == Transport::UDP => {
+        None if [Transport::TCP, Transport::UDP, Transport::SCTP].contains(&transport) => {
             return Err("dport is missing".to_owned());
         }
         None => 0,

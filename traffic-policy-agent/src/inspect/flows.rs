@@ -9,8 +9,7 @@ use std::{
 use anyhow::Result;
 use traffic_policy_ebpf::{
     abi::{
-        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, PROTOCOL_UDP, Port, RuntimeConfig,
-        Tuple, kind,
+        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, Port, RuntimeConfig, Tuple, kind,
     },
     tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
 };
@@ -20,7 +19,7 @@ use super::{
     pinned::Pinned,
 };
 use crate::{
-    dataplane::maps::keys::{FromWire, from_wide},
+    dataplane::maps::keys::{self, FromWire, from_wide},
     model::Protocol,
 };
 
@@ -180,7 +179,7 @@ fn join<A: Address + FromWire>(
     let idle = clock.idle(request.last);
     Flow {
         service: request.service,
-        protocol: if tuple.protocol == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
+        protocol: keys::protocol(tuple.protocol).unwrap_or(Protocol::Tcp),
         client: address(tuple.source, tuple.ports.source()),
         frontend: address(tuple.destination, tuple.ports.destination()),
         endpoint: address(request.destination, request.ports.destination()),

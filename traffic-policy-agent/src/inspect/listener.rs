@@ -8,7 +8,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 use traffic_policy_ebpf::{
-    abi::{self, NO_SERVICE, PROTOCOL_UDP, Port, hook},
+    abi::{self, NO_SERVICE, Port, hook},
     outcome::Outcome,
 };
 
@@ -17,7 +17,10 @@ use crate::{
     dataplane::{
         bpf::pins,
         clock,
-        maps::{events::Events, keys::from_wide},
+        maps::{
+            events::Events,
+            keys::{self, from_wide},
+        },
     },
     model::Protocol,
 };
@@ -124,7 +127,7 @@ fn decode(event: &abi::MonitorEvent) -> Result<Event> {
             _ => "socket",
         },
         service: (event.service != NO_SERVICE).then_some(event.service),
-        protocol: if u32::from(event.protocol) == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp },
+        protocol: keys::protocol(event.protocol.into()).unwrap_or(Protocol::Tcp),
         client: address(event.source, event.ports.source()),
         frontend: address(event.destination, event.ports.destination()),
         endpoint: (event.endpoint_port != Port::NONE).then(|| address(event.endpoint, event.endpoint_port)),

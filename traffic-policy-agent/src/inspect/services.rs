@@ -9,8 +9,8 @@ use std::{
 use anyhow::Result;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, PROTOCOL_UDP, SLOT_LOCAL, SLOT_REMOTE,
-    ServiceInfo, Slot, frontend, frontend_kind, policy, scope,
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_REMOTE, ServiceInfo,
+    Slot, frontend, frontend_kind, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -117,7 +117,7 @@ pub fn falls_back(external_policy: Policy, flags: u32) -> bool {
 }
 
 fn protocol(number: u32) -> Protocol {
-    if number == PROTOCOL_UDP { Protocol::Udp } else { Protocol::Tcp }
+    keys::protocol(number).unwrap_or(Protocol::Tcp)
 }
 
 fn policy(local: bool) -> Policy {

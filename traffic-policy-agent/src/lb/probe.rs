@@ -93,7 +93,7 @@ pub struct Asking {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Questions {
     pub askings: Vec<Asking>,
-    /// Ports of UDP, of which it cannot be told whether they answer: nothing is sent to them.
+    /// Ports of UDP, of which it cannot be told whether they answer, and of SCTP: nothing is sent to them.
     pub not_asked: Vec<ServicePortKey>,
 }
 
@@ -194,7 +194,7 @@ impl<'j, 'a> Plan<'j, 'a> {
             };
             match key.protocol {
                 Protocol::Tcp => node_ports.push((key.clone(), frontend.address.port())),
-                Protocol::Udp => not_asked.push(key.clone()),
+                Protocol::Udp | Protocol::Sctp => not_asked.push(key.clone()),
             }
         }
         Self { judgement, health, node_ports, not_asked }

@@ -20,6 +20,7 @@ pub(super) fn port_labels(key: &ServicePortKey) -> [(&'static str, &str); 5] {
             match key.protocol {
                 Protocol::Tcp => "TCP",
                 Protocol::Udp => "UDP",
+                Protocol::Sctp => "SCTP",
             },
         ),
         ("ip_family", ip_family(key.ipv6)),

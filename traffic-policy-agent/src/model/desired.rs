@@ -28,6 +28,7 @@ impl fmt::Display for ServiceName {
 pub enum Protocol {
     Tcp,
     Udp,
+    Sctp,
 }
 
 impl fmt::Display for Protocol {
@@ -35,6 +36,7 @@ impl fmt::Display for Protocol {
         f.write_str(match self {
             Self::Tcp => "TCP",
             Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
         })
     }
 }
@@ -186,7 +188,7 @@ pub struct Warning {
 }
 
 /// End of the sentence about ports of a Service that no proxy of TCP and UDP serves.
-pub const OTHER_PROTOCOLS: &str = "left alone: neither TCP nor UDP";
+pub const OTHER_PROTOCOLS: &str = "left alone: neither TCP, UDP nor SCTP";
 
 impl Warning {
     /// Nobody has made a mistake, and nobody has to do anything.

@@ -13,6 +13,7 @@ use super::netlink::{Connection as Netlink, find};
 pub enum Transport {
     Tcp,
     Udp,
+    Sctp,
 }
 
 /// A connection whose destination conntrack translates.
@@ -47,7 +48,7 @@ const DESTINATION_NAT: u32 = 1 << 5;
 const TCP_OVER: [u8; 2] = [7, 8];
 /// `struct nfgenmsg`.
 const HEADER: usize = 4;
-/// A UDP flow that ends within so many seconds counts as over. The list is read every few seconds: a datagram after the end must not
+/// A UDP flow, or an SCTP association, that ends within so many seconds counts as over: of the latter one that is closed or being shut down, too. The list is read every few seconds: a datagram after the end must not
 /// be taken for one of a flow that conntrack still translates.
 const NEAR_END: u32 = 15;
 
@@ -79,7 +80,9 @@ fn connection(message: &[u8]) -> Option<Connection> {
             let state = info.and_then(|tcp| find(tcp, TCP_STATE)).and_then(|state| state.first());
             state.is_some_and(|state| TCP_OVER.contains(state))
         }
-        Transport::Udp => find(attributes, TIMEOUT).and_then(number).is_some_and(|left| left < NEAR_END),
+        Transport::Udp | Transport::Sctp => {
+            find(attributes, TIMEOUT).and_then(number).is_some_and(|left| left < NEAR_END)
+        }
     };
     Some(Connection { transport, client, frontend, endpoint, source, over })
 }
@@ -90,6 +93,7 @@ fn tuple(attributes: &[u8]) -> Option<(Transport, SocketAddr, SocketAddr)> {
     let protocol = match find(transport, 1)?.first()? {
         6 => Transport::Tcp,
         17 => Transport::Udp,
+        132 => Transport::Sctp,
         _ => return None,
     };
     let port = |kind| find(transport, kind)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
@@ -169,20 +173,19 @@ mod tests {
             let found = connection(&message(6, SIDES, DESTINATION_NAT, &[tcp_state(state)])).unwrap();
             assert_eq!(found.over, over, "{state}");
         }
-        for (left, over) in [(120_u32, false), (15, false), (14, true)] {
-            let timeout = attribute(TIMEOUT, &left.to_be_bytes());
-            assert_eq!(
-                connection(&message(17, SIDES, DESTINATION_NAT, &[timeout])).unwrap().over,
-                over,
-                "{left}"
-            );
+        for protocol in [17, 132] {
+            for (left, over) in [(120_u32, false), (15, false), (14, true)] {
+                let timeout = attribute(TIMEOUT, &left.to_be_bytes());
+                let found = connection(&message(protocol, SIDES, DESTINATION_NAT, &[timeout])).unwrap();
+                assert_eq!(found.over, over, "{protocol}: {left}");
+            }
         }
     }
 
     #[test]
     fn others_are_left_out_and_nothing_is_read_past_the_end() {
         assert_eq!(connection(&message(6, SIDES, 0x18e, &[])), None, "its destination is not translated");
-        assert_eq!(connection(&message(132, SIDES, DESTINATION_NAT, &[])), None, "SCTP");
+        assert_eq!(connection(&message(33, SIDES, DESTINATION_NAT, &[])), None, "DCCP");
         let zone = attribute(ZONE, &[0, 7]);
         assert_eq!(connection(&message(6, SIDES, DESTINATION_NAT, &[zone])), None, "of a zone");
         let whole = message(6, SIDES, DESTINATION_NAT, &[]);

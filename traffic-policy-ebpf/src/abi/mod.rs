@@ -61,7 +61,7 @@ pub use self::{
     sweep::{Sweep, mark},
     table_usage::{NO_PORT_PLACES, TableUsage},
     trace::{PacketTrace, SocketQuestion, TRACE_STEPS, TraceStep, list, step},
-    tuple::{PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, Tuple},
+    tuple::{PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, Tuple},
 };
 
 /// Version of all layouts below.

@@ -68,7 +68,7 @@ pub struct Scratch<A: Address> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ExtensionWalk {
-    /// TCP or UDP; 0, not known, of a later fragment.
+    /// TCP, UDP or SCTP; 0, not known, of a later fragment.
     pub protocol: u32,
     /// Bytes from the IP header to what follows the extension headers.
     pub offset: u32,

@@ -98,6 +98,7 @@ impl Ports {
 
 pub const PROTOCOL_TCP: u32 = 6;
 pub const PROTOCOL_UDP: u32 = 17;
+pub const PROTOCOL_SCTP: u32 = 132;
 
 /// The packet's own addresses and ports: what finds its flow, as a [`FlowKey`][super::FlowKey].
 #[repr(C)]

@@ -24,6 +24,7 @@ use crate::datapath::{
     forward::{
         self, Rewrite, Translatable, fragment,
         reply_way::{self, ReplyWay},
+        sctp,
     },
     own_datagrams, own_ports,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
@@ -90,7 +91,8 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
         // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the packet.
         return Outcome::PassedMissedTailCall.into();
     }
-    let established = state::is_established(get!(entry.state), parsed.tcp_flags())
+    let established = !parsed.is_sctp::<P>()
+        && state::is_established(get!(entry.state), parsed.tcp_flags())
         && state::advance(entry, state::numbers_of(parsed), state::window_of(parsed));
     let mut last = clock::jiffies();
     if !established {
@@ -106,6 +108,9 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
             Transition::Leave(outcome) => return outcome.into(),
             Transition::Restart(_) | Transition::Forget => return Outcome::PassedStaleFlow.into(),
         };
+    }
+    if sctp::is_cut::<P, F>(parsed, entry) {
+        return Outcome::DroppedSctpFragment.into();
     }
     translate::<P, F, _, FULL>(packet, parsed, entry, last)
 }

@@ -16,7 +16,7 @@
 //!  endpoint on another node, client (redirected),     wire
 //!  or the stack for an endpoint here
 //!
-//!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments
+//!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments, SCTP
 //!     │ parse::variable, forward::fragment; then as in slow_path or egress
 //!  1b icmp_errors: ICMP errors about a flow's packets
 //!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
@@ -41,7 +41,7 @@
 //! - [`slow_path`]: finds or makes the flow of a packet, then forwards it.
 //! - [`priority_tag`]: frames of VLAN 0, which are as good as untagged ones; leads to the entry of TC ingress.
 //! - [`split`]: IPv4 packets that are too long for the way out and may be fragmented, in two pieces.
-//! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, and fragments.
+//! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, fragments, and SCTP.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
 //! - [`egress`]: replies of endpoints on this node.
 //! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`], [`reject::v6`]: the answers.
@@ -56,12 +56,12 @@
 //! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
 //! - [`own_datagrams`]: what this node itself has asked from a Service's port. [`own_ports`]: ports of the pool that it uses itself.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
-//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist;
+//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist; [`flow::associations`]: SCTP;
 //!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::first_packet`]: the count of its first packet;
 //!   [`flow::recycle`]: expired flows, removed for a new one.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::client_hop`]: those of clients, as the FIB
 //!   named them lately; [`forward::reply_way`]: the device by which a reply of an endpoint here leaves; [`forward::fragment`]: later
-//!   fragments; [`forward::icmp`]: translation of ICMP errors.
+//!   fragments; [`forward::icmp`]: translation of ICMP errors; [`forward::sctp`]: ports and checksum of SCTP.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
 //!   `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].

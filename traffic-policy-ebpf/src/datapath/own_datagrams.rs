@@ -2,7 +2,7 @@
 //!
 //! A process may have bound that port, and a network plugin's masquerade takes any port (`--random-fully`) for a pod's question to
 //! a DNS server. conntrack knows whose the answer is; the packet path, which comes before it, notes the question where it leaves.
-//! No TCP connection begins with an answer, so this is about UDP alone.
+//! No TCP connection and no SCTP association begins with an answer, so this is about UDP alone.
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, Tuple, scope},
@@ -28,7 +28,7 @@ const LASTS: u32 = 30;
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let port = parsed.tuple.ports.source();
-    if parsed.is_tcp() || !prefilter::may_be_service::<F>(parsed.tuple.source, port) {
+    if !parsed.is_udp::<P>() || !prefilter::may_be_service::<F>(parsed.tuple.source, port) {
         return;
     }
     // What came by an attached device is a reply that TC sends on: it has the same source.
@@ -68,8 +68,8 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
 
 /// Whether a datagram answers one that was noted.
 #[inline(always)]
-pub fn is_answered_by<F: Family>(parsed: &Parsed<F>, now: u32) -> bool {
-    if parsed.is_tcp() {
+pub fn is_answered_by<P: Packet, F: Family>(parsed: &Parsed<F>, now: u32) -> bool {
+    if !parsed.is_udp::<P>() {
         return false;
     }
     let Some(usage) = TABLE_USAGE.get_ptr(0) else { return false };

@@ -5,10 +5,7 @@
 //! conntrack knows them, but its functions for programs are those of a module on most kernels: without that module's BTF no program
 //! that calls them loads. So what leaves is noted, in the map of [`super::own_datagrams`] and by the same tuple: that of the answer.
 
-use traffic_policy_ebpf::{
-    abi::{DeviceInfo, PROTOCOL_TCP, Tuple},
-    tcp::flag,
-};
+use traffic_policy_ebpf::abi::{DeviceInfo, PROTOCOL_UDP, Tuple};
 
 use crate::datapath::{
     clock,
@@ -26,12 +23,12 @@ const LASTS: u32 = 30;
 /// The time of a connection that has not ended.
 const OPEN: u32 = 0;
 
-/// Notes a datagram that leaves, or the beginning or end of a connection, from a port of the pool to an endpoint's port, if it is the
+/// Notes a datagram that leaves, or the beginning or end of a connection or association, from a port of the pool to an endpoint's port, if it is the
 /// node's own.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
-    let (opens, flags) = (parsed.opens(), parsed.tcp_flags());
-    if parsed.is_tcp() && !opens && flags & (flag::FIN | flag::RST) == 0 {
+    let opens = parsed.opens(packet);
+    if !parsed.is_udp::<P>() && !opens && !parsed.ends(packet) {
         return;
     }
     let ports = parsed.tuple.ports;
@@ -42,7 +39,8 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     // behind a masquerade are left out.
     let came_by = packet.came_by();
     if came_by != 0
-        && (!parsed.is_tcp() || Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_some())
+        && (parsed.is_udp::<P>()
+            || Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_some())
     {
         return;
     }
@@ -60,7 +58,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let key: &Tuple<F::Address> = borrow(place!(const scratch.other));
     match F::own_sent().lookup::<_, u32>(key) {
         Some(last) => store(last, at),
-        None if parsed.is_tcp() && !opens => {}
+        None if !parsed.is_udp::<P>() && !opens => {}
         None => {
             set!(scratch.directory_look = at);
             F::own_sent().insert(key, place!(const scratch.directory_look), ANY);
@@ -78,5 +76,5 @@ pub fn holds<F: Family>(answer: &Tuple<F::Address>, now: u32) -> bool {
     }
     let Some(last) = F::own_sent().lookup::<_, u32>(answer) else { return false };
     let last = load(last);
-    last == OPEN && answer.protocol == PROTOCOL_TCP || now.wrapping_sub(last) <= LASTS * clock::hz()
+    last == OPEN && answer.protocol != PROTOCOL_UDP || now.wrapping_sub(last) <= LASTS * clock::hz()
 }

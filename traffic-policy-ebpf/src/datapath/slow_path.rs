@@ -161,19 +161,23 @@ fn list<P: Packet, F: Family>(
         // that this node may make.
         Err(refusal)
             if refusal.outcome as u32 == Outcome::RejectedUnknownPort as u32
-                && parsed.is_tcp()
-                && !parsed.opens() =>
+                && !parsed.is_udp::<P>()
+                && !parsed.opens(packet) =>
         {
             return Err(Outcome::PassedNoFlow.into());
         }
         Err(refusal) => return Err(Decision::refused(refusal.outcome, refusal.service)),
         Ok(list) => list,
     };
-    if get!((list.frontend).flags) & frontend::ADOPTING != 0 && !parsed.opens() {
+    if get!((list.frontend).flags) & frontend::ADOPTING != 0 && !parsed.opens(packet) {
         // It may be of a connection that the agent is about to read from conntrack.
         return Err(Outcome::PassedNoFlow.into());
     }
-    if parsed.is_tcp() && !parsed.opens() {
+    if parsed.is_sctp::<P>() && !parsed.opens(packet) {
+        // An association that is not known. The stack answers with an ABORT (RFC 9260 section 8.4) where the address is the node's own.
+        return Err(Outcome::PassedNoFlow.into());
+    }
+    if parsed.is_tcp() && !parsed.opens(packet) {
         // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
         // continues a connection that an earlier proxy left in conntrack.
         let flags = get!((list.frontend).flags);
@@ -217,7 +221,7 @@ fn create<P: Packet, F: Family>(
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     // Before its source is judged: a peer may answer from a port that is a Service's, too.
-    if own_datagrams::is_answered_by(parsed, now) {
+    if own_datagrams::is_answered_by::<P, F>(parsed, now) {
         return Err(Outcome::PassedOwnAnswer.into());
     }
     let list = list(packet, parsed, &client)?;

@@ -16,13 +16,14 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     barrier::opaque,
     clock,
-    ctx::{Packet, tc::Tc},
+    ctx::{Packet, tc},
     family::{Family as _, V4},
     flow::table::FlowTable,
     forward::{
         self, Translatable,
         fragment::Later,
         nexthop::{self, Forwarding},
+        sctp,
     },
     maps::PIECE,
     parse::{ETHERNET, variable::ParseVariable as _},
@@ -31,6 +32,9 @@ use crate::datapath::{
     verdict::{self, Decision},
     words::{load16, store16},
 };
+
+/// SCTP comes here, too.
+type Tc = tc::Tc<true>;
 
 const HEADER: u32 = 20;
 /// The most bytes of a second piece.
@@ -103,10 +107,13 @@ fn split(packet: Tc) -> Result<Decision, ()> {
     }
     // A segment that the flow ignores must not renew it, and here nobody knows which does. Those that continue it are mostly short, or
     // its other direction's.
-    let last = if parsed.is_tcp() { get!(entry.last) } else { now };
+    let last = if parsed.is_udp::<Tc>() { now } else { get!(entry.last) };
     let translated = if later != 0 {
         translate(packet, &Later { parsed, last }, entry, last)
     } else {
+        if sctp::is_cut::<Tc, V4>(&parsed, entry) {
+            return Err(());
+        }
         translate(packet, &parsed, entry, last)
     };
     // Not looked up in a table, of whose numbers the verifier would know nothing.

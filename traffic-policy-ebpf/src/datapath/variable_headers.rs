@@ -1,5 +1,5 @@
-//! The programs for packets with headers of variable length, and for fragments: they come here from the fast path and from
-//! egress, which find no ports where they look for them. From egress come replies, too, that may have to be redirected.
+//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast path and from
+//! egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come replies, too, that may have to be redirected.
 
 use traffic_policy_ebpf::{
     abi::{hook, kind},
@@ -11,7 +11,7 @@ use crate::datapath::{
     ctx::Packet,
     egress,
     flow::first_packet,
-    forward::{self, Rewrite, fragment, nexthop},
+    forward::{self, Rewrite, fragment, nexthop, sctp},
     parse::{self, variable::ParseVariable},
     prefilter::{self, Match},
     reject, slow_path,
@@ -79,7 +79,11 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     }
     let decision = match prepared {
         Ok((forwarding, last)) => {
-            let decision = forward::forward(packet, &parsed, &forwarding, last);
+            let decision = if sctp::is_cut::<P, F>(&parsed, forwarding.entry) {
+                Outcome::DroppedSctpFragment.into()
+            } else {
+                forward::forward(packet, &parsed, &forwarding, last)
+            };
             first_packet::settle::<F>(forwarding.entry);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }

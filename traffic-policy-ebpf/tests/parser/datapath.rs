@@ -52,6 +52,7 @@ pub mod ctx {
     /// The packet interface of the parser.
     pub trait Packet: Copy {
         const TC: bool;
+        const SCTP: bool;
         const L2: usize;
 
         fn data(self) -> usize;
@@ -82,6 +83,7 @@ pub mod ctx {
 
     impl Packet for Frame {
         const TC: bool = false;
+        const SCTP: bool = true;
         const L2: usize = super::parse::ETHERNET;
 
         fn data(self) -> usize {

@@ -21,14 +21,18 @@ fn ethernet(ether_type: u16) -> Vec<u8> {
     [&[2; 6][..], &[4; 6], &ether_type.to_be_bytes()].concat()
 }
 
-/// Ports, and whatever follows them: of TCP a whole header at least.
+/// Ports, and whatever follows them: of TCP a whole header at least, of SCTP one with that of a chunk.
 fn segment(protocol: u8) -> impl Strategy<Value = Vec<u8>> {
-    let least = if protocol == 6 { 20 } else { 8 };
+    let least = match protocol {
+        6 => 20,
+        132 => 16,
+        _ => 8,
+    };
     proptest::collection::vec(any::<u8>(), least..60)
 }
 
 fn protocols() -> impl Strategy<Value = u8> {
-    prop_oneof![Just(6_u8), Just(17_u8)]
+    prop_oneof![Just(6_u8), Just(17_u8), Just(132_u8)]
 }
 
 fn ports(segment: &[u8]) -> Ports {

@@ -31,12 +31,19 @@ fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
             return;
         }
         if parse::finish(frame, &parsed).is_ok() {
-            let header = if parsed.tcp != 0 { 20 } else { 8 };
+            let header = if parsed.tcp != 0 {
+                20
+            } else if parsed.is_sctp::<Frame>() {
+                16
+            } else {
+                8
+            };
             assert!(parsed.l4_offset + header <= parsed.length, "the headers are longer than it");
             assert!((ETHERNET + parsed.length) as usize <= bytes.len(), "it is longer than its frame");
             if parsed.tcp != 0 {
                 let _ = parsed.segment();
             }
+            let _ = (parsed.opens(frame), parsed.ends(frame), parsed.initiate_tag(frame));
         }
     };
     use crate::datapath::ctx::Packet as _;
@@ -65,7 +72,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_bytes(mut bytes in proptest::collection::vec(any::<u8>(), 14..400), first in any::<u8>(), protocol in 0_u8..64) {
+    fn random_bytes(mut bytes in proptest::collection::vec(any::<u8>(), 14..400), first in any::<u8>(), protocol in prop_oneof![0_u8..64, Just(132)]) {
         if bytes.len() > 23 {
             (bytes[14], bytes[20], bytes[23]) = (first, protocol, protocol);
         }
@@ -96,6 +103,9 @@ proptest! {
             let fixed = V4::parse_fixed(frame);
             match (fragment, ip.options.is_empty()) {
                 (true, _) => assert_eq!(fixed.err(), Some(Outcome::PassedFragment)),
+                (false, true) if ip.protocol == 132 => {
+                    assert_eq!(fixed.err(), Some(Outcome::PassedUnsupportedHeader));
+                }
                 (false, false) => assert_eq!(fixed.err(), Some(Outcome::PassedUnsupportedHeader)),
                 (false, true) => assert_eq!(fixed.map(|parsed| parsed.tuple), Ok(ip.tuple(true))),
             }
@@ -113,7 +123,7 @@ proptest! {
     fn ipv6_as_it_was_written(ip in Ip6::any()) {
         let bytes = ip.bytes();
         Frame::with(&bytes, |frame| {
-            if ip.extensions.is_empty() && ip.fragment.is_none() {
+            if ip.extensions.is_empty() && ip.fragment.is_none() && ip.protocol != 132 {
                 let fixed = V6::parse_fixed(frame).map(|parsed| parsed.tuple);
                 assert_eq!(fixed, Ok(ip.tuple(true)));
             } else {

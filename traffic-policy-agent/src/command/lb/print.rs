@@ -288,6 +288,7 @@ fn port_name(key: &ServicePortKey) -> String {
     let protocol = match key.protocol {
         Protocol::Tcp => "TCP",
         Protocol::Udp => "UDP",
+        Protocol::Sctp => "SCTP",
     };
     let family = if key.ipv6 { "IPv6" } else { "IPv4" };
     let dash = if key.port.is_empty() { "" } else { " " };

@@ -26,7 +26,7 @@ pub(super) struct ProbeArguments {
     /// that does not follow from the objects is a finding.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE")]
     pub(super) probe: bool,
-    /// Also the node ports of TCP: a connection is made and closed at once, nothing is sent. UDP is not asked.
+    /// Also the node ports of TCP: a connection is made and closed at once, nothing is sent. UDP and SCTP are not asked.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_TRAFFIC", requires = "probe")]
     traffic: bool,
     /// Which address of a Node is asked: its InternalIP or its ExternalIP.
@@ -101,7 +101,7 @@ pub(super) struct Report {
     probed: Probed,
     /// About the proxies; those about Services are theirs.
     pub(super) findings: Vec<Finding>,
-    /// Ports of UDP.
+    /// Ports of UDP and SCTP.
     not_asked: Vec<String>,
     within: Duration,
 }

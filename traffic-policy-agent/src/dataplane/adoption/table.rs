@@ -204,7 +204,11 @@ impl Tables<'_> {
         let fate = self.enter(connection, service, last)?;
         match fate {
             Fate::Entered | Fate::Known => {
-                *(if udp { &mut adopted.udp } else { &mut adopted.tcp }) += 1;
+                *match protocol {
+                    Protocol::Tcp => &mut adopted.tcp,
+                    Protocol::Udp => &mut adopted.udp,
+                    Protocol::Sctp => &mut adopted.sctp,
+                } += 1;
                 adopted.entered += u64::from(fate == Fate::Entered);
             }
             Fate::BegunAnew => adopted.begun_anew += 1,

@@ -6,8 +6,8 @@ use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, DeviceInfo, EndpointKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SourceRange,
-    WideAddress,
+    Address, Address4, Address6, DeviceInfo, EndpointKey, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
+    SourceRange, WideAddress,
 };
 
 use super::reader::Reader;
@@ -76,7 +76,15 @@ pub fn number(protocol: Protocol) -> u32 {
     match protocol {
         Protocol::Tcp => PROTOCOL_TCP,
         Protocol::Udp => PROTOCOL_UDP,
+        Protocol::Sctp => PROTOCOL_SCTP,
     }
+}
+
+/// The protocol of a number; `None` if Services are not served by it.
+pub fn protocol(number: u32) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .into_iter()
+        .find(|protocol| self::number(*protocol) == number)
 }
 
 /// The wide form of an address: [`Address::wide`].

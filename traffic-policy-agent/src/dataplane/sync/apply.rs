@@ -13,8 +13,8 @@ use aya::maps::{
 use ipnet::IpNet;
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Frontend, FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Port, SLOT_LOCAL,
-        SLOT_REMOTE, ServiceCidr, ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
+        Address, EndpointKey, Frontend, FrontendKey, Port, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr,
+        ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
     },
     outcome::Outcome,
 };
@@ -24,8 +24,8 @@ use crate::{
     dataplane::maps::{
         Family, Maps,
         keys::{
-            FromWire, FrontendId, GoneEndpoint, ToWire, from_wide, from_words, number, source, source_key,
-            to_words,
+            self, FromWire, FrontendId, GoneEndpoint, ToWire, from_wide, from_words, number, source,
+            source_key, to_words,
         },
         prefilter::Needed,
     },
@@ -91,11 +91,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
 }
 
 fn protocol(number: u16) -> Result<Protocol> {
-    match u32::from(number) {
-        PROTOCOL_TCP => Ok(Protocol::Tcp),
-        PROTOCOL_UDP => Ok(Protocol::Udp),
-        other => anyhow::bail!("a map names protocol {other}"),
-    }
+    keys::protocol(number.into()).with_context(|| format!("a map names protocol {number}"))
 }
 
 /// Endpoints whose flows an earlier agent was marking when it ended.

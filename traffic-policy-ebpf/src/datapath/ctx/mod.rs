@@ -19,6 +19,8 @@ pub const LINEAR: u32 = 14 + 60 + 20;
 /// A packet in XDP or TC.
 pub trait Packet: Copy {
     const TC: bool;
+    /// Whether SCTP packets come to its program.
+    const SCTP: bool;
     /// Bytes before the IP header: Ethernet's, or none.
     const L2: usize;
     const PASS: i32;

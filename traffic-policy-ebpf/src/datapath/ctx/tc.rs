@@ -54,18 +54,18 @@ const RECOMPUTE_SUM: u64 = 1;
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
-/// A packet with `L2` bytes before its IP header.
+/// A packet with `L2` bytes before its IP header, of a program that SCTP comes to or not.
 #[derive(Clone, Copy)]
-pub struct Skb<const L2: usize> {
+pub struct Skb<const L2: usize, const SCTP: bool> {
     skb: *mut __sk_buff,
 }
 
 /// A packet of a device with Ethernet.
-pub type Tc = Skb<ETHERNET>;
+pub type Tc<const SCTP: bool = false> = Skb<ETHERNET, SCTP>;
 /// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP header.
-pub type TcL3 = Skb<0>;
+pub type TcL3<const SCTP: bool = false> = Skb<0, SCTP>;
 
-impl<const L2: usize> Skb<L2> {
+impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
@@ -79,7 +79,7 @@ impl<const L2: usize> Skb<L2> {
     }
 }
 
-impl Tc {
+impl<const SCTP: bool> Tc<SCTP> {
     /// Takes a tag away that the device, or the kernel, took out of the frame. Pointers into the packet are void after it.
     #[inline(always)]
     pub fn untag(self) -> bool {
@@ -127,8 +127,9 @@ impl TcL3 {
     }
 }
 
-impl<const L2: usize> Packet for Skb<L2> {
+impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     const TC: bool = true;
+    const SCTP: bool = SCTP;
     const L2: usize = L2;
     const PASS: i32 = TC_NEXT;
     const DROP: i32 = TC_SHOT;

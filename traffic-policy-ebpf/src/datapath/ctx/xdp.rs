@@ -19,14 +19,15 @@ const XDP_PASS: i32 = 2;
 const XDP_TX: i32 = 3;
 const XDP_REDIRECT: i32 = 4;
 
+/// A packet of a program that SCTP comes to or not.
 #[derive(Clone, Copy)]
-pub struct Xdp {
+pub struct Xdp<const SCTP: bool = false> {
     md: *mut xdp_md,
     /// Index of the ingress device: three loads for the kernel, so done early.
     ingress: u32,
 }
 
-impl Xdp {
+impl<const SCTP: bool> Xdp<SCTP> {
     #[inline(always)]
     pub fn new(md: *mut xdp_md) -> Self {
         Self { md, ingress: get!(md.ingress_ifindex) }
@@ -40,8 +41,9 @@ impl Xdp {
     }
 }
 
-impl Packet for Xdp {
+impl<const SCTP: bool> Packet for Xdp<SCTP> {
     const TC: bool = false;
+    const SCTP: bool = SCTP;
     const L2: usize = ETHERNET;
     const PASS: i32 = XDP_PASS;
     const DROP: i32 = XDP_DROP;

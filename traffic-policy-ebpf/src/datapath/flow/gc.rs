@@ -9,10 +9,11 @@ use core::ptr;
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Flow, FlowKey, PROTOCOL_TCP, SocketKey, Sweep, TranslatedSocket, Tuple, kind,
-        mark,
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_SCTP, PROTOCOL_UDP, SocketKey, Sweep, TranslatedSocket,
+        Tuple, kind, mark,
     },
-    tcp::{ASSURED, GONE, MARKED, RST, class},
+    sctp,
+    tcp::{ASSURED, GONE, MARKED, RST, Timeouts, class},
 };
 
 use crate::datapath::{
@@ -41,10 +42,19 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
+/// The time-out of a flow of a protocol with these entries.
+#[inline(always)]
+pub fn timeout(timeouts: &Timeouts, protocol: u32, request: u8, reply: u8) -> u32 {
+    if protocol == PROTOCOL_SCTP {
+        return sctp::timeout(timeouts, clock::hz(), request, reply);
+    }
+    timeouts.of(protocol != PROTOCOL_UDP, request, reply)
+}
+
 /// The count of flows of a protocol that are not assured.
 #[inline(always)]
 fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
-    if protocol == PROTOCOL_TCP { place!(mut sweep.unassured) } else { place!(mut sweep.unassured_udp) }
+    if protocol == PROTOCOL_UDP { place!(mut sweep.unassured_udp) } else { place!(mut sweep.unassured) }
 }
 
 /// Begins a sweep: what follows are walks over the tables, one after the other.
@@ -192,12 +202,12 @@ fn request<F: Family>(
         let count = counted(sweep, tuple.protocol);
         store(count, load(count) + 1);
     }
-    let tcp = tuple.protocol == PROTOCOL_TCP;
-    let surplus = note_class(sweep, class(tcp, state, reply_state), quiet_for);
+    let connected = tuple.protocol != PROTOCOL_UDP;
+    let surplus = note_class(sweep, class(connected, state, reply_state), quiet_for);
     if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
         set!(entry.state |= GONE);
     }
-    if quiet_for <= timeouts.of(tcp, state, reply_state) {
+    if quiet_for <= timeout(&timeouts, tuple.protocol, state, reply_state) {
         if surplus.is_null() || load(surplus) == 0 {
             return;
         }

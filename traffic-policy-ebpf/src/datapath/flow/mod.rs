@@ -1,5 +1,6 @@
 //! Flows: their entries, the states of these, the source port of a new flow, and the removal of old ones.
 
+pub mod associations;
 pub mod datagrams;
 pub mod first_packet;
 pub mod gc;

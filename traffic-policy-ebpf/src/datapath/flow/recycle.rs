@@ -9,7 +9,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, Scratch, TableUsage, Tuple, kind},
+    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Scratch, TableUsage, Tuple, kind},
     tcp::{ANSWERED, ASSURED, MARKED, RST, numbers},
 };
 
@@ -17,7 +17,10 @@ use crate::datapath::{
     barrier::{compare_exchange, exchange, fetch_add, opaque},
     clock, counters,
     family::{Family, V4, V6},
-    flow::table::{self, FlowTable},
+    flow::{
+        gc,
+        table::{self, FlowTable},
+    },
     maps::{GC_PASS, TABLE_USAGE},
     value::{borrow, load, store},
 };
@@ -159,7 +162,7 @@ fn look<F: Family>() -> i64 {
         return 0;
     }
     let states = (get!(request.state), get!(reply.state));
-    let mut limit = get!(sweep.timeouts).of(protocol == PROTOCOL_TCP, states.0, states.1);
+    let mut limit = gc::timeout(&get!(sweep.timeouts), protocol, states.0, states.1);
     // As for its port, and as `tcp_can_early_drop` of conntrack.
     let after_end = AFTER_FIN * clock::hz();
     if after_end < limit
@@ -249,7 +252,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     }
     let (states, own, other) =
         ((get!(request.state), get!(reply.state)), get!(request.numbers), get!(reply.numbers));
-    let after = if key.protocol != PROTOCOL_TCP {
+    let after = if key.protocol == PROTOCOL_UDP {
         if states.0 & ASSURED != 0 {
             return false;
         }
@@ -258,7 +261,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         AFTER_RST
     } else if states.0 & ASSURED == 0 {
         AFTER_SYN
-    } else if numbers::is_over(states, own, other) {
+    } else if key.protocol == PROTOCOL_TCP && numbers::is_over(states, own, other) {
         AFTER_FIN
     } else {
         return false;

@@ -11,6 +11,7 @@ use traffic_policy_ebpf::{
     },
     checksum, hash,
     outcome::Outcome,
+    sctp,
     tcp::{ANSWERED, ASSURED},
 };
 
@@ -126,13 +127,19 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             service: self.service,
             packets: Packets::default(),
             bytes: self.opening(),
-            numbers: if self.parsed.is_tcp() { 0 } else { self.now as u64 },
+            numbers: if self.parsed.is_tcp() {
+                0
+            } else if self.parsed.is_sctp::<P>() {
+                sctp::tags(0, self.parsed.initiate_tag(self.packet))
+            } else {
+                self.now as u64
+            },
             ifindex: self.packet.ingress(),
             mac_tail,
         }
     }
 
-    /// Numbers of the SYN; 0 for UDP.
+    /// Numbers of the SYN; 0 of what is no TCP.
     #[inline(always)]
     fn opening(&self) -> u64 {
         if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 }
@@ -163,7 +170,13 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             // An entry that is written over counts the packet later.
             packets: Packets::of((self.place == NEW) as u64).with_scale(self.scale()),
             bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
-            numbers: if self.parsed.is_tcp() { self.opening() } else { self.now as u64 },
+            numbers: if self.parsed.is_tcp() {
+                self.opening()
+            } else if self.parsed.is_sctp::<P>() {
+                sctp::tags(self.parsed.initiate_tag(self.packet), 0)
+            } else {
+                self.now as u64
+            },
             ifindex: self.place,
             mac_tail: [0; 4],
         }

@@ -5,7 +5,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, PROTOCOL_TCP, Tuple, Window, kind},
+    abi::{Address, Flow, PROTOCOL_UDP, Tuple, Window, kind},
     outcome::Outcome,
     tcp::{
         ANSWERED, ASSURED, GONE, MARKED, RST, flag,
@@ -19,7 +19,7 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     flow::{
-        datagrams,
+        associations, datagrams,
         recycle::{self, CLAIMED},
         silence,
         table::{self, FlowTable},
@@ -131,6 +131,9 @@ pub fn track_reply<P: Packet, F: Family>(
     entry: *mut Flow<F::Address>,
 ) -> Transition<F::Address> {
     unmark(entry);
+    if parsed.is_sctp::<P>() {
+        return associations::reply(packet, parsed, entry);
+    }
     let gone = get!(entry.state) & GONE != 0;
     if !gone && !parsed.is_tcp() && !datagrams::may_be_stream(entry) {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
@@ -187,7 +190,7 @@ fn unmark<A: Address>(entry: *mut Flow<A>) {
 /// The other entry of a packet's flow, by its key; null if there is none: another flow may have its key. An entry left behind by a restart
 /// is marked as gone.
 #[inline(always)]
-fn counterpart<F: Family>(parsed: &Parsed<F>, key: &Tuple<F::Address>) -> *mut Flow<F::Address> {
+pub fn counterpart<F: Family>(parsed: &Parsed<F>, key: &Tuple<F::Address>) -> *mut Flow<F::Address> {
     let other = FlowTable::<F>::new().find(key);
     if !other.is_null() && !table::is_counterpart(other, &parsed.tuple) {
         return ptr::null_mut();
@@ -204,19 +207,23 @@ fn request<P: Packet, F: Family>(
 ) -> Transition<F::Address> {
     if reply.is_null() {
         // Its reply entry is gone: nothing that this flow sends could come back.
-        return if !parsed.is_tcp() || parsed.opens() { again(parsed, entry) } else { Transition::Forget };
+        let anew = parsed.is_udp::<P>() || parsed.opens(packet);
+        return if anew { again::<P, F>(parsed, entry) } else { Transition::Forget };
+    }
+    if parsed.is_sctp::<P>() {
+        return associations::request(packet, parsed, entry, reply);
     }
     let (mut state, reply_state) = (get!(entry.state), get!(reply.state));
     let answered = reply_state & ANSWERED != 0;
     if parsed.is_tcp() {
         let segment = parsed.segment();
         let (own, other) = (get!(entry.numbers), get!(reply.numbers));
-        if parsed.opens() {
+        if parsed.opens(packet) {
             if own == CLAIMED {
                 return Transition::Leave(Outcome::DroppedTableFull);
             }
             if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
-                return again(parsed, entry);
+                return again::<P, F>(parsed, entry);
             }
             if state & ASSURED == 0 {
                 return if silence::is_attempt(entry, reply, &segment) {
@@ -228,7 +235,7 @@ fn request<P: Packet, F: Family>(
             }
             // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
             return if silence::after_syn(entry, reply) {
-                again(parsed, entry)
+                again::<P, F>(parsed, entry)
             } else {
                 Transition::Ignore(entry)
             };
@@ -257,7 +264,7 @@ fn request<P: Packet, F: Family>(
         note_window(entry, window_of(parsed));
         state = after.state;
     } else if state & GONE != 0 {
-        return again(parsed, entry);
+        return again::<P, F>(parsed, entry);
     }
     if state & ASSURED == 0 {
         if answered && (parsed.is_tcp() || datagrams::is_stream(entry)) {
@@ -272,15 +279,18 @@ fn request<P: Packet, F: Family>(
 /// A conversation begins anew on an entry. In the main table it is written over, by the CPU that has claimed it: another one may be
 /// writing it, too, or removing the flow for its port, and an element that was removed is handed out again at once.
 #[inline(always)]
-fn again<F: Family>(parsed: &Parsed<F>, entry: *mut Flow<F::Address>) -> Transition<F::Address> {
+pub fn again<P: Packet, F: Family>(
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) -> Transition<F::Address> {
     let Some(scratch) = F::scratch() else { return Transition::Forget };
     let former = recycle::claim(entry);
     if former == CLAIMED {
-        // The client sends a SYN again. A datagram is translated by the entry as it is.
-        return if parsed.is_tcp() {
-            Transition::Leave(Outcome::DroppedTableFull)
-        } else {
+        // The client sends a SYN or INIT again. A datagram is translated by the entry as it is.
+        return if parsed.is_udp::<P>() {
             Transition::Forget
+        } else {
+            Transition::Leave(Outcome::DroppedTableFull)
         };
     }
     // Removed before it was claimed: it is another flow's now.
@@ -302,13 +312,13 @@ pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
 
 /// From now on the flow makes room for no other. `tuple`: that of its requests.
 #[inline(always)]
-fn assure<F: Family>(
+pub fn assure<F: Family>(
     tuple: &Tuple<F::Address>,
     request: *mut Flow<F::Address>,
     reply: *mut Flow<F::Address>,
 ) {
     unassured::leave::<F>(request, tuple);
-    if tuple.protocol != PROTOCOL_TCP {
+    if tuple.protocol == PROTOCOL_UDP {
         // The fast path compares them with those of a datagram.
         set!(request.numbers = 0);
         set!(reply.numbers = 0);
@@ -414,7 +424,7 @@ pub fn reuse_entry<F: Family>(
     store_once(place!(mut entry.kind), kind);
 }
 
-/// Marks the reply entry of a request entry that is about to be written over as stale. A TCP one goes at once, for a segment of the
+/// Marks the reply entry of a request entry that is about to be written over as stale. One of TCP or SCTP goes at once, for a segment of the
 /// former connection is no answer to the new one, and its port is free: whoever opens and resets connections on one port must not
 /// fill table and pool.
 #[inline(always)]
@@ -432,7 +442,7 @@ fn mark_stale<F: Family>(
         return;
     }
     set!(old.state |= GONE);
-    if tuple.protocol == PROTOCOL_TCP {
+    if tuple.protocol != PROTOCOL_UDP {
         counters::end(old.cast_const());
         FlowTable::<F>::new().remove(key);
     }

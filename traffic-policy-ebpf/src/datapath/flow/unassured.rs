@@ -8,13 +8,14 @@
 //!
 //! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
 //!
-//! TCP and UDP apart: one-way protocols never confirm a flow, and shall not push out connections that are just being opened.
+//! TCP and UDP apart: one-way protocols never confirm a flow, and shall not push out connections that are just being opened. SCTP stands
+//! in the queue of TCP.
 
 use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, PROTOCOL_TCP, Scratch, TableUsage, Tuple, kind},
+    abi::{Address, Flow, PROTOCOL_UDP, Scratch, TableUsage, Tuple, kind},
     tcp::ASSURED,
 };
 
@@ -42,7 +43,7 @@ pub fn take_place<F: Family>(
     usage: *mut TableUsage,
     protocol: u32,
 ) -> u32 {
-    let queue = Queue::of::<F>(usage, protocol == PROTOCOL_TCP);
+    let queue = Queue::of::<F>(usage, protocol != PROTOCOL_UDP);
     set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
     let place = place!(const scratch.unassured_look);
     if let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place))

@@ -50,6 +50,12 @@ pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     true
 }
 
+/// Whether the packet that [`note`] has seen last is a fragment.
+#[inline(always)]
+pub fn is_one<F: Family>() -> bool {
+    F::scratch().is_none_or(|scratch| load_once(place!(const scratch.fragmented)) != 0)
+}
+
 /// Notes of the packet that [`note`] has seen last that its flow ignores it.
 #[inline(always)]
 pub fn ignore<F: Family>() {

@@ -2,7 +2,7 @@
 //! inside become what the receiver knows, as packets of the opposite direction do.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Address4, Address6, Flow, kind},
+    abi::{Address, Address4, Address6, Flow, PROTOCOL_SCTP, kind},
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
@@ -80,7 +80,9 @@ impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
         let both = delta;
         delta = checksum::add(delta, F::complete(self.quoted, addresses, false));
         store32::<0>(self.l4, get!(entry.ports).reversed().wire());
-        if self.tcp == 0 {
+        if self.tuple.protocol == PROTOCOL_SCTP {
+            // Its CRC stays as it was: no host looks at the part that is quoted of a packet, but for ports and tag (RFC 9260 section 10).
+        } else if self.tcp == 0 {
             let was = load16::<6>(self.l4);
             let sum = checksum::update_udp(was, both);
             store16::<6>(self.l4, sum);

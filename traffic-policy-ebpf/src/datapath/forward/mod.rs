@@ -7,6 +7,7 @@ pub mod fragment;
 pub mod icmp;
 pub mod nexthop;
 pub mod reply_way;
+pub mod sctp;
 
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch, kind},
@@ -237,6 +238,9 @@ fn translate<P: Packet, F: Rewrite>(
 ) -> bool {
     let (address_delta, port_delta) = (get!(flow.address_delta), get!(flow.port_delta));
     F::addresses(parsed, flow, step);
+    if parsed.is_sctp::<P>() {
+        return sctp::translate(packet, parsed, flow);
+    }
     store32::<0>(parsed.l4, get!(flow.ports).wire());
     if P::TC {
         let offset = P::L2 as u32 + parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };

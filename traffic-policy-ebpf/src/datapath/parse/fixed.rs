@@ -2,7 +2,7 @@
 //! in the program.
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
+    abi::{Address4, Address6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
 };
 
@@ -31,7 +31,7 @@ impl Parse for V4 {
         }
         let protocol = load8::<9>(ip) as u32;
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
-            return Err(Outcome::PassedUnsupportedProtocol);
+            return Err(other(protocol));
         }
         let first = load8::<0>(ip);
         if first != 0x45 {
@@ -87,7 +87,7 @@ impl Parse for V6 {
                 // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
                 0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
                 44 => Outcome::PassedFragment,
-                _ => Outcome::PassedUnsupportedProtocol,
+                _ => other(protocol),
             });
         }
         if protocol == PROTOCOL_TCP && l4 + 20 > end {
@@ -118,6 +118,16 @@ impl Parse for V6 {
     }
 }
 
+/// Outcome of another protocol. SCTP is left to the program for headers of variable length, so that nothing else pays for it.
+#[inline(always)]
+fn other(protocol: u32) -> Outcome {
+    if protocol == PROTOCOL_SCTP {
+        Outcome::PassedUnsupportedHeader
+    } else {
+        Outcome::PassedUnsupportedProtocol
+    }
+}
+
 /// Outcome of a frame that is too short for ports.
 #[inline(always)]
 fn short4(ip: usize, end: usize) -> Outcome {
@@ -126,7 +136,7 @@ fn short4(ip: usize, end: usize) -> Outcome {
     }
     match (load8::<9>(ip) as u32, load16::<6>(ip) & FRAGMENT) {
         (_, 1..) => Outcome::PassedFragment,
-        (PROTOCOL_TCP | PROTOCOL_UDP, 0) => Outcome::PassedMalformed,
+        (PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP, 0) => Outcome::PassedMalformed,
         _ => Outcome::PassedUnsupportedProtocol,
     }
 }

@@ -1,7 +1,7 @@
 //! ICMP errors: the outer packet and the packet embedded in it.
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
+    abi::{Address4, Address6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
 };
 
@@ -38,7 +38,7 @@ pub struct IcmpError<F: Family> {
 /// A family whose ICMP errors can be read.
 pub trait ParseIcmpError: Parse {
     /// # Errors
-    /// The outcome of passing, if it is no error about a TCP segment or datagram, or is cut too short to tell.
+    /// The outcome of passing, if it is no error about a packet of TCP, UDP or SCTP, or is cut too short to tell.
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome>;
 }
 
@@ -68,7 +68,7 @@ impl ParseIcmpError for V4 {
         // The ports are in the first fragment only.
         if first >> 4 != 4
             || inner < 20
-            || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP
+            || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP && protocol != PROTOCOL_SCTP
             || load16::<6>(quoted) & 0x1fffu16.to_be() != 0
         {
             return Err(Outcome::PassedIcmpNoFlow);

@@ -1,7 +1,7 @@
 //! IPv6 extension headers: from the fixed header to the transport header.
 
 use traffic_policy_ebpf::{
-    abi::{ExtensionWalk, PROTOCOL_TCP, PROTOCOL_UDP},
+    abi::{ExtensionWalk, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP},
     outcome::Outcome,
 };
 
@@ -30,7 +30,7 @@ const DESTINATION: u32 = 60;
 pub const OFFSET: u32 = 0xfff8;
 pub const MORE: u32 = 1;
 
-/// Walks the extension headers of the packet at `ip`, up to TCP or UDP or to the data of a later fragment.
+/// Walks the extension headers of the packet at `ip`, up to TCP, UDP or SCTP, or to the data of a later fragment.
 ///
 /// The result is left in `Scratch` and read back: to the verifier all walks then end alike, and it follows what comes after
 /// them once instead of once for each.
@@ -62,7 +62,7 @@ fn walk_to(walked: *mut ExtensionWalk, ip: usize, end: usize) -> Result<(), Outc
         if offset > MAX_LENGTH {
             return Err(Outcome::PassedUnsupportedHeader);
         }
-        if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP {
+        if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP || protocol == PROTOCOL_SCTP {
             let end = ExtensionWalk { protocol, offset: offset as u32, fragment, identification };
             store_once(walked, end);
             return Ok(());

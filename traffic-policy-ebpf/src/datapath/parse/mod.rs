@@ -6,9 +6,10 @@ pub mod ipv6_ext;
 pub mod variable;
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, Tuple, jump},
+    abi::{PROTOCOL_SCTP, PROTOCOL_TCP, Tuple, jump},
     outcome::Outcome,
-    tcp::{self, numbers::Segment},
+    sctp,
+    tcp::{self, flag, numbers::Segment},
 };
 
 use network_types::eth::{EthHdr, EtherType};
@@ -18,7 +19,7 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     verdict::Decision,
-    words::{load8, load16, load64},
+    words::{load8, load16, load32, load64},
 };
 
 pub const ETHERNET: usize = EthHdr::LEN;
@@ -33,7 +34,11 @@ const OPTION_NOP: u8 = 1;
 const OPTION_WINDOW_SCALE: u8 = 3;
 const TCP_OPTIONS: u32 = 12;
 
-/// A TCP or UDP packet whose fixed headers can be read and written.
+/// `gso_size` of an aggregate of whole SCTP packets, each of a length of its own: GSO_BY_FRAGS.
+/// <https://github.com/torvalds/linux/blob/v6.12/include/linux/skbuff.h>
+const BY_FRAGMENTS: u32 = 0xffff;
+
+/// A TCP, UDP or SCTP packet whose fixed headers can be read and written.
 #[derive(Clone, Copy)]
 pub struct Parsed<F: Family> {
     pub tuple: Tuple<F::Address>,
@@ -46,7 +51,7 @@ pub struct Parsed<F: Family> {
     pub length: u32,
     /// TTL or hop limit.
     pub ttl: u8,
-    /// 1 for TCP, 0 for UDP, see [`opaque`].
+    /// 1 for TCP, else 0, see [`opaque`].
     pub tcp: u64,
 }
 
@@ -56,16 +61,60 @@ impl<F: Family> Parsed<F> {
         self.tcp != 0
     }
 
-    /// Flags byte of the TCP header; 0 for UDP.
+    /// Whether it is SCTP. Most programs never see any, and pay for no question.
+    #[inline(always)]
+    pub fn is_sctp<P: Packet>(&self) -> bool {
+        P::SCTP && self.tuple.protocol == PROTOCOL_SCTP
+    }
+
+    /// Whether it has neither connections nor associations.
+    #[inline(always)]
+    pub fn is_udp<P: Packet>(&self) -> bool {
+        !self.is_tcp() && !self.is_sctp::<P>()
+    }
+
+    /// Flags byte of the TCP header; 0 of what is no TCP.
     #[inline(always)]
     pub fn tcp_flags(&self) -> u8 {
         if self.is_tcp() { load8::<13>(self.l4) } else { 0 }
     }
 
-    /// Whether a TCP segment opens a connection.
+    /// Whether it opens a connection or an association.
     #[inline(always)]
-    pub fn opens(&self) -> bool {
+    pub fn opens<P: Packet>(&self, packet: P) -> bool {
+        if self.is_sctp::<P>() {
+            return self.head(packet).opens(self.length - self.l4_offset);
+        }
         tcp::opens(self.tcp_flags())
+    }
+
+    /// Whether it ends one, or begins to.
+    #[inline(always)]
+    pub fn ends<P: Packet>(&self, packet: P) -> bool {
+        if self.is_sctp::<P>() {
+            return self.head(packet).ends();
+        }
+        self.tcp_flags() & (flag::FIN | flag::RST) != 0
+    }
+
+    /// Tag and first chunk of an SCTP packet; without a tag, which fits nothing, if it is too short for them.
+    #[inline(always)]
+    pub fn head<P: Packet>(&self, packet: P) -> sctp::Head {
+        if self.l4 + sctp::WITH_CHUNK as usize > packet.end() {
+            return sctp::Head::default();
+        }
+        sctp::Head {
+            tag: load32::<4>(self.l4),
+            kind: load8::<12>(self.l4),
+            flags: load8::<13>(self.l4),
+            length: u16::from_be(load16::<14>(self.l4)),
+        }
+    }
+
+    /// The initiate tag of INIT or INIT ACK; 0, which none is, of what is too short for one.
+    #[inline(always)]
+    pub fn initiate_tag<P: Packet>(&self, packet: P) -> u32 {
+        if self.l4 + 20 > packet.end() { 0 } else { load32::<16>(self.l4) }
     }
 
     /// Flags, numbers and length of a TCP segment. (Of an aggregate of more than 65,535 bytes, which says 0, the length is not known.)
@@ -121,6 +170,10 @@ impl<F: Family> Parsed<F> {
         if segment == 0 {
             return self.length;
         }
+        if self.is_sctp::<P>() && segment == BY_FRAGMENTS {
+            // Its sender has cut them to fit the way.
+            return self.l4_offset;
+        }
         let header = if self.is_tcp() { (load8::<12>(self.l4) >> 4) as u32 * 4 } else { 8 };
         self.l4_offset - self.jumbo() + header + segment
     }
@@ -161,7 +214,13 @@ pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
 
 #[inline(always)]
 fn lengths_agree<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, holds: impl Fn(u32) -> bool) -> bool {
-    let header = if parsed.is_tcp() { load8::<12>(parsed.l4) as u32 >> 4 << 2 } else { 8 };
+    let header = if parsed.is_tcp() {
+        load8::<12>(parsed.l4) as u32 >> 4 << 2
+    } else if parsed.is_sctp::<P>() {
+        sctp::WITH_CHUNK
+    } else {
+        8
+    };
     if parsed.is_tcp() && header < 20 {
         return false;
     }

@@ -1,7 +1,7 @@
 //! Headers of variable length: IPv4 with options, IPv6 with extension headers, and fragments.
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
+    abi::{PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
 };
 
@@ -57,7 +57,7 @@ impl ParseVariable for V4 {
         let header = opaque((first as u64 & 15) << 2) as usize;
         let protocol = load8::<9>(ip) as u32;
         let length = u16::from_be(load16::<2>(ip)) as u32;
-        if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+        if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP && protocol != PROTOCOL_SCTP {
             return Err(Outcome::PassedFragment);
         }
         if length <= header as u32 || !packet.holds(P::L2 as u32 + length) {
@@ -78,6 +78,7 @@ impl ParseVariable for V4 {
             ports: if later != 0 { Ports::NONE } else { Ports::from_wire(load32::<0>(l4)) },
             protocol,
         };
+        let fragmented = opaque((fragment != 0) as u64);
         let parsed = Parsed {
             tuple,
             ip,
@@ -87,7 +88,6 @@ impl ParseVariable for V4 {
             ttl: load8::<8>(ip),
             tcp: parse::is_tcp(protocol),
         };
-        let fragmented = opaque((fragment != 0) as u64);
         Ok(VariableHeaders { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
     }
 
@@ -157,6 +157,7 @@ impl ParseVariable for V6 {
             ports: if later != 0 { Ports::NONE } else { Ports::from_wire(load32::<0>(l4)) },
             protocol: walked.protocol,
         };
+        let fragmented = opaque((walked.fragment != 0) as u64);
         let parsed = Parsed {
             tuple,
             ip,
@@ -166,7 +167,6 @@ impl ParseVariable for V6 {
             ttl: load8::<7>(ip),
             tcp: parse::is_tcp(walked.protocol),
         };
-        let fragmented = opaque((walked.fragment != 0) as u64);
         Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
     }
 

@@ -37,7 +37,7 @@ pub(super) fn print(report: &Report, out: &mut dyn Write, all_nodes: bool) -> io
     }
     if !report.not_asked.is_empty() {
         let text = format!(
-            "UDP is not asked: a datagram without an answer tells nothing ({})",
+            "UDP and SCTP are not asked: a datagram without an answer tells nothing, and an association begun would stay ({})",
             report.not_asked.join(", ")
         );
         writeln!(out)?;
@@ -129,7 +129,7 @@ pub(super) struct ProbeDocument<'r> {
     differ: usize,
     errors: usize,
     answers: Vec<AnswerDocument<'r>>,
-    /// Ports of UDP.
+    /// Ports of UDP and SCTP.
     not_asked: &'r [String],
     /// About the proxies; those about Services stand with them.
     findings: &'r [Finding],

@@ -1,0 +1,173 @@
+//! State transitions of an SCTP association's two entries: [`traffic_policy_ebpf::sctp`] has their tags and states.
+//!
+//! Only an INIT begins a flow. One on a flow that exists changes nothing before the endpoint has agreed: it may be a stranger's.
+//! On a flow that is assured its tag is kept, in the room that the flow's place in the queue had (`mac_tail`), and a COOKIE ACK
+//! with that tag says that the client has begun anew and that the endpoint has accepted it (RFC 9260 section 5.2): the tag of
+//! requests is then taken from the next one.
+
+use traffic_policy_ebpf::{
+    abi::{Address, Flow},
+    outcome::Outcome,
+    sctp::{self, Head, chunk, tags},
+    tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
+};
+
+use crate::datapath::{
+    clock,
+    ctx::Packet,
+    family::Family,
+    flow::{
+        recycle::CLAIMED,
+        state::{self, Transition},
+    },
+    parse::Parsed,
+};
+
+/// An INIT with another tag is a new attempt if nothing has come for so long, as a part of a second: as a SYN in
+/// [`super::silence`].
+const NEW_ATTEMPT: u32 = 4;
+
+/// Notes what a packet of the client says. `reply` is null if the flow has no reply entry any more.
+#[inline(always)]
+pub fn request<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+    reply: *mut Flow<F::Address>,
+) -> Transition<F::Address> {
+    let (head, numbers) = (parsed.head(packet), get!(entry.numbers));
+    let state = get!(entry.state);
+    if parsed.opens(packet) {
+        if numbers == CLAIMED {
+            return Transition::Leave(Outcome::DroppedTableFull);
+        }
+        if (state | get!(reply.state)) & RST != 0 || state & (GONE | ASSURED) == GONE {
+            return state::again::<P, F>(parsed, entry);
+        }
+        let tag = parsed.initiate_tag(packet);
+        if state & ASSURED == 0 {
+            return if is_attempt(entry, reply, tag) {
+                Transition::Keep(entry)
+            } else {
+                Transition::Ignore(entry)
+            };
+        }
+        if is_quiet(entry, reply, sctp::SILENCE * clock::hz()) {
+            return state::again::<P, F>(parsed, entry);
+        }
+        set!(entry.mac_tail = tag.to_ne_bytes());
+        return Transition::Ignore(entry);
+    }
+    if state & ASSURED != 0 && sctp::carried(numbers) == 0 && head.tag != 0 {
+        set!(entry.numbers = tags(sctp::own(numbers), head.tag));
+        set!(reply.numbers = tags(head.tag, sctp::carried(get!(reply.numbers))));
+    }
+    if !head.fits(get!(entry.numbers)) {
+        return Transition::Ignore(entry);
+    }
+    note(entry, &head);
+    if (state | get!(entry.state)) & (ASSURED | RST) == 0 {
+        state::assure::<F>(&parsed.tuple, entry, reply);
+    }
+    Transition::Keep(entry)
+}
+
+/// Notes what a packet of the endpoint says.
+#[inline(always)]
+pub fn reply<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) -> Transition<F::Address> {
+    let Some(key) = state::counterpart_key::<F>(entry, parsed.tuple.protocol) else {
+        return Transition::Leave(Outcome::DroppedInternalError);
+    };
+    let request = state::counterpart(parsed, key);
+    if request.is_null() {
+        return Transition::Leave(Outcome::PassedStaleFlow);
+    }
+    let (head, state) = (parsed.head(packet), get!(entry.state));
+    if head.kind == chunk::COOKIE_ACK && accepts_restart(entry, request, &head) {
+        return Transition::Keep(entry);
+    }
+    if !head.fits(get!(entry.numbers)) {
+        // The tuple may be that of another association, to the endpoint itself.
+        return if state & ASSURED == 0 || (state | get!(request.state)) & RST != 0 {
+            Transition::Leave(Outcome::PassedOutOfWindow)
+        } else {
+            Transition::Ignore(entry)
+        };
+    }
+    note(entry, &head);
+    if state & ASSURED != 0 {
+        return Transition::Keep(entry);
+    }
+    if head.kind == chunk::INIT_ACK {
+        // One that answers an INIT which was sent again has another tag, and the client takes the first that it gets. If that is
+        // not this one, its COOKIE ECHO does not fit, but the COOKIE ACK does.
+        let (tag, client) = (parsed.initiate_tag(packet), sctp::carried(get!(entry.numbers)));
+        set!(entry.numbers = tags(tag, client));
+        set!(request.numbers = tags(client, tag));
+        set!(entry.state |= ANSWERED);
+    } else if head.kind == chunk::COOKIE_ACK {
+        let client = sctp::carried(get!(entry.numbers));
+        set!(entry.state |= ANSWERED);
+        state::assure::<F>(key, request, entry);
+        begin(entry, request, client);
+    }
+    Transition::Keep(entry)
+}
+
+/// Notes the tag of a client whose association has begun; that of its endpoint is the next request's.
+#[inline(always)]
+fn begin<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, client: u32) {
+    set!(request.numbers = tags(client, 0));
+    set!(entry.numbers = tags(0, client));
+}
+
+/// Whether a COOKIE ACK says that the endpoint has accepted an association anew whose INIT came on this flow.
+#[inline(always)]
+fn accepts_restart<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, head: &Head) -> bool {
+    let client = u32::from_ne_bytes(get!(request.mac_tail));
+    if get!(request.state) & ASSURED == 0 || client == 0 || head.tag != client {
+        return false;
+    }
+    set!(request.mac_tail = [0; 4]);
+    begin(entry, request, client);
+    set!(request.state &= !(RST | FIN));
+    set!(entry.state &= !(RST | FIN));
+    true
+}
+
+/// Notes what a packet that fits has made of its entry.
+#[inline(always)]
+fn note<A: Address>(entry: *mut Flow<A>, head: &Head) {
+    let state = get!(entry.state);
+    let after = head.after(state);
+    if after != state {
+        set!(entry.state = after);
+    }
+}
+
+/// Notes an INIT of a flow that is not assured; false: it is not the one whose answer is awaited.
+#[inline(always)]
+fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) -> bool {
+    if sctp::own(get!(entry.numbers)) == tag {
+        return true;
+    }
+    if !is_quiet(entry, reply, clock::hz() / NEW_ATTEMPT) {
+        return false;
+    }
+    set!(entry.numbers = tags(tag, 0));
+    set!(reply.numbers = tags(0, tag));
+    set!(reply.state &= !ANSWERED);
+    true
+}
+
+/// Whether nothing has come of a flow for so many jiffies.
+#[inline(always)]
+fn is_quiet<A: Address>(entry: *const Flow<A>, reply: *const Flow<A>, time: u32) -> bool {
+    let now = clock::jiffies();
+    // 0 before an agent has said how long a second is.
+    time != 0 && now.wrapping_sub(get!(entry.last)) >= time && now.wrapping_sub(get!(reply.last)) >= time
+}

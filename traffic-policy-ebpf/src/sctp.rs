@@ -1,0 +1,220 @@
+//! SCTP state of a flow entry: chunks, and the verification tags that tell whether a packet belongs to its association.
+//!
+//! Every packet but an INIT carries the tag that its receiver has chosen in INIT or INIT ACK (RFC 9260 section 8.5), which nobody
+//! can know who sees no packet of the association. So what carries another one is sent on, for the host to judge, and changes
+//! nothing here. Entries keep two tags each, as words of the packet:
+//!
+//! | | high half | low half |
+//! |---|---|---|
+//! | request entry | initiate tag of the client | tag of requests: the initiate tag of the endpoint |
+//! | reply entry | initiate tag of the endpoint | tag of replies: the initiate tag of the client |
+//!
+//! 0, which no initiate tag is, stands for one that is not known. States and bits are those of [`crate::tcp`], and mean:
+//! `ANSWERED` that there was an INIT ACK, `ASSURED` that the client has sent the endpoint's tag (COOKIE ECHO), or the endpoint a
+//! COOKIE ACK; `FIN` a SHUTDOWN or SHUTDOWN ACK of this direction; `RST` an ABORT or SHUTDOWN COMPLETE. Modelled on
+//! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_sctp.c>.
+//!
+//! Of a packet the first chunk counts, which INIT, INIT ACK, COOKIE ECHO, COOKIE ACK and SHUTDOWN COMPLETE are (sections 3.3 and
+//! 6.10). An ABORT behind another chunk is not seen: such a flow ends when it has been idle for long enough.
+
+use crate::tcp::{ASSURED, FIN, RST, Timeouts};
+
+/// Chunk types: RFC 9260 section 3.2.
+pub mod chunk {
+    pub const DATA: u8 = 0;
+    pub const INIT: u8 = 1;
+    pub const INIT_ACK: u8 = 2;
+    pub const SACK: u8 = 3;
+    pub const HEARTBEAT: u8 = 4;
+    pub const HEARTBEAT_ACK: u8 = 5;
+    pub const ABORT: u8 = 6;
+    pub const SHUTDOWN: u8 = 7;
+    pub const SHUTDOWN_ACK: u8 = 8;
+    pub const COOKIE_ECHO: u8 = 10;
+    pub const COOKIE_ACK: u8 = 11;
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
+    /// Flag of ABORT and SHUTDOWN COMPLETE: the tag is the sender's own, reflected (section 8.5.1).
+    pub const REFLECTED: u8 = 1;
+}
+
+/// Bytes of the common header, and of it with the header of a chunk.
+pub const HEADER: u32 = 12;
+pub const WITH_CHUNK: u32 = HEADER + 4;
+/// Bytes of an INIT chunk without parameters.
+const INIT_LENGTH: u32 = 20;
+
+/// Idle time of an assured flow, and of one that is being shut down, in seconds: `nf_conntrack_sctp_timeout_established`; and
+/// instead of conntrack's 3 seconds what a TCP connection has after both FINs. A side without anything to send sends a HEARTBEAT
+/// every 30 seconds.
+const ESTABLISHED: u32 = 210;
+/// Seconds after the last packet of an association, when nobody is left who knows it: one HEARTBEAT is overdue, and an INIT
+/// begins a new one.
+pub const SILENCE: u32 = 45;
+
+/// Two tags.
+pub type Tags = u64;
+
+#[inline(always)]
+pub const fn tags(own: u32, carried: u32) -> Tags {
+    (own as u64) << 32 | carried as u64
+}
+
+/// The initiate tag of the direction's sender.
+#[inline(always)]
+pub const fn own(tags: Tags) -> u32 {
+    (tags >> 32) as u32
+}
+
+/// The tag that packets of the direction carry.
+#[inline(always)]
+pub const fn carried(tags: Tags) -> u32 {
+    tags as u32
+}
+
+/// Tag and first chunk of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Head {
+    /// The verification tag, as it lies in the packet.
+    pub tag: u32,
+    /// See [`chunk`].
+    pub kind: u8,
+    pub flags: u8,
+    /// Bytes of the chunk, as it says.
+    pub length: u16,
+}
+
+impl Head {
+    /// Whether it opens an association: INIT alone in its packet of `length` bytes, with tag 0 (sections 3.3.2 and 8.5.1).
+    #[inline(always)]
+    pub const fn opens(&self, length: u32) -> bool {
+        let chunk = self.length as u32;
+        self.kind == chunk::INIT
+            && self.tag == 0
+            && chunk >= INIT_LENGTH
+            && HEADER + chunk <= length
+            && length < WITH_CHUNK + chunk
+    }
+
+    /// Whether it ends an association, or asks to.
+    #[inline(always)]
+    pub const fn ends(&self) -> bool {
+        matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN | chunk::SHUTDOWN_ACK | chunk::SHUTDOWN_COMPLETE)
+    }
+
+    /// Whether it belongs to the association, as far as its tag tells. `tags`: those of its direction.
+    #[inline(always)]
+    pub const fn fits(&self, tags: Tags) -> bool {
+        let reflected = matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE)
+            && self.flags & chunk::REFLECTED != 0;
+        let expected = if reflected { own(tags) } else { carried(tags) };
+        expected != 0 && self.tag == expected
+    }
+
+    /// The state of its direction's entry after it, if it fits.
+    #[inline(always)]
+    pub const fn after(&self, state: u8) -> u8 {
+        match self.kind {
+            chunk::ABORT | chunk::SHUTDOWN_COMPLETE => state | RST,
+            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => state | FIN,
+            _ => state,
+        }
+    }
+}
+
+/// The time-out of a flow with these entries, in jiffies. `second`: jiffies of one.
+#[inline(always)]
+pub const fn timeout(timeouts: &Timeouts, second: u32, request: u8, reply: u8) -> u32 {
+    if (request | reply) & RST != 0 {
+        timeouts.reset
+    } else if (request | reply) & FIN != 0 {
+        timeouts.finished
+    } else if request & ASSURED == 0 {
+        timeouts.unassured
+    } else {
+        ESTABLISHED * second
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::ANSWERED;
+
+    const CLIENT: u32 = 0x1111_1111;
+    const ENDPOINT: u32 = 0x2222_2222;
+
+    fn head(kind: u8, tag: u32) -> Head {
+        Head { tag, kind, flags: 0, length: 4 }
+    }
+
+    #[test]
+    fn only_a_lone_init_without_a_tag_opens() {
+        let init = Head { length: 20, ..head(chunk::INIT, 0) };
+        assert!(init.opens(32));
+        assert!(Head { length: 30, ..init }.opens(44), "padded");
+        for (what, head, length) in [
+            ("with a tag", Head { tag: CLIENT, ..init }, 32),
+            ("another chunk behind it", init, 36),
+            ("cut", init, 31),
+            ("too short", Head { length: 16, ..init }, 28),
+            ("INIT ACK", Head { kind: chunk::INIT_ACK, ..init }, 32),
+            ("DATA", head(chunk::DATA, 0), 16),
+        ] {
+            assert!(!head.opens(length), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_packet_fits_by_the_tag_of_its_receiver() {
+        let requests = tags(CLIENT, ENDPOINT);
+        for kind in
+            [chunk::DATA, chunk::COOKIE_ECHO, chunk::ABORT, chunk::SHUTDOWN_COMPLETE, chunk::HEARTBEAT]
+        {
+            assert!(head(kind, ENDPOINT).fits(requests));
+            assert!(!head(kind, CLIENT).fits(requests), "that of the other direction");
+            assert!(!head(kind, 0).fits(requests) && !head(kind, 0).fits(0), "none");
+            assert!(!head(kind, ENDPOINT).fits(tags(CLIENT, 0)), "not known");
+        }
+    }
+
+    /// RFC 9260 section 8.5.1 (B) and (C).
+    #[test]
+    fn a_reflected_tag_is_the_senders_own() {
+        let requests = tags(CLIENT, ENDPOINT);
+        for kind in [chunk::ABORT, chunk::SHUTDOWN_COMPLETE] {
+            let reflected = Head { flags: chunk::REFLECTED, ..head(kind, CLIENT) };
+            assert!(reflected.fits(requests));
+            assert!(!Head { tag: ENDPOINT, ..reflected }.fits(requests));
+        }
+        assert!(
+            !Head { flags: chunk::REFLECTED, ..head(chunk::DATA, CLIENT) }.fits(requests),
+            "other chunks have no such flag"
+        );
+    }
+
+    #[test]
+    fn life_of_an_association() {
+        let timeouts = Timeouts {
+            established: 86_400,
+            half_closed: 3_600,
+            finished: 120,
+            reset: 10,
+            unassured: 60,
+            udp: 30,
+            udp_answered: 121,
+        };
+        let of = |request, reply| timeout(&timeouts, 1, request, reply);
+        assert_eq!(of(0, 0), 60);
+        assert_eq!(of(0, ANSWERED), 60);
+        let (request, reply) = (ASSURED, ASSURED | ANSWERED);
+        assert_eq!(of(request, reply), 210);
+        let kept = [chunk::DATA, chunk::SACK, chunk::HEARTBEAT, chunk::HEARTBEAT_ACK, chunk::COOKIE_ACK];
+        assert!(kept.iter().all(|kind| head(*kind, ENDPOINT).after(request) == request));
+        let shutting = head(chunk::SHUTDOWN, ENDPOINT).after(request);
+        assert_eq!(of(shutting, reply), 120);
+        let shut = head(chunk::SHUTDOWN_ACK, CLIENT).after(reply);
+        assert_eq!(of(shutting, shut), 120);
+        assert_eq!(of(head(chunk::SHUTDOWN_COMPLETE, ENDPOINT).after(shutting), shut), 10);
+        assert_eq!(of(request, head(chunk::ABORT, CLIENT).after(reply)), 10);
+    }
+}
