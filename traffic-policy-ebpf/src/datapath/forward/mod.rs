@@ -7,6 +7,7 @@ pub mod fragment;
 pub mod icmp;
 pub mod nexthop;
 pub mod reply_way;
+pub mod stored_hop;
 
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch, kind},
