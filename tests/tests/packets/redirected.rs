@@ -111,7 +111,7 @@ fn the_way_of_the_new_source_is_taken() {
                 ],
             ),
             Case::new(
-                "its frontend is an endpoint of another one: the other device's program does not translate it once more",
+                "its frontend is another one's endpoint: what is redirected is not translated once more",
                 frontend(BY_ETH0).and(chained),
                 [
                     comes(terms, BY_ETH0, Device::Eth0),

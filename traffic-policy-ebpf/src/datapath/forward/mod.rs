@@ -8,6 +8,7 @@ pub mod icmp;
 pub mod nexthop;
 pub mod reply_way;
 pub mod sctp;
+pub mod stored_hop;
 
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch, kind},

@@ -6,20 +6,20 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop,
-        HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, WideAddress, kind,
+        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, HopKey,
+        RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
 };
 
 use crate::datapath::{
-    barrier::{fetch_add, full_fence},
+    barrier::full_fence,
     ctx::Packet,
     family::Family,
     flow::table,
-    forward::client_hop,
-    maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
-    value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
+    forward::{client_hop, stored_hop},
+    maps::{CONFIG, DEVICES, NEXTHOPS, Table},
+    value::{after, borrow, load, load_once, load_unaligned, store, store_unaligned},
     verdict::Decision,
 };
 
@@ -357,7 +357,7 @@ pub fn resolve<F: Family>(
     };
     let mtu = mtu.min(get!(scratch.route_mtu) as u16);
     let key = HopKey { gateway, ifindex, family: family as u8, generation: (route >> 16) as u8, mtu };
-    let index = index(&key);
+    let index = stored_hop::index(&key);
     if let Some(hop) = NEXTHOPS.get_ptr_mut(index).filter(|_| index != 0) {
         let macs = after::<[u8; 6]>(base, SOURCE_MAC);
         let (source, to) = (load(macs), load(macs.wrapping_add(1)));
@@ -372,7 +372,7 @@ pub fn resolve<F: Family>(
             resolved: now,
             flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED),
         };
-        write(hop, &found, config, own);
+        stored_hop::write(hop, &found, config, own);
         via.hop = index as u16;
     }
     Route::Via(via)
@@ -400,42 +400,6 @@ fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<
     }
 }
 
-/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a reader needs none,
-/// for the place that it reads depends on the number.
-///
-/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not stay under the other's
-/// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
-/// raised; then nobody believes the hop, and it is resolved again.
-///
-/// What another one has just written is left alone: the line stays in the caches of all CPUs whose packets leave by this hop.
-#[inline(always)]
-fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
-    if load_once(place!(const hop.resolved)) == found.resolved
-        && load_once(place!(const hop.epoch)) == found.epoch
-        && load_once(place!(const hop.macs)) == found.macs
-        && load_once(place!(const hop.source_mac_tail)) == found.source_mac_tail
-        && load_once(place!(const hop.ifindex)) == found.ifindex
-        && load_once(place!(const hop.mtu)) == found.mtu
-        && load_once(place!(const hop.flags)) == found.flags
-    {
-        return;
-    }
-    store_once(place!(mut hop.macs), found.macs);
-    store_once(place!(mut hop.source_mac_tail), found.source_mac_tail);
-    store_once(place!(mut hop.ifindex), found.ifindex);
-    store_once(place!(mut hop.mtu), found.mtu);
-    store_once(place!(mut hop.flags), found.flags);
-    store_once(place!(mut hop.resolved), found.resolved);
-    store_once(place!(mut hop.epoch), found.epoch);
-    full_fence(own);
-    let macs = load_once(place!(const hop.macs)) ^ found.macs;
-    let epoch = load_once(place!(const config.hop_epoch)) ^ found.epoch;
-    if macs | epoch as u64 != 0 {
-        // Neither the current one, nor one to come for a long time.
-        store_once(place!(mut hop.epoch), found.epoch.wrapping_sub(1));
-    }
-}
-
 /// The route where routes are assumed: the device's own address is the source.
 #[inline(always)]
 fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
@@ -445,30 +409,4 @@ fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
     let [v4, v6_head, v6_tail] = get!(device.addresses);
     let source = F::narrow(WideAddress::from_wire(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] }));
     Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
-}
-
-/// The index of a hop: its own if it has one, else the next free one of the generation; 0 if there is none.
-#[inline(always)]
-fn index(key: &HopKey) -> u32 {
-    let table = Table::of(&raw const NEXTHOP_IDS);
-    if let Some(index) = table.lookup::<HopKey, u32>(key) {
-        return load(index);
-    }
-    let Some(usage) = TABLE_USAGE.get_ptr_mut(0) else { return 0 };
-    let generation = (key.generation & 1) as u32;
-    let counter = if generation == 0 { place!(mut usage.hops[0]) } else { place!(mut usage.hops[1]) };
-    // Index 0 of the first generation stands for "none".
-    if load(counter) >= HOPS_PER_GENERATION as u64 - 1 {
-        return 0;
-    }
-    let next = fetch_add(counter, 1);
-    if next >= HOPS_PER_GENERATION as u64 - 1 {
-        return 0;
-    }
-    let index = generation * HOPS_PER_GENERATION + next as u32 + 1;
-    if table.insert(key, &index, NOEXIST) == 0 {
-        return index;
-    }
-    // Another CPU was first.
-    table.lookup::<HopKey, u32>(key).map_or(0, |index| load(index))
 }
