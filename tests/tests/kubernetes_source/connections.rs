@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use traffic_policy_agent::source::Access;
+use traffic_policy_agent::source::{Access, ObjectEvent, Subject};
 use traffic_policy_testing::api_server::{ApiServer, Certificate, Kind, Streaming};
 use traffic_policy_testing::pace::scaled;
 
@@ -61,6 +61,19 @@ async fn all_watches_share_one_connection() {
     server.apply(&service("c", "10.96.0.3")).unwrap();
     agent.expect(&["a=", "b=", "c="]).await;
     assert_eq!(server.traffic().connections, 2, "{:?}", server.traffic());
+}
+
+#[tokio::test]
+async fn an_event_leaves_the_watches_as_they_are() {
+    let (server, agent) = start(certificate(), async |server| server.url()).await;
+    until("the watches", || server.requests_with("watch=true") >= 4).await;
+    let event = ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", "eth0 takes no XDP".to_owned());
+    agent.source.events().post(event);
+    until("the event", || !server.posted_events().is_empty()).await;
+    // A watch that has ended is asked for again within two seconds.
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(server.requests_with("watch=true"), 4);
+    assert_eq!(server.traffic().connections, 1, "{:?}", server.traffic());
 }
 
 #[tokio::test]
