@@ -1,0 +1,118 @@
+//! Tenants who ask for much: with many Services, addresses and endpoints, or for what many others have.
+
+use super::*;
+
+/// A Service with so many external IPs, made at this time.
+fn greedy(i: u8, created: i64, addresses: u8) -> Service {
+    let external_ips = (0..addresses).map(|last| Ipv4Addr::new(198, 51, i, last).into()).collect();
+    let ports = vec![Port { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 0 }];
+    Service {
+        external_ips,
+        ports,
+        load_balancer_ips: Vec::new(),
+        ..service(i, Some(created), 0, 1, Policy::Cluster)
+    }
+}
+
+/// Beyond twice what the maps take the oldest have it.
+#[test]
+fn a_tenants_new_services_lose() {
+    let limits = Limits { frontends: [20; 2], ..Limits::default() };
+    let input = NodeInput { limits, ..input(0) };
+    let mut index = Index::default();
+    let served = |index: &Index| -> Vec<String> {
+        index.desired().ports.keys().map(|key| key.service.name.clone()).collect()
+    };
+    // Each needs ten: with its cluster IP, which is in the map twice.
+    for (i, created) in [(1, 5), (2, 4), (3, 3), (4, 2), (5, 1)] {
+        index.apply(greedy(i, created, 8));
+    }
+    let _ = index.update(&input);
+    assert_eq!(served(&index), ["s2", "s3", "s4", "s5"]);
+    let warnings: Vec<_> = index.warnings_of(&name("ns", "s1")).collect();
+    assert!(matches!(warnings[..], [text] if text.contains("older ones come first")), "{warnings:?}");
+    assert_eq!(index.desired().refused[&name("ns", "s1")].sentence(&name("ns", "s1")), warnings[0]);
+
+    // An old one grows: the youngest gives way. What is small may still fit.
+    index.apply(greedy(5, 1, 16));
+    index.apply(greedy(6, 6, 0));
+    let changes = index.update(&input);
+    assert_eq!(served(&index), ["s3", "s4", "s5", "s6"]);
+    assert!(changes.refused && changes.ports.iter().any(|key| key.service.name == "s2"), "{changes:?}");
+    // Nothing more is said of who waits.
+    assert!(!index.apply(greedy(1, 5, 8)));
+    assert!(index.update(&input).is_empty());
+
+    index.delete::<Service>(&name("ns", "s4"));
+    index.delete::<Service>(&name("ns", "s3"));
+    let _ = index.update(&input);
+    assert_eq!(served(&index), ["s1", "s2", "s5", "s6"].map(str::to_owned).to_vec());
+    assert!(index.desired().refused.is_empty() && index.warnings().count() == 0);
+}
+
+/// What is written counts, not what is named: an address twice, an endpoint in two slices, one that does not serve.
+#[test]
+fn what_is_named_and_not_written_needs_no_room() {
+    let limits = Limits { frontends: [10; 2], source_ranges: [10; 2], endpoints: 4 };
+    let input = NodeInput { limits, ..input(0) };
+    let mut index = Index::default();
+    let mut twice = greedy(1, 1, 8);
+    twice.external_ips.extend(twice.external_ips.clone());
+    twice.source_ranges = vec!["10.0.0.0/8".parse().unwrap(); 20];
+    index.apply(twice);
+    index.apply(slice(1, 1, vec![(1, false, true), (2, false, true), (3, false, true), (4, false, true)]));
+    index.apply(slice(2, 1, vec![(1, false, true), (2, false, true), (3, false, true), (4, false, true)]));
+    let not_ready = |last| SliceEndpoint {
+        address: Ipv4Addr::new(10, 1, 1, last).into(),
+        ready: false,
+        serving: false,
+        terminating: false,
+        ..slice(1, 1, vec![(1, false, true)]).endpoints.remove(0)
+    };
+    index.apply(EndpointSlice { endpoints: (0..8).map(not_ready).collect(), ..slice(3, 1, Vec::new()) });
+    for slice in index.slices.values_mut() {
+        slice.ports[0].name = String::new();
+    }
+    let _ = index.update(&input);
+    assert!(index.desired().refused.is_empty(), "{:?}", index.desired().refused);
+    assert_eq!(index.desired().ports.values().next().unwrap().cluster.len(), 4);
+
+    // All that is named is looked at, so that is bounded, too.
+    let mut more = slice(4, 1, vec![(1, false, true)]);
+    more.ports[0].name = String::new();
+    index.apply(more);
+    let _ = index.update(&input);
+    let refused = index.desired().refused[&name("ns", "s1")].to_string();
+    assert!(refused.contains("lists 17 IPv4 endpoints") && refused.contains("16"), "{refused}");
+}
+
+/// Many Services claim one address: a change of one concerns few of them.
+#[test]
+fn ten_thousand_claimants_of_one_address_are_cheap() {
+    let claimant = |i: u16, addresses: bool| {
+        let [high, low] = i.to_be_bytes();
+        let external_ips = if addresses { vec![Ipv4Addr::new(198, 51, 100, 1).into()] } else { Vec::new() };
+        Service {
+            name: name("ns", &format!("s{i}")),
+            cluster_ips: vec![Ipv4Addr::new(10, 100, high, low).into()],
+            external_ips,
+            ..greedy(0, i64::from(i), 0)
+        }
+    };
+    let mut index = Index::default();
+    for i in 0..10_000 {
+        index.apply(claimant(i, true));
+    }
+    let settled = std::cell::Cell::new(0);
+    let started = std::time::Instant::now();
+    let _ = index.update_with(&input(0), &|| settled.set(settled.get() + 1));
+    println!("10,000 claimants: {:?}", started.elapsed());
+    for change in [claimant(0, false), claimant(0, true), claimant(5_000, false), claimant(9_999, false)] {
+        settled.set(0);
+        index.apply(change);
+        let started = std::time::Instant::now();
+        let _ = index.update_with(&input(0), &|| settled.set(settled.get() + 1));
+        println!("a change: {:?}, {} Services", started.elapsed(), settled.get());
+        assert!(settled.get() <= 12, "{} Services", settled.get());
+    }
+}
