@@ -285,6 +285,29 @@ fn fragments() {
     });
 }
 
+/// What may be fragmented leaves in two pieces, of which the second is seen here.
+#[test]
+fn too_long_for_the_way_out() {
+    run(|terms| {
+        let (from, there) =
+            (terms.request(NODE), terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear));
+        let open = |packet: &Packet| sctp(packet, 0, &init(CLIENT_TAG));
+        let long = |packet: &Packet| sctp(packet, ENDPOINT_TAG, &data(1300));
+        let mut steps = vec![Step::new(&open(&from), "forwarded", &open(&there))];
+        if terms.xdp() {
+            steps.push(Step::passed(&long(&from), "passed-to-tc"));
+        } else {
+            steps.push(Step::dropped(&long(&from), "rejected-mtu-exceeded"));
+        }
+        if !terms.xdp() && terms.v4() {
+            let may = |packet: Packet| packet.with(|packet| packet.dont_fragment = false);
+            let second = may(long(&there)).fragments(1280).remove(1);
+            steps.push(Step::new(&may(long(&from)), "forwarded", &second));
+        }
+        vec![Case::new("longer than the route's MTU", setup(NODE, NEAR).route_mtu(Spot::Near, 1300), steps)]
+    });
+}
+
 /// Quoted are ports and tag at least; a checksum that is quoted, too, stays as it was.
 #[test]
 fn icmp_errors() {

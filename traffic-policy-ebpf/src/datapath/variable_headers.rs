@@ -1,5 +1,6 @@
-//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast path and from
-//! egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come replies, too, that may have to be redirected.
+//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast path and
+//! from egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come replies, too, that
+//! may have to be redirected.
 
 use traffic_policy_ebpf::{
     abi::{hook, kind},
