@@ -59,6 +59,7 @@ pub mod ctx {
         fn end(self) -> usize;
         fn pull(self, wanted: u32);
         fn length(self) -> u32;
+        fn holds(self, length: u32) -> bool;
         fn segment(self) -> u32;
         fn jump<F: Family, const PROGRAM: u32>(self) {}
     }
@@ -95,6 +96,9 @@ pub mod ctx {
         fn pull(self, _: u32) {}
         fn length(self) -> u32 {
             FRAME.with_borrow(Vec::len) as u32
+        }
+        fn holds(self, length: u32) -> bool {
+            length <= self.length()
         }
         fn segment(self) -> u32 {
             0
