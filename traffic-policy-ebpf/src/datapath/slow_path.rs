@@ -45,7 +45,11 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                 let now = clock::jiffies();
                 let decision = match prepare(packet, &parsed, now) {
                     Ok((forwarding, last)) => {
-                        let decision = forward::forward(packet, &parsed, &forwarding, last);
+                        let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
+                            Outcome::PassedToTc.into()
+                        } else {
+                            forward::forward(packet, &parsed, &forwarding, last)
+                        };
                         first_packet::settle::<F>(forwarding.entry);
                         Decision { service: get!((forwarding.entry).service), ..decision }
                     }

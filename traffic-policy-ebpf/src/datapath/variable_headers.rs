@@ -63,8 +63,8 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
         return Outcome::PassedMalformed.into();
     }
-    if let Err(outcome) = parse::finish(packet, &parsed) {
-        return outcome.into();
+    if !parse::is_whole(packet, &parsed) {
+        return Outcome::PassedMalformed.into();
     }
     let prepared = slow_path::prepare(packet, &parsed, now);
     // Also where TC has to send it: the next fragment may be here before it has come there.

@@ -154,9 +154,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         }
         return translatable.mtu_exceeded(mtu);
     }
-    // Not every driver that receives frames in several buffers takes them from others (NETDEV_XDP_ACT_NDO_XMIT_SG).
-    let pieces = || P::L2 as u32 + translatable.wire_length(packet) > packet.length();
-    if !P::TC && ifindex != packet.ingress() && (flags & HOP_XDP == 0 || pieces()) {
+    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
     }
     translatable.account(entry, now);
@@ -168,6 +166,21 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return Decision::sent(outcome, packet.send_routed(ifindex));
     }
     Decision::sent(outcome, packet.send(ifindex))
+}
+
+/// Whether XDP cannot send this frame by its hop: it lies in several buffers, and leaves by another device. Not every driver that receives
+/// such frames takes them from others (NETDEV_XDP_ACT_NDO_XMIT_SG).
+#[inline(always)]
+pub fn is_too_scattered<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    forwarding: &Forwarding<F::Address>,
+) -> bool {
+    let hop = forwarding.hop;
+    !P::TC
+        && parsed.length > packet.length() - P::L2 as u32
+        && !hop.is_null()
+        && get!(hop.ifindex) != packet.ingress()
 }
 
 /// A family whose headers can be rewritten.

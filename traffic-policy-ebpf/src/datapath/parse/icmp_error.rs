@@ -54,9 +54,10 @@ impl ParseIcmpError for V4 {
         let first = load8::<0>(ip);
         let header = opaque((first as u64 & 15) << 2) as usize;
         let length = u16::from_be(load16::<2>(ip)) as u32;
-        if !matches!(first, 0x45..=0x4f) || !packet.holds(P::L2 as u32 + length) {
+        if !matches!(first, 0x45..=0x4f) {
             return Err(Outcome::PassedMalformed);
         }
+        parse::in_one_buffer(packet, length)?;
         let icmp = ip + header;
         let quoted = icmp + ICMP;
         if quoted + 20 > end {
@@ -103,9 +104,7 @@ impl ParseIcmpError for V6 {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        if !packet.holds(P::L2 as u32 + length) {
-            return Err(Outcome::PassedMalformed);
-        }
+        parse::in_one_buffer(packet, length)?;
         if load8::<0>(quoted) >> 4 != 6 {
             return Err(Outcome::PassedIcmpNoFlow);
         }

@@ -206,6 +206,18 @@ pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(),
     if fits { Ok(()) } else { Err(Outcome::PassedMalformed) }
 }
 
+/// Checks that a frame has the IP packet of so many bytes in it, for what is rare: TC sees to such frames of several buffers.
+///
+/// # Errors
+/// The outcome of passing.
+#[inline(always)]
+pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
+    if length <= packet.length() - P::L2 as u32 {
+        return Ok(());
+    }
+    Err(if P::TC { Outcome::PassedMalformed } else { Outcome::PassedToTc })
+}
+
 /// Whether [`finish`] would say so, and the frame lies in one buffer.
 #[inline(always)]
 pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {

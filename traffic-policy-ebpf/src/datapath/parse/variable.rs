@@ -60,9 +60,10 @@ impl ParseVariable for V4 {
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP && protocol != PROTOCOL_SCTP {
             return Err(Outcome::PassedFragment);
         }
-        if length <= header as u32 || !packet.holds(P::L2 as u32 + length) {
+        if length <= header as u32 {
             return Err(Outcome::PassedMalformed);
         }
+        parse::in_one_buffer(packet, length)?;
         // The fields of RFC 791 section 3.1 in the places of those of IPv6.
         let word = u16::from_be(load16::<6>(ip)) as u32;
         let fragment = (word & 0x1fff) << 3 | (word >> 13) & MORE;
@@ -142,9 +143,7 @@ impl ParseVariable for V6 {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        if !packet.holds(P::L2 as u32 + length) {
-            return Err(Outcome::PassedMalformed);
-        }
+        parse::in_one_buffer(packet, length)?;
         let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
         let later = opaque((walked.fragment & OFFSET != 0) as u64);
         if later == 0 && l4 + 8 > end {
