@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Where one table or the other ends, and the longest.
+    /// Lengths at which one table or the other ends, and the longest.
     #[test]
     fn at_the_edges_of_the_tables() {
         for length in [4, 12, 255, 256, 257, 511, 512, 1480, 0x7fff, 0x8000, 0xff00, 0xffff] {

@@ -45,7 +45,8 @@ fn jumbo_frames_in_xdp() {
     }
     let narrower = "towards pods of this node takes shorter packets than eth0 (9000)";
     check(&lab, &["--attach", "xdp"]).only("note", "mtu", narrower, "the same MTU everywhere");
-    let _agent = Agent::builder(&lab, lab.node(1)).attach("xdp").start().unwrap();
+    let agent = Agent::builder(&lab, lab.node(1)).attach("xdp").start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
     assert!(node.netlink(async |net| net.has_xdp("eth0").await).unwrap());
 }
 

@@ -1,4 +1,4 @@
-//! What the flow table remembers of SCTP associations: tags, states, ends, restarts, times.
+//! SCTP associations in the flow table: tags, states, ends, restarts, times.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, RST};
 use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, HZ, Harness, Hook, Ran, Setup, Spot};
@@ -121,7 +121,7 @@ fn assured_by_the_endpoints_tag_and_ended_by_shutdown() {
     });
 }
 
-/// What carries another tag than its receiver's is sent on, for that one to judge, and changes and renews nothing.
+/// A packet with another tag than its receiver's is sent on, for that one to judge, and changes and renews nothing.
 #[test]
 fn another_tag_changes_nothing() {
     each(|harness, with| {

@@ -76,7 +76,7 @@ fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(spot, port).endpoints(&[endpoint]))
 }
 
-/// What both sides say in an association, the client first: tag and chunk, and whether the client says it.
+/// Packets of both sides of an association, the client's first: tag and chunk, and whether the client sends it.
 fn conversation() -> Vec<(bool, u32, Vec<u8>)> {
     let mut said = vec![
         (true, 0, init(CLIENT_TAG)),
@@ -180,7 +180,7 @@ fn options_and_extension_headers() {
     });
 }
 
-/// What is sent after an aggregate's packets had been cut to fit the way is not measured by the longest.
+/// An aggregate whose packets have been cut to fit the way is not measured by the longest of them.
 #[test]
 fn an_aggregate_of_whole_packets_is_sent_on() {
     run(|terms| {
@@ -248,7 +248,7 @@ fn nobody_there() {
     });
 }
 
-/// How a checksum changes depends on the distance from the packet's end, which the first fragment does not tell.
+/// A checksum changes by the distance from the packet's end, which the first fragment does not tell.
 #[test]
 fn fragments() {
     const SIZE: usize = 1448;
@@ -285,7 +285,7 @@ fn fragments() {
     });
 }
 
-/// What may be fragmented leaves in two pieces, of which the second is seen here.
+/// A packet that may be fragmented leaves in two pieces, of which the second is seen here.
 #[test]
 fn too_long_for_the_way_out() {
     run(|terms| {

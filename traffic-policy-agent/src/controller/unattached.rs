@@ -32,7 +32,7 @@ pub(super) struct Unattached {
 struct Round {
     /// The last one that was asked for.
     after: Option<IpAddr>,
-    /// What lies behind devices, by their names, as far as is known.
+    /// Endpoints behind devices, by the devices' names, as far as is known.
     behind: BTreeMap<String, Vec<IpAddr>>,
 }
 

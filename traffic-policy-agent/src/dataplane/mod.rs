@@ -70,7 +70,7 @@ pub use self::{
     usage::{DataplaneUsage, MapUsage},
 };
 use self::{
-    bpf::pins::Pins,
+    bpf::{frags, pins::Pins},
     devices::Devices,
     gc::Gc,
     maps::{
@@ -297,9 +297,7 @@ impl Dataplane {
     /// A pin that cannot be removed.
     pub fn forget_others(&mut self) -> Result<()> {
         self.devices.forget_others(&mut self.maps)?;
-        if let Some(pins) = &self.pins {
-            bpf::frags::forget_other_kind(&pins.maps(), self.config.mode)?;
-        }
+        self.pins.iter().try_for_each(|pins| frags::forget_other_kind(&pins.maps(), self.config.mode))?;
         self.sockets.forget_others()
     }
 

@@ -32,7 +32,7 @@ pub struct Report {
 /// A kind of objects that is not followed now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StaleKind {
-    /// What is known of it is at least so old.
+    /// The least age of what is known of it.
     pub seconds: f64,
     pub why: String,
 }

@@ -85,7 +85,7 @@ impl Claims {
         }
     }
 
-    /// Who has this frontend instead of `key`; `None` if `key` has it.
+    /// The claimant that has this frontend instead of `key`; `None` if `key` has it.
     pub(super) fn lost_to(&self, key: &ServicePortKey, frontend: Frontend) -> Option<Holder<'_>> {
         let claims = self.0.get(&(frontend.address, key.protocol))?;
         let holder = claims.first()?.key.as_ref();

@@ -253,7 +253,7 @@ impl Index {
         changes
     }
 
-    /// What a Service wants, if there is such a one.
+    /// The wishes of a Service, if there is such a one.
     fn wanted_by(&self, name: &ServiceName) -> Option<Wanted> {
         let service = self.services.get(name)?;
         let slices: Vec<_> = self.slices_of(name).collect();

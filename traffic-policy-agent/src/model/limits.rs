@@ -152,7 +152,7 @@ fn families(service: &Service, context: &Context) -> impl Iterator<Item = bool> 
     [false, true].into_iter().filter(|ipv6| context.serves(service, *ipv6))
 }
 
-/// What a Service asks for, but for endpoints; or the resource of which that is too much.
+/// The room that a Service asks for, but for endpoints; or the resource of which that is too much.
 pub(super) fn demand(
     service: &Service,
     slices: &SlicePorts<'_>,
@@ -207,7 +207,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// What they cost: in the map, or in memory.
+    /// Their cost: in the map, or in memory.
     pub(super) fn cost(self) -> u64 {
         self.slots.max(self.serving)
     }

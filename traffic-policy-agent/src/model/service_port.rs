@@ -25,7 +25,7 @@ pub(super) struct Wanted {
     pub(super) ports: Vec<(Arc<ServicePortKey>, Arc<ServicePort>)>,
     /// When the Service was made, seconds since 1970.
     pub(super) created: i64,
-    /// What `ports` ask of the maps.
+    /// The room that `ports` ask of the maps.
     pub(super) demand: Demand,
     /// Why there is none.
     pub(super) refused: Option<Excess>,

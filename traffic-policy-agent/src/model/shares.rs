@@ -9,7 +9,7 @@ use super::{Limits, ServiceName, limits::Demand};
 /// All Services together may ask for as many times what the maps take.
 const TIMES: u64 = 2;
 
-/// What each Service asks for, by its age and name, and whether it may have it.
+/// The room that each Service asks for, by its age and name, and whether it may have it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     asked: BTreeMap<(i64, ServiceName), Asked>,

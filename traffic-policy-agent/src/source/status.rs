@@ -24,7 +24,7 @@ pub struct Status {
     pub stale: BTreeMap<&'static str, Stale>,
 }
 
-/// What is known of a kind of objects is of a moment that has passed: changes since then are yet to come.
+/// The objects of a kind are known as of a moment that has passed: changes since then are yet to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub since: Instant,
@@ -111,7 +111,7 @@ impl StatusWriter {
         self.0.send_if_modified(|status| status.waiting.remove(what));
     }
 
-    /// What is known of a kind of objects is of this moment.
+    /// The objects of a kind are known as of this moment.
     pub(super) fn stale(&self, what: &'static str, since: Instant, why: String) {
         self.0.send_modify(|status| {
             let stale = status.stale.entry(what).or_insert_with(|| Stale { since, why: String::new() });

@@ -1,6 +1,6 @@
 //! Next hops of clients, as the FIB named them lately.
 
-/// What the FIB was asked about the way to a client, and the hop that it named. All zero: nothing.
+/// A question to the FIB about the way to a client, and the hop that it named. All zero: none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ClientHop<A> {

@@ -87,7 +87,7 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.+/=~@%".contains(c)
 }
 
-/// What a line leaves for those that follow.
+/// State that a line leaves for those that follow.
 #[derive(Debug, Default)]
 struct Lines {
     /// A list or block below the name of a secret is open.

@@ -38,7 +38,7 @@ struct Seen {
     held: Option<Held>,
 }
 
-/// What was not posted yet.
+/// Events that were not posted yet.
 #[derive(Debug)]
 struct Held {
     times: u64,

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{ctx::Packet, family::Family, forward::nexthop::Current};
 
-/// Where the client of a reply entry has its place; null never, but the verifier does not know.
+/// The place of the client of a reply entry; never null, but the verifier does not know.
 #[inline(always)]
 fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     let scratch = F::scratch()?;

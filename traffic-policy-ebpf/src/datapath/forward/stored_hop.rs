@@ -15,7 +15,7 @@ use crate::datapath::{
 /// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
 /// raised; then nobody believes the hop, and it is resolved again.
 ///
-/// What another one has just written is left alone: the line stays in the caches of all CPUs whose packets leave by this hop.
+/// A hop that another CPU has just written in the same words is left alone: the line stays in the caches of all CPUs whose packets leave by it.
 #[inline(always)]
 pub fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
     if load_once(place!(const hop.resolved)) == found.resolved

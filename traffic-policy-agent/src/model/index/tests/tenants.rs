@@ -50,7 +50,7 @@ fn a_tenants_new_services_lose() {
     assert!(index.desired().refused.is_empty() && index.warnings().count() == 0);
 }
 
-/// What is written counts, not what is named: an address twice, an endpoint in two slices, one that does not serve.
+/// Entries that are written count, not names: an address twice, an endpoint in two slices, one that does not serve.
 #[test]
 fn what_is_named_and_not_written_needs_no_room() {
     let limits = Limits { frontends: [10; 2], source_ranges: [10; 2], endpoints: 4 };

@@ -1,4 +1,4 @@
-//! What a watch says and does while objects do not come: how old is what is known, and when all are asked for anew.
+//! A watch while objects do not come: the age of what is known, and the time when all are asked for anew.
 
 use std::time::Duration;
 
