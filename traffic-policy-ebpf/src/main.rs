@@ -95,6 +95,8 @@ mod programs {
         tp_xdp_slow6 => slow_path::run::<Xdp, V6>;
         tp_xdp_icmp4 => icmp_errors::run::<Xdp, V4>;
         tp_xdp_icmp6 => icmp_errors::run::<Xdp, V6>;
+        tp_xdp_vhdr4 => variable_headers::run::<Xdp, V4>;
+        tp_xdp_vhdr6 => variable_headers::run::<Xdp, V6>;
         tp_xdp_reject4 => reject::run::<Xdp, V4>;
         tp_xdp_reject6 => reject::run::<Xdp, V6>;
         // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
@@ -108,12 +110,17 @@ mod programs {
         tp_tc_slow6 => slow_path::run::<Tc, V6>;
         tp_tc_icmp4 => icmp_errors::run::<Tc, V4>;
         tp_tc_icmp6 => icmp_errors::run::<Tc, V6>;
+        tp_tc_vhdr4 => variable_headers::run::<Tc, V4>;
+        tp_tc_vhdr6 => variable_headers::run::<Tc, V6>;
         tp_tc_reject4 => reject::run::<Tc, V4>;
         tp_tc_reject6 => reject::run::<Tc, V6>;
         tp_tc_egress => egress::run;
         tp_tc_icmp_out4 => icmp_errors::run_out::<Tc, V4>;
         tp_tc_icmp_out6 => icmp_errors::run_out::<Tc, V6>;
+        tp_tc_vhdr_out4 => variable_headers::run_out::<Tc, V4>;
+        tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
         tp_tc_priority => priority_tag::run;
+        tp_tc_split4 => split::run::<false>;
     }
 
     // On devices without Ethernet, whose packets begin with the IP header.
@@ -123,28 +130,30 @@ mod programs {
         tp_l3_egress => egress::run;
         tp_l3_icmp_out4 => icmp_errors::run_out::<TcL3, V4>;
         tp_l3_icmp_out6 => icmp_errors::run_out::<TcL3, V6>;
+        tp_l3_vhdr_out4 => variable_headers::run_out::<TcL3, V4>;
+        tp_l3_vhdr_out6 => variable_headers::run_out::<TcL3, V6>;
     }
 
-    // Programs that SCTP comes to: the fast path and egress hand it over, so that nothing else pays for it.
+    // Those of SCTP, so that nothing else pays for it.
     programs! {
         "xdp.frags", context: *mut xdp_md => Xdp::<true>::new(context), u32;
-        tp_xdp_vhdr4 => variable_headers::run::<Xdp<true>, V4>;
-        tp_xdp_vhdr6 => variable_headers::run::<Xdp<true>, V6>;
+        tp_xdp_sctp4 => variable_headers::run::<Xdp<true>, V4>;
+        tp_xdp_sctp6 => variable_headers::run::<Xdp<true>, V6>;
     }
 
     programs! {
         "classifier", context: *mut __sk_buff => Tc::<true>::new(context), i32;
-        tp_tc_vhdr4 => variable_headers::run::<Tc<true>, V4>;
-        tp_tc_vhdr6 => variable_headers::run::<Tc<true>, V6>;
-        tp_tc_vhdr_out4 => variable_headers::run_out::<Tc<true>, V4>;
-        tp_tc_vhdr_out6 => variable_headers::run_out::<Tc<true>, V6>;
-        tp_tc_split4 => split::run;
+        tp_tc_sctp4 => variable_headers::run::<Tc<true>, V4>;
+        tp_tc_sctp6 => variable_headers::run::<Tc<true>, V6>;
+        tp_tc_sctp_out4 => variable_headers::run_out::<Tc<true>, V4>;
+        tp_tc_sctp_out6 => variable_headers::run_out::<Tc<true>, V6>;
+        tp_tc_sctp_cut4 => split::run::<true>;
     }
 
     programs! {
         "classifier", context: *mut __sk_buff => TcL3::<true>::new(context), i32;
-        tp_l3_vhdr_out4 => variable_headers::run_out::<TcL3<true>, V4>;
-        tp_l3_vhdr_out6 => variable_headers::run_out::<TcL3<true>, V6>;
+        tp_l3_sctp_out4 => variable_headers::run_out::<TcL3<true>, V4>;
+        tp_l3_sctp_out6 => variable_headers::run_out::<TcL3<true>, V6>;
     }
 
     socket_programs! {

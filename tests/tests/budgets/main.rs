@@ -18,8 +18,8 @@ use crate::code::Code;
 use crate::recorded::{OBJECT, Recorded};
 
 /// Far below what any kernel verifies (1,000,000), so that older ones that prune less have room: the largest program takes
-/// Linux 6.1 half as much again as 6.18. (That one has SCTP beside headers of variable length.)
-const MOST_VERIFIED: u64 = 350_000;
+/// Linux 6.1 half as much again as 6.18.
+const MOST_VERIFIED: u64 = 250_000;
 /// MAX_BPF_STACK: what a chain of calls may use together.
 const MOST_STACK: u64 = 512;
 

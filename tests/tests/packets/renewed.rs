@@ -12,9 +12,9 @@ fn nothing_of_an_earlier_test_is_left() {
         let new = harness.content().unwrap();
         for (name, entries) in &new {
             let programs = match name.as_str() {
-                "tp_xdp_calls" => 8,
-                "tp_tc_calls" => 15,
-                "tp_l3_calls" => 5,
+                "tp_xdp_calls" => 10,
+                "tp_tc_calls" => 20,
+                "tp_l3_calls" => 7,
                 _ => 0,
             };
             assert_eq!(entries.len(), programs, "{name}");

@@ -19,9 +19,13 @@ pub mod jump {
     pub const WITH_ETHERNET: u32 = 6;
     /// TC: IPv4 packets that are too long for the way out and may be fragmented.
     pub const SPLIT: u32 = 7;
-    /// TC: frames with a priority tag. One for both families, in the last place of IPv6.
-    pub const PRIORITY_TAG: u32 = FAMILY + 7;
-    pub const FAMILY: u32 = 8;
+    /// TC: frames with a priority tag. One for both families, in IPv6's place of [`SPLIT`].
+    pub const PRIORITY_TAG: u32 = FAMILY + SPLIT;
+    /// SCTP: what [`VARIABLE_HEADERS`] and [`VARIABLE_HEADERS_OUT`] find to be it, and its [`SPLIT`].
+    pub const SCTP: u32 = 8;
+    pub const SCTP_OUT: u32 = 9;
+    pub const SCTP_SPLIT: u32 = 10;
+    pub const FAMILY: u32 = 11;
     pub const COUNT: u32 = 2 * FAMILY;
 }
 

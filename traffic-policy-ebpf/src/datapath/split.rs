@@ -16,7 +16,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     barrier::opaque,
     clock,
-    ctx::{Packet, tc},
+    ctx::{Packet, tc::Tc},
     family::{Family as _, V4},
     flow::table::FlowTable,
     forward::{
@@ -33,9 +33,6 @@ use crate::datapath::{
     words::{load16, store16},
 };
 
-/// SCTP comes here, too.
-type Tc = tc::Tc<true>;
-
 const HEADER: u32 = 20;
 /// The most bytes of a second piece.
 const MOST: u32 = size_of::<Piece>() as u32 - 1;
@@ -46,7 +43,7 @@ const DONT_FRAGMENT: u32 = 0x4000;
 const OFFSET: u32 = 0x1fff;
 
 #[inline(always)]
-pub fn run(packet: Tc) -> i32 {
+pub fn run<const SCTP: bool>(packet: Tc<SCTP>) -> i32 {
     let decision = match split(packet) {
         Ok(decision) => decision,
         Err(()) => {
@@ -61,7 +58,7 @@ pub fn run(packet: Tc) -> i32 {
 /// # Errors
 /// The packet is as it was, and to be dropped.
 #[inline(always)]
-fn split(packet: Tc) -> Result<Decision, ()> {
+fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     let (Some(scratch), Some(piece)) = (V4::scratch(), PIECE.get_ptr_mut(0)) else { return Err(()) };
     let Ok(headers) = V4::parse_variable(packet) else { return Err(()) };
     // With its ports, which a later fragment lacks.
@@ -74,7 +71,7 @@ fn split(packet: Tc) -> Result<Decision, ()> {
         return Err(());
     }
     let now = clock::jiffies();
-    let Ok(forwarding) = nexthop::resolve_egress::<Tc, V4>(packet, entry, now) else { return Err(()) };
+    let Ok(forwarding) = nexthop::resolve_egress::<_, V4>(packet, entry, now) else { return Err(()) };
     let Some(way) = Way::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
     let parsed = headers.parsed;
     if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || way.mtu < 68 {
@@ -107,11 +104,11 @@ fn split(packet: Tc) -> Result<Decision, ()> {
     }
     // A segment that the flow ignores must not renew it, and here nobody knows which does. Those that continue it are mostly short, or
     // its other direction's.
-    let last = if parsed.is_udp::<Tc>() { now } else { get!(entry.last) };
+    let last = if parsed.is_udp::<Tc<SCTP>>() { now } else { get!(entry.last) };
     let translated = if later != 0 {
         translate(packet, &Later { parsed, last }, entry, last)
     } else {
-        if sctp::is_cut::<Tc, V4>(&parsed, entry) {
+        if sctp::is_cut::<Tc<SCTP>, V4>(&parsed, entry) {
             return Err(());
         }
         translate(packet, &parsed, entry, last)
@@ -136,8 +133,8 @@ fn split(packet: Tc) -> Result<Decision, ()> {
 }
 
 #[inline(always)]
-fn translate<C: Translatable<Tc, V4>>(
-    packet: Tc,
+fn translate<const SCTP: bool, C: Translatable<Tc<SCTP>, V4>>(
+    packet: Tc<SCTP>,
     translatable: &C,
     entry: *mut Flow<Address4>,
     now: u32,
@@ -148,13 +145,13 @@ fn translate<C: Translatable<Tc, V4>>(
 
 /// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of flags and offset.
 #[inline(always)]
-fn cut(packet: Tc, length: u32, fragment: u32) -> bool {
+fn cut<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
     packet.resize(ETHERNET as u32 + length) && head(packet, length, fragment)
 }
 
 /// Writes length, and flags and offset (both host order).
 #[inline(always)]
-fn head(packet: Tc, length: u32, fragment: u32) -> bool {
+fn head<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
     let ip = packet.data() + ETHERNET;
     if ip + HEADER as usize > packet.end() {
         return false;

@@ -1,9 +1,9 @@
-//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast path and
-//! from egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come replies, too, that
-//! may have to be redirected.
+//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast
+//! path and from egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come
+//! replies, too, that may have to be redirected. SCTP goes on from here in programs of its own, made of the same code.
 
 use traffic_policy_ebpf::{
-    abi::{hook, kind},
+    abi::{PROTOCOL_SCTP, hook, jump, kind},
     outcome::Outcome,
 };
 
@@ -13,7 +13,10 @@ use crate::datapath::{
     egress,
     flow::first_packet,
     forward::{self, Rewrite, fragment, nexthop, sctp},
-    parse::{self, variable::ParseVariable},
+    parse::{
+        self,
+        variable::{ParseVariable, VariableHeaders},
+    },
     prefilter::{self, Match},
     reject, slow_path,
     verdict::{self, Decision},
@@ -27,7 +30,7 @@ pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
 
 #[inline(always)]
 fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
-    let headers = match F::parse_variable(packet) {
+    let headers = match read::<P, F, { jump::SCTP }>(packet) {
         Ok(headers) => headers,
         Err(outcome) => return outcome.into(),
     };
@@ -93,6 +96,24 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     reject::if_refused::<P, F>(packet, &parsed, decision)
 }
 
+/// Reads the headers of a packet. SCTP goes on in its own program of index `SCTP`.
+///
+/// # Errors
+/// The outcome of passing.
+#[inline(always)]
+fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<VariableHeaders<F>, Outcome> {
+    let headers = F::parse_variable(packet)?;
+    let is_sctp = headers.parsed.tuple.protocol == PROTOCOL_SCTP;
+    if P::SCTP && !is_sctp {
+        return Err(Outcome::PassedUnsupportedProtocol);
+    }
+    if !P::SCTP && is_sctp {
+        packet.jump::<F, SCTP>();
+        return Err(Outcome::PassedMissedTailCall);
+    }
+    Ok(headers)
+}
+
 /// The program for packets that leave.
 #[inline(always)]
 pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
@@ -101,7 +122,7 @@ pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
 
 #[inline(always)]
 fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
-    let headers = match F::parse_variable(packet) {
+    let headers = match read::<P, F, { jump::SCTP_OUT }>(packet) {
         Ok(headers) => headers,
         Err(outcome) => return outcome.into(),
     };

@@ -21,17 +21,19 @@ pub enum PacketHook {
 }
 
 /// Programs of the XDP hook, and of TC, that others jump to, by their index.
-const XDP_JUMPS: [(u32, &str); 8] = [
+const XDP_JUMPS: [(u32, &str); 10] = [
     (jump::SLOW_PATH, "tp_xdp_slow4"),
     (jump::REJECT, "tp_xdp_reject4"),
     (jump::ICMP_ERROR, "tp_xdp_icmp4"),
     (jump::VARIABLE_HEADERS, "tp_xdp_vhdr4"),
+    (jump::SCTP, "tp_xdp_sctp4"),
     (jump::FAMILY + jump::SLOW_PATH, "tp_xdp_slow6"),
     (jump::FAMILY + jump::REJECT, "tp_xdp_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR, "tp_xdp_icmp6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
+    (jump::FAMILY + jump::SCTP, "tp_xdp_sctp6"),
 ];
-const TC_JUMPS: [(u32, &str); 15] = [
+const TC_JUMPS: [(u32, &str); 20] = [
     (jump::SLOW_PATH, "tp_tc_slow4"),
     (jump::REJECT, "tp_tc_reject4"),
     (jump::ICMP_ERROR, "tp_tc_icmp4"),
@@ -40,6 +42,9 @@ const TC_JUMPS: [(u32, &str); 15] = [
     (jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out4"),
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::SPLIT, "tp_tc_split4"),
+    (jump::SCTP, "tp_tc_sctp4"),
+    (jump::SCTP_OUT, "tp_tc_sctp_out4"),
+    (jump::SCTP_SPLIT, "tp_tc_sctp_cut4"),
     (jump::FAMILY + jump::SLOW_PATH, "tp_tc_slow6"),
     (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR, "tp_tc_icmp6"),
@@ -47,15 +52,19 @@ const TC_JUMPS: [(u32, &str); 15] = [
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_tc_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
     (jump::PRIORITY_TAG, "tp_tc_priority"),
+    (jump::FAMILY + jump::SCTP, "tp_tc_sctp6"),
+    (jump::FAMILY + jump::SCTP_OUT, "tp_tc_sctp_out6"),
 ];
 
 /// Programs of TC on devices without Ethernet.
-const L3_JUMPS: [(u32, &str); 5] = [
+const L3_JUMPS: [(u32, &str); 7] = [
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::ICMP_ERROR_OUT, "tp_l3_icmp_out4"),
     (jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out4"),
+    (jump::SCTP_OUT, "tp_l3_sctp_out4"),
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_l3_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out6"),
+    (jump::FAMILY + jump::SCTP_OUT, "tp_l3_sctp_out6"),
 ];
 
 /// The programs where packets enter, which are pinned for others to run.
@@ -121,9 +130,11 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'
             && ![
                 jump::ICMP_ERROR_OUT,
                 jump::VARIABLE_HEADERS_OUT,
+                jump::SCTP_OUT,
                 jump::WITH_ETHERNET,
                 jump::FAMILY + jump::ICMP_ERROR_OUT,
                 jump::FAMILY + jump::VARIABLE_HEADERS_OUT,
+                jump::FAMILY + jump::SCTP_OUT,
                 jump::PRIORITY_TAG,
             ]
             .contains(&index)

@@ -19,7 +19,7 @@ pub const LINEAR: u32 = 14 + 60 + 20;
 /// A packet in XDP or TC.
 pub trait Packet: Copy {
     const TC: bool;
-    /// Whether SCTP packets come to its program.
+    /// Whether its program is one of SCTP's: all packets that come to those are SCTP, and none that come to others.
     const SCTP: bool;
     /// Bytes before the IP header: Ethernet's, or none.
     const L2: usize;

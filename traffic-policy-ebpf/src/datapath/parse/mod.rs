@@ -6,7 +6,7 @@ pub mod ipv6_ext;
 pub mod variable;
 
 use traffic_policy_ebpf::{
-    abi::{PROTOCOL_SCTP, PROTOCOL_TCP, Tuple, jump},
+    abi::{PROTOCOL_TCP, Tuple, jump},
     outcome::Outcome,
     sctp,
     tcp::{self, flag, numbers::Segment},
@@ -61,10 +61,10 @@ impl<F: Family> Parsed<F> {
         self.tcp != 0
     }
 
-    /// Whether it is SCTP. Most programs never see any, and pay for no question.
+    /// Whether it is SCTP, which has programs of its own: others pay for no question.
     #[inline(always)]
     pub fn is_sctp<P: Packet>(&self) -> bool {
-        P::SCTP && self.tuple.protocol == PROTOCOL_SCTP
+        P::SCTP
     }
 
     /// Whether it has neither connections nor associations.
@@ -215,7 +215,11 @@ pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
     if length <= packet.length() - P::L2 as u32 {
         return Ok(());
     }
-    Err(if P::TC { Outcome::PassedMalformed } else { Outcome::PassedToTc })
+    Err(if !P::TC && packet.holds(P::L2 as u32 + length) {
+        Outcome::PassedToTc
+    } else {
+        Outcome::PassedMalformed
+    })
 }
 
 /// Whether [`finish`] would say so, and the frame lies in one buffer.

@@ -87,7 +87,7 @@ impl ParseVariable for V4 {
             l4_offset: header as u32,
             length,
             ttl: load8::<8>(ip),
-            tcp: parse::is_tcp(protocol),
+            tcp: if P::SCTP { 0 } else { parse::is_tcp(protocol) },
         };
         Ok(VariableHeaders { parsed, fragmented, later, identification: load16::<4>(ip) as u32 })
     }
@@ -164,7 +164,7 @@ impl ParseVariable for V6 {
             l4_offset: walked.offset,
             length,
             ttl: load8::<7>(ip),
-            tcp: parse::is_tcp(walked.protocol),
+            tcp: if P::SCTP { 0 } else { parse::is_tcp(walked.protocol) },
         };
         Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
     }

@@ -58,7 +58,11 @@ pub trait Answer: Rewrite {
 pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     if P::TC && !F::V6 && matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
         // It may be sent in pieces; if not, it comes back.
-        let _ = to_program::<P, F, { jump::SPLIT }>(packet, parsed, decision, 0);
+        let _ = if P::SCTP {
+            to_program::<P, F, { jump::SCTP_SPLIT }>(packet, parsed, decision, 0)
+        } else {
+            to_program::<P, F, { jump::SPLIT }>(packet, parsed, decision, 0)
+        };
     }
     if matches!(decision.outcome.verdict(), Verdict::Drop) {
         let _ = to_reject::<P, F>(packet, parsed, decision);
