@@ -236,6 +236,52 @@ fn datagrams_without_an_answer_take_the_fast_path() {
     });
 }
 
+/// A one-way stream (syslog, RTP) would go to another endpoint if its flow made room while it is in use.
+#[test]
+fn a_one_way_stream_in_use_makes_no_room() {
+    each(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        let (places, stream, quiet) = (places(terms), of_port(terms, 1), of_port(terms, 2));
+        for dialogue in [stream, quiet] {
+            dialogue.open(harness);
+            dialogue.send(harness, ACK);
+            harness.begin_earlier(&dialogue.request_entry(harness).unwrap(), 3 * HZ);
+        }
+        let request = quiet.request_entry(harness).unwrap();
+        harness.change(&request, |entry| entry.go_back(31 * HZ));
+        for round in 0..10 {
+            (100..100 + places).for_each(|port| open(harness, terms, round * places + port));
+            let request = stream.request_entry(harness).expect("the stream has gone");
+            assert_eq!(request.state, 0, "{terms:?}");
+            stream.send(harness, ACK);
+        }
+        assert!(!is_there(harness, terms, 2), "nothing has come of it for as long as conntrack waits");
+        assert_eq!(harness.unassured(terms.family, terms.tcp), u64::from(places));
+    });
+}
+
+/// Forged streams cannot keep the queue from others.
+#[test]
+fn one_way_streams_keep_half_of_the_queue_at_most() {
+    each(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        let places = places(terms);
+        for port in 1..=places {
+            open(harness, terms, port);
+            let request = of_port(terms, port).request_entry(harness).unwrap();
+            harness.begin_earlier(&request, 3 * HZ);
+        }
+        (100..100 + places / 2).for_each(|port| open(harness, terms, port));
+        let left = (1..=places).filter(|port| is_there(harness, terms, *port)).count();
+        assert_eq!(left, usize::from(places / 2), "{terms:?}");
+        (100..100 + places / 2).for_each(|port| assert!(is_there(harness, terms, port), "{port}, {terms:?}"));
+    });
+}
+
 /// A client's second attempt in place of the first one holds one place, not two.
 #[test]
 fn a_flow_that_begins_anew_has_one_place() {

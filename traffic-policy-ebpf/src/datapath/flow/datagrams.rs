@@ -12,6 +12,9 @@ use crate::datapath::{barrier::compare_exchange, clock, flow::recycle::CLAIMED};
 /// Seconds after which a datagram of either side, once there was an answer, shows more than one question: as conntrack's `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
 const STREAM: u32 = 2;
 
+/// Seconds since its last datagram for which a stream is in use: `nf_conntrack_udp_timeout`, after which conntrack forgets it.
+const IN_USE: u32 = 30;
+
 /// Jiffies of the longest second.
 const LONGEST_SECOND: u32 = 1000;
 
@@ -19,6 +22,14 @@ const LONGEST_SECOND: u32 = 1000;
 #[inline(always)]
 pub fn is_stream<A: Address>(entry: *const Flow<A>) -> bool {
     clock::jiffies().wrapping_sub(get!(entry.numbers) as u32) > STREAM * clock::hz()
+}
+
+/// Whether a client's datagrams of a flow that is not assured span as long, and the last one came a short time ago.
+#[inline(always)]
+pub fn is_stream_in_use<A: Address>(request: *const Flow<A>) -> bool {
+    let (began, last) = (get!(request.numbers) as u32, get!(request.last));
+    last.wrapping_sub(began) > STREAM * clock::hz()
+        && clock::jiffies().wrapping_sub(last) <= IN_USE * clock::hz()
 }
 
 /// Whether a datagram of the endpoint shows that its flow is a stream: it is not assured, was answered before, and began so long ago.

@@ -6,6 +6,9 @@
 //! flow has for being assured is the length of the queue over the rate of new flows. Where the table is full, flows at
 //! the front make room before their turn.
 //!
+//! One-way streams of UDP (syslog, statsd, RTP) are never assured. One that is in use keeps its place, and the new flow takes
+//! the next one, whatever stands there: so at most every second place is spared, and forged streams hold at most half of it.
+//!
 //! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
 //!
 //! TCP and UDP apart: one-way protocols never confirm a flow, and shall not push out connections that are just being opened. SCTP stands
@@ -24,6 +27,7 @@ use crate::datapath::{
     counters,
     family::{Family, V4, V6},
     flow::{
+        datagrams,
         recycle::{self, CLAIMED},
         table::{self, FlowTable},
     },
@@ -44,14 +48,28 @@ pub fn take_place<F: Family>(
     protocol: u32,
 ) -> u32 {
     let queue = Queue::of::<F>(usage, protocol != PROTOCOL_UDP);
-    set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
-    let place = place!(const scratch.unassured_look);
-    if let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place))
-        && get!(held.protocol) != 0
-    {
-        let _ = if F::V6 { let_go6() } else { let_go4() };
+    if next_place::<F>(scratch, &queue, protocol == PROTOCOL_UDP) == SPARED {
+        next_place::<F>(scratch, &queue, false);
     }
-    load(place)
+    load(place!(const scratch.unassured_look))
+}
+
+/// Names the next place of a queue in `unassured_look` of `Scratch`, and has its flow go: as [`let_go`].
+#[inline(always)]
+fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spares: bool) -> i32 {
+    set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
+    match F::unassured()
+        .lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look)))
+    {
+        Some(held) if get!(held.protocol) != 0 => {
+            if F::V6 {
+                let_go6(spares as u64)
+            } else {
+                let_go4(spares as u64)
+            }
+        }
+        _ => 0,
+    }
 }
 
 /// The flows of one protocol.
@@ -145,8 +163,8 @@ pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
 }
 
 global_functions! {
-    let_go4 => let_go::<V4>;
-    let_go6 => let_go::<V6>;
+    let_go4 => let_go::<V4>, spares: u64;
+    let_go6 => let_go::<V6>, spares: u64;
     let_some_go4 => let_some_go::<V4>;
     let_some_go6 => let_some_go::<V6>;
 }
@@ -168,7 +186,7 @@ fn turn<F: Family>(index: u64) -> i64 {
     let queue = Queue::of::<F>(usage, (get!(scratch.tcp_first) != 0) == (index < LONGER_LOOKS));
     let Some(place) = queue.oldest_place::<F>() else { return 0 };
     set!(scratch.unassured_look = place);
-    let made_room = let_go::<F>() != 0;
+    let made_room = let_go::<F>(0) != 0;
     set!(scratch.made_room = made_room as u32);
     made_room as i64
 }
@@ -181,9 +199,13 @@ extern "C" fn turn6(index: u64, _: *mut c_void) -> i64 {
     turn::<V6>(index)
 }
 
-/// Empties the place that `Scratch` names, and removes its flow if that is not assured: 1 if it was.
+/// [`let_go`] has left a stream of datagrams in its place.
+const SPARED: i32 = 2;
+
+/// Empties the place that `Scratch` names, and removes its flow if that is not assured: 1 if it was. With `spares` other than 0 a
+/// stream of datagrams that is in use stays: [`SPARED`].
 #[inline(always)]
-fn let_go<F: Family>() -> i32 {
+fn let_go<F: Family>(spares: u64) -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
     let place = place!(const scratch.unassured_look);
     let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place)) else { return 0 };
@@ -198,6 +220,10 @@ fn let_go<F: Family>() -> i32 {
     let request = table.find_in(borrow(request_key), room);
     if request.is_null() || !is_at(request, load(place)) {
         return 0;
+    }
+    if spares != 0 && datagrams::is_stream_in_use(request) {
+        set!(held.protocol = PROTOCOL_UDP);
+        return SPARED;
     }
     let former = recycle::claim(request);
     if former == CLAIMED {
