@@ -1,6 +1,7 @@
 //! Room for all Services together: as long as they ask for no more than twice what the maps take, all of them are
-//! built, and the data plane says what fits. Beyond that the oldest are built, and nothing of the others is kept: the
-//! memory of the agent is bounded, however many Services a tenant makes.
+//! built, and the data plane says what fits. Beyond that the oldest are built, and no Service port of the others is
+//! kept: the memory of the desired state is bounded, however many Services a tenant makes. Their objects are held all
+//! the same.
 
 use std::collections::BTreeMap;
 
