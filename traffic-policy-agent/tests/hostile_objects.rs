@@ -25,7 +25,7 @@ const MIB: usize = 1 << 20;
 /// More than the most that any one Service may cost that fits into maps of the default sizes, and far less than what
 /// each of these would cost if it were built.
 const MOST: usize = 64 * MIB;
-/// The same for any number of Services: what twice the maps hold costs, of both families.
+/// The same for any number of Services: more than twice the content of the maps costs, of both families.
 const MOST_OF_ALL: usize = 192 * MIB;
 
 fn address(number: u32) -> Ipv4Addr {

@@ -173,7 +173,8 @@ fn narrow_overlay(devices: &[Device]) -> Option<Finding> {
     ))
 }
 
-/// No overlay's device takes frames from XDP. It stays on the cards all the same: see docs/operating.md.
+/// Overlays beside devices with XDP: no overlay's device takes frames that XDP redirects. `auto` keeps XDP on the cards
+/// all the same: see docs/operating.md.
 fn left_to_tc(facts: &DeviceFacts) -> Option<Finding> {
     let names = |mut devices: Vec<&Device>| {
         devices.sort_by_key(|device| &device.link.name);

@@ -1,4 +1,5 @@
-//! Devices without programs that lead to endpoints of other nodes: what goes there is refused, and why is said.
+//! Devices without programs that lead to endpoints of other nodes: packets to those endpoints are refused, and a line
+//! of the log and an Event say why.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,9 +13,10 @@ use anyhow::Result;
 use super::{PacketPath, network::NodeNetwork};
 use crate::source::{ObjectEvent, Subject};
 
-/// Endpoints whose routes are asked for at once: one question to the kernel each.
+/// Endpoints whose routes are asked for in one go: one request to the kernel each.
 const ASKED: usize = 1000;
-/// A device that leads to no endpoint for so long is told of anew when it does: routes and devices of a network plugin come and go.
+/// A device that has led to no endpoint for so long is reported anew when it does again: routes and devices of a
+/// network plugin come and go.
 const FORGOTTEN: Duration = Duration::from_secs(3600);
 
 /// The devices, and the endpoints behind them.
@@ -23,16 +25,16 @@ pub(super) struct Unattached {
     /// Packets that had been refused when the last round began.
     refused: u64,
     round: Option<Round>,
-    /// Names of devices that have been told of, and when each last led to an endpoint.
+    /// Devices that have been reported, by name, and when each last led to an endpoint.
     told: BTreeMap<String, Instant>,
 }
 
 /// A walk over all endpoints, in pieces.
 #[derive(Debug, Default)]
 struct Round {
-    /// The last one that was asked for.
+    /// The last endpoint that was asked for; `None`: none yet.
     after: Option<IpAddr>,
-    /// Endpoints behind devices, by the devices' names, as far as is known.
+    /// Endpoints that this round has found so far, by the names of the devices that lead to them.
     behind: BTreeMap<String, Vec<IpAddr>>,
 }
 
@@ -47,7 +49,8 @@ impl Unattached {
         endpoints().range((from, Bound::Unbounded)).take(ASKED).copied().collect()
     }
 
-    /// Takes what a piece has found, by names of devices; returns those to tell of. Until then the same piece is asked for again.
+    /// Takes the endpoints of a piece, by the names of the devices that lead to them, and returns the devices to
+    /// report. [`Self::piece`] gives the same piece until this is called.
     fn found(
         &mut self,
         piece: &[IpAddr],
@@ -148,7 +151,7 @@ mod tests {
         assert!(unattached.piece(0, all).is_empty(), "nothing was refused");
         let mut asked = BTreeSet::new();
         for expected in [1000, 1000, 500] {
-            // It has not been said where they are: the kernel did not answer.
+            // The same piece again, as after an error of the kernel: nothing was found of the first one.
             let first = unattached.piece(7, all);
             let piece = unattached.piece(7, all);
             assert_eq!((first.len(), &first), (expected, &piece));

@@ -72,7 +72,8 @@ impl Devices {
         Ok(attached)
     }
 
-    /// Whether the MTU of a device with XDP in the driver has grown to where the driver may not take the programs any more.
+    /// Whether the MTU of a device with XDP in the driver has grown beyond that with which the driver is known to take
+    /// the programs.
     fn outgrew_xdp(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
             let page = introspect::page_size();

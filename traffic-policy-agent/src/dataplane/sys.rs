@@ -57,7 +57,7 @@ pub struct Batch {
     /// Addresses of keys and values.
     pub keys: u64,
     pub values: u64,
-    /// Room for so many, or so many to be written; afterwards: as many were read, or written.
+    /// Elements that there is room for, or that are to be written; after the call, those that were read or written.
     pub count: u32,
     pub fd: u32,
     pub element_flags: u64,
@@ -84,7 +84,7 @@ struct Load {
     instructions: u32,
     code: u64,
     license: u64,
-    /// Level, size and place of the verifier's log.
+    /// Level (u32), size in bytes (u32) and address (u64) of the verifier's log; all 0: none.
     log: [u64; 2],
     kernel_version: u32,
     flags: u32,
@@ -200,7 +200,8 @@ pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> 
     load_named("", kind, code, license, 0)
 }
 
-/// The same, with a name of at most 15 letters, digits and underscores, and flags (`BPF_F_…` of BPF_PROG_LOAD in linux/bpf.h).
+/// The same, with a name of at most 15 letters, digits and underscores, and flags (`BPF_F_…` of BPF_PROG_LOAD in
+/// linux/bpf.h).
 ///
 /// # Errors
 /// As there; the kernel does not take the name.

@@ -175,7 +175,7 @@ fn detach_one(end: &End) -> Result<Done> {
 fn load(name: &str) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`: BPF_PROG_TYPE_XDP
     const XDP: u32 = 6;
-    /// BPF_F_XDP_HAS_FRAGS: without it a veth takes no program if its other end has an MTU of more than a page.
+    /// BPF_F_XDP_HAS_FRAGS: without it a veth refuses a program if a frame of its other end does not fit into a page.
     const XDP_HAS_FRAGS: u32 = 1 << 5;
     // r0 = XDP_PASS; exit
     let code = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];

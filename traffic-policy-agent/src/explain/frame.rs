@@ -11,8 +11,8 @@ const TTL: u8 = 64;
 /// MAC address of the sender; its value does not matter.
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// INIT and its length, an initiate tag, a window, one stream each way, the first number: RFC 9260 section 3.3.2. Of an SCTP packet
-/// after tag and checksum, which are 0 here: nobody receives it.
+/// An INIT chunk of SCTP (RFC 9260 section 3.3.2), big-endian: type, flags and length, initiate tag, receiver window,
+/// one stream each way, first transmission sequence number.
 const INIT: [u8; 20] = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
 
 /// A SYN, an INIT, a datagram, or an empty packet of another protocol, to the device with this MAC address.
@@ -40,6 +40,7 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
         Transport::UDP => builder.udp(source, destination).write(&mut frame, &[]).context(context)?,
         Transport::SCTP => {
             let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+            // Verification tag and checksum between them are 0: nobody receives the packet.
             let packet = [ports.as_slice(), &[0; 8], &INIT].concat();
             builder.write(&mut frame, IpNumber(flow.transport.0), &packet).context(context)?;
         }
@@ -56,7 +57,7 @@ pub struct Seen {
     pub ttl: u8,
 }
 
-/// Returns the addresses, ports and flags of a frame; `None` if it has no ports.
+/// Returns the addresses, ports and time to live of an Ethernet frame; `None` if it has no ports of TCP, UDP or SCTP.
 pub fn read(frame: &[u8]) -> Option<Seen> {
     let packet = SlicedPacket::from_ethernet(frame).ok()?;
     let ports = |payload: &etherparse::IpPayloadSlice<'_>| {

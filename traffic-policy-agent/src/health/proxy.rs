@@ -267,7 +267,7 @@ struct Body<'a> {
     healthy: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<BTreeMap<&'static str, Family<'a>>>,
-    /// Kinds of objects that are not followed now, and why. Not of kube-proxy's.
+    /// Kinds of objects that wait to be listed anew, and why. kube-proxy's answer has no such member.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     stale: BTreeMap<&'static str, String>,
 }

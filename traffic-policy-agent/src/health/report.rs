@@ -24,16 +24,17 @@ pub struct Report {
     pub node_eligible: bool,
     /// Errors that do not keep the maps out of sync, by subject.
     pub errors: BTreeMap<String, String>,
-    /// Kinds of objects that are not followed now: the maps may lack changes of them.
+    /// Kinds of objects that wait to be listed anew: the maps may lack changes of them.
     #[serde(default)]
     pub stale: BTreeMap<String, StaleKind>,
 }
 
-/// A kind of objects that is not followed now.
+/// A kind of objects that waits to be listed anew.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StaleKind {
-    /// The least age of what is known of it.
+    /// The least age of its known state, in seconds.
     pub seconds: f64,
+    /// The reason, and when the next list is due.
     pub why: String,
 }
 

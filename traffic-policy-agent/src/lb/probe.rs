@@ -93,7 +93,8 @@ pub struct Asking {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Questions {
     pub askings: Vec<Asking>,
-    /// Ports of UDP, of which it cannot be told whether they answer, and of SCTP: nothing is sent to them.
+    /// Ports of UDP and SCTP: nothing is sent to them. A datagram that is not answered tells nothing, and an
+    /// association would stay.
     pub not_asked: Vec<ServicePortKey>,
 }
 

@@ -35,14 +35,15 @@ fn rank(kind: FrontendKind) -> u8 {
     }
 }
 
-/// So many claimants of a frontend, by right, hear which Service has it; those behind them, that one of those before has it. So a change
-/// concerns no more than these, however many Services a tenant lets claim one address.
+/// So many claimants of a frontend, in order of right, are told which Service has it; the others, that one of many
+/// before them has it. So a change concerns these at most, however many Services of a tenant claim one address.
 const NAMED: usize = 10;
 
 /// The holder of a frontend that another Service port claims, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder<'a> {
     Named(&'a ServiceName),
+    /// A Service that is not named to this claimant: see [`NAMED`].
     OneOfMany,
 }
 
@@ -51,7 +52,8 @@ pub(super) enum Holder<'a> {
 pub(super) struct Claims(HashMap<Slot, Vec<Claim>>);
 
 impl Claims {
-    /// Adds a claim of a Service made at this time; the others to whom that makes a difference are put into `touched`.
+    /// Adds a claim of a Service that was created at this time (seconds since 1970; `i64::MAX`: not known). Services
+    /// for which that makes a difference are put into `touched`.
     pub(super) fn add(
         &mut self,
         created: i64,
@@ -62,12 +64,12 @@ impl Claims {
         let claim = Claim::new(created, key, frontend);
         let claims = self.0.entry((frontend.address, key.protocol)).or_insert_with(|| Vec::with_capacity(1));
         let at = claims.partition_point(|other| *other < claim);
-        // The last of those that are named is the first of the others from now on.
+        // The last one that is told the name is not among the first any more.
         touch(claims, at, touched);
         claims.insert(at, claim);
     }
 
-    /// Takes a claim away, as it was added; the others to whom that makes a difference are put into `touched`.
+    /// Takes away a claim, given as it was added. Services for which that makes a difference are put into `touched`.
     pub(super) fn remove(
         &mut self,
         created: i64,
@@ -103,8 +105,9 @@ impl Claim {
     }
 }
 
-/// Those of the other claims for which it makes a difference that one came or went before `at`: all that are named, if it was the holder's,
-/// or the one that is named no longer, or now.
+/// Notes the Services for which it makes a difference that a claim came or went before `at`; `claims` are the others.
+/// If it was the holder's, these are the first [`NAMED`]; if it was another of the first, the one that is last among
+/// them, or was.
 fn touch(claims: &[Claim], at: usize, touched: &mut BTreeSet<ServiceName>) {
     let concerned = match at {
         0 => 0..NAMED,
@@ -130,7 +133,7 @@ mod tests {
         kind: ExternalIp,
     };
 
-    /// Names as a change leaves them are told to whom it touches.
+    /// Every claimant that is told something else after a change is touched by it.
     #[test]
     fn a_change_touches_few_of_many_claimants() {
         let mut claims = Claims::default();

@@ -187,7 +187,7 @@ pub struct Warning {
     pub text: String,
 }
 
-/// End of the sentence about ports of a Service that no proxy of TCP and UDP serves.
+/// End of the sentence about ports of a Service with a protocol that is not served.
 pub const OTHER_PROTOCOLS: &str = "left alone: neither TCP, UDP nor SCTP";
 
 impl Warning {

@@ -124,7 +124,8 @@ struct Claim {
 pub(super) struct Claims(HashMap<u16, BTreeSet<Claim>>);
 
 impl Claims {
-    /// Adds the claims of a Service made at this time; other Services to which that makes a difference are put into `touched`.
+    /// Adds the claims of a Service that was created at this time (seconds since 1970; `i64::MAX`: not known). Other
+    /// Services for which that makes a difference are put into `touched`.
     pub(super) fn add(
         &mut self,
         created: i64,
@@ -139,7 +140,8 @@ impl Claims {
         }
     }
 
-    /// Takes claims away, as they were added; other Services to which that makes a difference are put into `touched`.
+    /// Takes away claims, given as they were added. Other Services for which that makes a difference are put into
+    /// `touched`.
     pub(super) fn remove(
         &mut self,
         created: i64,
@@ -180,16 +182,19 @@ impl Claims {
     }
 }
 
-/// So many Services that want a port by annotation hear which Service has it: a change concerns no others.
+/// So many Services that want a port by annotation, in order of right, are told which Service has it; the others, that
+/// one of many before them has it. So a change concerns these at most.
 const NAMED: usize = 10;
 
+/// The first [`NAMED`] claims by annotation.
 fn named(claims: &BTreeSet<Claim>) -> impl Iterator<Item = &Claim> {
     let service = ServiceName { namespace: String::new(), name: String::new() };
     let first = Claim { what: Use::Annotation, created: i64::MIN, service };
     claims.range(first..).take(NAMED)
 }
 
-/// Notes whom a change of one Service's claim concerns: who is named no longer, or now; all of them, if it is the holder that changes.
+/// Changes the claim of one Service, and notes the others that it concerns: those that enter or leave the first
+/// [`NAMED`]; all of these, if another claim is the first one then.
 fn change(
     claims: &mut BTreeSet<Claim>,
     service: &ServiceName,

@@ -239,7 +239,7 @@ impl Index {
             }
             self.replace(name, wanted, &mut settle);
         }
-        // Not before all have been looked at: until then they may have to give it up again.
+        // Not before all have been looked at: until then they may be left out again.
         for name in admitted {
             beat();
             let wanted = self.wanted_by(&name);
@@ -253,14 +253,14 @@ impl Index {
         changes
     }
 
-    /// The wishes of a Service, if there is such a one.
+    /// The desired state of a Service by itself; `None` if there is no such Service.
     fn wanted_by(&self, name: &ServiceName) -> Option<Wanted> {
         let service = self.services.get(name)?;
         let slices: Vec<_> = self.slices_of(name).collect();
         Some(service_port::wanted(service, &slices, &self.context))
     }
 
-    /// There is no room for it beside older Services.
+    /// Refuses a Service for want of room beside older ones, unless it is refused already.
     fn leave_out(&self, name: &ServiceName, wanted: &mut Wanted) {
         if let (None, Some(service)) = (&wanted.refused, self.services.get(name)) {
             wanted.refuse(name, Excess::beside_older(service, &self.context));

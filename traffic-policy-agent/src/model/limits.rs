@@ -1,6 +1,6 @@
-//! Limits of one Service: it may ask for no more than the maps can hold at all. Frontends and source ranges are counted before anything
-//! is built, since a Service has a frontend for each of its ports at each of its addresses: an object of some kilobytes can ask for
-//! millions. Endpoints are counted port by port, as they are chosen.
+//! Limits of one Service: it may ask for no more than the maps can hold at all. Frontends and source ranges are counted
+//! before anything is built, since a Service has a frontend for each of its ports at each of its addresses: an object
+//! of some kilobytes can ask for millions. Endpoints are counted port by port, as they are chosen.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, ops::AddAssign};
 
@@ -24,8 +24,8 @@ impl Default for Limits {
     }
 }
 
-/// The most endpoints that are looked at for one Service are as many times those that the map takes: its slices name endpoints that do not
-/// serve, and serving ones that another zone has, too.
+/// The slices of one Service may list so many times the endpoints that the map takes, over all of its ports: they name
+/// endpoints that do not serve, too, and those of other zones.
 const LISTED: u64 = 4;
 
 /// One kind of what a Service asks for.
@@ -43,7 +43,8 @@ pub(super) enum Kind {
 pub(super) struct Demand([u64; 6]);
 
 impl Demand {
-    /// Frontends with the ClusterIPs beside them; endpoints as [`Chosen::cost`].
+    /// Sets the entries of one kind and family: frontends with the ClusterIPs beside them, endpoints as
+    /// [`Chosen::cost`].
     pub(super) fn set(&mut self, kind: Kind, ipv6: bool, entries: u64) {
         let at = match kind {
             Kind::Frontends => 0,
@@ -53,7 +54,7 @@ impl Demand {
         self.0[at + usize::from(ipv6)] = entries;
     }
 
-    /// So many times all that the maps take.
+    /// All entries that the maps take, so many times.
     pub(super) fn room(limits: &Limits, times: u64) -> Self {
         let Limits { frontends, source_ranges, endpoints } = *limits;
         let [f4, f6] = frontends;
@@ -152,7 +153,10 @@ fn families(service: &Service, context: &Context) -> impl Iterator<Item = bool> 
     [false, true].into_iter().filter(|ipv6| context.serves(service, *ipv6))
 }
 
-/// The room that a Service asks for, but for endpoints; or the resource of which that is too much.
+/// Entries that a Service asks for, without those of endpoints.
+///
+/// # Errors
+/// It asks for more than a map takes, or its slices list more endpoints than are looked at.
 pub(super) fn demand(
     service: &Service,
     slices: &SlicePorts<'_>,
@@ -182,7 +186,8 @@ pub(super) fn demand(
     Ok(demand)
 }
 
-/// The frontends of a Service in one family: one for each of its ports at each of its addresses, however often it names them.
+/// Number of frontends of a Service in one family: one for each of its ports at each of its addresses, however often it
+/// names them.
 fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
     let distinct = |lists: &[&[IpAddr]]| {
         let addresses = lists.iter().copied().flatten().filter(|address| address.is_ipv6() == ipv6);
@@ -200,14 +205,14 @@ fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
 /// Endpoints of a Service in one family, as its ports choose them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chosen {
-    /// As the map of endpoints has them: a list for each policy that is used.
+    /// Entries of the map of endpoints: a list for each policy that is used.
     pub(super) slots: u64,
-    /// Those that may keep flows.
+    /// Endpoints that may keep flows.
     serving: u64,
 }
 
 impl Chosen {
-    /// Their cost: in the map, or in memory.
+    /// Entries that are needed in the map or in memory, whichever are more.
     pub(super) fn cost(self) -> u64 {
         self.slots.max(self.serving)
     }

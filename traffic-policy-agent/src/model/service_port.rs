@@ -23,7 +23,7 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) ports: Vec<(Arc<ServicePortKey>, Arc<ServicePort>)>,
-    /// When the Service was made, seconds since 1970.
+    /// When the Service was created, in seconds since 1970; `i64::MAX`: not known.
     pub(super) created: i64,
     /// The room that `ports` ask of the maps.
     pub(super) demand: Demand,
@@ -83,7 +83,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
             let candidates = candidates(port, ipv6, &slices, context.topology());
             let served = service_port(service, port, ipv6, &candidates, context);
             chosen += &served;
-            // What is too much is counted, and not kept.
+            // Ports beyond the limit are counted for the message, and not kept.
             if chosen.slots > room {
                 continue;
             }
@@ -115,7 +115,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
 }
 
 impl Wanted {
-    /// Takes all of it back, for want of room.
+    /// Takes back all ports and the count of the health port, and warns of the reason.
     pub(super) fn refuse(&mut self, service: &ServiceName, excess: Excess) {
         self.ports = Vec::new();
         if let Some(health) = &mut self.health {

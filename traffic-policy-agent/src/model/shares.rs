@@ -1,18 +1,21 @@
-//! Room for all Services together: as long as they ask for no more than twice what the maps take, all of them are built, and the data
-//! plane says what fits. Beyond that the oldest have it, and of the others nothing is kept: the memory of the agent is bounded,
-//! however many Services a tenant makes.
+//! Room for all Services together: as long as they ask for no more than twice what the maps take, all of them are
+//! built, and the data plane says what fits. Beyond that the oldest are built, and no Service port of the others is
+//! kept: the memory of the desired state is bounded, however many Services a tenant makes. Their objects are held all
+//! the same.
 
 use std::collections::BTreeMap;
 
 use super::{Limits, ServiceName, limits::Demand};
 
-/// All Services together may ask for as many times what the maps take.
+/// All Services together may ask for so many times what the maps take.
 const TIMES: u64 = 2;
 
 /// The room that each Service asks for, by its age and name, and whether it may have it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
+    /// By creation (seconds since 1970) and name: the oldest first.
     asked: BTreeMap<(i64, ServiceName), Asked>,
+    /// Of all of them, those that are left out included.
     sum: Demand,
     /// Number of Services that are left out.
     out: usize,
@@ -25,7 +28,8 @@ struct Asked {
 }
 
 impl Shares {
-    /// Takes a Service's demand in place of the one before; with each the time when the Service was made.
+    /// Replaces the demand of a Service. `old` and `new` give its creation in seconds since 1970; `None`: it was, or
+    /// is, not there.
     pub(super) fn set(&mut self, name: &ServiceName, old: Option<i64>, new: Option<(i64, Demand)>) {
         let old = old.and_then(|created| self.asked.remove(&(created, name.clone())));
         if let Some(old) = &old {
@@ -43,7 +47,7 @@ impl Shares {
     /// Judges anew who may have what it asks for. Returns those for whom that changed, and whether they are left out.
     pub(super) fn judge(&mut self, limits: &Limits) -> Vec<(ServiceName, bool)> {
         let room = Demand::room(limits, TIMES);
-        // As ever, but for a tenant who asks for everything.
+        // The ordinary case: there is room for all.
         if self.out == 0 && self.sum.fits(&room) {
             return Vec::new();
         }

@@ -48,8 +48,10 @@ const DESTINATION_NAT: u32 = 1 << 5;
 const TCP_OVER: [u8; 2] = [7, 8];
 /// `struct nfgenmsg`.
 const HEADER: usize = 4;
-/// A UDP flow, or an SCTP association, that ends within so many seconds counts as over: of the latter one that is closed or being shut down, too. The list is read every few seconds: a datagram after the end must not
-/// be taken for one of a flow that conntrack still translates.
+/// A UDP flow or an SCTP association whose entry expires within so many seconds counts as over; by default that is
+/// every association that is being set up, shut down or closed (`sctp_timeouts` in
+/// net/netfilter/nf_conntrack_proto_sctp.c). The list is read every few seconds: a packet after the end must not be
+/// taken for one that conntrack still translates.
 const NEAR_END: u32 = 15;
 
 /// All connections whose destination is translated, of both families.

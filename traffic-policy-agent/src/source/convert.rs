@@ -1,7 +1,8 @@
 //! Conversion of API objects to the model's, the same for the Kubernetes API and for manifests.
 //!
 //! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
-//! names the field; what is plausible but unusable (an address that is none, a protocol that nobody knows) is left out and told with the object.
+//! names the field; what is plausible but unusable (an address that is none, a protocol that nobody knows) is left out
+//! and told with the object.
 
 mod annotations;
 pub(super) mod detail;
@@ -344,7 +345,7 @@ fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
     }
 }
 
-/// `None` for what a newer API may have: the Service's other ports are served all the same.
+/// The protocol of a port; `None` for one of a newer API: the Service's other ports are served all the same.
 fn protocol(text: Option<&str>) -> Option<Protocol> {
     match text {
         None | Some("TCP" | "") => Some(Protocol::Tcp),

@@ -79,8 +79,9 @@ impl EventRecorder {
         Self(None)
     }
 
-    /// Posts an Event, soon and without waiting: the first of an object and reason at once, or at some moment within ten minutes
-    /// if there are many; what follows within ten minutes by one at their end. While many are waiting, further ones are lost.
+    /// Posts an Event without waiting. The first one of an object and reason is posted at once, or some minutes later
+    /// if there are many; those that follow within ten minutes, by one Event at their end. Events are lost while the
+    /// queue is full.
     pub fn post(&self, event: ObjectEvent) {
         if let Some(poster) = &self.0
             && let Err(error) = poster.sender.try_send(event)
@@ -117,7 +118,8 @@ pub(super) fn channel(client: Client, node_name: String) -> (EventRecorder, impl
     (recorder, post_all(client, node_name, receiver, uids))
 }
 
-/// As long as the correlator remembers: the first sync may tell of all Services in one go.
+/// A recorder, and the queue behind it, as long as the number of objects and reasons that the correlator remembers: the
+/// first sync may tell of all Services in one go.
 fn queue() -> (EventRecorder, mpsc::Receiver<ObjectEvent>, Uids) {
     let (sender, receiver) = mpsc::channel(REMEMBERED);
     let uids = Uids::default();
@@ -189,7 +191,7 @@ fn node_reference(name: &str, uids: &Uids) -> ObjectReference {
 mod tests {
     use super::*;
 
-    /// Nothing is read before the run loop has gone through all Services.
+    /// The task that posts reads nothing before the run loop has gone through all Services.
     #[test]
     fn what_one_sync_tells_of_a_thousand_services_waits() {
         let (recorder, mut waiting, _) = queue();

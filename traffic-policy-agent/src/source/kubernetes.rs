@@ -158,7 +158,8 @@ impl Kubernetes {
     }
 }
 
-/// The client with the versions that its watches know, and the tasks that look after its credentials and its connections.
+/// The client with the versions that its watches know. The tasks that look after its credentials and its connections
+/// are put into `tasks`.
 async fn lasting_client(
     access: &Access,
     status: &StatusWriter,

@@ -20,15 +20,15 @@ pub struct Status {
     pub last_contact: Option<SystemTime>,
     /// Current errors by subject ("the API", "Services", a file).
     pub errors: BTreeMap<String, String>,
-    /// Kinds of objects that are not followed now.
+    /// Kinds of objects that wait to be listed anew.
     pub stale: BTreeMap<&'static str, Stale>,
 }
 
-/// The objects of a kind are known as of a moment that has passed: changes since then are yet to come.
+/// A kind of objects whose known state is as old as `since`: changes after that are yet to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub since: Instant,
-    /// Why it is not followed, and until when.
+    /// The reason, and the time until the next list, in seconds, as a sentence.
     pub why: String,
 }
 
@@ -111,7 +111,8 @@ impl StatusWriter {
         self.0.send_if_modified(|status| status.waiting.remove(what));
     }
 
-    /// The objects of a kind are known as of this moment.
+    /// The objects of a kind are known as of `since`, or of the moment that an earlier call gave; `why` is always
+    /// replaced.
     pub(super) fn stale(&self, what: &'static str, since: Instant, why: String) {
         self.0.send_modify(|status| {
             let stale = status.stale.entry(what).or_insert_with(|| Stale { since, why: String::new() });
@@ -119,7 +120,7 @@ impl StatusWriter {
         });
     }
 
-    /// They are followed.
+    /// The objects of a kind are listed: what is known of them is not stale any more.
     pub(super) fn followed(&self, what: &'static str) {
         self.0.send_if_modified(|status| status.stale.remove(what).is_some());
     }

@@ -31,10 +31,10 @@ pub struct DeviceFacts {
     pub idle: Vec<String>,
     /// Those behind which pods of this node are, as far as routes tell, by name and MTU.
     pub of_pods: Vec<(String, u32)>,
-    /// Bytes.
+    /// Bytes of a memory page.
     pub page: usize,
     pub kernel: Kernel,
-    /// That there may be: drivers count those that are not plugged in yet, too.
+    /// Possible CPUs: drivers count those that are not plugged in yet, too.
     pub cpus: u32,
 }
 

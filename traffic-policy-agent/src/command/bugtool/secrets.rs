@@ -1,12 +1,12 @@
 //! Tokens, keys and passwords within text that is handed on.
 
-/// A blank is enough between it and its token.
+/// The scheme of a bearer token: a blank is enough between it and the token.
 const BEARER: &str = "bearer";
 const AUTHORIZATION: &str = "authorization";
-/// In the place of a secret.
+/// Text in the place of a secret.
 const REDACTED: &str = "(left out)";
-/// Ends of words behind which a secret stands: `token: x`, `"password":"x"`, `client-key-data=x`, `Bearer x`. In small letters, without
-/// signs: `access-token`, `access_token` and `accessToken` are one, and `x-api-key` ends as `apikey` does.
+/// Ends of names whose value is a secret: `token: x`, `"password":"x"`, `client-key-data=x`, `Bearer x`. In small
+/// letters, without signs: `access-token`, `access_token` and `accessToken` are one, and `x-api-key` ends in `apikey`.
 const NAMES: [&str; 11] = [
     AUTHORIZATION,
     BEARER,
@@ -20,14 +20,16 @@ const NAMES: [&str; 11] = [
     "clientcertificatedata",
     "certificateauthoritydata",
 ];
-/// Schemes of an `Authorization` header that one word follows. They are kept, for they say what was tried.
+/// Schemes of an `Authorization` header whose credentials are one word. The scheme is kept: it says what was tried.
 const SCHEMES: [&str; 6] = ["basic", BEARER, "negotiate", "ntlm", "token", "apikey"];
-/// Those that many words follow.
+/// Schemes whose credentials are several words.
 const LONG_SCHEMES: [&str; 3] = ["digest", "aws4hmacsha256", "hawk"];
-/// Of a pair `name: X-Api-Key`, `value: x`, as containers and probes have headers and variables.
+/// Keys of the name in a pair `name: X-Api-Key`, `value: x`: so headers of probes and variables of containers are
+/// written.
 const NAME_OF_PAIR: [&str; 3] = ["name", "key", "header"];
+/// Keys of the value in such a pair.
 const VALUE_OF_PAIR: [&str; 2] = ["value", "values"];
-/// Lines within which the second part of such a pair follows the first.
+/// Number of lines below the name of such a pair in which its value is looked for.
 const PAIR_LINES: u32 = 2;
 
 /// A word as [`NAMES`] has it.
@@ -39,8 +41,8 @@ fn is_name(plain: &str) -> bool {
     NAMES.iter().any(|name| plain.ends_with(name))
 }
 
-/// The text without secrets: words that follow the name of one, JSON web tokens, passwords of URLs, blocks of PEM, and the
-/// lines of a list or a block of YAML below the name of one.
+/// The text without secrets: words that follow the name of one, JSON web tokens, passwords of URLs, blocks of PEM, and
+/// the lines of a list or a block of YAML below the name of one.
 pub(super) fn redacted(bytes: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(bytes);
     let mut result = String::with_capacity(text.len());
@@ -87,20 +89,20 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.+/=~@%".contains(c)
 }
 
-/// State that a line leaves for those that follow.
+/// State that is carried from one line to the next.
 #[derive(Debug, Default)]
 struct Lines {
-    /// A list or block below the name of a secret is open.
+    /// The list or block that is open below the name of a secret.
     below: Option<Below>,
-    /// The first part of a pair names a secret, in so many lines at most.
+    /// The name in a pair, if it is that of a secret, and the number of further lines in which its value may stand.
     named: Option<(String, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Below {
-    /// Until a line is not indented further than this.
+    /// A block of YAML: it ends before the first line that is not indented by more than so many bytes.
     Block(usize),
-    /// Until it is closed.
+    /// A list: it ends with the line that begins with `]`.
     List,
 }
 
@@ -158,7 +160,8 @@ impl Lines {
         }
     }
 
-    /// `name` is that of the word before, and becomes this one's.
+    /// Appends a word, or [`REDACTED`] in its place. `name`: the word before, as [`plain`] has it, if the two may be
+    /// name and value; replaced by this word.
     fn push_word(&mut self, result: &mut String, word: &str, name: &mut String) {
         // `name=value` is one word.
         if let Some((own, value)) = word.split_once('=')
@@ -173,7 +176,7 @@ impl Lines {
         }
         let mut own = plain(word);
         if NAME_OF_PAIR.contains(&name.as_str()) {
-            // It is the name of a value that comes under another name.
+            // The value follows behind a key of its own.
             self.named = is_name(&own).then(|| (own.clone(), PAIR_LINES));
             result.push_str(word);
             *name = own;
@@ -195,7 +198,7 @@ impl Lines {
     }
 }
 
-/// A line of nothing but a secret.
+/// Appends a line that is nothing but a secret, with the blanks around it.
 fn hide(result: &mut String, line: &str) {
     let text = line.trim();
     if text.is_empty() {
@@ -207,9 +210,10 @@ fn hide(result: &mut String, line: &str) {
     result.push_str(behind);
 }
 
-/// Appends the value of an `Authorization` header, which `text` begins with, without its credentials; returns its length in `text`.
-/// `between` is what stands before it: with a quotation mark there it ends at the next one like it, else with the list that it is in,
-/// the one word of a scheme that has one, or the line.
+/// Appends the value of an `Authorization` header, with which `text` begins, without its credentials; returns its
+/// length in `text`, in bytes. `between` is the text before it. If that ends with a quotation mark, the value ends at
+/// the next mark like it; otherwise with the list that it is in, with the one word of a scheme of [`SCHEMES`], or with
+/// the line.
 fn push_authorization(result: &mut String, between: &str, text: &str) -> usize {
     let line = text.find(['\r', '\n']).unwrap_or(text.len());
     let end = match opening(between) {
@@ -247,12 +251,14 @@ fn opening(between: &str) -> Option<(char, usize)> {
     Some((mark, backslashes(&between[..between.len() - 1])))
 }
 
-/// Place of the mark that closes what such a one has opened, with its backslashes; the end if there is none.
+/// Offset in bytes of the mark that closes the quotation, or of the first backslash before it; the length of `text` if
+/// there is none. `escapes`: number of backslashes before the opening mark.
 fn closing(text: &str, (mark, escapes): (char, usize)) -> usize {
     let mut marks = text.match_indices(mark).map(|(at, _)| (at, backslashes(&text[..at])));
     marks.find(|(_, before)| *before <= escapes).map_or(text.len(), |(at, before)| at - before)
 }
 
+/// Number of backslashes at the end of a text.
 fn backslashes(text: &str) -> usize {
     text.len() - text.trim_end_matches('\\').len()
 }

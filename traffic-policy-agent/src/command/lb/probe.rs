@@ -26,7 +26,8 @@ pub(super) struct ProbeArguments {
     /// that does not follow from the objects is a finding.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE")]
     pub(super) probe: bool,
-    /// Also the node ports of TCP: a connection is made and closed at once, nothing is sent. UDP and SCTP are not asked.
+    /// Also the node ports of TCP: a connection is made and closed at once, nothing is sent. UDP and SCTP are not
+    /// asked.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_TRAFFIC", requires = "probe")]
     traffic: bool,
     /// Which address of a Node is asked: its InternalIP or its ExternalIP.

@@ -1,4 +1,5 @@
-//! Frames of several buffers in XDP: jumbo frames, where a driver has them.
+//! Frames of several buffers in XDP, such as jumbo frames: which programs accept them (BPF_F_XDP_HAS_FRAGS), and the
+//! array of programs that they jump to.
 
 use std::{borrow::Cow, fs, io::ErrorKind, path::Path};
 
@@ -6,26 +7,28 @@ use anyhow::{Context as _, Result};
 
 use super::attach::Mode;
 
-/// Section of the XDP programs, which says that they take frames of several buffers (BPF_F_XDP_HAS_FRAGS).
+/// Name of the section of XDP programs for which aya sets BPF_F_XDP_HAS_FRAGS: they accept frames of several buffers.
 const WITH_FRAGS: &[u8] = b"xdp.frags\0";
-/// The programs that others jump to in XDP. The kernel lets an array have programs with that flag, or without it.
+/// Array of the programs that XDP programs jump to. All programs of an array have that flag, or none has it: the kernel
+/// refuses others (`bpf_prog_map_compatible`).
 const XDP_CALLS: &str = "tp_xdp_calls";
-/// Pin of those without it.
+/// Name of the pin of this array if its programs do not have the flag.
 const XDP_CALLS_WITHOUT_FRAGS: &str = "tp_xdp_calls_skb";
 
-/// Whether the programs say that they take frames of several buffers. Not in the stack: for such programs the kernel copies a packet
-/// that has too little room before it (`skb_pp_cow_data` in net/core/skbuff.c), and the copy's `mac_len` is 0, so that TC finds no
-/// Ethernet header (seen on Linux 6.18).
+/// Whether the XDP programs of a mode accept frames of several buffers. Those in the stack (generic XDP) do not: for
+/// programs that do, the kernel copies a packet that has too little headroom (`skb_pp_cow_data` in net/core/skbuff.c),
+/// and the copy's `mac_len` is 0, so that TC finds no Ethernet header (seen on Linux 6.18).
 fn takes_frags(mode: Mode) -> bool {
     mode != Mode::XdpGeneric
 }
 
-/// Name of a map's pin.
+/// Name of the pin of a map of this name.
 pub fn pin(map: &str, mode: Mode) -> &str {
     if map == XDP_CALLS && !takes_frags(mode) { XDP_CALLS_WITHOUT_FRAGS } else { map }
 }
 
-/// Removes what programs of the other kind have jumped to, once none of them is attached any more.
+/// Removes the pin of the array that programs of the other kind jump to. None of them may be attached any more: the
+/// kernel empties an array of programs that has neither a pin nor a descriptor.
 ///
 /// # Errors
 /// A pin that cannot be removed.
@@ -39,17 +42,17 @@ pub fn forget_other_kind(folder: &Path, mode: Mode) -> Result<()> {
     }
 }
 
-/// The object with XDP programs of that kind.
+/// The object file with the XDP programs of a mode.
 pub fn object(bytes: &[u8], mode: Mode) -> Cow<'_, [u8]> {
     if takes_frags(mode) { Cow::Borrowed(bytes) } else { Cow::Owned(without_frags(bytes)) }
 }
 
-/// aya goes by the name of their section.
+/// The same object file, with sections `xdp` for `xdp.frags`: aya sets the flag by the name of the section.
 fn without_frags(object: &[u8]) -> Vec<u8> {
     let mut object = object.to_vec();
     let mut at = 0;
     while let Some(found) = object[at..].windows(WITH_FRAGS.len()).position(|bytes| bytes == WITH_FRAGS) {
-        // `xdp` ends there.
+        // A zero byte ends the name behind `xdp`.
         object[at + found + 3] = 0;
         at += found + WITH_FRAGS.len();
     }

@@ -180,7 +180,8 @@ pub fn load_seeded(sizes: MapSizes, seed: u64, kernel: &Kernel) -> Result<Ebpf> 
     Ok(open(sizes, None, seed, kernel, Mode::Auto)?.0)
 }
 
-/// As [`load`], with the kernel's type information, by which programs are loaded, too, for XDP as `mode` has it.
+/// As [`load`], with the XDP programs of `mode`. Returns also the kernel's type information, by which programs are
+/// loaded.
 ///
 /// # Errors
 /// As there.
@@ -245,6 +246,7 @@ struct Loading<'a> {
     /// Of the fold of IPv6 keys.
     seed: u64,
     explains: Option<Routes>,
+    /// Decides which XDP programs are loaded: see [`frags`].
     mode: Mode,
 }
 

@@ -90,7 +90,8 @@ impl Pins {
         Ok(Self { root: root.to_owned(), dir, before, others, _lock: lock })
     }
 
-    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, then maps that no earlier agent had left. Programs stay as they are then: they go with the maps.
+    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, then maps that no earlier
+    /// agent had left. Where an earlier agent has left pins, those of programs stay as they are.
     ///
     /// # Errors
     /// A pin that could not be removed.

@@ -38,7 +38,7 @@ pub struct Family<A: Address, const W: usize> {
     pub route_mtus: LpmTrie<MapData, RoutePrefix<W>, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
-    /// `slots` and `slot_routes`, for many at once.
+    /// The same maps as `slots` and `slot_routes`, for batches.
     pub slot_rows: (Rows<Slot<A>>, Rows<SlotRoute<A>>),
     /// Entries that fit into `flows`.
     pub size: u32,

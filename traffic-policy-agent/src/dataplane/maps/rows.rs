@@ -1,5 +1,5 @@
-//! Writes of many elements of an array by one call: aya 0.14 has no batch, and a call for each element of a long list takes longer than all
-//! else of a change.
+//! Writes of many elements of an array by one system call, BPF_MAP_UPDATE_BATCH, which aya 0.14 does not have: a change
+//! of one endpoint writes the whole list of its Service.
 
 use std::{
     io,
@@ -16,10 +16,11 @@ use aya::{
 use super::reader::MapInfo;
 use crate::dataplane::sys::{self, Batch, command};
 
-/// With fewer elements a batch, which takes room for a copy in the kernel first, gains nothing.
+/// Fewer elements are written one by one: for a batch the kernel first allocates room for a key and a value
+/// (`generic_map_update_batch`).
 const FEW: usize = 4;
 
-/// An array, once more.
+/// A descriptor of an array of the packet path, for batches, beside that of aya.
 #[derive(Debug)]
 pub struct Rows<V> {
     fd: OwnedFd,
@@ -43,10 +44,11 @@ impl<V: Pod> Rows<V> {
         Ok(Self { fd, value: PhantomData })
     }
 
-    /// Writes elements in a row, from `first` on; one by one into `array`, which is the same, where the kernel takes no batch.
+    /// Writes consecutive elements from index `first` on. If the kernel refuses the batch, they are written one by one
+    /// into `array`, which must be the same map.
     ///
     /// # Errors
-    /// There are no such elements.
+    /// The array is shorter, or the kernel refuses an element.
     pub fn write(&self, array: &mut Array<MapData, V>, first: u32, values: &[V]) -> Result<(), MapError> {
         let one = |(index, value): (u32, &V)| array.set(index, value, 0);
         write(first, values, |values| self.batch(first, values), one)
@@ -68,7 +70,7 @@ impl<V: Pod> Rows<V> {
     }
 }
 
-/// All at once, or else each of them: what a batch has written before it failed is written again.
+/// Writes all by one batch, or one by one where that fails; elements that the batch has written are written again.
 fn write<V, E>(
     first: u32,
     values: &[V],

@@ -1,6 +1,7 @@
 //! Limits of the Events that an agent posts: each node of a cluster sees what one tenant does in a loop.
 //!
-//! client-go's correlator has the same limits, the one of repetitions for each object: here it is for the whole agent.
+//! Window, burst and refill are those of client-go's EventCorrelator. There each object has tokens of its own; here all
+//! objects of the agent share them.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -11,17 +12,18 @@ use tokio::time::Instant;
 
 use super::{ObjectEvent, Subject};
 
-/// Within this time an object has one Event of a reason; what else happens is told by one at its end.
+/// Within this time an object has one Event of a reason; further ones are told by one Event at its end.
 pub(super) const WINDOW: Duration = Duration::from_secs(600);
-/// Events that may be posted at once, and how long it takes until one more may.
+/// Tokens: Events that may be posted at once, and the time after which one more may.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 /// Objects and reasons that are remembered. Further ones are not told of until others are forgotten.
 pub(super) const REMEMBERED: usize = 4096;
-/// First Events without a token that come within one [`WINDOW`]; further ones come in the next. So a tenant of 5,000 nodes who makes
-/// thousands of faults has the API server written to 400 times a second, not 30,000 times.
+/// First Events without a token that are posted within one [`WINDOW`]; further ones in the next. So thousands of faults
+/// of a tenant cost the API server of 5,000 nodes 5,000 × 50 Events in 600 s, some 400 a second, and not 34,000
+/// ([`REMEMBERED`]).
 const LATE: usize = 50;
-/// Different texts about one object and reason that one Event tells, the last ones.
+/// Number of different texts about one object and reason in one Event: the last ones.
 const TEXTS: usize = 3;
 /// The most bytes of an Event's note that the API server takes (`NoteLengthLimit`, pkg/apis/core/validation/events.go).
 const NOTE: usize = 1024;
@@ -31,7 +33,7 @@ type Key = (Subject, String);
 
 #[derive(Debug)]
 struct Seen {
-    /// When what is held is to be told, or all of it forgotten.
+    /// When the held Events are to be posted; without any, when object and reason are forgotten.
     due: Instant,
     /// An Event has been posted.
     told: bool,
@@ -43,7 +45,7 @@ struct Seen {
 struct Held {
     times: u64,
     last: ObjectEvent,
-    /// Different ones, the last one at the end.
+    /// The last different ones, at most [`TEXTS`], in the order in which they came.
     texts: VecDeque<String>,
 }
 
@@ -62,7 +64,7 @@ impl Held {
         self.last = event;
     }
 
-    /// One Event that tells all of it.
+    /// One Event that tells all of them, of at most [`NOTE`] bytes.
     fn told(mut self) -> ObjectEvent {
         let mut texts = self.texts.make_contiguous().join("; ");
         let times = match self.times {
@@ -90,8 +92,9 @@ impl Correlator {
         Self { seen: HashMap::new(), tokens: BURST, refilled: now, chance }
     }
 
-    /// The Event to be posted at once: the first Event of an object and reason, as long as there are tokens. Without one it comes
-    /// at some moment of the window, or of a later one: all nodes see the same, and none of them shall tell it at the same time.
+    /// The Event to be posted at once: the first one of an object and reason, as long as there are tokens. Without a
+    /// token it is posted at a random moment of this window or of a later one: all nodes see the same, and shall not
+    /// post together.
     pub(super) fn admit(&mut self, event: ObjectEvent, now: Instant) -> Option<ObjectEvent> {
         let full = self.seen.len() >= REMEMBERED;
         let windows = self.seen.values().filter(|seen| !seen.told && seen.held.is_some()).count() / LATE;
@@ -138,7 +141,7 @@ impl Correlator {
             }
             let Some(held) = seen.held.take() else { return false };
             seen.due = now + WINDOW;
-            // Each object and reason is told of once in any case. A repetition without a token waits for another time as long, and
+            // The first Event is posted also without a token. A repetition without one waits for another window, and
             // goes on counting.
             if take(&mut self.tokens, &mut self.refilled, now) || !seen.told {
                 seen.told = true;
@@ -170,7 +173,7 @@ mod tests {
     use super::*;
     use crate::model::ServiceName;
 
-    /// The last moment that chance may choose.
+    /// A random number that gives the last moment of a window.
     const LAST: fn() -> u64 = || u64::MAX / WINDOW.as_millis() as u64 * WINDOW.as_millis() as u64 - 1;
 
     fn event(service: &str, message: &str) -> ObjectEvent {
@@ -241,7 +244,7 @@ mod tests {
         let at_once: Vec<_> =
             (0..200).filter_map(|i| correlator.admit(event(&format!("a{i}"), "bad"), start)).collect();
         assert_eq!(at_once.len(), 25);
-        // At a moment of this agent's own: all nodes have seen the same.
+        // At the moment that the random number gives.
         let moment = start + Duration::from_millis(1_234_567 % 600_000);
         assert_eq!(correlator.next(), Some(moment));
         assert_eq!(correlator.due(moment - Duration::from_millis(1)), []);
@@ -253,7 +256,7 @@ mod tests {
             told.extend(later.iter().map(|event| format!("{:?}", event.subject)));
         }
         assert_eq!(told.len(), 200);
-        // What goes on is a repetition, which needs a token.
+        // Repetitions need a token; objects that are forgotten by now have first Events again.
         let end = moment + WINDOW * 3;
         for i in 0..200 {
             let _ = correlator.admit(event(&format!("a{i}"), "bad again"), end);

@@ -1,7 +1,7 @@
 //! Lists from the API server's cache that are not older than what is known already.
 //!
-//! A watch begins, and begins again, with the version that the watcher knows. So what passes here says which version a list
-//! of the same kind may not be older than: the server waits until its cache has it, or refuses.
+//! The version that a list may not be older than is the one with which a watch of the same path last began, or of the
+//! last object that it gave: the API server waits until its cache has that version, or refuses.
 
 use std::{
     collections::HashMap,
@@ -15,18 +15,20 @@ use tower::{Layer, Service};
 /// The version that is asked for if any will do.
 const ANY: &str = "resourceVersion=0";
 
-/// The version up to which a path is known: that which a watch began with, or of the last object that it gave.
+/// The resourceVersion up to which the objects of a URL path are known. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownVersions(Arc<Mutex<HashMap<String, String>>>);
 
 impl KnownVersions {
-    /// Notes that what a path gives is known up to a version: a watch goes far beyond the one that it began with.
+    /// Notes the version of an object that a watch of this path gave: that is far beyond the one with which the watch
+    /// began.
     pub(super) fn note(&self, path: &str, version: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(path.to_owned(), version.to_owned());
     }
 
-    /// Notes that a path has given objects, of which this is the newest version. They may be older than what was deleted.
+    /// Notes the newest version of the objects of a list of this path. The known version may be newer: that of an
+    /// object that is deleted by now.
     pub(super) fn note_at_least(&self, path: &str, version: u64) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let older = known.get(path).is_none_or(|known| known.parse().is_ok_and(|known: u64| known < version));
@@ -35,7 +37,8 @@ impl KnownVersions {
         }
     }
 
-    /// Notes what a watch knows; asks for no older list.
+    /// Notes the version with which a watch begins. Returns what to ask for instead, if any version would do and one is
+    /// known.
     pub(super) fn pass(&self, uri: &Uri) -> Option<Uri> {
         let query = uri.query()?;
         let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="))?;
@@ -110,7 +113,7 @@ mod tests {
             Some("/api/v1/services?watch=true&resourceVersion=42&sendInitialEvents=true")
         );
         assert_eq!(pass("/api/v1/nodes?&resourceVersion=0"), None, "another kind");
-        // What came in the middle of a watch.
+        // Objects that came in the middle of a watch.
         known.note("/api/v1/services", "50");
         known.note_at_least("/api/v1/services", 49);
         assert!(pass(list).unwrap().contains("resourceVersion=50&"));

@@ -66,7 +66,7 @@ pub(super) struct Sink {
     pub(super) lists: Arc<AtomicUsize>,
     /// As [`super::Kubernetes::relist_within`].
     pub(super) relist_within: Duration,
-    /// Versions that are known, for lists that are not to be older.
+    /// Versions that lists may not be older than.
     pub(super) known: KnownVersions,
 }
 
@@ -92,7 +92,8 @@ impl Sink {
     }
 }
 
-/// A watch that begins with all objects goes on at least this often until it has given them. Some API servers never say so.
+/// Time limit of each event of a watch that begins with all objects, until it says that it has given them: an API
+/// server that does not know such watches never says so.
 const STREAMING: Duration = Duration::from_secs(10);
 
 /// Runs until the run loop goes away.
@@ -175,7 +176,7 @@ struct Watch<K, T> {
     path: String,
     /// The newest version within the list that is under way.
     newest: u64,
-    /// Times of the first and the last error since something came.
+    /// Times of the first and the last error since the last event of objects.
     failing: Option<(Instant, Instant)>,
 }
 
@@ -283,7 +284,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
-    /// The next list may not be older than what comes here.
+    /// Notes the version of an event: the next list may not be older.
     fn note_version(&mut self, event: &watcher::Event<DeserializeGuard<K>>) {
         let known = &self.sink.known;
         match event {

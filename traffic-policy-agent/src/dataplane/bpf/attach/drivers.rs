@@ -1,5 +1,5 @@
-//! Demands of network drivers on a device before they take an XDP program: frames that are not too long, send queues of its
-//! own, offloads that can be switched off. As of Linux 6.1 to 7.0.
+//! Demands of network drivers on a device before they take an XDP program: frames that are not too long, send queues of
+//! its own, offloads that can be switched off. As of Linux 6.1 to 7.0.
 
 use std::fs;
 
@@ -11,16 +11,17 @@ const ETHERNET: usize = 14;
 /// A VLAN tag and the frame check sequence, for which ena leaves room.
 const VLAN_AND_FCS: usize = 8;
 
-/// The largest MTU with which a frame fits into a page of `page` bytes, as most drivers need it.
+/// The largest MTU, in bytes, with which a frame fits into a page of `page` bytes, as most drivers need it.
 pub fn page_mtu(page: usize) -> u32 {
     u32::try_from(page.saturating_sub(AROUND_A_FRAME + ETHERNET)).unwrap_or(u32::MAX)
 }
 
-/// The largest MTU with which a driver takes our programs, which take frames of several buffers where the driver has them; `None`: not
-/// known. `u32::MAX`: any.
+/// The largest MTU, in bytes, with which a driver takes our XDP programs, which accept frames of several buffers;
+/// `u32::MAX`: any. `None`: not known. `page`: bytes of a memory page.
 ///
-/// `virtnet_xdp_set`, `veth_xdp_set` (a veth's other end may have as many as 17 pages), `ENA_XDP_MAX_MTU` in drivers/net. virtio_net
-/// has frames of several buffers since Linux 6.3.
+/// From `virtnet_xdp_set`, `veth_xdp_set` and `ENA_XDP_MAX_MTU` in drivers/net. virtio_net has frames of several
+/// buffers in XDP since Linux 6.3; a veth has them on every kernel that is supported, of `MAX_SKB_FRAGS` pages and
+/// more.
 pub fn most_mtu(driver: &str, page: usize, kernel: Kernel) -> Option<u32> {
     match driver {
         "veth" => Some(u32::MAX),

@@ -1,4 +1,4 @@
-//! Tenants who ask for much: with many Services, addresses and endpoints, or for what many others have.
+//! Tenants who ask for much: many Services, addresses or endpoints, or an address that many others claim, too.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn greedy(i: u8, created: i64, addresses: u8) -> Service {
     }
 }
 
-/// Beyond twice what the maps take the oldest have it.
+/// If all Services ask for more than twice what the maps take, the oldest are served.
 #[test]
 fn a_tenants_new_services_lose() {
     let limits = Limits { frontends: [20; 2], ..Limits::default() };

@@ -1,4 +1,4 @@
-//! A watch while objects do not come: the age of what is known, and the time when all are asked for anew.
+//! A watch that gives no objects: the age of the known state, and the pause before all objects are listed anew.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::source::kubernetes::observe::API_SERVER;
 const LULL: Duration = Duration::from_secs(120);
 
 impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
-    /// When the errors began of which the last one is of now.
+    /// Notes an error, and returns when the first one of this outage came.
     pub(super) fn failing_since(&mut self) -> Instant {
         let now = Instant::now();
         let first = self.failing.filter(|(_, last)| now - *last < LULL).map_or(now, |(first, _)| first);
@@ -21,16 +21,17 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         first
     }
 
-    /// The state that is known is of `since`, until they are listed anew after a pause.
+    /// Tells the status that the known state is as old as `since`, until all objects are listed anew after the pause.
     pub(super) fn stale(&self, since: Instant, why: &str, pause: Duration) {
-        // Before the first list there is none.
+        // Before the first list no state is known.
         if self.listed && !self.refused {
             let why = format!("{why}; they are listed anew {} s later", pause.as_secs());
             self.sink.status.stale(self.kind.plural, since.into_std(), why);
         }
     }
 
-    /// A watch did not give all objects.
+    /// Reports that a watch did not give all objects; the next list is asked for as a list. `silent`: no event came in
+    /// time.
     pub(super) fn stalled(&mut self, silent: bool) {
         let plural = self.kind.plural;
         let text = if silent {

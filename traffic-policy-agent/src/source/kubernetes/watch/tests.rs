@@ -104,7 +104,7 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
 
     let (mut watch, status) = watch(Listing::Streaming);
     (watch.listed, watch.in_list) = (true, false);
-    // The line was broken before.
+    // Errors have come for 70 s.
     watch.failing = Instant::now().checked_sub(Duration::from_secs(70)).map(|first| (first, Instant::now()));
     let pause = watch.follow(gone(), &mut DefaultBackoff::default()).await.ok().unwrap();
     assert_eq!(pause, Duration::from_millis(22_345), "as chance will have it, within 30 s");
@@ -122,7 +122,8 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
     assert!(pause < Duration::from_secs(2), "{pause:?}");
 }
 
-/// After 410 in the middle of a watch an API server whose cache is behind may give what is older than the watch gave.
+/// After 410 in the middle of a watch an API server whose cache lags could list objects older than those that the watch
+/// gave.
 #[tokio::test]
 async fn a_relist_is_not_older_than_what_the_watch_gave() {
     let (mut watch, status) = watch(Listing::Streaming);

@@ -231,8 +231,8 @@ fn without_room_at_a_takeover_everything_stays() {
 #[test]
 fn lists_under_churn_find_room() {
     const SLOTS: u32 = 2_621;
-    // Many lists, or one long one; in all of them an endpoint is replaced before each write. The last two are 12,400 endpoint-ports in a
-    // map of the default size: 22 times as many do not fit.
+    // Many lists, or one long one; in all of them an endpoint is replaced before each write. The last two write 12,400
+    // slots a round into a map of the default size, which has room for 21 rounds: slots must be used again within 40.
     let scaled = [(4, 5), (32, 5), (1, 160), (1, 1_300), (10, 130)].map(|lists| (SLOTS, 100, lists));
     let whole = [(124, 100), (1, 12_400)].map(|lists| (262_144, 40, lists));
     for (slots, rounds, (services, length)) in scaled.into_iter().chain(whole) {
