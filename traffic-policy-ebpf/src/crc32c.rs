@@ -1,12 +1,12 @@
-//! The CRC32c of an SCTP packet (RFC 9260 appendix A), updated by differences.
+//! The CRC32c of an SCTP packet (RFC 9260 appendix A), updated where the ports change.
 //!
-//! A CRC is linear: of two packets of one length, the difference (XOR) of their checksums is a function of the difference of
-//! their bytes alone, whatever the rest is. Here the ports differ, which are the first four bytes. As a polynomial over GF(2)
-//! that difference `d` is followed by the rest of the packet, `L` bytes in all, and so the checksums differ by `d · x^(8·L)`
-//! modulo the generator. Two tables of powers, each of the second 256 times as far from the next as of the first, and two
-//! products make that power for any length of an IP packet.
+//! A CRC is linear: the difference (XOR) of the checksums of two packets of one length depends on
+//! the difference of their bytes alone. Here the ports differ, which are the first four bytes. As
+//! polynomials over GF(2): the difference `d` of the ports begins a packet of `L` bytes, so the
+//! checksums differ by `d · x^(8·L)` modulo the generator. Two tables give that power for any `L`:
+//! one has the factor of the low byte of `L`, the other that of the high byte.
 //!
-//! Numbers are reflected, as the algorithm has them: bit 31 is the coefficient of `x^0`.
+//! Polynomials are reflected, as the algorithm has them: bit 31 is the coefficient of `x^0`.
 
 /// The generator `0x1edc6f41`, reflected.
 const GENERATOR: u32 = 0x82f6_3b78;
@@ -17,7 +17,7 @@ const ONE: u32 = 1 << 31;
 static BYTES: [u32; 256] = powers(shifted(ONE, 8));
 static PAGES: [u32; 256] = powers(shifted(ONE, 8 * 256));
 
-/// The product with `x^bits`.
+/// The product of `number` and `x^bits`.
 const fn shifted(mut number: u32, bits: u32) -> u32 {
     let mut bit = 0;
     while bit < bits {
@@ -42,7 +42,8 @@ const fn powers(base: u32) -> [u32; 256] {
     table
 }
 
-/// The product of two polynomials modulo the generator. Without a branch: the kernel's verifier follows each way of one.
+/// The product of two polynomials modulo the generator. It has no branch in its loop, because the
+/// kernel's verifier would follow both ways of it in each turn.
 #[inline(always)]
 const fn multiply(one: u32, other: u32) -> u32 {
     let (mut product, mut power) = (0, other);
@@ -55,8 +56,9 @@ const fn multiply(one: u32, other: u32) -> u32 {
     product
 }
 
-/// The difference of the checksum fields of two packets of `length` bytes whose first four bytes differ by `difference`. Both are
-/// words as they lie in memory.
+/// The difference (XOR) of the checksum fields of two SCTP packets of `length` bytes, header
+/// included, whose first four bytes differ by `difference`. Both differences are words in memory
+/// order.
 #[inline(always)]
 pub fn difference(difference: u32, length: u16) -> u32 {
     let [page, byte] = length.to_be_bytes();

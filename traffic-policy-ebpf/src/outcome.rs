@@ -102,7 +102,7 @@ outcomes! {
     /// The endpoint is on another node, behind a device that no program is attached to.
     DroppedUnattachedDevice = 30, "dropped-unattached-device", Drop;
 
-    /// The first fragment of an SCTP packet whose ports were to be changed: its checksum cannot be.
+    /// The first fragment of an SCTP packet whose ports had to be changed: its checksum cannot be updated.
     DroppedSctpFragment = 26, "dropped-sctp-fragment", Drop;
     /// An address of the cluster's range of ClusterIPs that no Service has.
     DroppedUnallocatedClusterIp = 25, "dropped-unallocated-cluster-ip", Drop;

@@ -1,21 +1,25 @@
-//! SCTP state of a flow entry: chunks, and the verification tags that tell whether a packet belongs to its association.
+//! SCTP state of a flow entry: chunks, and the verification tags that tell whether a packet belongs to
+//! its association.
 //!
-//! Every packet but an INIT carries the tag that its receiver has chosen in INIT or INIT ACK (RFC 9260 section 8.5), which nobody
-//! can know who sees no packet of the association. So what carries another one is sent on, for the host to judge, and changes
-//! nothing here. Entries keep two tags each, as words of the packet:
+//! Every packet but an INIT carries the tag that its receiver has chosen in INIT or INIT ACK (RFC 9260
+//! section 8.5). A sender who sees no packet of the association cannot know it. So a packet with
+//! another tag is forwarded, for the host to judge, and changes nothing here. Entries keep two tags
+//! each, in memory order as in the packet:
 //!
 //! | | high half | low half |
 //! |---|---|---|
 //! | request entry | initiate tag of the client | tag of requests: the initiate tag of the endpoint |
 //! | reply entry | initiate tag of the endpoint | tag of replies: the initiate tag of the client |
 //!
-//! 0, which no initiate tag is, stands for one that is not known. States and bits are those of [`crate::tcp`], and mean:
-//! `ANSWERED` that there was an INIT ACK, `ASSURED` that the client has sent the endpoint's tag (COOKIE ECHO), or the endpoint a
-//! COOKIE ACK; `FIN` a SHUTDOWN or SHUTDOWN ACK of this direction; `RST` an ABORT or SHUTDOWN COMPLETE. Modelled on
+//! A tag of 0, which no host may choose, stands for one that is not known. The bits of an entry's state
+//! are those of [`crate::tcp`]. `ANSWERED`: there was an INIT ACK or COOKIE ACK. `ASSURED`: the client
+//! has sent the endpoint's tag (COOKIE ECHO), or the endpoint a COOKIE ACK. `FIN`: a SHUTDOWN or
+//! SHUTDOWN ACK of this direction. `RST`: an ABORT or SHUTDOWN COMPLETE. Modelled on
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_sctp.c>.
 //!
-//! Of a packet the first chunk counts, which INIT, INIT ACK, COOKIE ECHO, COOKIE ACK and SHUTDOWN COMPLETE are (sections 3.3 and
-//! 6.10). An ABORT behind another chunk is not seen: such a flow ends when it has been idle for long enough.
+//! Only the first chunk of a packet is read: INIT, INIT ACK, COOKIE ECHO, COOKIE ACK and SHUTDOWN
+//! COMPLETE are always first (sections 3.3 and 6.10). An ABORT behind another chunk is not seen: such
+//! a flow ends by its idle time.
 
 use crate::tcp::{ASSURED, FIN, RST, Timeouts};
 
@@ -37,21 +41,21 @@ pub mod chunk {
     pub const REFLECTED: u8 = 1;
 }
 
-/// Bytes of the common header, and of it with the header of a chunk.
+/// Bytes of the common header, and of the common header with that of a chunk.
 pub const HEADER: u32 = 12;
 pub const WITH_CHUNK: u32 = HEADER + 4;
 /// Bytes of an INIT chunk without parameters.
 const INIT_LENGTH: u32 = 20;
 
-/// Idle time of an assured flow, and of one that is being shut down, in seconds: `nf_conntrack_sctp_timeout_established`; and
-/// instead of conntrack's 3 seconds what a TCP connection has after both FINs. A side without anything to send sends a HEARTBEAT
-/// every 30 seconds.
+/// Idle time of an assured flow in seconds: `nf_conntrack_sctp_timeout_established`. An idle host sends
+/// a HEARTBEAT every 30 seconds. (A flow that is being shut down has the time-out of a TCP connection
+/// after both FINs, not conntrack's 3 seconds.)
 const ESTABLISHED: u32 = 210;
-/// Seconds after the last packet of an association, when nobody is left who knows it: one HEARTBEAT is overdue, and an INIT
-/// begins a new one.
+/// Seconds after the last packet of an association from which on it counts as forgotten: a HEARTBEAT is
+/// overdue, and an INIT chooses an endpoint anew.
 pub const SILENCE: u32 = 45;
 
-/// Two tags.
+/// Two tags: [`own`] in the high half, [`carried`] in the low one. Each is a word in memory order.
 pub type Tags = u64;
 
 #[inline(always)]
@@ -59,13 +63,13 @@ pub const fn tags(own: u32, carried: u32) -> Tags {
     (own as u64) << 32 | carried as u64
 }
 
-/// The initiate tag of the direction's sender.
+/// The initiate tag of the direction's sender; 0 if it is not known.
 #[inline(always)]
 pub const fn own(tags: Tags) -> u32 {
     (tags >> 32) as u32
 }
 
-/// The tag that packets of the direction carry.
+/// The tag that packets of the direction carry; 0 if it is not known.
 #[inline(always)]
 pub const fn carried(tags: Tags) -> u32 {
     tags as u32
@@ -74,17 +78,18 @@ pub const fn carried(tags: Tags) -> u32 {
 /// Tag and first chunk of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Head {
-    /// The verification tag, as it lies in the packet.
+    /// The verification tag, in memory order.
     pub tag: u32,
     /// See [`chunk`].
     pub kind: u8,
     pub flags: u8,
-    /// Bytes of the chunk, as it says.
+    /// Bytes of the chunk by its own length field, header included; host order.
     pub length: u16,
 }
 
 impl Head {
-    /// Whether it opens an association: INIT alone in its packet of `length` bytes, with tag 0 (sections 3.3.2 and 8.5.1).
+    /// Whether it opens an association: an INIT with tag 0, alone in its packet of `length` bytes,
+    /// common header included (sections 3.3.2 and 8.5.1).
     #[inline(always)]
     pub const fn opens(&self, length: u32) -> bool {
         let chunk = self.length as u32;
@@ -110,7 +115,7 @@ impl Head {
         expected != 0 && self.tag == expected
     }
 
-    /// The state of its direction's entry after it, if it fits.
+    /// The state of its direction's entry after this packet, if it [fits][Self::fits].
     #[inline(always)]
     pub const fn after(&self, state: u8) -> u8 {
         match self.kind {
@@ -121,7 +126,7 @@ impl Head {
     }
 }
 
-/// The time-out of a flow with these entries, in jiffies. `second`: jiffies of one.
+/// The time-out of a flow with these states of its entries, in jiffies. `second`: jiffies of a second.
 #[inline(always)]
 pub const fn timeout(timeouts: &Timeouts, second: u32, request: u8, reply: u8) -> u32 {
     if (request | reply) & RST != 0 {

@@ -1,9 +1,10 @@
-//! TCP and UDP state of a flow entry, and its idle time-outs.
+//! TCP and UDP state of a flow entry, and its idle time-outs. [`crate::sctp`] uses the same bits.
 
 pub mod numbers;
 
-/// The conversation is real: TCP by the ACK of the SYN-ACK, UDP by a datagram
-/// of either side two seconds or more after the first, once there was an answer. It makes room for no other flow. IPS_ASSURED of conntrack.
+/// The flow makes room for no other one: IPS_ASSURED of conntrack. TCP sets it by the ACK of the
+/// SYN-ACK, UDP by a datagram of either side two seconds or more after the first, once there was an
+/// answer.
 pub const ASSURED: u8 = 1;
 /// This direction sent a FIN.
 pub const FIN: u8 = 2;
@@ -37,8 +38,9 @@ pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0
 }
 
-/// Classes of flows, in the order in which a table that is nearly full lets go of them, and their number. An established TCP
-/// connection has no class: it is never given up for another's sake.
+/// Classes of flows, in the order in which a table that is nearly full lets go of them, and their
+/// number. An established TCP connection or SCTP association has no class: it is never given up for
+/// another flow's sake.
 pub mod class {
     /// Closed or reset.
     pub const ENDED: usize = 0;
@@ -50,7 +52,8 @@ pub mod class {
     pub const COUNT: usize = 4;
 }
 
-/// The class of a flow with these entries; [`class::COUNT`] if it is in none.
+/// The class of a flow with these states of its entries; [`class::COUNT`] if it is in none. `tcp`: TCP
+/// or SCTP.
 #[inline(always)]
 pub const fn class(tcp: bool, request: u8, reply: u8) -> usize {
     if !tcp {

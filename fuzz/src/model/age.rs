@@ -105,8 +105,8 @@ impl Flow {
         self.tcp && self.ended == Ended::Yes && !self.loose && self.idle(clock) > SLACK
     }
 
-    /// Whether another flow may have taken its port: it is not assured, and for ten seconds nothing has come. A middlebox that
-    /// does not see all of it may be mistaken.
+    /// Whether another flow may have taken its port: it is not assured, and for ten seconds nothing has
+    /// come. A middlebox that does not see all of it may be mistaken.
     pub fn may_give_way(&self, clock: u64) -> bool {
         self.loose || !self.assured && self.longest_idle(clock) >= SILENT
     }

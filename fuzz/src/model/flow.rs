@@ -51,9 +51,10 @@ pub struct Flow {
     pub source: SocketAddr,
     /// The endpoint has answered, with a SYN-ACK that acknowledges the SYN.
     pub answered: bool,
-    /// The client has acknowledged that; UDP: after an answer, a datagram of either side two seconds or more after the first.
+    /// TCP: the client has acknowledged that. UDP: once there was an answer, a datagram of either side
+    /// came two seconds or more after the first.
     pub assured: bool,
-    /// Its beginning, and its endpoint's first answer.
+    /// The moments of its first packet, and of its endpoint's first answer.
     pub began: Moment,
     pub heard: Option<Moment>,
     pub ended: Ended,

@@ -1,24 +1,28 @@
-//! Next hops of clients, as the FIB named them lately.
+//! Cache of next hops towards clients, as the FIB named them last: the layout of its places.
 
-/// A question to the FIB about the way to a client, and the hop that it named. All zero: none.
+/// A place of the cache: the question that was put to the FIB, and the next hop that it named. All
+/// zero: empty.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ClientHop<A> {
-    /// The frontend's address, and the client's.
+    /// Source of the reply (the frontend's address), and its destination (the client's).
     pub source: A,
     pub destination: A,
-    /// The device by which the reply came.
+    /// Index of the device by which the reply came.
     pub ingress: u32,
-    /// Index into `tp_nexthops`, and the route epoch under which the FIB was asked.
+    /// Index into `tp_nexthops`; 0 if the place is empty.
     pub hop: u16,
+    /// Route epoch under which the FIB was asked.
     pub epoch: u16,
-    /// Low half of jiffies when it was asked.
+    /// Time when it was asked: low half of jiffies.
     pub asked: u32,
+    /// Padding.
     pub zero: u32,
 }
 
-/// One of each client, by the highest bits of a hash of its address: a power of two, in halves of what implements [`Default`].
+/// The places of a CPU; the highest bits of a hash of the client's address choose one. An array of
+/// arrays, because [`Default`] is implemented for arrays of up to 32 elements only.
 pub type ClientHops<A> = [[ClientHop<A>; 32]; CLIENT_HOPS / 32];
 
-/// Number of places of [`ClientHops`].
+/// Number of places of [`ClientHops`], a power of two.
 pub const CLIENT_HOPS: usize = 128;

@@ -52,15 +52,18 @@ pub struct Flow<A: Address> {
     pub packets: Packets,
     /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request entry has them.
     pub bytes: u64,
-    /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is assured, as in the table of
-    /// [`crate::tcp::numbers`]. SCTP: two tags, see [`crate::sctp`]. UDP: 0; before the flow is assured, the low half of jiffies when it began, and in the high half
-    /// of a request entry jiffies until which its datagrams need no more than their translation.
+    /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is
+    /// assured, as in the table of [`crate::tcp::numbers`]. SCTP: two tags, see [`crate::sctp`].
+    /// UDP: 0; before the flow is assured, the low half has the jiffies when it began, and the high
+    /// half of a request entry the jiffies until which its datagrams need nothing but their
+    /// translation.
     pub numbers: u64,
     /// Reply entry: the device by which the request came, and the MAC address that sent it, which is used only if there is no
     /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
-    /// Request entry, native byte order: while the flow is not assured, its place in `tp_unassured4` or `tp_unassured6` and 1; after that
-    /// jiffies of a SYN that came then, of SCTP the initiate tag of an INIT; 0 if there is none.
+    /// Request entry, native byte order. While the flow is not assured: its place in
+    /// `tp_unassured4` or `tp_unassured6`, plus 1. Later: of TCP the jiffies of a SYN that came on
+    /// the assured flow, of SCTP the initiate tag of such an INIT; 0 if none came.
     pub mac_tail: [u8; 4],
 }
 

@@ -31,7 +31,7 @@ pub struct Sweep {
     pub entries: u32,
     /// Out: request entries with SNAT.
     pub snat: u32,
-    /// Out: flows that are not assured, TCP and UDP.
+    /// Out: flows that are not assured: TCP with SCTP, and UDP.
     pub unassured: u32,
     pub unassured_udp: u32,
     pub marked: u32,

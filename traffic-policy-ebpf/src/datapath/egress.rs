@@ -4,7 +4,8 @@
 //! (an endpoint on a card of its own, a node with a default route for each of its addresses), the packet is redirected to the latter.
 //! The question costs a look into the FIB, so it is asked only if the request came by another device, once for each flow and epoch.
 //!
-//! A packet that was redirected, here or by TC ingress, has all its translations: the program of the device that it leaves by lets it through.
+//! A packet that was redirected, here or by TC ingress, has all its translations: the program of the
+//! device that it leaves by lets it through.
 
 use core::ptr;
 

@@ -70,7 +70,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         return Outcome::Passed.into();
     }
     // What opens or ends a conversation changes its state: all of it is for the slow path, which checks the lengths itself.
-    // So is a frame in several buffers (XDP), which the kernel has to be asked about.
+    // So is a frame in several buffers (XDP), whose length only a helper of the kernel tells.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && parse::is_whole(packet, &parsed) {
         let now = clock::jiffies();
         let (numbers, window) = (state::numbers_of(&parsed), state::window_of(&parsed));

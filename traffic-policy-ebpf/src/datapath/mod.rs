@@ -56,13 +56,15 @@
 //! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
 //! - [`own_datagrams`]: what this node itself has asked from a Service's port. [`own_ports`]: ports of the pool that it uses itself.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
-//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on flows that exist; [`flow::associations`]: SCTP;
-//!   [`flow::snat_port`]: entries of a new flow and the port search; [`flow::first_packet`]: the count of its first packet;
+//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on
+//!   flows that exist; [`flow::associations`]: state transitions of SCTP; [`flow::snat_port`]: entries
+//!   of a new flow and the port search; [`flow::first_packet`]: the count of its first packet;
 //!   [`flow::recycle`]: expired flows, removed for a new one.
-//! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB; [`forward::stored_hop`]: how hops are stored;
-//!   [`forward::client_hop`]: those of clients, as the FIB named them lately; [`forward::reply_way`]: the device by which a reply of an
-//!   endpoint here leaves; [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors; [`forward::sctp`]: ports
-//!   and checksum of SCTP.
+//! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB;
+//!   [`forward::stored_hop`]: the table of next hops; [`forward::client_hop`]: a cache of those towards
+//!   clients; [`forward::reply_way`]: the device by which a reply of an endpoint here leaves;
+//!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
+//!   [`forward::sctp`]: ports and checksum of SCTP.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
 //!   `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].

@@ -23,8 +23,8 @@ const LASTS: u32 = 30;
 /// The time of a connection that has not ended.
 const OPEN: u32 = 0;
 
-/// Notes a datagram that leaves, or the beginning or end of a connection or association, from a port of the pool to an endpoint's port, if it is the
-/// node's own.
+/// Notes a datagram that leaves, or the beginning or end of a connection or association, from a port
+/// of the pool to an endpoint's port, if it is the node's own.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let opens = parsed.opens(packet);

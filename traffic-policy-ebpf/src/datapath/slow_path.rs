@@ -178,7 +178,8 @@ fn list<P: Packet, F: Family>(
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_sctp::<P>() && !parsed.opens(packet) {
-        // An association that is not known. The stack answers with an ABORT (RFC 9260 section 8.4) where the address is the node's own.
+        // An association that is not known. Where the address is the node's own, the stack answers with
+        // an ABORT (RFC 9260 section 8.4).
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_tcp() && !parsed.opens(packet) {

@@ -1,8 +1,10 @@
 //! The program for IPv4 packets that are too long for the way out and may be fragmented (RFC 791 section 3.2): translated, and sent in two
 //! pieces, as a router does. `reject` leads here.
 //!
-//! Two, so of a packet that is at most about twice as long as what fits; and without options, of which a router copies only some. What else
-//! is too long is dropped, an aggregate (GRO) whole. A packet that is not resolved to a neighbour loses its first piece: the second has the kernel look for it.
+//! Two pieces, so the packet may be at most about twice as long as what fits; and without options, of
+//! which a router copies only some. Other packets that are too long are dropped, aggregates (GRO) as a
+//! whole. Where the neighbour is not resolved, the first piece is lost: the second has the kernel
+//! resolve it.
 //!
 //! A checksum that a virtual card left unfinished cannot be finished here, and the datagram is lost at its receiver. Datagrams that their
 //! sender has fragmented have whole ones.

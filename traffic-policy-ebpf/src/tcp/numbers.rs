@@ -4,10 +4,11 @@
 //! offered. Who sees no packet of a connection cannot know them, as RFC 5961 has it: what does not fit them is sent on, for the
 //! host to judge, and changes nothing here. A segment fits if it lies near the last one, or in the [windows][Windows] of both
 //! hosts, as a host itself decides (RFC 9293 section 3.10.7.4, RFC 5961 section 5.2): many megabytes may be on their way in both
-//! directions at once, and be lost before they come here. An RST has to fit more closely: with windows of 64 KiB a guess that
-//! resets a flow is one in 2^31. With larger ones, a bare ACK that lies in both windows moves the numbers to where an RST fits,
-//! as in conntrack: about 2^21 guesses where both windows are 4 MiB and the connection is silent. What they are modelled on:
-//! `tcp_in_window` and `td_maxack` of
+//! directions at once, and be lost before they come here. An RST has to fit more closely: with windows
+//! of 64 KiB, one blind guess in 2^31 resets a flow. Larger windows allow fewer guesses, as in
+//! conntrack: a forged ACK without data that lies in both windows is taken for the last segment, and
+//! an RST with the same numbers then fits. Where both windows are 4 MiB and the connection is silent,
+//! that takes about 2^21 guesses. Modelled on `tcp_in_window` and `td_maxack` of
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_tcp.c>.
 //!
 //! | the flow is | request entry: high half, low half | reply entry |

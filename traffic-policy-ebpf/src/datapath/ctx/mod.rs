@@ -36,9 +36,10 @@ pub trait Packet: Copy {
     /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
     /// are void after it.
     fn pull(self, wanted: u32);
-    /// Bytes of the whole frame, readable or not. XDP: of its first buffer; of a jumbo frame the rest may lie in others.
+    /// Bytes of the whole frame, readable or not. XDP: of its first buffer; the rest of a jumbo frame
+    /// may lie in others.
     fn length(self) -> u32;
-    /// Whether the whole frame, in however many buffers, has so many bytes.
+    /// Whether the whole frame, in one buffer or several, has `length` bytes or more.
     fn holds(self, length: u32) -> bool;
     fn ingress(self) -> u32;
     /// At egress: the device by which it came to this node; 0 if it was made here.
@@ -61,8 +62,8 @@ pub trait Packet: Copy {
     fn send(self, ifindex: u32) -> i32;
     /// As [`Self::send`]; TC, 1: hands it to the stack as one that came by the device. A number, for one walk of the verifier.
     fn send_or_receive(self, ifindex: u32, receive: u32) -> i32;
-    /// Cuts or extends the frame. Pointers into the packet are void after it. False: it is as it was; XDP leaves frames of several buffers
-    /// alone.
+    /// Cuts or extends the frame to `length` bytes. Pointers into the packet are void after it.
+    /// False: the frame is as it was. XDP refuses frames of several buffers.
     fn resize(self, length: u32) -> bool;
     /// The programs to jump to.
     fn jumps() -> Table;

@@ -33,12 +33,13 @@ const TC_SHOT: i32 = 2;
 #[unsafe(no_mangle)]
 static CHECKSUM_IPV6: Global<u64> = Global::new(0);
 
-/// `skb->tc_index` of what has been sent on: programs at egress have nothing to do with it. The kernel keeps that word with the packet,
-/// also while a neighbour is being resolved (`skb->cb` is the neighbour's then), and nothing but queueing disciplines of old (GRED)
-/// reads it.
+/// `skb->tc_index` of a packet that has been redirected: programs at egress let it through. The
+/// kernel keeps that field with the packet, also while a neighbour is being resolved (which
+/// overwrites `skb->cb`), and only old queueing disciplines (GRED) read it.
 ///
-/// It is kept, too, on the way into another network namespace: in a cluster of nodes on one machine (kind, nodes within pods) the next node
-/// must not take it for its own. So it is a secret number of each node, never 0; the verifier sees a constant.
+/// The kernel keeps it also on the way into another network namespace. In a cluster of nodes on one
+/// machine (kind, nodes within pods) the next node must not take it for its own mark. So the mark is
+/// a secret number of each node, never 0; the verifier sees a constant.
 #[inline(always)]
 fn redirected() -> u16 {
     let [_, secret] = table::multipliers().0;
@@ -71,7 +72,7 @@ impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
         Self { skb }
     }
 
-    /// Notes that a packet is sent out of a device, whose program at egress sees it again.
+    /// Marks a packet that is redirected, for the egress program of the device that it leaves by.
     #[inline(always)]
     fn note_redirected(self) {
         let skb = self.skb;

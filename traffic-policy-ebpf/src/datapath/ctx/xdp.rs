@@ -134,7 +134,7 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     fn resize(self, length: u32) -> bool {
         let all = self.length_of_all();
         if self.length() < all {
-            // What is to be written behind the headers may lie in another buffer.
+            // Bytes that are to be written behind the headers may lie in another buffer.
             return false;
         }
         let by = length as i32 - all as i32;

@@ -1,9 +1,10 @@
 //! State transitions of an SCTP association's two entries: [`traffic_policy_ebpf::sctp`] has their tags and states.
 //!
-//! Only an INIT begins a flow. One on a flow that exists changes nothing before the endpoint has agreed: it may be a stranger's.
-//! On a flow that is assured its tag is kept, in the room that the flow's place in the queue had (`mac_tail`), and a COOKIE ACK
-//! with that tag says that the client has begun anew and that the endpoint has accepted it (RFC 9260 section 5.2): the tag of
-//! requests is then taken from the next one.
+//! Only an INIT begins a flow. An INIT on an assured flow may be forged, so it changes nothing before
+//! the endpoint has agreed: its initiate tag is kept in `mac_tail`, which the flow's place in the
+//! queue no longer needs. A COOKIE ACK with that tag says that the client has restarted and that the
+//! endpoint has accepted the restart (RFC 9260 section 5.2). The endpoint's new tag is then taken
+//! from the client's next packet.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow},
@@ -23,11 +24,11 @@ use crate::datapath::{
     parse::Parsed,
 };
 
-/// An INIT with another tag is a new attempt if nothing has come for so long, as a part of a second: as a SYN in
-/// [`super::silence`].
+/// An INIT with another tag is a new attempt if no packet has come for this fraction of a second, as
+/// with a SYN in [`super::silence`].
 const NEW_ATTEMPT: u32 = 4;
 
-/// Notes what a packet of the client says. `reply` is null if the flow has no reply entry any more.
+/// Advances the state of a flow by a packet of its client. `reply`: the reply entry, never null.
 #[inline(always)]
 pub fn request<P: Packet, F: Family>(
     packet: P,
@@ -72,7 +73,7 @@ pub fn request<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Notes what a packet of the endpoint says.
+/// Advances the state of a flow by a packet of its endpoint.
 #[inline(always)]
 pub fn reply<P: Packet, F: Family>(
     packet: P,
@@ -103,8 +104,8 @@ pub fn reply<P: Packet, F: Family>(
         return Transition::Keep(entry);
     }
     if head.kind == chunk::INIT_ACK {
-        // One that answers an INIT which was sent again has another tag, and the client takes the first that it gets. If that is
-        // not this one, its COOKIE ECHO does not fit, but the COOKIE ACK does.
+        // Each answer to a repeated INIT has a tag of its own, and the client takes the first that it
+        // gets. If that is another one, its COOKIE ECHO does not fit, but the COOKIE ACK does.
         let (tag, client) = (parsed.initiate_tag(packet), sctp::carried(get!(entry.numbers)));
         set!(entry.numbers = tags(tag, client));
         set!(request.numbers = tags(client, tag));
@@ -118,14 +119,16 @@ pub fn reply<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Notes the tag of a client whose association has begun; that of its endpoint is the next request's.
+/// Notes the client's tag of an association that has begun. The endpoint's is not known, and is taken
+/// from the client's next packet.
 #[inline(always)]
 fn begin<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, client: u32) {
     set!(request.numbers = tags(client, 0));
     set!(entry.numbers = tags(0, client));
 }
 
-/// Whether a COOKIE ACK says that the endpoint has accepted an association anew whose INIT came on this flow.
+/// Whether a COOKIE ACK says that the endpoint has accepted a restart, whose INIT came on this flow;
+/// notes the new association if it does.
 #[inline(always)]
 fn accepts_restart<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, head: &Head) -> bool {
     let client = u32::from_ne_bytes(get!(request.mac_tail));
@@ -139,7 +142,7 @@ fn accepts_restart<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, head:
     true
 }
 
-/// Notes what a packet that fits has made of its entry.
+/// Writes the state of an entry after a packet that fits.
 #[inline(always)]
 fn note<A: Address>(entry: *mut Flow<A>, head: &Head) {
     let state = get!(entry.state);
@@ -149,7 +152,8 @@ fn note<A: Address>(entry: *mut Flow<A>, head: &Head) {
     }
 }
 
-/// Notes an INIT of a flow that is not assured; false: it is not the one whose answer is awaited.
+/// Notes an INIT on a flow that is not assured. False: it is neither the INIT that awaits its answer
+/// nor a new attempt.
 #[inline(always)]
 fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) -> bool {
     if sctp::own(get!(entry.numbers)) == tag {
@@ -164,7 +168,7 @@ fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) ->
     true
 }
 
-/// Whether nothing has come of a flow for so many jiffies.
+/// Whether no packet of a flow has come for `time` jiffies.
 #[inline(always)]
 fn is_quiet<A: Address>(entry: *const Flow<A>, reply: *const Flow<A>, time: u32) -> bool {
     let now = clock::jiffies();

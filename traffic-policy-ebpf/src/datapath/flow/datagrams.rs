@@ -1,6 +1,7 @@
 //! UDP flows that are not assured: when they are more than a question and its answer, and how rarely one-way ones have to be looked at.
 //!
-//! Both entries' `numbers` have jiffies when the flow began in the low half, the request entry's those of its next look in the high half.
+//! The low half of both entries' `numbers` has the jiffies when the flow began, the high half of the
+//! request entry's those when it is looked at next.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow, kind},
@@ -9,7 +10,9 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{barrier::compare_exchange, clock, flow::recycle::CLAIMED};
 
-/// Seconds after which a datagram of either side, once there was an answer, shows more than one question: as conntrack's `stream_ts`. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
+/// Seconds after the first datagram from which on a datagram of either side, once there was an answer,
+/// makes the flow a stream: as conntrack's `stream_ts`.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
 const STREAM: u32 = 2;
 
 /// Seconds since its last datagram for which a stream is in use: `nf_conntrack_udp_timeout`, after which conntrack forgets it.
@@ -18,7 +21,8 @@ const IN_USE: u32 = 30;
 /// Jiffies of the longest second.
 const LONGEST_SECOND: u32 = 1000;
 
-/// Whether a flow that is not assured began so long ago that it is more than a question and its answer.
+/// Whether a flow that is not assured began so long ago that it is more than a question and its
+/// answer. `entry`: either of its entries.
 #[inline(always)]
 pub fn is_stream<A: Address>(entry: *const Flow<A>) -> bool {
     clock::jiffies().wrapping_sub(get!(entry.numbers) as u32) > STREAM * clock::hz()
@@ -32,7 +36,8 @@ pub fn is_stream_in_use<A: Address>(request: *const Flow<A>) -> bool {
         && clock::jiffies().wrapping_sub(last) <= IN_USE * clock::hz()
 }
 
-/// Whether a datagram of the endpoint shows that its flow is a stream: it is not assured, was answered before, and began so long ago.
+/// Whether a datagram of the endpoint shows that its flow is a stream: the flow is not assured, was
+/// answered before, and began more than [`STREAM`] seconds ago.
 #[inline(always)]
 pub fn may_be_stream<A: Address>(reply: *const Flow<A>) -> bool {
     get!(reply.state) & (ASSURED | ANSWERED) == ANSWERED && is_stream(reply)

@@ -42,7 +42,7 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
-/// The time-out of a flow of a protocol with these entries.
+/// The time-out of a flow with these states of its entries, in jiffies.
 #[inline(always)]
 pub fn timeout(timeouts: &Timeouts, protocol: u32, request: u8, reply: u8) -> u32 {
     if protocol == PROTOCOL_SCTP {

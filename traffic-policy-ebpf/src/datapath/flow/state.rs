@@ -51,7 +51,7 @@ pub fn is_established(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == ASSURED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
-/// Sequence and acknowledgement number of a TCP segment; 0 for UDP.
+/// Sequence and acknowledgement number of a TCP segment; 0 of other protocols.
 #[inline(always)]
 pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
     if parsed.is_tcp() { u64::from_be(load64::<4>(parsed.l4)) } else { 0 }
@@ -424,9 +424,9 @@ pub fn reuse_entry<F: Family>(
     store_once(place!(mut entry.kind), kind);
 }
 
-/// Marks the reply entry of a request entry that is about to be written over as stale. One of TCP or SCTP goes at once, for a segment of the
-/// former connection is no answer to the new one, and its port is free: whoever opens and resets connections on one port must not
-/// fill table and pool.
+/// Marks the reply entry of a request entry that is about to be written over as stale. One of TCP or
+/// SCTP is removed at once: packets of the former connection are no answer to the new one, and its
+/// port is free, so that opening and resetting connections on one port does not fill table and pool.
 #[inline(always)]
 fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,

@@ -11,8 +11,8 @@
 //!
 //! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
 //!
-//! TCP and UDP apart: one-way protocols never confirm a flow, and shall not push out connections that are just being opened. SCTP stands
-//! in the queue of TCP.
+//! TCP and UDP have a queue each: one-way protocols never confirm a flow, and shall not push out
+//! connections that are just being opened. SCTP shares the queue of TCP.
 
 use core::ptr;
 
@@ -39,8 +39,8 @@ use crate::datapath::{
 const LONGER_LOOKS: u64 = 48;
 const LOOKS: u32 = 64;
 
-/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured. It uses `other`, `former` and
-/// `flow_key` of `Scratch`.
+/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured.
+/// It overwrites `other`, `former` and `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn take_place<F: Family>(
     scratch: *mut Scratch<F::Address>,

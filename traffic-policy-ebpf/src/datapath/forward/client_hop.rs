@@ -1,9 +1,11 @@
-//! The next hop of a client whose other flows had replies on this CPU not long ago: the first reply of each new flow need not ask the FIB
-//! for it (a load balancer, another proxy and a client without keep-alive open one connection after the other).
+//! A per-CPU cache of next hops towards clients: the first reply of a client's next flow need not ask
+//! the FIB (load balancers, proxies and clients without keep-alive open one connection after the
+//! other).
 //!
-//! The FIB's answer about another client proves nothing, though both are behind one gateway: a route may lead to one of them, and rules of
-//! routing look at the source and at the device that a packet came by. So an answer is used for the same question alone, under the same
-//! epoch, and for as long as a next hop is kept that nobody uses: what path MTU discovery finds raises no epoch.
+//! The FIB's answer about one client says nothing of another, even behind the same gateway: a route
+//! may lead to one of them alone, and rules of routing look at the source and at the device that a
+//! packet came by. So an answer is used for the very same question only, under the same route epoch,
+//! and no longer than `hop_max_age`: what path MTU discovery finds raises no epoch.
 
 use traffic_policy_ebpf::{
     abi::{CLIENT_HOPS, ClientHop, Flow, Hop},
@@ -12,7 +14,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{ctx::Packet, family::Family, forward::nexthop::Current};
 
-/// The place of the client of a reply entry; never null, but the verifier does not know.
+/// The place of a client in the cache of this CPU. Never `None`, but the verifier does not know that.
 #[inline(always)]
 fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     let scratch = F::scratch()?;
@@ -20,7 +22,8 @@ fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     Some(place!(mut scratch.client_hops).cast::<ClientHop<F::Address>>().wrapping_add(index))
 }
 
-/// The next hop of a reply entry's packets with its index and route epoch, if the FIB has just named it for another flow.
+/// The next hop of a reply entry's packets, its index and its route epoch, if the cache has it.
+/// `now`: low half of jiffies.
 #[inline(always)]
 pub fn find<P: Packet, F: Family>(
     packet: P,
@@ -41,7 +44,8 @@ pub fn find<P: Packet, F: Family>(
     current.hop(epoch, index, now).map(|hop| (hop, index, epoch))
 }
 
-/// Notes the FIB's answer about the way from `source` to a client.
+/// Notes the FIB's answer about the way from `source` to a client: index of the next hop, and route
+/// epoch. `now`: low half of jiffies.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(
     packet: P,

@@ -81,7 +81,8 @@ impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
         delta = checksum::add(delta, F::complete(self.quoted, addresses, false));
         store32::<0>(self.l4, get!(entry.ports).reversed().wire());
         if self.tuple.protocol == PROTOCOL_SCTP {
-            // Its CRC stays as it was: no host looks at the part that is quoted of a packet, but for ports and tag (RFC 9260 section 10).
+            // The quoted CRC stays as it was: of a quoted packet hosts look at ports and tag alone (RFC
+            // 9260 section 10).
         } else if self.tcp == 0 {
             let was = load16::<6>(self.l4);
             let sum = checksum::update_udp(was, both);

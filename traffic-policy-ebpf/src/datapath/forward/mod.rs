@@ -168,8 +168,8 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     Decision::sent(outcome, packet.send(ifindex))
 }
 
-/// Whether XDP cannot send this frame by its hop: it lies in several buffers, and leaves by another device. Not every driver that receives
-/// such frames takes them from others (NETDEV_XDP_ACT_NDO_XMIT_SG).
+/// Whether XDP leaves this frame to TC: it lies in several buffers, and its next hop is behind another
+/// device. Not every driver sends such frames for another device (NETDEV_XDP_ACT_NDO_XMIT_SG).
 #[inline(always)]
 pub fn is_too_scattered<P: Packet, F: Rewrite>(
     packet: P,

@@ -102,7 +102,7 @@ impl Current {
         if fresh { Some(hop) } else { None }
     }
 
-    /// Whether an answer that the FIB gave then may still be used.
+    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of jiffies.
     #[inline(always)]
     pub fn is_young(&self, then: u32, now: u32) -> bool {
         now.wrapping_sub(then) < self.max_age

@@ -8,14 +8,16 @@ use crate::datapath::{
     value::{load, load_once, store_once},
 };
 
-/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a reader needs none,
-/// for the place that it reads depends on the number.
+/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a
+/// reader needs none, for the place that it reads depends on the number.
 ///
-/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not stay under the other's
-/// epoch. Each looks once more behind the fence, and one of them sees that the other was there, or that the epoch was
-/// raised; then nobody believes the hop, and it is resolved again.
+/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not
+/// stay under the other's epoch. Each looks once more behind the fence, and one of them sees that the
+/// other was there, or that the epoch was raised; then nobody believes the hop, and it is resolved
+/// again.
 ///
-/// A hop that another CPU has just written in the same words is left alone: the line stays in the caches of all CPUs whose packets leave by it.
+/// A hop that already holds the same values, because another CPU has just written it, is not written
+/// again: its cache line stays with all CPUs whose packets leave by it.
 #[inline(always)]
 pub fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
     if load_once(place!(const hop.resolved)) == found.resolved

@@ -206,7 +206,8 @@ pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(),
     if fits { Ok(()) } else { Err(Outcome::PassedMalformed) }
 }
 
-/// Checks that a frame has the IP packet of so many bytes in it, for what is rare: TC sees to such frames of several buffers.
+/// Checks that an IP packet of `length` bytes lies in the first buffer of its frame. For packets that
+/// are rare: XDP leaves those in several buffers to TC.
 ///
 /// # Errors
 /// The outcome of passing.
@@ -222,7 +223,8 @@ pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
     })
 }
 
-/// Whether [`finish`] would say so, and the frame lies in one buffer.
+/// Whether the lengths agree as [`finish`] checks it, and the IP packet lies in the first buffer of its
+/// frame.
 #[inline(always)]
 pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     lengths_agree(packet, parsed, |length| length <= packet.length())

@@ -168,7 +168,8 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
     };
     let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest) };
     if !built {
-        // A frame that fills its buffer cannot become a longer answer in XDP, nor one of several buffers any; it is still as it came, and TC can.
+        // XDP cannot make a longer answer of a frame that fills its buffer, and no answer of one in
+        // several buffers. The frame is still as it came, and TC answers it.
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
     Decision::sent(outcome, send_back(packet, leaving))
