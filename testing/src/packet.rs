@@ -24,6 +24,20 @@ pub mod flag {
     pub const ACK: u8 = 16;
 }
 
+/// Types of SCTP chunks: RFC 9260 section 3.2.
+pub mod chunk {
+    pub const DATA: u8 = 0;
+    pub const INIT: u8 = 1;
+    pub const INIT_ACK: u8 = 2;
+    pub const HEARTBEAT: u8 = 4;
+    pub const ABORT: u8 = 6;
+    pub const SHUTDOWN: u8 = 7;
+    pub const SHUTDOWN_ACK: u8 = 8;
+    pub const COOKIE_ECHO: u8 = 10;
+    pub const COOKIE_ACK: u8 = 11;
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
+}
+
 /// An Ethernet frame with an IP packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {

@@ -3,19 +3,18 @@
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, RST};
 use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, HZ, Harness, Hook, Ran, Setup, Spot};
 use traffic_policy_testing::packet::Packet;
+use traffic_policy_testing::packet::chunk::{
+    ABORT, COOKIE_ACK, COOKIE_ECHO, HEARTBEAT, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 
 use crate::dialogue::everywhere;
-use crate::sctp::{
-    ABORT, CLIENT, CLIENT_TAG, COOKIE_ACK, COOKIE_ECHO, ENDPOINT_TAG, SHUTDOWN, SHUTDOWN_ACK,
-    SHUTDOWN_COMPLETE, VIP, chunk, data, init, init_ack, sctp,
-};
+use crate::sctp::{CLIENT, CLIENT_TAG, ENDPOINT_TAG, VIP, chunk, data, init, init_ack, sctp};
 use crate::sweeping::{self, TIMEOUTS};
 use crate::table::{ENDPOINT_PORT, Terms};
 
 const OTHER_TAG: u32 = 0x7777_1234;
 
-const HEARTBEAT: u8 = 4;
-/// The flag T.
+/// The flag T of ABORT and SHUTDOWN COMPLETE: the tag is the sender's own (RFC 9260 section 8.5.1).
 const REFLECTED: u8 = 1;
 
 /// An association through the programs, for tests of what the flow table remembers.

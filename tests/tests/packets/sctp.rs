@@ -2,6 +2,9 @@
 //! is in [`crate::associations`].
 
 use traffic_policy_testing::harness::{Device, Frontend, Setup, Spot};
+use traffic_policy_testing::packet::chunk::{
+    ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::errors::{self, WHOLE};
@@ -20,15 +23,6 @@ pub(crate) const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 pub(crate) const CLIENT_TAG: u32 = 0xc11e_4711;
 pub(crate) const ENDPOINT_TAG: u32 = 0x0e0d_0042;
 
-// RFC 9260 section 3.2.
-const DATA: u8 = 0;
-pub(crate) const ABORT: u8 = 6;
-pub(crate) const SHUTDOWN: u8 = 7;
-pub(crate) const SHUTDOWN_ACK: u8 = 8;
-pub(crate) const COOKIE_ECHO: u8 = 10;
-pub(crate) const COOKIE_ACK: u8 = 11;
-pub(crate) const SHUTDOWN_COMPLETE: u8 = 14;
-
 /// A chunk, padded to four bytes.
 pub(crate) fn chunk(kind: u8, flags: u8, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(4 + value.len()).unwrap().to_be_bytes();
@@ -44,11 +38,11 @@ fn opening(kind: u8, tag: u32) -> Vec<u8> {
 }
 
 pub(crate) fn init(tag: u32) -> Vec<u8> {
-    opening(1, tag)
+    opening(INIT, tag)
 }
 
 pub(crate) fn init_ack(tag: u32) -> Vec<u8> {
-    opening(2, tag)
+    opening(INIT_ACK, tag)
 }
 
 pub(crate) fn data(length: usize) -> Vec<u8> {

@@ -20,19 +20,12 @@ use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::packet::chunk::{
+    COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 
 const CLUSTER: u16 = 30_090;
 const LOCAL: u16 = 30_091;
-
-// RFC 9260 section 3.2.
-const DATA: u8 = 0;
-const INIT: u8 = 1;
-const INIT_ACK: u8 = 2;
-const SHUTDOWN: u8 = 7;
-const SHUTDOWN_ACK: u8 = 8;
-const COOKIE_ECHO: u8 = 10;
-const COOKIE_ACK: u8 = 11;
-const SHUTDOWN_COMPLETE: u8 = 14;
 
 /// A packet with one chunk.
 #[derive(Clone, Debug)]
