@@ -156,8 +156,8 @@ impl Feeder {
         self.resizes = restore;
     }
 
-    /// From now on so many zeros are behind each frame. In XDP what is more than a page lies in other buffers; a test run of TC takes
-    /// no more.
+    /// Puts so many zeros behind each frame from now on. In XDP the bytes that find no room in one page lie in further buffers;
+    /// a test run of TC takes one page at most.
     pub fn lengthen(&mut self, bytes: usize) {
         self.tail = bytes;
     }

@@ -92,6 +92,8 @@ impl BenchNode {
         Ok(Self { node, _wire: wire, ifindex, idle })
     }
 
+    /// Sets the MTU of the device by which packets come.
+    ///
     /// # Errors
     /// The kernel refuses.
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {

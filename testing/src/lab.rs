@@ -125,7 +125,7 @@ impl Lab {
         all
     }
 
-    /// Changes each device that `wanted` names by namespace and device; `lo` is left alone.
+    /// Changes each device for whose namespace and name `wanted` holds; `lo` is left alone.
     ///
     /// # Errors
     /// The first change that fails.

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use super::{Harness, Input};
 
-/// Does something on one CPU: what the packet path keeps for each CPU is found again.
+/// Does `work` on one CPU, where its packets find again what the packet path keeps for each CPU.
 pub fn on_one_cpu<T>(work: impl FnOnce() -> T) -> T {
     let this = Pid::from_raw(0);
     let usable = sched_getaffinity(this).unwrap_or_else(|error| panic!("CPUs: {error}"));

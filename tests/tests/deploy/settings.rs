@@ -36,7 +36,7 @@ fn arguments_and_variables_are_the_agents() {
         let pod = pod(folder);
         let arguments = pod.containers[0].args.clone().unwrap();
         let run = command("run");
-        // What the agent takes as variables, given as flags: clap judges values and conflicts.
+        // Variables of the agent are given as flags here, so that clap judges values and conflicts.
         let mut words = vec!["traffic-policy-agent".to_owned(), "run".to_owned()];
         for (name, value) in variables(folder) {
             let flag = run.get_arguments().find(|flag| flag.get_env().is_some_and(|own| *own == *name));

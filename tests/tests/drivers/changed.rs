@@ -59,7 +59,7 @@ fn mtu_and_queues() {
     let test = "changed::mtu_and_queues";
     let Some([first, second]) = Wire::find(test, [0, 1]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
-    // What fails below is the driver's word, not a missing program.
+    // A failure below is then the driver's refusal, not a missing `ethtool`.
     run(Some(&fixture.node), "ethtool", &["-l", "eth0"]).unwrap();
     for attach in ["xdp", "tc"] {
         let agent = fixture.agent(attach).unwrap().start().unwrap();

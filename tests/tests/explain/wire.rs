@@ -320,6 +320,7 @@ fn agrees(attach: &str) {
         let frame = packet(flow, number).macs(lab.client().addresses.mac(), gateway).bytes();
         send(&wire, &counters, &frame, flow, answer);
     }
+    // Time for the last packets to arrive: one that should not cannot be waited for.
     sleep(Duration::from_millis(300));
     let captured: Vec<_> =
         captures.into_iter().map(|(pod, capture)| (pod, capture.finish_valid().unwrap())).collect();

@@ -63,7 +63,7 @@ fn left_out(attach: &str) {
     for service in ["default/addresses", "default/ranges"] {
         agent.wait_said(&["no room", service], SOON).unwrap();
     }
-    // Where they are not in the maps, nobody is sent; those that are have their endpoint.
+    // Load balancers are told to send nobody to Services that are not in the maps; the others have their endpoint.
     for (number, status) in [(1, 503), (2, 503)] {
         let response = health(&cluster, number).unwrap();
         assert_eq!(response.status, status, "{number}: {}", response.body);

@@ -70,7 +70,7 @@ async fn an_event_leaves_the_watches_as_they_are() {
     let event = ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", "eth0 takes no XDP".to_owned());
     agent.source.events().post(event);
     until("the event", || !server.posted_events().is_empty()).await;
-    // A watch that has ended is asked for again within two seconds.
+    // Nothing is to happen: twice the two seconds within which a watch that has ended is asked for again.
     sleep(Duration::from_secs(4)).await;
     assert_eq!(server.requests_with("watch=true"), 4);
     assert_eq!(server.traffic().connections, 1, "{:?}", server.traffic());

@@ -79,7 +79,7 @@ impl Crowd {
             if let Err(error) = held.ask() {
                 broken.push(format!("{}: {error:#}", held.client()));
             }
-            // What is broken on a quiet wire is broken at once; more would only take long.
+            // A fault on a quiet wire shows at once; more of them would only take long.
             if broken.len() >= 3 {
                 break;
             }

@@ -58,7 +58,7 @@ impl Attacked {
         cluster.manifests.apply(&tcp("near", NEAR_PORT), &[Backend::of(near)]).unwrap();
         let nobody = Addresses::new([11, 255, 255, 255], [0x2001, 0xdb8, 0xf100, 1, 0, 0, 0, 1]);
         cluster.manifests.apply(&tcp("nobody", NOBODY_PORT), &[Backend::at(&nobody)]).unwrap();
-        // What is sent to strangers ends at the client, who says nothing about it.
+        // Packets to strangers end at the client, which does not answer them.
         let client = cluster.lab.client();
         let quietly = cluster.lab.router().netlink(async |net| {
             for (family, (network, prefix)) in Family::BOTH.into_iter().zip(STRANGERS) {
@@ -69,7 +69,7 @@ impl Attacked {
         quietly.unwrap();
         let number = entries.to_string();
         let sizes = ["--flow-entries", &number, "--flow-entries-v6", &number];
-        // What ends a flood's flows in time; those of connections that stand are as they are.
+        // Times that end a flood's flows within the test; those of established connections are the defaults.
         let short = ["--idle-unconfirmed", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
         let reset = ["--idle-reset", "1s"];
         cluster
@@ -233,7 +233,7 @@ fn floods(attach: &str, family: Family, sources: u32) {
     let newcomers = attacked.newcomers(NODE_PORT);
     attacked.resets(&crowd);
     newcomers.finish(&format!("{what} RSTs"));
-    // What really is reset shows when what is reset is gone.
+    // Flows that were reset are gone when this one is: only then it shows whether others were reset, too.
     let gone = reset.reset().to_string();
     until(&format!("{what}: the end of the reset connection"), PATIENCE, || {
         let flows = attacked.agent().json(&["flows"]).unwrap();

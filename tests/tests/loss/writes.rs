@@ -73,6 +73,7 @@ fn next_write(agent: &Agent, before: usize) -> usize {
         assert!(start.elapsed() < scaled(PATIENCE), "nothing was written: {}", agent.log());
         sleep(Duration::from_millis(20));
     }
+    // Nothing more is to come: many times the 50 ms for which the agent collects changes.
     sleep(Duration::from_millis(700));
     let all = writes(agent);
     assert_eq!(all.len(), before + 1, "one change was written in several steps: {all:?}");

@@ -149,7 +149,8 @@ fn from_another_pid_namespace() {
         status["agent"]["running"].as_bool().unwrap()
     };
     assert!(is_running());
-    sleep(Duration::from_secs(3));
+    // Longer than the 5 s for which one sign of life counts.
+    sleep(Duration::from_secs(7));
     assert!(is_running(), "it goes on giving signs of life");
     agent.kill().unwrap();
     let start = Instant::now();

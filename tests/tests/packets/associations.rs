@@ -212,7 +212,7 @@ fn a_restart_goes_on_with_the_same_endpoint() {
         assert_eq!(request.new_to, endpoint);
         assert_eq!((request.tags, reply.tags), ((client, anew), (anew, client)));
         assert_eq!(with.states(harness), (ASSURED, ASSURED | ANSWERED));
-        // Nobody who is there stays silent for longer than a heartbeat takes.
+        // A side that is there sends a HEARTBEAT every 30 s: after 45 s of silence an INIT begins another association.
         with.idle(harness, 44);
         with.request(harness, 0, &init(CLIENT_TAG));
         assert_eq!(with.entries(harness).0.new_to, endpoint);

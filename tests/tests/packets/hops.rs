@@ -168,9 +168,9 @@ fn the_next_flow_of_a_client_asks_for_no_way_back() {
             assert_eq!(way_back(harness, 4), MOVED);
             harness.change_config(|config| config.route += 1);
             assert_eq!(way_back(harness, 5), Spot::Router.mac());
-            // No answer is young any more.
             neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
             assert_eq!(way_back(harness, 6), Spot::Router.mac());
+            // With this age no answer is young enough to be used again.
             harness.change_config(|config| config.hop_max_age = 0);
             assert_eq!(way_back(harness, 7), MOVED);
             neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());

@@ -139,7 +139,7 @@ fn a_conversation_with_this_node() {
     });
 }
 
-/// A checksum that a device is to finish is 0, and is added to the sum: it has to stay so.
+/// A socket of this machine leaves the checksum 0 where a device computes it: it has to stay 0.
 #[test]
 fn an_unfinished_checksum_stays() {
     run(|terms| {
@@ -174,7 +174,8 @@ fn options_and_extension_headers() {
     });
 }
 
-/// An aggregate whose packets have been cut to fit the way is not measured by the longest of them.
+/// The packets of an aggregate of SCTP are as long as their sender has cut them. The number in the place of a segment's size
+/// (GSO_BY_FRAGS, 65,535) is not taken for their length.
 #[test]
 fn an_aggregate_of_whole_packets_is_sent_on() {
     run(|terms| {
@@ -242,7 +243,8 @@ fn nobody_there() {
     });
 }
 
-/// A checksum changes by the distance from the packet's end, which the first fragment does not tell.
+/// A changed port changes the checksum by a number that depends on its distance from the packet's end, which a first fragment
+/// does not tell.
 #[test]
 fn fragments() {
     const SIZE: usize = 1448;
@@ -302,7 +304,7 @@ fn too_long_for_the_way_out() {
     });
 }
 
-/// Quoted are ports and tag at least; a checksum that is quoted, too, stays as it was.
+/// An ICMP error quotes ports and tag at least. A checksum that is quoted, too, stays as it was.
 #[test]
 fn icmp_errors() {
     run(|terms| {

@@ -135,7 +135,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for (name, measure) in PARTS {
         if let Err(error) = measure(effort, &mut report) {
-            // What was measured until then, and by the other parts, is worth keeping.
+            // Rows that were measured until then, and those of the other parts, are worth keeping.
             report.warn(format!("{name}: {error:#}"));
             code = ExitCode::FAILURE;
         }

@@ -33,7 +33,8 @@ const FLOOD_PLACES: u32 = 16_384;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
-    /// The same; the flows of the others are of few clients, as behind a load balancer that shows its own address.
+    /// As [`Self::Empty`], each flow of a client of its own. Flows of the other states are of few clients, as behind a load
+    /// balancer that shows its own address.
     Strangers,
     Filled,
     /// The queue of flows that are not assured is used up: each new one pushes out the oldest.
@@ -54,7 +55,7 @@ impl State {
     fn flows(self) -> u32 {
         match self {
             Self::Empty | Self::Strangers => 32_768,
-            // What fits into the rest, but for a few.
+            // As many as fit into the rest, but for a few.
             Self::Filled => 3_584,
             // Many times the places of the queue.
             Self::Flood => 4 * FLOOD_PLACES,
