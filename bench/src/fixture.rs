@@ -53,7 +53,8 @@ pub struct BenchNode {
     _wire: Owned,
     /// The uplink's number.
     pub ifindex: u32,
-    /// Devices that no packet ever comes by, for three feeds at once: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
+    /// Devices that no packet ever comes by, for three feeds at once: see
+    /// [`Feeder::keep_ready`][super::Feeder::keep_ready].
     pub idle: [[u32; 2]; 3],
 }
 

@@ -1,5 +1,5 @@
-//! Packets as values: built layer by layer, changed like any value, and turned into bytes with every length and checksum
-//! computed by etherparse, independently of the packet path.
+//! Packets as values: built layer by layer, changed like any value, and turned into bytes with every length and
+//! checksum computed by etherparse, independently of the packet path.
 
 mod render;
 

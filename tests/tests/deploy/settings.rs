@@ -1,4 +1,5 @@
-//! Arguments, variables and capabilities of the pods, compared with the agent's command line and with the document about them.
+//! Arguments, variables and capabilities of the pods, compared with the agent's command line and with the document
+//! about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

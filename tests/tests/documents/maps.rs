@@ -1,5 +1,5 @@
-//! docs/maps.md: every map of the object. Type, sizes and entries are made from the object; what they hold, and who writes
-//! and reads it, people write.
+//! docs/maps.md: every map of the object. Type, sizes and entries are made from the object; what they hold, and who
+//! writes and reads it, people write.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Random flows from outside, asked of `explain` and then sent: the counter that moves, the endpoint that gets them, and
-//! every byte of what arrives there are as it said.
+//! Random flows from outside, asked of `explain` and then sent: the counter that moves, the endpoint that gets them,
+//! and every byte of what arrives there are as it said.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

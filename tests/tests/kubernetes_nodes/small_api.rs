@@ -142,8 +142,8 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A protocol that nobody knows yet is no
-/// mistake, and has no Event.
+/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A protocol that nobody
+/// knows yet is no mistake, and has no Event.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {

@@ -1,4 +1,5 @@
-//! The measurement itself: without an agent in the path it counts nothing, with a broken path it counts what is missing.
+//! The measurement itself: without an agent in the path it counts nothing, with a broken path it counts what is
+//! missing.
 
 use std::net::SocketAddr;
 use std::thread::sleep;

@@ -1,4 +1,5 @@
-//! Floods from a million sources at a node with a small flow table: established connections survive, and new ones are made.
+//! Floods from a million sources at a node with a small flow table: established connections survive, and new ones are
+//! made.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -22,8 +23,8 @@ use crate::quiet;
 /// Connections that talk, and as many that are silent: with two entries each, half of the small table.
 const CONNECTIONS: usize = 1_000;
 const SMALL: u32 = 8_192;
-/// With room for 30,000 flows beside these: at 70,000 SYNs a second a client has 0.4 s for its handshake, so that a segment which the
-/// flood pushes out of a queue may be sent again.
+/// With room for 30,000 flows beside these: at 70,000 SYNs a second a client has 0.4 s for its handshake, so that a
+/// segment which the flood pushes out of a queue may be sent again.
 const ENTRIES: u32 = 65_536;
 const SOURCES: u32 = 1 << 20;
 
@@ -133,8 +134,8 @@ impl Attacked {
         });
     }
 
-    /// In the endpoint's name to every port that may be a source port of the node, and in the clients' names, with numbers all over
-    /// the circle.
+    /// In the endpoint's name to every port that may be a source port of the node, and in the clients' names, with
+    /// numbers all over the circle.
     fn resets(&self, crowd: &Crowd) {
         let endpoint: IpAddr = self.cluster.lab.node(2).pod(1).address(self.family);
         let mixed = |number: u32| number.wrapping_mul(0x9e37_79b9);

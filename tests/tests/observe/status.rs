@@ -77,7 +77,8 @@ fn attached_in_sync_and_after_death() {
     }
 }
 
-/// Stops the agent wherever it is until `status` answers what is waited for, which is then returned; the agent is stopped.
+/// Stops the agent wherever it is until `status` answers what is waited for, which is then returned; the agent is
+/// stopped.
 fn stopped_when(agent: &Agent, is_it: impl Fn(&Value) -> bool) -> Value {
     let process = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
     let start = Instant::now();

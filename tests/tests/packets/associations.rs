@@ -197,8 +197,8 @@ fn an_init_that_is_sent_again() {
     });
 }
 
-/// A client that was started anew uses its port again: the endpoint accepts that on the association it has (RFC 9260 section
-/// 5.2).
+/// A client that was started anew uses its port again: the endpoint accepts that on the association it has (RFC 9260
+/// section 5.2).
 #[test]
 fn a_restart_goes_on_with_the_same_endpoint() {
     each(|harness, with| {

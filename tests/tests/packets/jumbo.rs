@@ -1,5 +1,6 @@
-//! Jumbo frames. In XDP a frame of more than a page lies in several buffers, with the headers in the first; the programs declare
-//! that they know such frames (`xdp.frags`). A test run puts about 3,520 bytes into the first buffer, as drivers do.
+//! Jumbo frames. In XDP a frame of more than a page lies in several buffers, with the headers in the first; the
+//! programs declare that they know such frames (`xdp.frags`). A test run puts about 3,520 bytes into the first buffer,
+//! as drivers do.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
@@ -16,8 +17,8 @@ const MTU: usize = 9000;
 /// Bytes of an IP packet in one buffer.
 const ONE: usize = 3000;
 
-/// Bytes of IP packets, from one buffer to several. A test run of TC takes one page only: real sockets send more by TC, in
-/// `policy::jumbo`.
+/// Bytes of IP packets, from one buffer to several. A test run of TC takes one page only: real sockets send more by TC,
+/// in `policy::jumbo`.
 fn lengths(terms: Terms) -> impl Iterator<Item = usize> {
     [ONE, 4000, MTU].into_iter().take(if terms.xdp() { 3 } else { 1 })
 }
@@ -26,8 +27,8 @@ fn setup(endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[endpoint]))
 }
 
-/// The packet with as much payload as makes the IP packet so long. Rows about the fast path give TCP other flags than SYN, with
-/// which a packet takes the slow path whatever its length.
+/// The packet with as much payload as makes the IP packet so long. Rows about the fast path give TCP other flags than
+/// SYN, with which a packet takes the slow path whatever its length.
 fn long(packet: Packet, terms: Terms, length: usize) -> Packet {
     let header = if terms.v4() { 20 } else { 40 } + if terms.tcp { 20 } else { 8 };
     let payload: Vec<u8> = (0..length - header).map(|at| (at * 7) as u8).collect();

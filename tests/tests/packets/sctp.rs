@@ -174,8 +174,8 @@ fn options_and_extension_headers() {
     });
 }
 
-/// The packets of an aggregate of SCTP are as long as their sender has cut them. The number in the place of a segment's size
-/// (GSO_BY_FRAGS, 65,535) is not taken for their length.
+/// The packets of an aggregate of SCTP are as long as their sender has cut them. The number in the place of a segment's
+/// size (GSO_BY_FRAGS, 65,535) is not taken for their length.
 #[test]
 fn an_aggregate_of_whole_packets_is_sent_on() {
     run(|terms| {
@@ -243,8 +243,8 @@ fn nobody_there() {
     });
 }
 
-/// A changed port changes the checksum by a number that depends on its distance from the packet's end, which a first fragment
-/// does not tell.
+/// A changed port changes the checksum by a number that depends on its distance from the packet's end, which a first
+/// fragment does not tell.
 #[test]
 fn fragments() {
     const SIZE: usize = 1448;

@@ -1,5 +1,5 @@
-//! Streams that carry data both ways at once, as HTTP/2, replication and tunnels do: real stacks, many megabytes in flight, also
-//! with loss and reordering. Each stays known while it lives, and its end is noticed.
+//! Streams that carry data both ways at once, as HTTP/2, replication and tunnels do: real stacks, many megabytes in
+//! flight, also with loss and reordering. Each stays known while it lives, and its end is noticed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,6 +1,6 @@
-//! A process of the node is one Service's endpoint (a pod of the host's network), and its address and port are at the same time
-//! another Service's frontend. A reply to a client of the latter leaves with the addresses and ports of a packet from the process
-//! to that client, and the programs must not take it for one.
+//! A process of the node is one Service's endpoint (a pod of the host's network), and its address and port are at the
+//! same time another Service's frontend. A reply to a client of the latter leaves with the addresses and ports of a
+//! packet from the process to that client, and the programs must not take it for one.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;

@@ -43,8 +43,8 @@ fn the_first_packet_waits_for_its_neighbour_in_xdp() {
     first_packet("xdp");
 }
 
-/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become stale and
-/// to be given up.
+/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become
+/// stale and to be given up.
 fn hurry(cluster: &Cluster) {
     for node in cluster.lab.nodes() {
         for family in ["ipv4", "ipv6"] {
@@ -114,8 +114,8 @@ fn a_gateway_changes_its_mac_silently_xdp() {
     gateway_changes("xdp", false, Duration::from_secs(20));
 }
 
-/// Without an agent nobody raises an epoch: the packet path looks again by itself. Only a flow that is open has packets here: a new
-/// one would ask the FIB, and the answer would hold for all.
+/// Without an agent nobody raises an epoch: the packet path looks again by itself. Only a flow that is open has packets
+/// here: a new one would ask the FIB, and the answer would hold for all.
 #[test]
 fn a_gateways_new_mac_is_learnt_without_an_agent() {
     let (cluster, agents) = remote_only("xdp");

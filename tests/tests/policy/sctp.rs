@@ -1,7 +1,8 @@
-//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints on this node and on another.
+//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints on this node and on
+//! another.
 //!
-//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do. The receiver computes the checksum of
-//! each packet in full, and ignores a packet with a wrong one.
+//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do. The receiver computes the
+//! checksum of each packet in full, and ignores a packet with a wrong one.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -91,7 +92,8 @@ fn send(socket: &Socket, to: IpAddr, message: &Message) {
     drop(socket.send_to(&message.bytes(), &SockAddr::from(SocketAddr::new(to, 0))));
 }
 
-/// An endpoint in a pod, until `stop`. It answers DATA with the pod's name, the client's address that it sees, and the length.
+/// An endpoint in a pod, until `stop`. It answers DATA with the pod's name, the client's address that it sees, and the
+/// length.
 fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool) {
     let socket = raw(family);
     let own_tag = 0xe000_0000 | number;
