@@ -192,7 +192,9 @@ fn associations(attach: &str) {
     let elsewhere: Vec<_> = lab.pods().filter(|pod| pod.name == "pod-2-1").map(Backend::of).collect();
     cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
     cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    // Flows that have ended are counted at the end, which may come later than the default of 10 s.
+    let kept = ["--idle-reset", "1h"];
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&kept)).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for (number, pod) in (1..).zip(lab.pods()) {
