@@ -236,7 +236,7 @@ impl Opening {
 }
 
 /// Turns of each program, of which the last is timed: what it finds in the caches is then what it left there itself.
-/// Where instructions are counted, caches do not matter.
+/// Caches do not matter to a count of instructions, which has one turn.
 fn turns(effort: Effort) -> usize {
     if effort.counted { 1 } else { 2 }
 }
